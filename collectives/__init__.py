@@ -1,0 +1,36 @@
+"""Collectives over named axes: what each means, its type, its transpose, and how it runs.
+
+They are called inside the body of a `spmd.shard_map`, which binds the axes they name.
+"""
+
+from collectives.ops import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pbroadcast,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
+
+__all__ = [
+    "all_gather",
+    "all_gather_invariant",
+    "all_to_all",
+    "axis_index",
+    "axis_size",
+    "pbroadcast",
+    "pmax",
+    "pmean",
+    "pmin",
+    "ppermute",
+    "pscatter",
+    "psum",
+    "psum_scatter",
+]

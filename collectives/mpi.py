@@ -1,0 +1,214 @@
+"""The MPI backend: this process is one rank, a value is its local block. The only module that imports mpi4py."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from mpi4py import MPI as _mpi
+
+from collectives.stacked import Axes, Dims, show_block
+from minidiff.core import Primitive
+
+WORLD = _mpi.COMM_WORLD
+
+
+class Ranks:
+    """The ranks of an MPI communicator as a mesh whose axes have the sizes `sizes`."""
+
+    name = "mpi"
+
+    def __init__(self, sizes: dict[str, int], comm: Any = None):
+        self.sizes = dict(sizes)
+        self.comm = (WORLD if comm is None else comm).Dup()
+        self.rank = self.comm.Get_rank()
+        self.coordinates = dict(zip(sizes, map(int, numpy.unravel_index(self.rank, tuple(sizes.values())))))
+        self.calls: Counter = Counter()
+        self.bytes: Counter = Counter()
+        self._comms: dict[Axes, Any] = {}
+        abort_on_exception()
+
+    def size(self, axes: Sequence[str]) -> int:
+        return math.prod(self.sizes[a] for a in axes)
+
+    def ordered(self, axes: Any) -> Axes:
+        return tuple(a for a in self.sizes if a in axes)
+
+    def index(self, axes: Axes) -> int:
+        """This rank's index along `axes`, counted in the order given."""
+        index = 0
+        for a in axes:
+            index = index * self.sizes[a] + self.coordinates[a]
+        return index
+
+    def along(self, axes: Axes) -> Any:
+        """The communicator of the ranks that differ from this one along `axes` only, in the order of those axes."""
+        if axes not in self._comms:
+            rest = tuple(a for a in self.sizes if a not in axes)
+            self._comms[axes] = self.comm.Split(self.index(rest), self.index(axes))
+        return self._comms[axes]
+
+    # ------------------------------------------------ operations
+
+    def apply(
+        self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
+    ) -> tuple[numpy.ndarray, Axes]:
+        """An ordinary operation on this rank's blocks."""
+        held = self.ordered({a for _, axes in operands for a in axes})
+        return primitive.impl(*[x for x, _ in operands], **params), held
+
+    def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
+        """A collective with the other ranks: this rank's result, and the axes along which it may vary."""
+        x = numpy.asarray(x, order="C")
+        if communicates:
+            self.calls[name] += 1
+            self.bytes[name] += x.nbytes
+        return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
+
+    def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
+        return numpy.asarray(self.index(axes)), self.ordered(axes)
+
+    # ------------------------------------------------ collectives
+
+    def _without(self, held: Axes, axes: Axes) -> Axes:
+        return tuple(a for a in held if a not in axes)
+
+    def _reduce(self, x, held, axes, op):
+        kept = numpy.dtype(x.dtype)
+        if kept == bool:  # MPI orders no booleans; as bytes they are 0 and 1
+            x = x.view(numpy.uint8)
+        elif kept == numpy.float16:  # and it knows no half precision
+            x = x.astype(numpy.float32)
+        out = numpy.empty_like(x)
+        self.along(axes).Allreduce(x, out, op)
+        return (out.view(bool) if kept == bool else out.astype(kept, copy=False)), self._without(held, axes)
+
+    def _psum(self, x, held, axes, size):
+        return self._reduce(x, held, axes, _mpi.SUM)
+
+    def _pmax(self, x, held, axes, size):
+        return self._reduce(x, held, axes, _mpi.MAX)
+
+    def _pmin(self, x, held, axes, size):
+        return self._reduce(x, held, axes, _mpi.MIN)
+
+    def _pbroadcast(self, x, held, axes, size):
+        return x, held
+
+    def _all_gather(self, x, held, axes, size, axis, tiled):
+        blocks = numpy.empty((size, *x.shape), x.dtype)
+        self.along(axes).Allgather(_bytes(x), _bytes(blocks))
+        return _unsplit(blocks, axis, tiled), held
+
+    def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
+        return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
+
+    def _psum_scatter(self, x, held, axes, size, axis, tiled):
+        parts = numpy.ascontiguousarray(_split(x, size, axis, tiled))
+        half = x.dtype == numpy.float16
+        parts = parts.astype(numpy.float32) if half else parts
+        out = numpy.empty(parts.shape[1:], parts.dtype)
+        self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
+        return out.astype(x.dtype, copy=False), held
+
+    def _pscatter(self, x, held, axes, size, axis, tiled):
+        return _split(x, size, axis, tiled)[self.index(axes)], held
+
+    def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
+        parts = numpy.ascontiguousarray(_split(x, size, split_axis, tiled))
+        out = numpy.empty_like(parts)
+        self.along(axes).Alltoall(_bytes(parts), _bytes(out))
+        return _unsplit(out, concat_axis, tiled), held
+
+    def _ppermute(self, x, held, axes, size, perm):
+        me, comm = self.index(axes), self.along(axes)
+        out = numpy.zeros_like(x)
+        requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
+        requests += [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
+        _mpi.Request.Waitall(requests)
+        return out, held
+
+    # ------------------------------------------------ in and out
+
+    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
+        """This rank's block of an array that every rank has: each dimension split along its axes."""
+        index = []
+        for axes, n in zip(dims, numpy.shape(x)):
+            length = n // self.size(axes)
+            start = self.index(axes) * length
+            index.append(slice(start, start + length))
+        return numpy.asarray(x)[tuple(index)], self.ordered({a for axes in dims for a in axes})
+
+    def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
+        """A result held along `wanted` axes: the block that is here."""
+        return x
+
+    def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
+        """All ranks' blocks along `held`, stacked in the order of the mesh. Every rank must call it."""
+        if not held:
+            return x
+        self.calls["all_gather"] += 1
+        self.bytes["all_gather"] += x.nbytes
+        return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
+
+    def is_here(self, held: Axes) -> bool:
+        """Whether `gather` needs no communication."""
+        return self.size(held) == 1
+
+    def local(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
+        """This rank's block."""
+        return x
+
+    def show(self, x: numpy.ndarray, held: Axes) -> str:
+        """The value as `print` shows it: this rank's block, with its mesh coordinates."""
+        return show_block(self.sizes, self.rank, x)
+
+
+def _bytes(x: numpy.ndarray) -> list:
+    """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
+    return [x, _mpi.BYTE]
+
+
+def _split(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:
+    """The parts of x along `axis`, as a new first axis."""
+    if tiled:
+        x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
+    return numpy.moveaxis(x, axis, 0)
+
+
+def _unsplit(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
+    """The inverse of `_split`."""
+    x = numpy.moveaxis(parts, 0, axis)
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]) if tiled else x
+
+
+# ---------------------------------------------------------------- ranks that fail
+
+
+def abort_on_exception() -> None:
+    """End the whole job when this rank dies of an exception: the others would wait for it for ever.
+
+    The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a
+    mistake in the program they all run, the lowest one speaks: the others give it a moment to.
+    """
+    if WORLD.Get_size() == 1 or sys.excepthook is _abort or hasattr(sys, "ps1"):
+        return
+    sys.excepthook = _abort
+
+
+def _abort(kind: type, error: BaseException, trace: Any) -> None:
+    rank = WORLD.Get_rank()
+    if rank:
+        time.sleep(min(0.25 + 0.05 * rank, 2.0))
+    text = "".join(traceback.format_exception(kind, error, trace))
+    lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+    sys.stdout.flush()
+    os.write(2, f"{lines}[rank {rank}] {kind.__name__} on rank {rank} of {WORLD.Get_size()}: the job ends.\n".encode())
+    WORLD.Abort(1)

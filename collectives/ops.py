@@ -1,0 +1,526 @@
+"""The collectives as operations: the type and the transpose of each (the JEP's table, as code).
+
+===================== ======================= ============== ======================
+operation             type                    communicates   transpose
+===================== ======================= ============== ======================
+psum                  varying -> invariant    all-reduce     pbroadcast
+pbroadcast            invariant -> varying    no             psum
+all_gather            varying -> varying      all-gather     psum_scatter
+psum_scatter          varying -> varying      reduce-scatter all_gather
+all_gather_invariant  varying -> invariant    all-gather     pscatter
+pscatter              invariant -> varying    no             all_gather_invariant
+all_to_all            varying -> varying      all-to-all     all_to_all
+ppermute              varying -> varying      point to point ppermute, reversed
+axis_index            () -> varying           no             (integers)
+pmax, pmin            varying -> invariant    all-reduce     (not linear)
+===================== ======================= ============== ======================
+
+Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the
+section "Tracking device invariance in avals". How they run is in `stacked.py` and `mpi.py`.
+
+Where the running `shard_map` has `check_rep=False` there are no types: `psum` is then an operation
+that is its own transpose, and the two operations that exist for the types' sake are done without.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import core, tree
+from minidiff.core import (
+    Primitive,
+    Scope,
+    ShapedArray,
+    Tracer,
+    UnboundAxisError,
+    Value,
+    VarianceError,
+    current_interpreter,
+    current_scope,
+    enter,
+    running,
+    typeof,
+)
+from minidiff.ops import elementwise, indexing
+from minidiff.ops.kinds import Linear
+from minidiff.ops.shape import normalize_axis
+
+AxisName = str | tuple[str, ...]
+
+VARYING = "varying"
+INVARIANT = "invariant"
+
+# ---------------------------------------------------------------- declaration
+
+
+class Collective(Linear):
+    """An operation across ranks: takes values varying or invariant along its axes, and gives such.
+
+    Every one has the parameters `axes`, in the order in which ranks are counted, and `size`, how many
+    ranks that makes. It runs in the backend of the mesh, by its name.
+    """
+
+    lifts_operands = False
+
+    def __init__(self, name, takes, gives, communicates, shape_rule, transpose_rule, batch_rule):
+        super().__init__(name, None, shape_rule, transpose_rule, batch_rule)
+        self.takes = takes
+        self.gives = gives
+        self.communicates = communicates
+
+    def typecheck(self, types, params):
+        (x,) = types
+        shape, dtype = self.shape_rule(x, **params)
+        return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
+
+    def result_variance(self, variance: frozenset, params: dict) -> frozenset:
+        """The variance of the result, from that of the operand."""
+        if self.takes == self.gives:
+            return variance
+        return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
+
+    def check_variance(self, types, params):
+        (x,) = types
+        if self.takes == VARYING and not x.variance.issuperset(params["axes"]):
+            raise VarianceError(f"{self.name} over {params['axes']} takes a value that varies there, got {x}")
+        if self.takes == INVARIANT and x.variance.intersection(params["axes"]):
+            raise VarianceError(f"{self.name} over {params['axes']} takes a value that is invariant there, got {x}")
+
+    def show_params(self, params):
+        axes = params["axes"]
+        shown = [repr(axes[0] if len(axes) == 1 else axes)]
+        shown += [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
+        return ", ".join(shown)
+
+
+def _same_shape(x: ShapedArray, **params):
+    return x.shape, x.dtype
+
+
+def _gathered_shape(x: ShapedArray, axes, size, axis, tiled):
+    if tiled:
+        return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
+    return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
+
+
+def _scattered_shape(x: ShapedArray, axes, size, axis, tiled):
+    if tiled:
+        return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
+    return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
+
+
+def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled):
+    shape = list(x.shape)
+    if tiled:
+        shape[split_axis] //= size
+        shape[concat_axis] *= size
+    else:
+        del shape[split_axis]
+        shape.insert(concat_axis, size)
+    return tuple(shape), x.dtype
+
+
+def _batch(*array_axes: str) -> Callable:
+    """Along a batch axis put in front, a collective is itself, its array axes counted from one further."""
+
+    def rule(primitive, args, batched, **params):
+        return primitive.bind(*args, **{k: v + 1 if k in array_axes else v for k, v in params.items()})
+
+    return rule
+
+
+def _transpose_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
+    """The transpose is another collective over the same axes; `changes` are parameters computed anew."""
+
+    def rule(ct, operands, **params):
+        new = {name: change(params) for name, change in changes.items()}
+        return [find().bind(ct, **{**params, **new})]
+
+    return rule
+
+
+# ---------------------------------------------------------------- the table
+
+psum_p = Collective("psum", VARYING, INVARIANT, True, _same_shape, _transpose_to(lambda: pbroadcast_p), _batch())
+pbroadcast_p = Collective("pbroadcast", INVARIANT, VARYING, False, _same_shape, _transpose_to(lambda: psum_p), _batch())
+all_gather_p = Collective(
+    "all_gather", VARYING, VARYING, True, _gathered_shape, _transpose_to(lambda: psum_scatter_p), _batch("axis")
+)
+psum_scatter_p = Collective(
+    "psum_scatter", VARYING, VARYING, True, _scattered_shape, _transpose_to(lambda: all_gather_p), _batch("axis")
+)
+all_gather_invariant_p = Collective(
+    "all_gather_invariant", VARYING, INVARIANT, True, _gathered_shape, _transpose_to(lambda: pscatter_p), _batch("axis")
+)
+pscatter_p = Collective(
+    "pscatter",
+    INVARIANT,
+    VARYING,
+    False,
+    _scattered_shape,
+    _transpose_to(lambda: all_gather_invariant_p),
+    _batch("axis"),
+)
+all_to_all_p = Collective(
+    "all_to_all",
+    VARYING,
+    VARYING,
+    True,
+    _exchanged_shape,
+    _transpose_to(
+        lambda: all_to_all_p,
+        split_axis=lambda params: params["concat_axis"],
+        concat_axis=lambda params: params["split_axis"],
+    ),
+    _batch("split_axis", "concat_axis"),
+)
+ppermute_p = Collective(
+    "ppermute",
+    VARYING,
+    VARYING,
+    True,
+    _same_shape,
+    _transpose_to(lambda: ppermute_p, perm=lambda params: tuple((d, s) for s, d in params["perm"])),
+    _batch(),
+)
+
+#: `psum` without types: what it returns may, for all that is known, vary; so it transposes to itself.
+untyped_psum_p = Collective(
+    "psum", VARYING, VARYING, True, _same_shape, _transpose_to(lambda: untyped_psum_p), _batch()
+)
+
+
+class Extremum(Collective):
+    """`pmax` and `pmin`: the derivative is shared equally among the ranks that attain the extremum."""
+
+    def __init__(self, name: str):
+        super().__init__(name, VARYING, INVARIANT, True, _same_shape, None, _batch())
+
+    def jvp(self, primals, tangents, params):
+        (x,), (t,), axes = primals, tangents, params["axes"]
+        out = self.bind(x, **params)
+        attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
+        return out, psum(elementwise.multiply(attained, t), axes) / psum(attained, axes)
+
+    transpose = Primitive.transpose
+
+
+pmax_p = Extremum("pmax")
+pmin_p = Extremum("pmin")
+
+
+class AxisIndex(Primitive):
+    """The rank's index along some axes: an integer, varying along them where the body is typed."""
+
+    def __init__(self):
+        super().__init__("axis_index")
+
+    def typecheck(self, types, params):
+        return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
+
+    def show_params(self, params):
+        return Collective.show_params(self, {"axes": params["axes"]})
+
+
+axis_index_p = AxisIndex()
+
+
+# ---------------------------------------------------------------- lifting
+
+
+def lift(x: Value, axes: frozenset) -> Value:
+    """`x` typed as varying along further `axes`: one `pbroadcast` for a value and axes, however often it is used.
+
+    It is made where the value belongs: at its interpreter, or at the body's lowest if it is a plain array.
+    """
+    scope = current_scope()
+    owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
+    key = (id(x), axes)
+    if key not in owner.lifted:
+        ordered = tuple(a for a in scope.axes if a in axes)
+        with running(owner):
+            owner.lifted[key] = (x, pbroadcast_p.bind(x, axes=ordered, size=_size(scope, ordered)))
+    return owner.lifted[key][1]
+
+
+core.lift = lift
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def _scope(name: str, axis_name: Any) -> tuple[Scope, tuple[str, ...]]:
+    """The running body, and the axes named, checked."""
+    scope = current_scope()
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    if scope is None:
+        raise UnboundAxisError(
+            f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only"
+        )
+    for axis in axes:
+        if axis not in scope.axes:
+            raise UnboundAxisError(
+                f"{name}: no axis {axis!r} is bound here; the axes of this shard_map's mesh are {tuple(scope.axes)}"
+            )
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: an axis is named twice in {axis_name!r}")
+    return scope, axes
+
+
+def _size(scope: Scope, axes: Sequence[str]) -> int:
+    return math.prod(scope.axes[a] for a in axes)
+
+
+def _array(x: Any) -> Value:
+    """A leaf as an array that the running body knows."""
+    return enter(x) if isinstance(x, Tracer) else numpy.asarray(x)
+
+
+def _varying(x: Value, scope: Scope, axes: Sequence[str]) -> Value:
+    """`x` lifted where it does not vary along `axes`."""
+    missing = frozenset(axes) - typeof(x).variance
+    return lift(x, missing) if missing and scope.typed else x
+
+
+def _require_invariant(name: str, x: Value, axes: Sequence[str]) -> None:
+    varies = typeof(x).variance.intersection(axes)
+    if varies:
+        raise VarianceError(
+            f"{name} over {tuple(axes)} takes a value that is the same on all ranks there, but {typeof(x)} already "
+            f"varies along {sorted(varies)}: leave those axes out"
+        )
+
+
+def _split_check(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
+    length = typeof(x).shape[axis]
+    if tiled and length % size:
+        raise ValueError(f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}")
+    if not tiled and length != size:
+        raise ValueError(
+            f"{name}: axis {axis} of {typeof(x)} must have one entry for each of the {size} ranks; "
+            "with tiled=True it may have any multiple"
+        )
+
+
+# ---------------------------------------------------------------- what users call
+
+
+def psum(x: Any, axis_name: AxisName) -> Any:
+    """The sum over ranks: an all-reduce. Varying -> invariant; transposes to `pbroadcast`.
+
+    `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
+    A value that does not vary along an axis is multiplied by the axis's size, without communication: so
+    `psum(1, 'i')` is the number of ranks. Raises UnboundAxisError outside a `shard_map` with that axis.
+
+    Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
+    """
+    scope, axes = _scope("psum", axis_name)
+    return tree.map(lambda leaf: _psum(leaf, scope, axes), x)
+
+
+def _psum(x: Value, scope: Scope, axes: tuple[str, ...]) -> Value:
+    if not isinstance(x, Tracer):
+        return x * _size(scope, axes)
+    x = enter(x)
+    if x.dtype == bool:
+        x = elementwise.convert(x, int)
+    if not scope.typed:
+        return untyped_psum_p.bind(x, axes=axes, size=_size(scope, axes))
+    varying = tuple(a for a in axes if a in x.type.variance)
+    copies = _size(scope, axes) // _size(scope, varying)
+    x = x * copies if copies != 1 else x
+    return psum_p.bind(x, axes=varying, size=_size(scope, varying)) if varying else x
+
+
+def pmean(x: Any, axis_name: AxisName) -> Any:
+    """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
+
+    Source: shard_map tutorial, "8-way batch data parallelism".
+    """
+    scope, axes = _scope("pmean", axis_name)
+    return tree.map(lambda leaf: _psum(leaf, scope, axes) / _size(scope, axes), x)
+
+
+def pmax(x: Any, axis_name: AxisName) -> Any:
+    """The maximum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative."""
+    return _extremum(pmax_p, x, axis_name)
+
+
+def pmin(x: Any, axis_name: AxisName) -> Any:
+    """The minimum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative."""
+    return _extremum(pmin_p, x, axis_name)
+
+
+def _extremum(primitive: Extremum, x: Any, axis_name: AxisName) -> Any:
+    scope, axes = _scope(primitive.name, axis_name)
+
+    def extremum(leaf):
+        leaf = _array(leaf)
+        if typeof(leaf).dtype.kind == "c":
+            raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
+        varying = tuple(a for a in axes if not scope.typed or a in typeof(leaf).variance)
+        return primitive.bind(leaf, axes=varying, size=_size(scope, varying)) if varying else leaf
+
+    return tree.map(extremum, x)
+
+
+def pbroadcast(x: Any, axis_name: AxisName) -> Any:
+    """The same value, typed as varying: invariant -> varying, without communication. Transposes to `psum`.
+
+    Operations insert it by themselves where their operands disagree. Raises VarianceError for a value that
+    varies along one of the axes already.
+
+    Source: JEP 17111, "Full solution".
+    """
+    scope, axes = _scope("pbroadcast", axis_name)
+    if not scope.typed:
+        return x
+
+    def broadcast(leaf):
+        leaf = _array(leaf)
+        _require_invariant("pbroadcast", leaf, axes)
+        return lift(leaf, frozenset(axes))
+
+    return tree.map(broadcast, x)
+
+
+def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+    """All ranks' blocks, on every rank: stacked along a new `axis`, or with `tiled` joined along that axis.
+
+    Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `psum_scatter`.
+
+    Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
+    """
+    return _gather(all_gather_p, x, axis_name, axis, tiled)
+
+
+def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+    """As `all_gather`, with a result typed as the same on all ranks. Varying -> invariant; transposes to `pscatter`.
+
+    Source: JEP 17111, Example 4.
+    """
+    typed = current_scope() is None or current_scope().typed
+    return _gather(all_gather_invariant_p if typed else all_gather_p, x, axis_name, axis, tiled)
+
+
+def _gather(primitive: Collective, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
+    scope, axes = _scope(primitive.name, axis_name)
+
+    def gather(leaf):
+        leaf = _varying(_array(leaf), scope, axes)
+        at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), primitive.name)
+        return primitive.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=tiled)
+
+    return tree.map(gather, x)
+
+
+def psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+    """The sum over ranks, of which each rank gets its part: a reduce-scatter.
+
+    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying; transposes to `all_gather`.
+    Raises ValueError where the dimension cannot be split over the ranks.
+
+    Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
+    """
+    scope, axes = _scope("psum_scatter", axis_name)
+
+    def scatter(leaf):
+        leaf = _varying(_array(leaf), scope, axes)
+        if leaf.dtype == bool:
+            leaf = elementwise.convert(leaf, int)
+        at = normalize_axis(scatter_dimension, typeof(leaf).ndim, "psum_scatter")
+        _split_check("psum_scatter", leaf, at, _size(scope, axes), tiled)
+        return psum_scatter_p.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=tiled)
+
+    return tree.map(scatter, x)
+
+
+def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+    """Each rank's part of a value that all ranks have: invariant -> varying, without communication.
+
+    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to `all_gather_invariant`.
+
+    Source: JEP 17111, table of collectives and Example 4.
+    """
+    scope, axes = _scope("pscatter", axis_name)
+
+    def scatter(leaf):
+        leaf = _array(leaf)
+        _require_invariant("pscatter", leaf, axes)
+        at = normalize_axis(axis, typeof(leaf).ndim, "pscatter")
+        size = _size(scope, axes)
+        _split_check("pscatter", leaf, at, size, tiled)
+        if scope.typed:
+            return pscatter_p.bind(leaf, axes=axes, size=size, axis=at, tiled=tiled)
+        return _own_part(leaf, axes, size, at, tiled)
+
+    return tree.map(scatter, x)
+
+
+def _own_part(x: Value, axes: tuple[str, ...], size: int, axis: int, tiled: bool) -> Value:
+    """`pscatter` without types: each rank indexes its own copy."""
+    index = axis_index(axes)
+    if tiled:
+        shape = typeof(x).shape
+        x = x.reshape((*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :]))
+    return indexing.getitem(x, (slice(None),) * axis + (index,))
+
+
+def all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, tiled: bool = False) -> Any:
+    """A transposition of blocks: part k of `split_axis` goes to rank k, what arrives is put along `concat_axis`.
+
+    Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
+    Varying -> varying; transposes to itself with the axes exchanged.
+
+    Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all".
+    """
+    scope, axes = _scope("all_to_all", axis_name)
+
+    def exchange(leaf):
+        leaf = _varying(_array(leaf), scope, axes)
+        ndim, size = typeof(leaf).ndim, _size(scope, axes)
+        split = normalize_axis(split_axis, ndim, "all_to_all")
+        concat = normalize_axis(concat_axis, ndim, "all_to_all")
+        _split_check("all_to_all", leaf, split, size, tiled)
+        return all_to_all_p.bind(leaf, axes=axes, size=size, split_axis=split, concat_axis=concat, tiled=tiled)
+
+    return tree.map(exchange, x)
+
+
+def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+    """Blocks sent from rank to rank: `perm` lists pairs (source, destination) of indices along the axis.
+
+    A rank that is no destination gets zeros. Varying -> varying; transposes to the permutation reversed.
+    Raises ValueError for a source or a destination that occurs twice or is no rank.
+
+    Source: shard_map tutorial, "ppermute".
+    """
+    scope, axes = _scope("ppermute", axis_name)
+    size = _size(scope, axes)
+    pairs = tuple((int(source), int(destination)) for source, destination in perm)
+    for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
+        for rank in ranks:
+            if not 0 <= rank < size:
+                raise ValueError(f"ppermute: {what} {rank} is no index along {axis_name!r}, which has {size} ranks")
+            if ranks.count(rank) > 1:
+                raise ValueError(f"ppermute: {what} {rank} occurs {ranks.count(rank)} times in {list(pairs)}; once is allowed")
+    return tree.map(lambda leaf: ppermute_p.bind(_varying(_array(leaf), scope, axes), axes=axes, size=size, perm=pairs), x)
+
+
+def axis_index(axis_name: AxisName) -> Value:
+    """This rank's index along an axis, or along several counted in the order given: an integer that varies there.
+
+    Source: JEP 17111, table of collectives.
+    """
+    scope, axes = _scope("axis_index", axis_name)
+    return axis_index_p.bind(axes=axes, typed=scope.typed)
+
+
+def axis_size(axis_name: AxisName) -> int:
+    """How many ranks there are along an axis, or along several together."""
+    scope, axes = _scope("axis_size", axis_name)
+    return _size(scope, axes)

@@ -1,0 +1,120 @@
+"""vmap: a function of one element, applied along an axis of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import (
+    Interpreter,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    TracerError,
+    Value,
+    current_interpreter,
+    running,
+    typeof,
+)
+from minidiff.forward import as_value
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
+
+
+class BatchTracer(Tracer):
+    """One element of a batch, standing for all: `value` has the batch along its axis `axis`."""
+
+    __slots__ = ("value", "axis")
+
+    def __init__(self, interpreter: Batch, value: Value, axis: int):
+        self.interpreter = interpreter
+        self.value = value
+        self.axis = axis
+
+    @property
+    def type(self) -> ShapedArray:
+        t = typeof(self.value)
+        return t.update(shape=t.shape[: self.axis] + t.shape[self.axis + 1 :])
+
+    def concrete(self, use: str) -> Any:
+        raise TracerError(
+            f"{use} needs one concrete value, but under vmap this value ({self.type}) is many at once: "
+            "choose element by element with np.where"
+        )
+
+    def __repr__(self) -> str:
+        return f"Batched<{self.type}>(along axis {self.axis} of {self.value!r})"
+
+
+class Batch(Interpreter):
+    """Every operation is applied once, along the batch axis of the operands that have one."""
+
+    name = "vmap"
+
+    def __init__(self, below: Interpreter | None, size: int, outer: Interpreter | None = None):
+        super().__init__(below, outer)
+        self.size_of_batch = size
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        with running(self.below):
+            if primitive.has_body:
+                return primitive.batch_body(self, args, params)
+            batched = [self.owns(x) for x in args]
+            if not any(batched):
+                return self.below.process(primitive, args, params)
+            values = [moveaxis(x.value, x.axis, 0) if b else x for x, b in zip(args, batched)]
+            return BatchTracer(self, primitive.batch(values, batched, params), 0)
+
+    def owns(self, x: Value) -> bool:
+        return type(x) is BatchTracer and x.interpreter is self
+
+    def adopt_own(self, x: BatchTracer) -> Value:
+        return BatchTracer(self, self.below.adopt(x.value), x.axis)
+
+
+def vmap(f: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
+    """`f`, applied along an axis of its arguments at once, its results stacked.
+
+    `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each, itself an int,
+    None, or a tree of them that is a prefix of the argument. `out_axes` says likewise where the results' new axis
+    stands. Raises ValueError where mapped axes differ in size.
+
+    >>> import numpy as np
+    >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
+    array([0., 2., 4.])
+    """
+
+    def mapped(*args: Any) -> Any:
+        leaves, structure = tree.flatten_with_paths(args, "args")
+        axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")
+        values = [as_value(x) for _, x in leaves]
+        axes = [a if a is None else normalize_axis(a, typeof(x).ndim, "vmap") for a, x in zip(axes, values)]
+        sizes = {typeof(x).shape[a] for a, x in zip(axes, values) if a is not None}
+        if len(sizes) != 1:
+            shown = ", ".join(f"{path}: {typeof(x)} along {a}" for (path, _), x, a in zip(leaves, values, axes))
+            raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown})")
+        batch = Batch(current_interpreter(), sizes.pop())
+        inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
+        with running(batch):
+            out = f(*tree.unflatten(structure, inputs))
+        outs, out_structure = tree.flatten(out)
+        places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
+        return tree.unflatten(out_structure, [_stacked(batch, as_value(x), a) for x, a in zip(outs, places)])
+
+    return mapped
+
+
+def _is_axis(x: Any) -> bool:
+    return x is None or isinstance(x, (int, numpy.integer))
+
+
+def _stacked(batch: Batch, x: Value, axis: int | None) -> Value:
+    if not batch.owns(x):
+        if axis is None:
+            return x
+        return moveaxis(broadcast_to(expand_dims(x, 0), (batch.size_of_batch, *typeof(x).shape)), 0, axis)
+    if axis is None:
+        raise ValueError(f"vmap: out_axes is None for a result of type {x.type} that depends on the mapped arguments")
+    return moveaxis(x.value, x.axis, axis)

@@ -1,0 +1,489 @@
+"""Types, operations, tracers, and the interpreter that is current: what all else stands on.
+
+A program is a sequence of *operations* (:class:`Primitive`) on values. What an operation does when
+it is applied is decided by the *current interpreter*: evaluate it with NumPy, push a tangent through
+it, write it on a tape, run it on every rank. A function transformation installs an interpreter, runs
+the user's function on that interpreter's :class:`Tracer`\\ s, and puts the previous one back.
+
+Interpreters are stacked: each one's rules are written in operations, and run under the interpreter
+beneath it. A tracer belongs to one interpreter, and to any other it is a constant. That is why
+derivatives of derivatives come out right without anyone thinking about them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+Value = Any  # an array, a scalar, or a Tracer that stands for one
+
+INVARIANT: frozenset = frozenset()
+
+_KINDS = {"f": "f", "i": "i", "u": "u", "c": "c"}
+
+
+# ---------------------------------------------------------------- errors
+
+
+class TracerError(TypeError):
+    """A traced value was used where only a concrete one can serve."""
+
+
+class LeakedTracerError(TracerError):
+    """A traced value was used after the transformation that made it had ended."""
+
+
+class VarianceError(TypeError):
+    """A value varies along mesh axes where it must not, or the reverse."""
+
+
+class UnboundAxisError(NameError):
+    """A collective named an axis that no enclosing `shard_map` binds."""
+
+
+# ---------------------------------------------------------------- types
+
+
+class ShapedArray:
+    """The type of a value: `ShapedArray(shape, dtype, variance)`, printed as `f64[3,4]{i}`.
+
+    `variance` is the set of mesh axes along which the value may differ from rank to rank. It is empty
+    outside a `shard_map`, and is not printed then.
+
+    >>> ShapedArray((3, 4), 'float32', {'i'})
+    f32[3,4]{i}
+    """
+
+    __slots__ = ("shape", "dtype", "variance")
+
+    def __init__(self, shape: Sequence[int], dtype: Any, variance=INVARIANT):
+        self.shape = tuple(shape)
+        self.dtype = numpy.dtype(dtype)
+        self.variance = frozenset(variance)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def update(self, **changes) -> ShapedArray:
+        """The same type with some of `shape`, `dtype`, `variance` changed."""
+        fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
+        return ShapedArray(**fields)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShapedArray)
+            and self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.variance == other.variance
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.variance))
+
+    def __repr__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        axes = ",".join(sorted(map(str, self.variance)))
+        return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
+
+
+def dtype_name(dtype: numpy.dtype) -> str:
+    """`f64`, `i32`, `c128`, `bool`: a dtype as types print it."""
+    kind = _KINDS.get(dtype.kind)
+    return f"{kind}{dtype.itemsize * 8}" if kind else str(dtype)
+
+
+def typeof(x: Value) -> ShapedArray:
+    """The type of an array, a scalar or a tracer.
+
+    >>> typeof(numpy.zeros((3, 4)))
+    f64[3,4]
+    """
+    if isinstance(x, (Tracer, ShapedArray)):
+        return x if isinstance(x, ShapedArray) else x.type
+    if not hasattr(x, "dtype"):
+        if not isinstance(x, (bool, int, float, complex)):
+            raise TypeError(f"expected an array or a number, got {type(x).__name__}: {x!r:.60}")
+        x = numpy.asarray(x)
+    return ShapedArray(x.shape, x.dtype)
+
+
+def is_differentiable(dtype: numpy.dtype) -> bool:
+    """Whether values of this dtype carry derivatives: floating point and complex ones do."""
+    return numpy.dtype(dtype).kind in "fc"
+
+
+def is_scalar_constant(x: Value) -> bool:
+    """Whether `x` is a Python or NumPy number: tapes print it in place, and it agrees with any variance."""
+    return isinstance(x, (bool, int, float, complex, numpy.generic))
+
+
+# ---------------------------------------------------------------- interpreters
+
+
+class Scope:
+    """The body of a `shard_map` while it runs: the axes it binds, and whether it is typed.
+
+    `axes` maps the name of each axis to its size. In an untyped scope (`check_rep=False`) variances
+    are not tracked: every type's variance is empty and nothing is lifted.
+    """
+
+    __slots__ = ("axes", "typed", "bottom")
+
+    def __init__(self, axes: dict, typed: bool = True):
+        self.axes = dict(axes)
+        self.typed = typed
+        self.bottom: Interpreter | None = None
+
+
+class Interpreter:
+    """What operations mean while it is current. Subclasses implement `process`.
+
+    `below` is the interpreter its rules run under; `scope` the `shard_map` body it works in. `outer`
+    is its counterpart outside that body, if there is one: a transformation *around* a `shard_map`
+    continues inside with an interpreter of its own, and `adopt` brings values across.
+    """
+
+    name = "interpreter"
+
+    def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
+        self.below = below
+        self.outer = outer
+        self.scope: Scope | None = below.scope if below is not None else None
+        self.lifted: dict = {}  # (id of value, axes) -> (value, the value lifted along the axes)
+        self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        raise NotImplementedError
+
+    def adopt(self, x: Value) -> Value:
+        """A value that a `shard_map` body closes over, as a value of this interpreter's body.
+
+        The user did not write it down as an argument, but an argument it is: an unmapped one. It is
+        adopted once, so that using it twice is using one value twice.
+        """
+        if not isinstance(x, Tracer) or x.interpreter.scope is self.scope:
+            return x
+        known = self._adopted.get(id(x))
+        if known is None:
+            known = self._adopted[id(x)] = (x, self._adopt(x))
+        return known[1]
+
+    def _adopt(self, x: Tracer) -> Value:
+        if self.outer is not None:
+            x = self.outer.adopt(x)
+            if isinstance(x, Tracer) and x.interpreter is self.outer:
+                return self.adopt_own(x)
+        if self.below is None:
+            raise LeakedTracerError(leak_message(x))
+        return self.below.adopt(x)
+
+    def adopt_own(self, x: Tracer) -> Value:
+        """The counterpart here of `x`, a tracer of `self.outer`."""
+        raise NotImplementedError
+
+
+class Evaluate(Interpreter):
+    """The interpreter at the bottom of every stack: operations are applied to NumPy arrays."""
+
+    name = "evaluate"
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        if primitive.has_body:
+            return primitive.evaluate(args, params)
+        for x in args:
+            if isinstance(x, Tracer):
+                raise LeakedTracerError(leak_message(x))
+        return primitive.impl(*args, **params)
+
+
+def leak_message(x: Tracer) -> str:
+    origin = x.interpreter.name
+    return (
+        f"a traced value of type {x.type} was used outside the transformation it belongs to ({origin}). "
+        "It was stored somewhere (a global, a list, an attribute) while that transformation ran; "
+        "return it from the function instead."
+    )
+
+
+class _State(threading.local):
+    interpreter: Interpreter = Evaluate(None)
+
+
+_state = _State()
+EVALUATE = _state.interpreter
+
+
+class running:
+    """`with running(interpreter):` makes it the current one, then puts the previous one back."""
+
+    __slots__ = ("interpreter", "previous")
+
+    def __init__(self, interpreter: Interpreter):
+        self.interpreter = interpreter
+
+    def __enter__(self) -> Interpreter:
+        self.previous = _state.interpreter
+        _state.interpreter = self.interpreter
+        return self.interpreter
+
+    def __exit__(self, *exc) -> None:
+        _state.interpreter = self.previous
+
+
+def current_interpreter() -> Interpreter:
+    """The interpreter that gives operations their meaning right now."""
+    return _state.interpreter
+
+
+def current_scope() -> Scope | None:
+    """The innermost `shard_map` body that is running, or None outside one."""
+    return _state.interpreter.scope
+
+
+def enter(x: Value) -> Value:
+    """`x` as the running `shard_map` body sees it: closed-over tracers become unmapped inputs."""
+    return _state.interpreter.adopt(x) if isinstance(x, Tracer) else x
+
+
+# ---------------------------------------------------------------- variance
+
+
+def _no_lift(x: Value, axes: frozenset) -> Value:
+    raise VarianceError(f"nothing is loaded that can lift {typeof(x)} along {sorted(axes)}")
+
+
+#: The one thread that runs upward through the layers: `collectives` puts here the function that types
+#: a value as varying along further axes, by a `pbroadcast`.
+lift: Callable[[Value, frozenset], Value] = _no_lift
+
+
+def variance_of(x: Value) -> frozenset:
+    """The axes along which `x` may differ from rank to rank."""
+    return x.type.variance if isinstance(x, Tracer) else INVARIANT
+
+
+def lift_to(x: Value, variance: frozenset) -> Value:
+    """`x`, lifted so that its type's variance is `variance` (scalars constants agree with any)."""
+    missing = variance - variance_of(x)
+    return lift(x, missing) if missing and not is_scalar_constant(x) else x
+
+
+def agree(args: Sequence[Value]) -> Sequence[Value]:
+    """The operands of an ordinary operation, lifted to the union of their variances (JEP, "typing rules")."""
+    variances = [None if is_scalar_constant(x) else variance_of(x) for x in args]
+    distinct = {v for v in variances if v is not None}
+    if len(distinct) <= 1:
+        return args
+    union = INVARIANT.union(*distinct)
+    return [x if v is None or v == union else lift(x, union - v) for x, v in zip(args, variances)]
+
+
+# ---------------------------------------------------------------- operations
+
+
+class Primitive:
+    """An operation, with all its rules. Kinds of operation are subclasses (`minidiff/ops/kinds.py`).
+
+    `impl(*arrays, **params)`
+        runs it with NumPy.
+    `shape_rule(*types, **params)`
+        gives `(shape, dtype)` of the result; the result's variance is that of the operands.
+    `jvp(primals, tangents, params)`
+        gives the result and its tangent, in operations; a tangent that is zero is None.
+    `transpose(ct, operands, params)`
+        gives a cotangent for each operand. A linear operand is known by its type alone: in `operands`
+        a :class:`ShapedArray` stands where the others have their values.
+    `batch(args, batched, params)`
+        applies it along a new leading axis of those operands whose `batched` is true.
+    """
+
+    has_body = False  # a body is a function that the operation runs: shard_map
+    multiple_results = False
+    lifts_operands = True  # operands that disagree in variance are lifted to their union
+    communicates = False
+
+    def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
+        self.name = name
+        self.impl = impl
+        self.shape_rule = shape_rule
+
+    def bind(self, *args: Value, **params) -> Value:
+        """Apply the operation: the current interpreter decides what that means."""
+        interpreter = _state.interpreter
+        if interpreter.scope is not None:
+            args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
+            if self.lifts_operands and len(args) > 1:
+                args = agree(args)
+        return interpreter.process(self, args, params)
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        """The types of the results, from the types of the operands (a Python number stands for its own type)."""
+        shape, dtype = self.shape_rule(*types, **params)
+        variances = [t.variance for t in types if isinstance(t, ShapedArray)]
+        return [ShapedArray(shape, dtype, INVARIANT.union(*variances))]
+
+    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
+        """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
+        if self.lifts_operands and len({t.variance for t in types}) > 1:
+            raise VarianceError(
+                f"{self.name}: operands must agree in variance, got {', '.join(map(str, types))}; "
+                "lift those that vary along fewer axes with pbroadcast"
+            )
+
+    def jvp(self, primals, tangents, params):
+        raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
+
+    def transpose(self, ct, operands, params):
+        raise TypeError(
+            f"{self.name} cannot be transposed: it is not linear in the operand of type "
+            f"{next(x for x in operands if isinstance(x, ShapedArray))}"
+        )
+
+    def batch(self, args, batched, params):
+        raise TypeError(f"{self.name} cannot be vectorised: it has no batching rule")
+
+    def show_params(self, params: dict) -> str:
+        """The parameters as tapes print them after the operands."""
+        return ", ".join(f"{k}={v!r}" for k, v in params.items() if v is not None)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+# ---------------------------------------------------------------- tracers
+
+#: What a NumPy function means on tracers: filled by `implements`.
+NUMPY_FUNCTIONS: dict[Callable, Callable] = {}
+
+
+def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
+    """Declare a function of this package to be what these NumPy functions mean on tracers."""
+
+    def register(function):
+        for f in numpy_functions:
+            NUMPY_FUNCTIONS[f] = function
+        return function
+
+    return register
+
+
+class Tracer:
+    """A value that an interpreter follows. It behaves as the array it stands for.
+
+    Operators, indexing and methods are those of `numpy.ndarray` (they are attached in
+    `minidiff/ops/operators.py`), and NumPy's own functions may be called on it.
+    """
+
+    __slots__ = ("interpreter", "__weakref__")
+    __array_priority__ = 1000
+    __hash__ = object.__hash__
+
+    def __init__(self, interpreter: Interpreter):
+        self.interpreter = interpreter
+
+    @property
+    def type(self) -> ShapedArray:
+        raise NotImplementedError
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.type.shape
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.type.dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return self.type.size
+
+    def concrete(self, use: str) -> numpy.ndarray:
+        """The array behind this value, for `use` (a Python `if`, say), or an error where there is none."""
+        raise TracerError(f"{use} needs a concrete value, but {self.type} is traced by {self.interpreter.name}")
+
+    def __bool__(self) -> bool:
+        return bool(self.concrete("a Python condition"))
+
+    def __float__(self) -> float:
+        return float(self.concrete("float()"))
+
+    def __int__(self) -> int:
+        return int(self.concrete("int()"))
+
+    def __complex__(self) -> complex:
+        return complex(self.concrete("complex()"))
+
+    def __index__(self) -> int:
+        return self.concrete("an integer index or range()").__index__()
+
+    def item(self) -> Any:
+        return numpy.asarray(self.concrete("item()")).item()
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d value")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator:
+        return iter([self[i] for i in range(len(self))])
+
+    def __setitem__(self, index, value):
+        raise TypeError(
+            f"a traced value ({self.type}) cannot be written into: x[i] = v would change the past of the "
+            "computation. Build the new value instead, for example with np.where(mask, v, x), "
+            "np.concatenate or np.stack."
+        )
+
+    def __array__(self, dtype=None, copy=None):
+        raise TracerError(
+            f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
+            "Call functions on it directly; to build an array out of traced values, use "
+            "minidiff.numpy.array or np.stack."
+        )
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        if kwargs.get("out") is not None:
+            raise TypeError(
+                f"np.{ufunc.__name__} cannot write a traced value into an existing array (out= or an in-place "
+                "operator such as a += x); write a = a + x"
+            )
+        if method != "__call__":
+            raise TypeError(f"np.{ufunc.__name__}.{method} is not supported on traced values ({self.type})")
+        return self.__array_function__(ufunc, (), inputs, kwargs)
+
+    def __array_function__(self, func, types, args, kwargs):
+        function = NUMPY_FUNCTIONS.get(func)
+        if function is None:
+            name = getattr(func, "__name__", str(func))
+            raise TypeError(
+                f"np.{name} is not supported on traced values ({self.type}); "
+                f"supported: {', '.join(sorted(f.__name__ for f in NUMPY_FUNCTIONS))}"
+            )
+        try:
+            return function(*args, **kwargs)
+        except TypeError as error:
+            if "unexpected keyword argument" in str(error):
+                raise TypeError(f"np.{func.__name__} on traced values: {error}") from None
+            raise

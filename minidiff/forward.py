@@ -1,0 +1,162 @@
+"""Forward mode: derivatives pushed through a function together with its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import (
+    Interpreter,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    _state,
+    current_interpreter,
+    is_differentiable,
+    lift_to,
+    running,
+    typeof,
+    variance_of,
+)
+from minidiff.ops.kinds import zeros_like
+
+
+class JVPTracer(Tracer):
+    """A value and its tangent: a dual number, whose parts belong to the interpreter below."""
+
+    __slots__ = ("primal", "tangent")
+
+    def __init__(self, interpreter: JVP, primal: Value, tangent: Value):
+        self.interpreter = interpreter
+        self.primal = primal
+        self.tangent = tangent
+
+    @property
+    def type(self) -> ShapedArray:
+        return typeof(self.primal)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.primal.shape
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.primal.dtype
+
+    def concrete(self, use: str) -> Any:
+        return self.primal.concrete(use) if isinstance(self.primal, Tracer) else self.primal
+
+    def __repr__(self) -> str:
+        return repr(self.primal)
+
+    def __str__(self) -> str:
+        return str(self.primal)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.primal, spec)
+
+
+class JVP(Interpreter):
+    """Every operation is applied to values, and its derivative to their tangents. A zero tangent is None."""
+
+    name = "jvp"
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        below = self.below
+        previous = _state.interpreter
+        _state.interpreter = below
+        try:
+            if primitive.has_body:
+                return primitive.jvp_body(self, args, params)
+            primals, tangents = self.split(args)
+            if all(t is None for t in tangents):
+                return below.process(primitive, args, params)
+            out, tangent = primitive.jvp(primals, tangents, params)
+        finally:
+            _state.interpreter = previous
+        return self.join(out, tangent)
+
+    def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
+        """The primals of `args`, and their tangents: None for what is constant here."""
+        primals, tangents = [], []
+        for x in args:
+            if type(x) is JVPTracer and x.interpreter is self:
+                primals.append(x.primal)
+                tangents.append(x.tangent)
+            else:
+                primals.append(x)
+                tangents.append(None)
+        return primals, tangents
+
+    def join(self, primal: Value, tangent: Value | None) -> Value:
+        return primal if tangent is None else JVPTracer(self, primal, tangent)
+
+    def adopt_own(self, x: JVPTracer) -> Value:
+        return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
+
+
+def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], below: Interpreter):
+    """`f` of flat primals, with tangents pushed through: lists of results and of their tangents (None for zero)."""
+    forward = JVP(below)
+    with running(forward):
+        outs = f(*[forward.join(p, t) for p, t in zip(primals, tangents)])
+    return forward.split(outs)
+
+
+def as_value(x: Any) -> Value:
+    """A leaf as an array or a tracer: Python numbers become NumPy's."""
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
+        return numpy.asarray(x)[()]
+    typeof(x)  # raises for what is no array
+    return x
+
+
+def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+    """The value of `f` and its derivative in one direction: `(f(*primals), df(*primals) · tangents)`.
+
+    `primals` and `tangents` are sequences of as many trees of arrays as `f` has arguments, of the
+    same structure, shapes and dtypes. The results are trees of the structure that `f` returns.
+    Raises TypeError where primals and tangents do not match, or a tangent is given to an integer.
+
+    >>> import numpy as np
+    >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
+    >>> float(value), float(tangent)
+    (0.0, 2.0)
+    """
+    paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
+    flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
+    if structure != tangent_structure:
+        raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
+    flat_primals = [as_value(x) for _, x in paths]
+    flat_tangents = [_checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
+    out_structure = None
+
+    def flat(*leaves):
+        nonlocal out_structure
+        out, out_structure = tree.flatten(f(*tree.unflatten(structure, leaves)))
+        return [as_value(x) for x in out]
+
+    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, current_interpreter())
+    out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
+    return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
+
+
+def _checked_tangent(path: str, primal: Value, tangent: Any) -> Value:
+    tangent, p = as_value(tangent), typeof(primal)
+    t = typeof(tangent)
+    if not is_differentiable(p.dtype):
+        raise TypeError(f"jvp: {path} has type {p}, which carries no derivative; convert it with .astype(float)")
+    if t.shape != p.shape:
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
+    if t.dtype != p.dtype:
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
+    return lift_to(tangent, p.variance)
+
+
+def instantiate(tangent: Value | None, like: Value) -> Value:
+    """A tangent or cotangent as a value: zeros of the type of `like` where it is None."""
+    return lift_to(zeros_like(like), variance_of(like)) if tangent is None else tangent

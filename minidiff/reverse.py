@@ -1,0 +1,330 @@
+"""Reverse mode: linearise, then transpose.
+
+The forward sweep runs the function in forward mode, on tangents that are not values but names on a
+tape: what it needs of the primal values it computes, what is linear in the tangents it records. The
+backward sweep walks that tape from its end and transposes each equation. So reverse mode has no rules
+of its own, and what can be linearised to any order can be differentiated in reverse to any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import (
+    ShapedArray,
+    Value,
+    VarianceError,
+    current_interpreter,
+    is_differentiable,
+    lift_to,
+    running,
+    typeof,
+    variance_of,
+)
+from minidiff.forward import as_value, instantiate, push_forward
+from minidiff.ops.elementwise import add
+from minidiff.staging import stage_flat
+from minidiff.tape import Equation, Recorder, Tape, Var, evaluate_equation, read
+
+#: The dtype of cotangents of integers and booleans: it has no values.
+float0 = numpy.dtype([("float0", numpy.void, 0)])
+
+
+class Linearize(Recorder):
+    """Operations on tangents are recorded; those on values alone are left to the interpreter below."""
+
+    name = "grad (its linearised part)"
+
+    def process(self, primitive, args, params):
+        if primitive.has_body:
+            with running(self.below):
+                return primitive.linearize_body(self, args, params)
+        if any(self.owns(x) for x in args):
+            return self.record(primitive, args, params)
+        return self.below.process(primitive, args, params)
+
+
+def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]) -> tuple[list[Value], Tape]:
+    """The results of `f`, and its derivative there in the `active` primals: a linear tape.
+
+    The tape's outputs are None where a result does not depend on an active primal.
+    """
+    recorder = Linearize(current_interpreter())
+    tangents = [recorder.new_input(typeof(p)) if yes else None for p, yes in zip(primals, active)]
+    outs, out_tangents = push_forward(f, primals, tangents, recorder)
+    return outs, recorder.tape(out_tangents)
+
+
+# ---------------------------------------------------------------- transposition
+
+
+def backward_pass(
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
+) -> list[Value | None]:
+    """Cotangents of the inputs of `tape` that are `linear`, from cotangents of its outputs.
+
+    `values` are those of all inputs (ignored where linear). A cotangent that is zero is None. With
+    `consume` the tape is emptied on the way, so that what it holds can be freed.
+    """
+    env, linear_vars, equations = _evaluate_constants(tape, linear, values, consume)
+    adjoints: dict[Var, Value] = {}
+
+    def accumulate(var, ct):
+        if ct is not None:
+            ct = _agree(ct, var.type)
+            adjoints[var] = add(adjoints[var], ct) if var in adjoints else ct
+
+    for a, ct in zip(tape.outputs, cts):
+        if isinstance(a, Var) and a in linear_vars:
+            accumulate(a, ct)
+    while equations:
+        eqn = equations.pop()
+        out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
+        if all(ct is None for ct in out_cts):
+            continue
+        operands = [a.type if isinstance(a, Var) and a in linear_vars else read(env, a) for a in eqn.inputs]
+        ct = out_cts if eqn.primitive.multiple_results else out_cts[0]
+        for a, in_ct in zip(eqn.inputs, eqn.primitive.transpose(ct, operands, eqn.params)):
+            if isinstance(a, Var) and a in linear_vars:
+                accumulate(a, in_ct)
+    return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
+
+
+def _evaluate_constants(
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value], consume: bool
+) -> tuple[dict[Var, Value], set[Var], list[Equation]]:
+    """The values that do not depend on linear inputs, the names that do, and the equations that define those."""
+    linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
+    env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
+    equations = []
+    for eqn in tape.equations:
+        if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
+            linear_vars.update(eqn.outputs)
+            equations.append(eqn)
+        else:
+            evaluate_equation(eqn, env)
+    if consume:
+        tape.equations.clear()
+    return env, linear_vars, equations
+
+
+def _agree(ct: Value, type: ShapedArray) -> Value:
+    """A cotangent has the variance of what it is a cotangent of."""
+    extra = variance_of(ct) - type.variance
+    if extra:
+        raise VarianceError(
+            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {sorted(extra)}, where the "
+            "value does not; sum it with psum first"
+        )
+    return lift_to(ct, type.variance)
+
+
+# ---------------------------------------------------------------- what users call
+
+
+class _Flat:
+    """A function of trees as a function of lists of leaves; its results' structure is kept when it has run."""
+
+    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False):
+        self.f = f
+        self.structure = structure
+        self.has_aux = has_aux
+        self.aux = None
+        self.out_structure: tree.Structure | None = None
+
+    def __call__(self, *leaves: Value) -> list[Value]:
+        out = self.f(*tree.unflatten(self.structure, leaves))
+        if self.has_aux:
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
+            out, self.aux = out
+        outs, self.out_structure = tree.flatten(out)
+        return [as_value(x) for x in outs]
+
+
+def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
+    """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
+
+    `f_linear(*tangents)` takes trees like the primals and returns one like `f`'s result. It holds what it needs
+    of the primal values, so that it may be applied to many tangents at the cost of the linear part alone.
+
+    >>> import numpy as np
+    >>> value, f_linear = linearize(np.sin, 0.0)
+    >>> float(f_linear(3.0))
+    3.0
+    """
+    from minidiff.forward import _checked_tangent
+
+    leaves, structure = tree.flatten_with_paths(primals, "primals")
+    flat, values = _Flat(f, structure), [as_value(x) for _, x in leaves]
+    outs, tape = linearize_flat(flat, values, [is_differentiable(typeof(x).dtype) for x in values])
+    types = [typeof(x) for x in outs]
+
+    def f_linear(*tangents: Any) -> Any:
+        flat_tangents, given = tree.flatten(tangents)
+        if given != structure:
+            raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
+        checked = [_checked_tangent(path, p, t) for (path, _), p, t in zip(leaves, values, flat_tangents)]
+        results = tape(*checked)
+        return tree.unflatten(flat.out_structure, [instantiate(t, x) for t, x in zip(results, types)])
+
+    return tree.unflatten(flat.out_structure, outs), f_linear
+
+
+def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
+    """The value of `f` and its pullback: `(f(*primals), pullback)`.
+
+    `pullback(ct)` takes a cotangent like `f`'s result (same structure, shapes, dtypes) and returns a tuple of
+    cotangents, one for each primal. It may be called again. Integers get cotangents of dtype `float0`.
+
+    >>> import numpy as np
+    >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
+    >>> [float(ct) for ct in pullback(1.0)]
+    [3.0, 2.0]
+    """
+    leaves, structure = tree.flatten(primals)
+    flat, values = _Flat(f, structure), [as_value(x) for x in leaves]
+    active = [is_differentiable(typeof(x).dtype) for x in values]
+    outs, tape = linearize_flat(flat, values, active)
+    pull = _pullback(tape, [typeof(x) for x in outs], flat.out_structure)
+
+    def pullback(ct: Any) -> tuple:
+        cts = iter(pull(ct))
+        return tree.unflatten(structure, [_cotangent(x, yes, cts) for x, yes in zip(values, active)])
+
+    return tree.unflatten(flat.out_structure, outs), pullback
+
+
+def _cotangent(primal: Value, active: bool, cts: Any) -> Value:
+    return instantiate(next(cts), primal) if active else numpy.zeros(typeof(primal).shape, float0)
+
+
+def _pullback(tape: Tape, out_types: Sequence[ShapedArray], out_structure: tree.Structure) -> Callable:
+    """Cotangents of a tape's inputs, all of them linear, as a function of a tree of cotangents of its outputs."""
+
+    def pull(ct: Any) -> list[Value | None]:
+        paths, structure = tree.flatten_with_paths(ct, "ct")
+        if structure != out_structure:
+            raise TypeError(f"pullback: the cotangent has the structure {structure}, the result {out_structure}")
+        cts = [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+        return backward_pass(tape, [True] * len(tape.inputs), [None] * len(tape.inputs), cts)
+
+    return pull
+
+
+def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
+    t = typeof(ct) if ct.dtype != float0 else out
+    if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
+        raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
+    return ct if is_differentiable(out.dtype) else None
+
+
+def linear_transpose(f: Callable, *examples: Any) -> Callable:
+    """The transpose of a linear function: `f_t(ct)` is the tuple of cotangents of `f`'s arguments.
+
+    `examples` give the types of the arguments: arrays, or :class:`ShapedArray`. Raises TypeError, naming the
+    operation, where `f` is not linear.
+
+    >>> import numpy as np
+    >>> f_t = linear_transpose(lambda x: 3.0 * x, ShapedArray((2,), float))
+    >>> f_t(np.ones(2))
+    (array([3., 3.]),)
+    """
+    tape, structure, out_structure = stage_flat(f, examples)
+    pull = _pullback(tape, tape.out_types, out_structure)
+
+    def f_t(ct: Any) -> tuple:
+        return tree.unflatten(structure, [instantiate(c, t) for c, t in zip(pull(ct), tape.in_types)])
+
+    return f_t
+
+
+def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+    """A function that returns the value of `f` and its gradient: `(value, grads)`.
+
+    `f` returns a real scalar (with `has_aux`, a pair of that and anything else, which is passed through: the
+    result is then `((value, aux), grads)`). `argnums` says in which arguments: an int gives one gradient, a
+    tuple of ints a tuple. Gradients have the structure, shapes and dtypes of the arguments. Raises TypeError
+    for a result that is no real scalar, or an argument of integers.
+
+    >>> import numpy as np
+    >>> value, g = value_and_grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
+    >>> float(value), g
+    (5.0, array([2., 4.]))
+    """
+
+    def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        name = getattr(f, "__name__", "f")
+        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        chosen = [_argument(args, n, name) for n in numbers]
+        paths, structure = tree.flatten_with_paths(chosen)
+        values = [as_value(x) for _, x in paths]
+        for (path, _), x in zip(paths, values):
+            _check_argument(path, x, numbers, name)
+
+        def of_chosen(*replaced):
+            full = list(args)
+            for n, x in zip(numbers, replaced):
+                full[n % len(args)] = x
+            return f(*full, **kwargs)
+
+        flat = _Flat(of_chosen, structure, has_aux)
+        outs, tape = linearize_flat(flat, values, [True] * len(values))
+        value = _check_scalar(tree.unflatten(flat.out_structure, outs), name)
+        seed = numpy.ones((), typeof(value).dtype)[()]
+        cts = backward_pass(tape, [True] * len(values), values, [seed], consume=True)
+        grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
+        return ((value, flat.aux) if has_aux else value), (grads[0] if isinstance(argnums, int) else tuple(grads))
+
+    return gradient
+
+
+def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
+    """The gradient of a scalar function: a function of the same arguments. As `value_and_grad`, without the value.
+
+    With `has_aux` the result is `(grads, aux)`.
+
+    >>> import numpy as np
+    >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
+    array([2., 4.])
+    """
+    both = value_and_grad(f, argnums, has_aux)
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        value, grads = both(*args, **kwargs)
+        return (grads, value[1]) if has_aux else grads
+
+    return gradient
+
+
+def _argument(args: tuple, n: int, name: str) -> Any:
+    if not -len(args) <= n < len(args):
+        raise TypeError(f"grad: argnums names argument {n}, but {name} was called with {len(args)}")
+    return args[n]
+
+
+def _check_argument(path: str, x: Value, numbers: Sequence[int], name: str) -> None:
+    t = typeof(x)
+    if not is_differentiable(t.dtype):
+        index, _, rest = path[1:].partition("]")
+        raise TypeError(
+            f"grad: argument {numbers[int(index)]}{rest} of {name} has type {t}; gradients are of floating-point "
+            "numbers: convert it with .astype(float), or choose other arguments with argnums"
+        )
+
+
+def _check_scalar(value: Any, name: str) -> Value:
+    leaves = tree.leaves(value)
+    if len(leaves) != 1 or leaves[0] is not value:
+        raise TypeError(f"grad: {name} must return one scalar, got {tree.structure(value)} (for more, has_aux=True)")
+    t = typeof(value)
+    if t.shape or t.dtype.kind != "f":
+        raise TypeError(
+            f"grad: {name} must return a real scalar, got {t}; reduce it to one number (with .sum(), say), "
+            "or use md.vjp for a result of several"
+        )
+    return value

@@ -1,0 +1,54 @@
+"""Staging: a function run on types alone, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidiff import tree
+from minidiff.core import ShapedArray, current_interpreter, running, typeof
+from minidiff.forward import as_value
+from minidiff.tape import Recorder, Tape
+
+
+class Stage(Recorder):
+    """Every operation is recorded: values are names, of which only the type is known."""
+
+    name = "make_tape"
+
+    def process(self, primitive, args, params):
+        if primitive.has_body:
+            return primitive.stage_body(self, args, params)
+        return self.record(primitive, args, params)
+
+
+def stage_flat(f: Callable, examples: tuple) -> tuple[Tape, tree.Structure, tree.Structure]:
+    """The tape of `f`, and the structures of its arguments and of its result."""
+    leaves, structure = tree.flatten(examples)
+    stage = Stage(current_interpreter())
+    inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
+    with running(stage):
+        outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))
+    return stage.tape([as_value(x) for x in outs]), structure, out_structure
+
+
+def make_tape(f: Callable) -> Callable[..., Tape]:
+    """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
+
+    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Printing
+    the tape shows the typed program; bodies of `shard_map` are indented beneath their equation.
+
+    >>> from minidiff import grad
+    >>> print(make_tape(grad(lambda x: x * x))(3.0))
+    lambda a:f64[]:
+      b:f64[] = multiply(a, a)
+      c:f64[] = multiply(a, 1.0)
+      d:f64[] = multiply(1.0, a)
+      e:f64[] = add(c, d)
+      return e
+    """
+
+    def tape_of(*args: Any) -> Tape:
+        return stage_flat(f, args)[0]
+
+    return tape_of

@@ -1,0 +1,295 @@
+"""The tape: a typed straight-line program (a Wengert list), and the interpreters that write one.
+
+>>> import numpy as np
+>>> from minidiff import make_tape
+>>> print(make_tape(lambda x, y: np.sin(x) * y)(np.ones(3), 2.0))
+lambda a:f64[3], b:f64[]:
+  c:f64[3] = sin(a)
+  d:f64[3] = multiply(c, b)
+  return d
+"""
+
+from __future__ import annotations
+
+import itertools
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import (
+    Interpreter,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    TracerError,
+    Value,
+    is_scalar_constant,
+    typeof,
+)
+
+
+class Var:
+    """A name on a tape: nothing but a type and an identity."""
+
+    __slots__ = ("type",)
+
+    def __init__(self, type: ShapedArray):
+        self.type = type
+
+
+Atom = Any  # what an equation takes: a Var, or a constant's value itself
+
+
+class Equation:
+    """`outputs = primitive(inputs, **params)`."""
+
+    __slots__ = ("primitive", "inputs", "params", "outputs")
+
+    def __init__(self, primitive: Primitive, inputs: Sequence[Atom], params: dict, outputs: Sequence[Var]):
+        self.primitive = primitive
+        self.inputs = inputs
+        self.params = params
+        self.outputs = outputs
+
+
+class Tape:
+    """Inputs, equations in order, outputs. Constants stand in the equations that use them.
+
+    A tape is a function of its flat inputs: `tape(*values)` returns the list of its outputs.
+    """
+
+    def __init__(self, inputs: Sequence[Var], equations: list[Equation], outputs: Sequence[Atom]):
+        self.inputs = list(inputs)
+        self.equations = equations
+        self.outputs = list(outputs)
+
+    @property
+    def in_types(self) -> list[ShapedArray]:
+        return [v.type for v in self.inputs]
+
+    @property
+    def out_types(self) -> list[ShapedArray]:
+        return [atom_type(a) for a in self.outputs]
+
+    @property
+    def constants(self) -> list[Value]:
+        """The arrays that the tape holds itself, each once. Numbers are not counted: they are written in place."""
+        atoms = itertools.chain(*(eqn.inputs for eqn in self.equations), self.outputs)
+        found = {id(a): a for a in atoms if not isinstance(a, Var) and not is_scalar_constant(a)}
+        return list(found.values())
+
+    def __call__(self, *values: Value) -> list[Value]:
+        if len(values) != len(self.inputs):
+            raise TypeError(f"the tape takes {len(self.inputs)} values, got {len(values)}")
+        env = dict(zip(self.inputs, values))
+        for eqn in self.equations:
+            evaluate_equation(eqn, env)
+        return [read(env, a) for a in self.outputs]
+
+    def close(self) -> tuple[Tape, list[Value]]:
+        """The tape with its constants as further inputs, put first, and the constants themselves."""
+        constants = self.constants
+        names = {id(c): Var(typeof(c)) for c in constants}
+
+        def named(atoms):
+            return [names.get(id(a), a) if not isinstance(a, Var) else a for a in atoms]
+
+        equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs) for e in self.equations]
+        return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
+
+    def check(self, typed: bool = True) -> None:
+        """Derive every type again, from the inputs' types and the operations' rules; raise TypeError if one is wrong.
+
+        `typed` says whether operands must also agree in variance: they need not in the body of a
+        `shard_map` with `check_rep=False`.
+        """
+        known = set(self.inputs)
+        for eqn in self.equations:
+            for a in eqn.inputs:
+                if isinstance(a, Var) and a not in known:
+                    raise TypeError(f"{eqn.primitive}: an operand of type {a.type} is used before it is defined")
+            types = eqn.primitive.typecheck([_operand_type(a) for a in eqn.inputs], eqn.params)
+            if [v.type for v in eqn.outputs] != types:
+                found = ", ".join(str(v.type) for v in eqn.outputs)
+                raise TypeError(f"{eqn.primitive}: the tape says {found}, the rules say {', '.join(map(str, types))}")
+            if typed:
+                arrays = [atom_type(a) for a in eqn.inputs if not is_scalar_constant(a)]
+                eqn.primitive.check_variance(arrays, eqn.params)
+            known.update(eqn.outputs)
+        for a in self.outputs:
+            if isinstance(a, Var) and a not in known:
+                raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tape) and _same_tape(self, other)
+
+    __hash__ = object.__hash__
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self, _names()))
+
+    __repr__ = __str__
+
+
+def atom_type(a: Atom) -> ShapedArray:
+    return a.type if isinstance(a, Var) else typeof(a)
+
+
+def _operand_type(a: Atom) -> Any:
+    """Python numbers stay what they are for the typing rules: they promote weakly."""
+    return a if isinstance(a, (bool, int, float, complex)) and not isinstance(a, numpy.generic) else atom_type(a)
+
+
+def read(env: dict[Var, Value], a: Atom) -> Value:
+    return env[a] if isinstance(a, Var) else a
+
+
+def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
+    """Apply one equation's operation to the values in `env`, and put its results there."""
+    out = eqn.primitive.bind(*[read(env, a) for a in eqn.inputs], **eqn.params)
+    env.update(zip(eqn.outputs, out if eqn.primitive.multiple_results else [out]))
+
+
+# ---------------------------------------------------------------- writing
+
+
+class RecordedTracer(Tracer):
+    """A value that is known only as a name on a tape."""
+
+    __slots__ = ("var",)
+
+    def __init__(self, interpreter: Recorder, var: Var):
+        self.interpreter = interpreter
+        self.var = var
+
+    @property
+    def type(self) -> ShapedArray:
+        return self.var.type
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.var.type.shape
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.var.type.dtype
+
+    def concrete(self, use: str) -> numpy.ndarray:
+        raise TracerError(
+            f"{use} needs a concrete value, but on this tape {self.type} is only a name: {self.interpreter.name} "
+            "records a program for values of this type, not for one value. Choose with np.where instead, or decide "
+            "outside the function."
+        )
+
+    def __repr__(self) -> str:
+        return f"Traced<{self.type}>"
+
+
+class Recorder(Interpreter):
+    """An interpreter that writes operations on a tape."""
+
+    def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
+        super().__init__(below, outer)
+        self.inputs: list[Var] = []
+        self.equations: list[Equation] = []
+        self.captured: list[Tracer] = []  # outer tracers that became inputs, in the order of those inputs
+
+    def new_input(self, type: ShapedArray) -> RecordedTracer:
+        var = Var(type)
+        self.inputs.append(var)
+        return RecordedTracer(self, var)
+
+    def adopt_own(self, x: Tracer) -> Tracer:
+        self.captured.append(x)
+        return self.new_input(x.type)
+
+    def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        types = primitive.typecheck([_operand_type(x) if not isinstance(x, Tracer) else x.type for x in args], params)
+        outputs = [Var(t) for t in types]
+        self.equations.append(Equation(primitive, [self.atom(x) for x in args], params, outputs))
+        tracers = [RecordedTracer(self, v) for v in outputs]
+        return tracers if primitive.multiple_results else tracers[0]
+
+    def owns(self, x: Value) -> bool:
+        return type(x) is RecordedTracer and x.interpreter is self
+
+    def atom(self, x: Value) -> Atom:
+        return x.var if type(x) is RecordedTracer and x.interpreter is self else x
+
+    def tape(self, outs: Sequence[Value]) -> Tape:
+        return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])
+
+
+# ---------------------------------------------------------------- printing
+
+
+def _names() -> Iterator[str]:
+    """a, b, …, z, aa, ab, …"""
+    for length in itertools.count(1):
+        for letters in itertools.product(string.ascii_lowercase, repeat=length):
+            name = "".join(letters)
+            if name not in ("as", "if", "in", "is", "or", "do"):
+                yield name
+
+
+def _lines(tape: Tape, names: Iterator[str]) -> Iterator[str]:
+    known: dict[Any, str] = {}
+
+    def show(a: Atom) -> str:
+        if isinstance(a, Var):
+            return known[a]
+        return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
+
+    def declare(a: Atom) -> str:
+        name = known[a if isinstance(a, Var) else id(a)] = next(names)
+        return f"{name}:{atom_type(a)}"
+
+    def tuple_of(parts: list[str]) -> str:
+        return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+    inputs = ", ".join(declare(v) for v in tape.inputs)
+    yield f"lambda {inputs}:" if inputs else "lambda:"
+    for c in tape.constants:
+        yield f"  {declare(c)} = constant"
+    for eqn in tape.equations:
+        params = eqn.primitive.show_params({k: v for k, v in eqn.params.items() if not isinstance(v, Tape)})
+        arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
+        yield f"  {', '.join(declare(v) for v in eqn.outputs)} = {eqn.primitive}({arguments})"
+        for body in eqn.params.values():
+            if isinstance(body, Tape):
+                yield from ("    " + line for line in _lines(body, names))
+    yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
+
+
+# ---------------------------------------------------------------- equality up to renaming
+
+
+def _same_tape(one: Tape, two: Tape) -> bool:
+    renamed: dict[Var, Var] = {}
+
+    def same_vars(a: Sequence[Var], b: Sequence[Var]) -> bool:
+        renamed.update(zip(a, b))
+        return [v.type for v in a] == [v.type for v in b]
+
+    def same(a: Atom, b: Atom) -> bool:
+        if isinstance(a, Var) or isinstance(b, Var):
+            return isinstance(a, Var) and renamed.get(a) is b
+        return typeof(a) == typeof(b) and (a is b or numpy.array_equal(a, b))
+
+    return (
+        same_vars(one.inputs, two.inputs)
+        and len(one.equations) == len(two.equations)
+        and all(
+            e.primitive is f.primitive
+            and e.params == f.params
+            and len(e.inputs) == len(f.inputs)
+            and all(map(same, e.inputs, f.inputs))
+            and same_vars(e.outputs, f.outputs)
+            for e, f in zip(one.equations, two.equations)
+        )
+        and len(one.outputs) == len(two.outputs)
+        and all(map(same, one.outputs, two.outputs))
+    )
+

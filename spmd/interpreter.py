@@ -1,0 +1,103 @@
+"""The interpreter of a `shard_map` body: a value is what every rank holds, and the axes along which ranks may differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from collectives.ops import Collective, axis_index_p
+from collectives.stacked import Axes
+from minidiff.core import (
+    INVARIANT,
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    Scope,
+    ShapedArray,
+    Tracer,
+    Value,
+    VarianceError,
+    leak_message,
+)
+from spmd.mesh import Mesh
+
+
+class RankTracer(Tracer):
+    """A value on the ranks of a mesh: `data` as the backend holds it, `held` the axes along which it may differ."""
+
+    __slots__ = ("data", "held")
+
+    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes):
+        self.interpreter = interpreter
+        self.data = data
+        self.held = held
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.interpreter.block_shape(self.data, self.held)
+
+    @property
+    def dtype(self) -> numpy.dtype:
+        return self.data.dtype
+
+    @property
+    def type(self) -> ShapedArray:
+        return ShapedArray(self.shape, self.data.dtype, self.held if self.interpreter.scope.typed else INVARIANT)
+
+    def concrete(self, use: str) -> numpy.ndarray:
+        if self.held:
+            axes = ", ".join(map(repr, self.held))
+            raise VarianceError(
+                f"{use} needs one value, but {ShapedArray(self.shape, self.dtype, self.held)} varies along {axes}: the "
+                "ranks would go different ways, and wait for each other for ever. Make them agree first (psum, pmax "
+                f"or pmin over {axes}), or choose element by element with np.where"
+            )
+        return self.data
+
+    def __str__(self) -> str:
+        return self.interpreter.mesh.ranks.show(self.data, self.held)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __format__(self, spec: str) -> str:
+        return str(self) if not spec else format(self.concrete("a format"), spec)
+
+
+class SPMD(Interpreter):
+    """Operations are applied to blocks by the mesh's backend; collectives run between its ranks."""
+
+    name = "shard_map"
+
+    def __init__(self, mesh: Mesh, typed: bool):
+        super().__init__(None)
+        self.mesh = mesh
+        self.scope = Scope(mesh.shape, typed)
+        self.scope.bottom = self
+        self.stacks = mesh.backend == "simulated"
+
+    def block_shape(self, data: numpy.ndarray, held: Axes) -> tuple[int, ...]:
+        return data.shape[1:] if held and self.stacks else data.shape
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        ranks = self.mesh.ranks
+        if primitive.has_body:
+            raise TypeError(f"{primitive}: a shard_map inside the body of another is not supported")
+        if primitive is axis_index_p:
+            return RankTracer(self, *ranks.axis_index(params["axes"]))
+        operands = [self.operand(x) for x in args]
+        if isinstance(primitive, Collective):
+            ((x, held),) = operands
+            return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.communicates, params))
+        data, held = ranks.apply(primitive, operands, params)
+        return RankTracer(self, data, held)
+
+    def operand(self, x: Value) -> tuple[Any, Axes]:
+        """A value as the backend takes it: plain arrays are the same on all ranks."""
+        if type(x) is RankTracer and x.interpreter is self:
+            return x.data, x.held
+        if isinstance(x, Tracer):
+            raise LeakedTracerError(leak_message(x))
+        return x, ()

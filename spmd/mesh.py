@@ -1,0 +1,139 @@
+"""Meshes: ranks laid out along named axes, and the backend that runs them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.stacked import Stacked
+
+#: Where MPI launchers tell a process how many there are.
+_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+class Mesh:
+    """Ranks along named axes. Made by `make_mesh`.
+
+    `shape` is a dict of the axes' sizes, in order; `axis_names` and `size` (the number of ranks) follow from it.
+    `backend` is "mpi" or "simulated". Ranks are numbered in the order of the axes, the last running fastest.
+    """
+
+    def __init__(self, shape: dict[str, int], ranks: Any):
+        self.shape = dict(shape)
+        self.ranks = ranks  # the backend itself
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape.values())
+
+    @property
+    def backend(self) -> str:
+        return self.ranks.name
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; 0 where all ranks are simulated here."""
+        return getattr(self.ranks, "rank", 0)
+
+    @property
+    def calls(self) -> dict[str, int]:
+        """How often each collective has been run on this mesh, as its backend counted: {"psum": 3, …}."""
+        return dict(self.ranks.calls)
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """How many bytes each rank has handed to each collective, as the backend counted."""
+        return dict(self.ranks.bytes)
+
+    def reset_calls(self) -> None:
+        """Count `calls` and `bytes` from zero again."""
+        self.ranks.calls.clear()
+        self.ranks.bytes.clear()
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{a}: {n}" for a, n in self.shape.items())
+        return f"Mesh({axes}; {self.size} ranks, {self.backend})"
+
+
+def make_mesh(
+    axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None = None, comm: Any = None
+) -> Mesh:
+    """A mesh with axes of the given sizes and names.
+
+    `backend` is "mpi" (this process is one rank), "simulated" (all ranks are here), or None: MPI where an MPI
+    launcher (`mpirun`, `srun`) started this process, else simulated. `comm` is the mpi4py communicator whose
+    ranks the mesh takes, by default COMM_WORLD; the mesh works on a duplicate of it.
+
+    Raises ValueError where the sizes do not multiply to the number of ranks that MPI has, and ImportError where
+    a launcher is there but mpi4py is not.
+
+    >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
+    Mesh(x: 4, y: 2; 8 ranks, simulated)
+    """
+    shape = _checked_shape(axis_shapes, axis_names)
+    launched = launcher_size()
+    if backend is None:
+        backend = "mpi" if launched is not None or comm is not None else "simulated"
+    if backend == "simulated":
+        return Mesh(shape, Stacked(shape))
+    if backend != "mpi":
+        raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
+    mpi = _import_mpi(launched)
+    ranks = (mpi.WORLD if comm is None else comm).Get_size()
+    size = math.prod(shape.values())
+    if comm is None and launched is not None and launched != ranks:
+        raise RuntimeError(
+            f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than "
+            "the launcher's. Start the program with the mpiexec that belongs to mpi4py's MPI"
+        )
+    if ranks != size:
+        raise ValueError(
+            f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "
+            f"Start the program with `mpirun -n {size}`, or simulate the ranks with backend='simulated'"
+        )
+    return Mesh(shape, mpi.Ranks(shape, comm))
+
+
+def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dict[str, int]:
+    if isinstance(axis_names, str) or isinstance(axis_shapes, int):
+        raise TypeError(
+            f"make_mesh takes a tuple of sizes and a tuple of names, as in make_mesh((4, 2), ('x', 'y')); "
+            f"got {axis_shapes!r} and {axis_names!r}"
+        )
+    if len(axis_shapes) != len(axis_names):
+        raise ValueError(f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names")
+    if len(set(axis_names)) != len(axis_names):
+        raise ValueError(f"make_mesh: an axis name occurs twice in {tuple(axis_names)}")
+    for size, name in zip(axis_shapes, axis_names):
+        if size < 1:
+            raise ValueError(f"make_mesh: the axis {name!r} has size {size}; a size is at least 1")
+    return {name: int(size) for name, size in zip(axis_names, axis_shapes)}
+
+
+def launcher_size() -> int | None:
+    """How many processes the MPI launcher says it started; None where there is no launcher."""
+    for variable in _LAUNCHERS:
+        if os.environ.get(variable, "").isdigit():
+            size = int(os.environ[variable])
+            # A scheduler's step of one task is as often a shell as it is a job of one rank.
+            return None if size == 1 and variable.startswith("SLURM") else size
+    return None
+
+
+def _import_mpi(launched: int | None) -> Any:
+    try:
+        from collectives import mpi
+    except ImportError as error:
+        why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
+        raise ImportError(
+            f"{why}, but mpi4py cannot be imported ({error}). Install it with `pip install 'minidiff[mpi]'` where the "
+            "machine has an MPI, or `pip install 'minidiff[mpich]'` where it has none; "
+            "or simulate the ranks with backend='simulated'"
+        ) from error
+    return mpi

@@ -1,0 +1,142 @@
+"""Partition specs: which dimension of an array is split along which axes of a mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from minidiff.core import ShapedArray
+
+Entry = Any  # None, an axis's name, or a tuple of names
+
+
+class PartitionSpec:
+    """`P('x', None, ('y', 'z'))`: the first dimension is split along x, the third along y and z (y major).
+
+    Dimensions without an entry are not split. An axis that is not named is *unmapped*: every rank along
+    it has the same block.
+
+    >>> PartitionSpec('x', None)
+    P('x', None)
+    >>> sorted(PartitionSpec(('y', 'x')).axes)
+    ['x', 'y']
+
+    Source: shard_map tutorial, "in_specs" and "out_specs".
+    """
+
+    __slots__ = ("entries", "lead")
+
+    def __init__(self, *entries: Entry):
+        for entry in entries:
+            names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+            if not all(isinstance(name, str) for name in names):
+                raise TypeError(f"P{entries!r}: an entry is None, the name of a mesh axis, or a tuple of names")
+        self.entries = entries
+        self.lead: tuple[str, ...] = ()
+
+    @classmethod
+    def stacked(cls, axes: tuple[str, ...]) -> PartitionSpec:
+        """Blocks that stay where they are: stacked along new leading dimensions, one for each axis.
+
+        Residuals have such specs: whatever a block's shape, and whether or not it is a scalar.
+        """
+        spec = cls()
+        spec.lead = axes
+        return spec
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The mesh axes it names."""
+        return frozenset(self.lead).union(*[names(e) for e in self.entries])
+
+    def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
+        """For each of `ndim` dimensions, the axes it is split along (leading dimensions of `stacked` come first)."""
+        own = tuple(names(e) for e in self.entries)
+        lead = tuple((a,) for a in self.lead)
+        return (*lead, *own, *[()] * (ndim - len(lead) - len(own)))
+
+    def batched(self) -> PartitionSpec:
+        """The spec of an array with one more dimension, that is not split, in front of those of the block."""
+        spec = PartitionSpec(None, *self.entries)
+        spec.lead = self.lead
+        return spec
+
+    def _key(self) -> tuple:
+        own = [names(e) for e in self.entries]
+        while own and not own[-1]:
+            own.pop()
+        return (self.lead, tuple(own))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PartitionSpec) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        shown = ", ".join(map(repr, self.entries))
+        return f"P.stacked{self.lead}" if self.lead and not shown else f"P({shown})"
+
+
+P = PartitionSpec
+
+
+def names(entry: Entry) -> tuple[str, ...]:
+    """The axes that one entry names."""
+    return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def is_spec(x: Any) -> bool:
+    return isinstance(x, PartitionSpec)
+
+
+def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
+    """Raise ValueError, calling the spec `what`, where it names an axis that the mesh lacks, or one twice."""
+    named = [a for e in spec.entries for a in names(e)]
+    for a in named:
+        if a not in sizes:
+            raise ValueError(f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {tuple(sizes)}")
+        if named.count(a) > 1:
+            raise ValueError(f"{what} = {spec} names the axis {a!r} {named.count(a)} times; an axis splits one dimension")
+
+
+def check_rank(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
+    """Raise ValueError where a spec has more entries than the array has dimensions."""
+    if len(spec.entries) > len(shape):
+        raise ValueError(
+            f"{what} = {spec} has {len(spec.entries)} entries, but {array} has {len(shape)} dimensions (shape {shape})"
+        )
+
+
+def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
+    """Raise ValueError where the ranks along a dimension's axes do not divide it."""
+    for d, (entry, n) in enumerate(zip(spec.entries, shape)):
+        ranks = math.prod(sizes[a] for a in names(entry))
+        if n % ranks:
+            along = " and ".join(f"{a!r} ({sizes[a]})" for a in names(entry))
+            raise ValueError(
+                f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along {along}, as "
+                f"{what} = {spec} says; make it a multiple of {ranks}"
+            )
+
+
+def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
+    """The type of a rank's block of an array of type `t`."""
+    dims = spec.dims(t.ndim)
+    shape = [n // math.prod(sizes[a] for a in axes) for n, axes in zip(t.shape, dims)]
+    return ShapedArray(shape[len(spec.lead) :], t.dtype, spec.axes if typed else ())
+
+
+def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
+    """The type of the array whose blocks have the type `block`."""
+    shape = (1,) * len(spec.lead) + block.shape
+    return ShapedArray(
+        [n * math.prod(sizes[a] for a in axes) for n, axes in zip(shape, spec.dims(len(shape)))], block.dtype
+    )
