@@ -81,14 +81,14 @@ class Ranks:
         return tuple(a for a in held if a not in axes)
 
     def _reduce(self, x, held, axes, op):
-        kept = numpy.dtype(x.dtype)
-        if kept == bool:  # MPI orders no booleans; as bytes they are 0 and 1
+        kept = x.dtype
+        if kept.kind == "b":  # MPI orders no booleans; as bytes they are 0 and 1
             x = x.view(numpy.uint8)
         elif kept == numpy.float16:  # and it knows no half precision
             x = x.astype(numpy.float32)
         out = numpy.empty_like(x)
         self.along(axes).Allreduce(x, out, op)
-        return (out.view(bool) if kept == bool else out.astype(kept, copy=False)), self._without(held, axes)
+        return (out.view(kept) if kept.kind == "b" else out.astype(kept, copy=False)), self._without(held, axes)
 
     def _psum(self, x, held, axes, size):
         return self._reduce(x, held, axes, _mpi.SUM)

@@ -39,7 +39,6 @@ from minidiff.core import (
     UnboundAxisError,
     Value,
     VarianceError,
-    current_interpreter,
     current_scope,
     enter,
     running,
@@ -188,6 +187,8 @@ ppermute_p = Collective(
     _batch(),
 )
 
+pbroadcast_p.is_view = True
+
 #: `psum` without types: what it returns may, for all that is known, vary; so it transposes to itself.
 untyped_psum_p = Collective(
     "psum", VARYING, VARYING, True, _same_shape, _transpose_to(lambda: untyped_psum_p), _batch()
@@ -236,15 +237,24 @@ def lift(x: Value, axes: frozenset) -> Value:
     """`x` typed as varying along further `axes`: one `pbroadcast` for a value and axes, however often it is used.
 
     It is made where the value belongs: at its interpreter, or at the body's lowest if it is a plain array.
+    A view is lifted by lifting what it is a view of, and taking the view again.
     """
     scope = current_scope()
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     key = (id(x), axes)
     if key not in owner.lifted:
-        ordered = tuple(a for a in scope.axes if a in axes)
         with running(owner):
-            owner.lifted[key] = (x, pbroadcast_p.bind(x, axes=ordered, size=_size(scope, ordered)))
+            owner.lifted[key] = (x, _lift(x, axes, scope))
     return owner.lifted[key][1]
+
+
+def _lift(x: Value, axes: frozenset, scope: Scope) -> Value:
+    view = scope.view_of(x)
+    if view is not None and view[0] is not pbroadcast_p:
+        primitive, operand, params = view
+        return primitive.bind(lift(operand, axes), **params)
+    ordered = tuple(a for a in scope.axes if a in axes)
+    return pbroadcast_p.bind(x, axes=ordered, size=_size(scope, ordered))
 
 
 core.lift = lift
@@ -507,8 +517,15 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
             if not 0 <= rank < size:
                 raise ValueError(f"ppermute: {what} {rank} is no index along {axis_name!r}, which has {size} ranks")
             if ranks.count(rank) > 1:
-                raise ValueError(f"ppermute: {what} {rank} occurs {ranks.count(rank)} times in {list(pairs)}; once is allowed")
-    return tree.map(lambda leaf: ppermute_p.bind(_varying(_array(leaf), scope, axes), axes=axes, size=size, perm=pairs), x)
+                raise ValueError(
+                    f"ppermute: {what} {rank} occurs {ranks.count(rank)} times in {list(pairs)}; a rank sends once, "
+                    "and receives once"
+                )
+
+    def permute(leaf):
+        return ppermute_p.bind(_varying(_array(leaf), scope, axes), axes=axes, size=size, perm=pairs)
+
+    return tree.map(permute, x)
 
 
 def axis_index(axis_name: AxisName) -> Value:

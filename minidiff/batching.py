@@ -17,6 +17,7 @@ from minidiff.core import (
     Value,
     current_interpreter,
     running,
+    transforming,
     typeof,
 )
 from minidiff.forward import as_value
@@ -97,7 +98,7 @@ def vmap(f: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
             raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown})")
         batch = Batch(current_interpreter(), sizes.pop())
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
-        with running(batch):
+        with transforming(batch):
             out = f(*tree.unflatten(structure, inputs))
         outs, out_structure = tree.flatten(out)
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")

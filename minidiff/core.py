@@ -142,12 +142,27 @@ class Scope:
     are not tracked: every type's variance is empty and nothing is lifted.
     """
 
-    __slots__ = ("axes", "typed", "bottom")
+    __slots__ = ("axes", "typed", "bottom", "views")
 
     def __init__(self, axes: dict, typed: bool = True):
         self.axes = dict(axes)
         self.typed = typed
         self.bottom: Interpreter | None = None
+        self.views: dict = {}  # id of value -> (value, primitive, operand, params): see `remember`
+
+    def remember(self, out: Value, primitive: Primitive, operand: Value, params: dict) -> None:
+        """Keep in mind how a view was made of a value that does not vary along all axes.
+
+        Lifting the view is then lifting what it is a view of: a weight and its transpose are one value, not two.
+        And a view need not be kept for the backward pass: it can be made again.
+        """
+        if self.typed and len(variance_of(operand)) < len(self.axes):
+            self.views[id(out)] = (out, primitive, operand, params)
+
+    def view_of(self, x: Value) -> tuple[Primitive, Value, dict] | None:
+        """The operation, operand and parameters that made `x`, if it was remembered as a view."""
+        view = self.views.get(id(x))
+        return view[1:] if view is not None else None
 
 
 class Interpreter:
@@ -159,6 +174,7 @@ class Interpreter:
     """
 
     name = "interpreter"
+    ended = False  # whether the transformation is over: its tracers have no meaning any more
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         self.below = below
@@ -191,6 +207,10 @@ class Interpreter:
         if self.below is None:
             raise LeakedTracerError(leak_message(x))
         return self.below.adopt(x)
+
+    def adopted(self) -> dict[int, Tracer]:
+        """The values that were adopted so far: id of the value here -> the one outside that it stands for."""
+        return {id(here): outside for outside, here in self._adopted.values()}
 
     def adopt_own(self, x: Tracer) -> Value:
         """The counterpart here of `x`, a tracer of `self.outer`."""
@@ -243,6 +263,16 @@ class running:
 
     def __exit__(self, *exc) -> None:
         _state.interpreter = self.previous
+
+
+class transforming(running):
+    """`with transforming(interpreter):` for the whole of a transformation: afterwards its tracers are dead."""
+
+    __slots__ = ()
+
+    def __exit__(self, *exc) -> None:
+        super().__exit__(*exc)
+        self.interpreter.ended = True
 
 
 def current_interpreter() -> Interpreter:
@@ -312,6 +342,7 @@ class Primitive:
         applies it along a new leading axis of those operands whose `batched` is true.
     """
 
+    is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
     has_body = False  # a body is a function that the operation runs: shard_map
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union
@@ -329,6 +360,10 @@ class Primitive:
             args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
             if self.lifts_operands and len(args) > 1:
                 args = agree(args)
+            if self.is_view:
+                out = interpreter.process(self, args, params)
+                interpreter.scope.remember(out, self, args[0], params)
+                return out
         return interpreter.process(self, args, params)
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:

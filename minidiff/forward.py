@@ -18,7 +18,7 @@ from minidiff.core import (
     current_interpreter,
     is_differentiable,
     lift_to,
-    running,
+    transforming,
     typeof,
     variance_of,
 )
@@ -63,7 +63,7 @@ class JVPTracer(Tracer):
 class JVP(Interpreter):
     """Every operation is applied to values, and its derivative to their tangents. A zero tangent is None."""
 
-    name = "jvp"
+    name = "a derivative"
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         below = self.below
@@ -102,7 +102,7 @@ class JVP(Interpreter):
 def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], below: Interpreter):
     """`f` of flat primals, with tangents pushed through: lists of results and of their tangents (None for zero)."""
     forward = JVP(below)
-    with running(forward):
+    with transforming(forward):
         outs = f(*[forward.join(p, t) for p, t in zip(primals, tangents)])
     return forward.split(outs)
 

@@ -37,7 +37,7 @@ float0 = numpy.dtype([("float0", numpy.void, 0)])
 class Linearize(Recorder):
     """Operations on tangents are recorded; those on values alone are left to the interpreter below."""
 
-    name = "grad (its linearised part)"
+    name = "the linear part of a derivative"
 
     def process(self, primitive, args, params):
         if primitive.has_body:

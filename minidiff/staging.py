@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import ShapedArray, current_interpreter, running, typeof
+from minidiff.core import ShapedArray, current_interpreter, transforming, typeof
 from minidiff.forward import as_value
 from minidiff.tape import Recorder, Tape
 
@@ -27,7 +27,7 @@ def stage_flat(f: Callable, examples: tuple) -> tuple[Tape, tree.Structure, tree
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter())
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
-    with running(stage):
+    with transforming(stage):
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))
     return stage.tape([as_value(x) for x in outs]), structure, out_structure
 

@@ -20,12 +20,14 @@ import numpy
 
 from minidiff.core import (
     Interpreter,
+    LeakedTracerError,
     Primitive,
     ShapedArray,
     Tracer,
     TracerError,
     Value,
     is_scalar_constant,
+    leak_message,
     typeof,
 )
 
@@ -216,7 +218,11 @@ class Recorder(Interpreter):
         return type(x) is RecordedTracer and x.interpreter is self
 
     def atom(self, x: Value) -> Atom:
-        return x.var if type(x) is RecordedTracer and x.interpreter is self else x
+        if self.owns(x):
+            return x.var
+        if isinstance(x, Tracer) and x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return x
 
     def tape(self, outs: Sequence[Value]) -> Tape:
         return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])

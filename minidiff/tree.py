@@ -158,9 +158,8 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable, what: str, path: str, 
     if type(prefix) is not type(tree) and not {type(prefix), type(tree)} <= {tuple, list}:
         raise ValueError(f"{path} is a {type(prefix).__name__}, but stands against a {type(tree).__name__}")
     if node[0] != other[0]:
-        raise ValueError(
-            f"{path} has {len(node[1])} entries ({', '.join(builtins.map(repr, node[0]))}), but stands against "
-            f"{len(other[1])} ({', '.join(builtins.map(repr, other[0]))})"
-        )
+        if type(prefix) is dict:
+            raise ValueError(f"{path} has the keys {list(node[0])}, but stands against {list(other[0])}")
+        raise ValueError(f"{path} has {len(node[1])} entries, but stands against {len(other[1])}")
     for key, p, t in zip(node[0], node[1], other[1]):
         _broadcast(p, t, is_leaf, what, f"{path}[{key!r}]", out)

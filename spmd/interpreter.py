@@ -1,4 +1,4 @@
-"""The interpreter of a `shard_map` body: a value is what every rank holds, and the axes along which ranks may differ."""
+"""The interpreter of a `shard_map` body: a value is what all ranks hold, and the axes along which they may differ."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
         if a not in sizes:
             raise ValueError(f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {tuple(sizes)}")
         if named.count(a) > 1:
-            raise ValueError(f"{what} = {spec} names the axis {a!r} {named.count(a)} times; an axis splits one dimension")
+            raise ValueError(f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension")
 
 
 def check_rank(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:

@@ -39,7 +39,8 @@ from minidiff.core import (
     Value,
     current_interpreter,
     current_scope,
-    running,
+    is_scalar_constant,
+    transforming,
     typeof,
 )
 from minidiff.forward import JVP, as_value
@@ -47,7 +48,7 @@ from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
-from minidiff.tape import Recorder, Tape
+from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, block_type, check_divides, check_rank, check_spec, global_type, is_spec
@@ -71,7 +72,7 @@ class ShardMap(Primitive):
         mesh, in_specs = params["mesh"], params["in_specs"]
         interpreter = SPMD(mesh, params["check_rep"])
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
-        with running(interpreter):
+        with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         return [_take(interpreter, x, spec) for x, spec in zip(outs, out_specs)]
 
@@ -85,7 +86,7 @@ class ShardMap(Primitive):
         def body(*blocks):
             inside = JVP(current_interpreter(), outer=outside)
             block_tangents = dict(zip(moving, blocks[len(primals) :]))
-            with running(inside):
+            with transforming(inside):
                 outs, specs = run_body(
                     params, [inside.join(p, block_tangents.get(i)) for i, p in enumerate(blocks[: len(primals)])]
                 )
@@ -113,28 +114,23 @@ class ShardMap(Primitive):
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
         known = [i for i, x in enumerate(args) if not outside.owns(x)]
         linear = [i for i, x in enumerate(args) if outside.owns(x)]
-        ran = _LinearBody()
+        ran: LinearBody
 
         def body(*blocks):
+            nonlocal ran
             inside = Linearize(current_interpreter(), outer=outside)
             values = dict(zip(known, blocks))
             for i in linear:
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
-            with running(inside):
+            with transforming(inside):
                 outs, specs = run_body(params, [values[i] for i in range(len(args))])
-            return ran.split(inside, outs, specs, blocks, mesh, typed)
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), known)), mesh, typed)
+            return ran.results, ran.result_specs
 
         results = self._bind_body([args[i] for i in known], params, body, tuple(in_specs[i] for i in known))
         outs = dict(zip(ran.known_outs, results))
         if ran.linear_outs:
-            residuals = [
-                args[known[source]] if forwarded else results[len(ran.known_outs) + source]
-                for forwarded, source in ran.sources
-            ]
-            residual_specs = [
-                in_specs[known[source]] if forwarded else ran.residual_specs[source]
-                for forwarded, source in ran.sources
-            ]
+            residuals, residual_specs = ran.residuals(args, in_specs, results[len(ran.known_outs) :])
             recorded = outside.record(
                 self,
                 [*residuals, *[args[i] for i in linear], *ran.captured],
@@ -191,7 +187,7 @@ class ShardMap(Primitive):
 
         def body(*blocks):
             inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
-            with running(inside):
+            with transforming(inside):
                 outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
             out_axes.extend(len(s.lead) if inside.owns(x) else None for x, s in zip(outs, specs))
             return (
@@ -213,7 +209,7 @@ class ShardMap(Primitive):
         blocks = [
             inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)
         ]
-        with running(inside):
+        with transforming(inside):
             outs, out_specs = run_body(params, blocks)
         if not outs:
             return []
@@ -266,35 +262,77 @@ def _show(specs: Specs) -> str:
 # ---------------------------------------------------------------- linearising
 
 
-class _LinearBody:
-    """What linearising a body brought to light: the results that are known, and the tape of those that are linear."""
+class LinearBody:
+    """A body that has run under `inside`, taken apart: results that are known, and the tape of those that are linear.
 
-    def split(
-        self, inside: Linearize, outs: list, specs: Specs, blocks: Sequence[Value], mesh: Mesh, typed: bool
-    ) -> tuple[list, Specs]:
-        """Take the linear part out of a body that has run; return what is left, known results and residuals."""
+    What the tape needs of the known part are its residuals. One that is an input of the body, or was closed over, is
+    taken from outside again; a view of such a one is made again on the tape; only the others are further results.
+    """
+
+    def __init__(
+        self, inside: Linearize, outs: list, specs: Specs, argument_of: dict[int, int], mesh: Mesh, typed: bool
+    ):
         self.specs = specs
         self.captured = inside.captured
         self.known_outs = [i for i, x in enumerate(outs) if not inside.owns(x)]
         self.linear_outs = [i for i, x in enumerate(outs) if inside.owns(x)]
-        self.tape, constants = inside.tape([outs[i] for i in self.linear_outs]).close()
-        # A residual that is an input of the body is taken from outside again; the others are further results.
-        position = {id(b): i for i, b in enumerate(blocks)}
-        self.sources: list[tuple[bool, int]] = []
-        residuals: list[Value] = []
-        for c in constants if self.linear_outs else ():
-            if id(c) in position:
-                self.sources.append((True, position[id(c)]))
-            else:
-                self.sources.append((False, len(residuals)))
-                residuals.append(c)
-        self.residual_specs = [
-            PartitionSpec.stacked(_in_order(mesh, typeof(c).variance if typed else mesh.axis_names)) for c in residuals
-        ]
-        return (
-            [*[outs[i] for i in self.known_outs], *residuals],
-            (*[specs[i] for i in self.known_outs], *self.residual_specs),
+        self._argument_of = argument_of  # id of a block -> which argument of the shard_map it is a block of
+        self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it stands for
+        self._scope = inside.scope
+        self._sources: list[tuple[str, Any]] = []  # where each input of the tape that is no tangent comes from
+        self._inputs: list[Var] = []
+        self._views: list[Equation] = []
+        self._kept: list[Value] = []
+        tape, constants = inside.tape([outs[i] for i in self.linear_outs]).close()
+        self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
+        self._defined: set[Var] = set()
+        for c in constants:
+            self._define(c)
+        self.tape = Tape(
+            [*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs
         )
+        self.kept_specs = [
+            PartitionSpec.stacked(_in_order(mesh, typeof(x).variance if typed else mesh.axis_names))
+            for x in self._kept
+        ]
+        self.results = [*[outs[i] for i in self.known_outs], *self._kept]
+        self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
+
+    def _define(self, x: Value) -> Var:
+        """The name of a residual on the linear tape, once it is an input there, or the result of a view."""
+        var = self._names.setdefault(id(x), Var(typeof(x)))
+        if var in self._defined:
+            return var
+        self._defined.add(var)
+        view = self._scope.view_of(x)
+        if id(x) in self._argument_of:
+            self._input(var, "argument", self._argument_of[id(x)])
+        elif id(x) in self._closed_over:
+            self._input(var, "closed over", self._closed_over[id(x)])
+        elif not isinstance(x, Tracer):
+            self._input(var, "closed over", x)
+        elif view is not None:
+            primitive, operand, params = view
+            name = operand if is_scalar_constant(operand) else self._define(operand)
+            self._views.append(Equation(primitive, [name], params, [var]))
+        else:
+            self._input(var, "kept", len(self._kept))
+            self._kept.append(x)
+        return var
+
+    def _input(self, var: Var, source: str, what: Any) -> None:
+        self._inputs.append(var)
+        self._sources.append((source, what))
+
+    def residuals(self, args: Sequence[Value], in_specs: Specs, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
+        """The operands, outside, for the residuals of the linear tape, and their specs."""
+        find = {
+            "argument": lambda i: (args[i], in_specs[i]),
+            "closed over": lambda x: (x, P()),
+            "kept": lambda i: (kept[i], self.kept_specs[i]),
+        }
+        pairs = [find[source](what) for source, what in self._sources]
+        return [x for x, _ in pairs], tuple(spec for _, spec in pairs)
 
 
 def _in_order(mesh: Mesh, axes: Any) -> tuple[str, ...]:
@@ -424,5 +462,3 @@ def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:
         raise TypeError(f"{path} is {spec!r}, which is no partition spec; write P(...), or P() for an unmapped array")
     check_spec(spec, mesh.shape, path)
 
-
-__all__ = ["Recorder", "shard_map", "shard_map_p"]

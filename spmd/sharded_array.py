@@ -119,8 +119,10 @@ class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.held):
-            return f"ShardedArray({numpy.array2string(self.gather(), prefix='ShardedArray(', separator=', ')}, {self.spec})"
-        return f"ShardedArray({ShapedArray(self.shape, self.dtype)}, {self.spec}; rank {self.mesh.rank} has\n{self.local})"
+            whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
+            return f"ShardedArray({whole}, {self.spec})"
+        whole = ShapedArray(self.shape, self.dtype)
+        return f"ShardedArray({whole}, {self.spec}; rank {self.mesh.rank} has\n{self.local})"
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)

@@ -163,6 +163,8 @@ def broadcast_to(x: Value, shape: Any) -> Value:
     return x if shape == t.shape else broadcast_to_p.bind(x, shape=shape)
 
 
+reshape_p.is_view = transpose_p.is_view = broadcast_to_p.is_view = True
+
 # ---------------------------------------------------------------- concatenate
 
 

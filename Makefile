@@ -1,0 +1,44 @@
+# make demo   sets up, and trains a network data-parallel on 4 MPI ranks
+# make test   sets up, and runs all tests, those on MPI ranks too
+# make lint   checks the style
+# make clean  removes what the others made
+#
+# Everything is installed into .venv, an MPI included. On a machine with an MPI of its own: make demo MPI=mpi
+
+PYTHON ?= python3
+RANKS ?= 4
+MPI ?= mpich
+TIMEOUT ?= 300
+
+VENV := .venv
+comma := ,
+
+export PATH := $(abspath $(VENV))/bin:$(PATH)
+# Ranks share the processors among themselves: more threads in each would only get in each other's way.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.installed-$(MPI)
+	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
+
+# Each group of tests runs on as many ranks as it asks for: one launch for each number of ranks.
+test: $(VENV)/.installed-$(MPI)-test
+	ruff check .
+	python -m pytest -m "parallel[1]"
+	for ranks in 1 2 3 4 8; do \
+	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
+	done
+
+lint: $(VENV)/.installed-$(MPI)-test
+	ruff check .
+
+# The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.
+$(VENV)/.installed-%: setup.cfg pyproject.toml
+	test -x $(VENV)/bin/pip || $(PYTHON) -m venv $(VENV)
+	python -m pip install --quiet --disable-pip-version-check --editable '.[$(subst -,$(comma),$*)]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +

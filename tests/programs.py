@@ -1,0 +1,128 @@
+"""Programs of collectives with a known meaning: each step on blocks, beside the same step on the whole array.
+
+A program works on a matrix [n, k] whose rows are split over some mesh axes. The tests compare the two
+readings of a program, their derivatives too, on simulated ranks and on real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, all_gather_invariant, all_to_all, pmean, ppermute, pscatter, psum, psum_scatter
+from spmd import P
+
+COLUMNS = 4
+
+
+@dataclass
+class Step:
+    """`block(x, w, axes, size)` on each rank, `whole(x, w, size)` on the whole array; w is a parameter [k]."""
+
+    block: Callable
+    whole: Callable
+
+
+def _ring(size: int, by: int = 1) -> list[tuple[int, int]]:
+    return [(i, (i + by) % size) for i in range(size)]
+
+
+def _cut_and_own(x: Any, axes: tuple, size: int) -> Any:
+    """All rows, the same on every rank; then each rank's own again."""
+    return pscatter(all_gather_invariant(x, axes, tiled=True), axes, tiled=True)
+
+
+STEPS: dict[str, Step] = {
+    "sine": Step(lambda x, w, axes, size: np.sin(x), lambda x, w, size: np.sin(x)),
+    "scale by a parameter": Step(lambda x, w, axes, size: x * w, lambda x, w, size: x * w),
+    "a parameter twice": Step(
+        lambda x, w, axes, size: np.tanh(x * w) + w, lambda x, w, size: np.tanh(x * w) + w
+    ),
+    "outer product": Step(
+        lambda x, w, axes, size: x @ np.sin(w.reshape(-1, 1) * w), lambda x, w, size: x @ np.sin(w.reshape(-1, 1) * w)
+    ),
+    "add the column sums": Step(
+        lambda x, w, axes, size: x + psum(np.sum(x, axis=0), axes) / 8, lambda x, w, size: x + np.sum(x, axis=0) / 8
+    ),
+    "subtract the mean": Step(
+        lambda x, w, axes, size: x - pmean(np.mean(x), axes), lambda x, w, size: x - np.mean(x)
+    ),
+    "a sum of sums": Step(
+        lambda x, w, axes, size: x * np.cos(psum(w * psum(np.sum(x * w, axis=0), axes), axes)),
+        lambda x, w, size: x * np.cos(size * w * np.sum(x * w, axis=0)),
+    ),
+    "gather, and sum back": Step(
+        lambda x, w, axes, size: psum_scatter(np.sin(all_gather(x, axes, tiled=True)), axes, tiled=True) / size,
+        lambda x, w, size: np.sin(x),
+    ),
+    "gather invariantly": Step(
+        lambda x, w, axes, size: x + np.mean(np.cos(all_gather_invariant(x * w, axes)), axis=(0, 1)),
+        lambda x, w, size: x + np.mean(np.cos(x * w), axis=0),
+    ),
+    "cut and own": Step(
+        lambda x, w, axes, size: np.sin(_cut_and_own(x, axes, size)), lambda x, w, size: np.sin(x)
+    ),
+    "shift": Step(
+        lambda x, w, axes, size: ppermute(x, axes, _ring(size)) * w,
+        lambda x, w, size: np.concatenate([x[-(x.shape[0] // size) :], x[: -(x.shape[0] // size)]]) * w,
+    ),
+    "exchange rows and columns": Step(
+        lambda x, w, axes, size: all_to_all(
+            np.sin(all_to_all(np.stack([x] * size), axes, 0, 0)), axes, 0, 0
+        )[0],
+        lambda x, w, size: np.sin(x),
+    ),
+}
+
+
+@dataclass
+class Program:
+    """Steps in order, then the mean of squares: a scalar of x [n, k] and of a list of parameters [k]."""
+
+    steps: list[str]
+
+    def whole(self, size: int) -> Callable:
+        def loss(x, params):
+            for name, w in zip(self.steps, params):
+                x = STEPS[name].whole(x, w, size)
+            return np.mean(x**2)
+
+        return loss
+
+    def sharded(self, mesh: spmd.Mesh, axes: tuple[str, ...], closed_over: bool = False, **options: Any) -> Callable:
+        """The same loss through `shard_map`; the parameters as an argument, or closed over."""
+        size = math.prod(mesh.shape[a] for a in axes)
+
+        def on_blocks(x, params):
+            for name, w in zip(self.steps, params):
+                x = STEPS[name].block(x, w, axes, size)
+            return pmean(np.mean(x**2), axes)
+
+        def loss(x, params):
+            if closed_over:
+                mapped = spmd.shard_map(
+                    lambda x: on_blocks(x, params), mesh=mesh, in_specs=P(axes), out_specs=P(), **options
+                )
+                return mapped(x)
+            mapped = spmd.shard_map(on_blocks, mesh=mesh, in_specs=(P(axes), P()), out_specs=P(), **options)
+            return mapped(x, params)
+
+        return loss
+
+
+def example(program: Program, rows: int, seed: int) -> tuple:
+    """Arguments for a program, the same wherever they are made."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(rows, COLUMNS)), [rng.normal(size=COLUMNS) for _ in program.steps]
+
+
+def assert_trees_close(actual: Any, expected: Any, **tolerances: float) -> None:
+    """Leaf by leaf, with paths in the message."""
+    for (path, a), e in zip(md.tree.flatten_with_paths(actual)[0], md.tree.leaves(expected), strict=True):
+        a = a.gather() if isinstance(a, spmd.ShardedArray) else a
+        np.testing.assert_allclose(a, e, err_msg=f"at {path}", **{"rtol": 1e-9, "atol": 1e-12, **tolerances})
