@@ -494,8 +494,8 @@ class Tracer:
     def __array__(self, dtype=None, copy=None):
         raise TracerError(
             f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
-            "Call functions on it directly; to build an array out of traced values, use "
-            "minidiff.numpy.array or np.stack."
+            "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
+            "np.stack; to index a plain array with it, minidiff.numpy.take."
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):

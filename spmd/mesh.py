@@ -10,7 +10,7 @@ from typing import Any
 from collectives.stacked import Stacked
 
 #: Where MPI launchers tell a process how many there are.
-_LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Mesh:
@@ -118,7 +118,7 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
 
 def launcher_size() -> int | None:
     """How many processes the MPI launcher says it started; None where there is no launcher."""
-    for variable in _LAUNCHERS:
+    for variable in LAUNCHERS:
         if os.environ.get(variable, "").isdigit():
             size = int(os.environ[variable])
             # A scheduler's step of one task is as often a shell as it is a job of one rank.

@@ -11,10 +11,10 @@ differentiated as it stands. Replaced are only the functions that NumPy cannot h
 
 import numpy as _numpy
 
-from minidiff.numpy import construct as _construct
+from minidiff.numpy import replaced as _replaced
 
-_replaced = {"array": _construct.array, "asarray": _construct.asarray}
+_own = ("array", "asarray", "take")
 
 __all__ = list(_numpy.__all__)
 
-globals().update({name: _replaced.get(name, getattr(_numpy, name)) for name in __all__})
+globals().update({name: getattr(_replaced, name) if name in _own else getattr(_numpy, name) for name in __all__})

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import ShapedArray, Tracer, Value, typeof
+from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops.kinds import Linear
 
 # ---------------------------------------------------------------- slices: the index is known
@@ -170,6 +170,15 @@ def getitem(x: Value, index: Any) -> Value:
             return x
         return slice_p.bind(x, index=index)
     return _gather(x, index, advanced)
+
+
+@implements(numpy.take)
+def take(x: Value, indices: Value, axis: int | None = None) -> Value:
+    """`numpy.take`: the elements of x at `indices` along an axis; along x flattened where that is None."""
+    if axis is None:
+        return getitem(ops.shape.ravel(x), indices)
+    axis = ops.shape.normalize_axis(axis, typeof(x).ndim, "take")
+    return getitem(x, (slice(None),) * axis + (indices,))
 
 
 def _gather(x: Value, index: list, advanced: list[int]) -> Value:

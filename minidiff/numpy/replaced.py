@@ -1,4 +1,4 @@
-"""The functions of NumPy's namespace that NumPy cannot hand over: those that build arrays out of Python lists."""
+"""The functions of NumPy's namespace that NumPy does not hand over when their argument is a traced value."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value
+from minidiff.ops import indexing
 from minidiff.ops.elementwise import convert
 from minidiff.ops.shape import stack
 
@@ -25,6 +26,13 @@ def asarray(x: Any, dtype: Any = None, **options: Any) -> Value:
     if isinstance(x, (list, tuple, Tracer)):
         return array(x, dtype, **options)
     return numpy.asarray(x, dtype, **options)
+
+
+def take(x: Any, indices: Any, axis: int | None = None, **options: Any) -> Value:
+    """`numpy.take`, also of plain arrays at traced indices."""
+    if isinstance(x, Tracer) or isinstance(indices, Tracer):
+        return indexing.take(x, indices, axis, **options)
+    return numpy.take(x, indices, axis, **options)
 
 
 def _holds_tracer(x: Any) -> bool:

@@ -1,0 +1,76 @@
+"""Meshes, and how their backend is chosen."""
+
+import subprocess
+import sys
+
+import pytest
+
+import spmd
+
+WITHOUT_MPI4PY = """
+import sys
+sys.modules["mpi4py"] = None  # as if it were not installed
+import spmd
+spmd.make_mesh((4,), ("i",))
+"""
+
+
+def test_a_mesh_says_what_it_is():
+    mesh = spmd.make_mesh((4, 2), ("x", "y"), backend="simulated")
+    assert mesh.shape == {"x": 4, "y": 2}
+    assert mesh.axis_names == ("x", "y")
+    assert (mesh.size, mesh.rank, mesh.backend) == (8, 0, "simulated")
+    assert repr(mesh) == "Mesh(x: 4, y: 2; 8 ranks, simulated)"
+    assert mesh.calls == {} and mesh.bytes == {}
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (((4, 2), ("x",)), ValueError, "2 sizes for 1 axis names"),
+        (((4, 2), ("x", "x")), ValueError, "occurs twice"),
+        (((0,), ("x",)), ValueError, "'x' has size 0"),
+        ((4, "x"), TypeError, r"make_mesh\(\(4, 2\), \('x', 'y'\)\)"),
+        (((4,), ("x",), "gpu"), ValueError, "backend is 'mpi', 'simulated' or None, got 'gpu'"),
+    ],
+)
+def test_arguments_that_make_no_mesh(arguments, error, message):
+    with pytest.raises(error, match=message):
+        spmd.make_mesh(*arguments)
+
+
+def test_without_a_launcher_ranks_are_simulated(monkeypatch):
+    for variable in spmd.mesh.LAUNCHERS:
+        monkeypatch.delenv(variable, raising=False)
+    assert spmd.make_mesh((4,), ("i",)).backend == "simulated"
+
+
+@pytest.mark.parametrize(
+    "variable, value, expected",
+    [("PMI_SIZE", "4", 4), ("OMPI_COMM_WORLD_SIZE", "1", 1), ("SLURM_STEP_NUM_TASKS", "1", None)],
+)
+def test_launchers_are_recognised(monkeypatch, variable, value, expected):
+    for name in spmd.mesh.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    assert spmd.mesh.launcher_size() == expected
+
+
+def test_a_mesh_of_another_size_than_mpi_has():
+    with pytest.raises(ValueError, match=r"4 x 2 needs 8 ranks, but MPI has 1.*mpirun -n 8.*backend='simulated'"):
+        spmd.make_mesh((4, 2), ("x", "y"), backend="mpi")
+
+
+def test_a_launcher_of_another_mpi(monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match="the launcher started 4 processes, but mpi4py sees 1"):
+        spmd.make_mesh((4,), ("i",))
+
+
+def test_a_launcher_without_mpi4py():
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_MPI4PY], env={"PMI_SIZE": "4"}, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode != 0
+    assert "an MPI launcher started this process as one of 4, but mpi4py cannot be imported" in run.stderr
+    assert "pip install 'minidiff[mpich]'" in run.stderr

@@ -1,0 +1,407 @@
+"""shard_map: what bodies see, what types say, where the backward pass communicates, and what errors teach."""
+
+from functools import partial
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import all_gather, all_gather_invariant, axis_index, pbroadcast, pmean, psum
+from spmd import P
+from tests.programs import assert_trees_close
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+
+def mapped(f, in_specs=P("i"), out_specs=P("i"), mesh=MESH, **options):
+    return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+def body_of(f, *args):
+    """The body's tape of a function that is one shard_map."""
+    (equation,) = md.make_tape(f)(*args).equations
+    return equation.params["body"]
+
+
+def operations(tape):
+    return [eqn.primitive.name for eqn in tape.equations]
+
+
+# ---------------------------------------------------------------- splitting and assembling
+
+
+def test_matmul_of_the_tutorial():
+    mesh = spmd.make_mesh((4, 2), ("x", "y"), backend="simulated")
+    a, b = np.arange(8 * 16.0).reshape(8, 16), np.arange(16 * 4.0).reshape(16, 4)
+
+    @partial(spmd.shard_map, mesh=mesh, in_specs=(P("x", "y"), P("y", None)), out_specs=P("x", None))
+    def matmul(a_block, b_block):
+        assert (a_block.shape, b_block.shape) == ((2, 8), (8, 4))
+        return psum(np.dot(a_block, b_block), "y")
+
+    c = matmul(a, b)
+    np.testing.assert_allclose(c, a @ b)
+    assert (c.shape, c.spec, [x.shape for x in c.local]) == ((8, 4), P("x"), [(2, 4)] * 8)
+
+
+@pytest.mark.parametrize(
+    "spec, expected",
+    [(P("i", "j"), (2, 2)), (P("i", None), (2, 1)), (P(("j", "i")), (4, 1)), (P(None, None), (1, 1))],
+)
+def test_results_without_inputs_are_tiled(spec, expected):
+    """As in the tutorial: a closed-over array is the same on all ranks, and out_specs says how often it is laid out."""
+    x = np.array([[3.0]])
+    z = mapped(lambda: x, in_specs=(), out_specs=spec, mesh=MESH2)()
+    np.testing.assert_array_equal(z, np.tile(x, expected))
+
+
+@pytest.mark.parametrize("spec", [P("i", "j"), P("j", "i"), P(("i", "j")), P(("j", "i")), P(None, ("j", "i")), P()])
+def test_identity_on_blocks_is_identity(spec):
+    x = np.arange(4 * 8.0).reshape(4, 8)
+    np.testing.assert_array_equal(mapped(lambda x: x, spec, spec, MESH2)(x), x)
+
+
+def test_blocks_are_transposed_on_the_way_out():
+    x = np.arange(4.0).reshape(2, 2)
+    y = mapped(lambda x: x, P("i", "j"), P("j", "i"), MESH2)(x)
+    np.testing.assert_array_equal(y, x.T)
+
+
+def test_trees_in_and_out():
+    def f(pair, scale):
+        return {"sum": psum(pair[0] * scale, "i"), "kept": [pair[1]]}
+
+    out = mapped(f, (P("i"), P()), {"sum": P(), "kept": P("i")})((np.arange(4.0), np.arange(8)), 2.0)
+    np.testing.assert_array_equal(out["sum"], [12.0])
+    np.testing.assert_array_equal(out["kept"][0], np.arange(8))
+    assert out["kept"][0].dtype == np.arange(8).dtype
+
+
+def test_sharded_results_go_in_again_as_they_are():
+    double = mapped(lambda x: 2 * x)
+    y = double(np.arange(8.0))
+    np.testing.assert_array_equal(double(y), 4 * np.arange(8.0))
+    np.testing.assert_array_equal(mapped(lambda x: x, P(None), P())(y), 2 * np.arange(8.0))
+
+
+def test_used_as_decorator():
+    @partial(spmd.shard_map, mesh=MESH, in_specs=P("i"), out_specs=P())
+    def total(x):
+        """The total."""
+        return psum(x.sum(), "i")
+
+    assert total(np.arange(8.0)) == 28.0
+    assert (total.__name__, total.__doc__) == ("total", "The total.")
+
+
+# ---------------------------------------------------------------- eager bodies
+
+
+def test_print_shows_ranks_and_coordinates(capsys):
+    @partial(spmd.shard_map, mesh=MESH2, in_specs=P("i", "j"), out_specs=P("i", "j"))
+    def f(x):
+        print(x)
+        return x
+
+    f(np.arange(16).reshape(4, 4))
+    assert capsys.readouterr().out == (
+        "On rank 0 at mesh coordinates (i, j) = (0, 0):\n[[0 1]\n [4 5]]\n\n"
+        "On rank 1 at mesh coordinates (i, j) = (0, 1):\n[[2 3]\n [6 7]]\n\n"
+        "On rank 2 at mesh coordinates (i, j) = (1, 0):\n[[ 8  9]\n [12 13]]\n\n"
+        "On rank 3 at mesh coordinates (i, j) = (1, 1):\n[[10 11]\n [14 15]]\n\n"
+    )
+
+
+def test_print_under_grad(capsys):
+    def f(x):
+        print("block:", x)
+        return psum(x.sum(), "i")
+
+    md.grad(mapped(f, P("i"), P()))(np.arange(4.0))
+    assert capsys.readouterr().out.startswith("block: On rank 0 at mesh coordinates (i,) = (0,):\n[0.]\n")
+
+
+@pytest.mark.parametrize("differentiate", [False, True])
+def test_branching_where_all_ranks_agree(differentiate):
+    def f(x):
+        return psum(x, "i").sum() if psum(x.sum(), "i") > 0 else psum(-x, "i").sum()
+
+    g = mapped(f, P("i"), P())
+    if differentiate:
+        np.testing.assert_array_equal(md.grad(g)(-np.ones(4)), -np.ones(4))
+    assert g(-np.ones(4)) == g(np.ones(4)) == 4.0
+
+
+def test_branching_where_ranks_may_differ():
+    with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\} varies along 'i'.*psum, pmax or pmin.*np.where"):
+        mapped(lambda x: x if x.sum() > 0 else -x)(np.ones(4))
+
+
+def test_axis_index_selects_parts():
+    x = np.arange(4.0)
+    np.testing.assert_array_equal(mapped(lambda b: np.take(x, axis_index("i")) + b)(np.zeros(4)), x)
+
+
+def test_gradients_inside_a_body():
+    """The parameter is the same on all ranks, and so is its gradient: the body sums it by itself."""
+    W, X = np.arange(3.0), np.arange(24.0).reshape(8, 3)
+
+    def loss(w, x):
+        return ((x @ w) ** 2).sum()
+
+    inside = mapped(lambda w, x: md.grad(loss)(w, x), (P(), P("i")), P())
+    np.testing.assert_allclose(inside(W, X), md.grad(loss)(W, X))
+    own = mapped(lambda w, x: psum(md.grad(loss)(pbroadcast(w, "i"), x), "i"), (P(), P("i")), P())
+    np.testing.assert_allclose(own(W, X), md.grad(loss)(W, X))
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+@pytest.mark.parametrize("check_rep", [True, False])
+@pytest.mark.parametrize("spec", [P("i"), P(), P(("i", "j")), P(None, "j")])
+def test_identity_differentiates_to_identity(spec, check_rep):
+    """The boundary is exact, with and without types, mapped and unmapped."""
+    x = np.arange(16.0).reshape(4, 4)
+    f = mapped(lambda x: x, spec, spec, MESH2, check_rep=check_rep)
+    _, pullback = md.vjp(f, x)
+    np.testing.assert_allclose(pullback(x)[0], x)
+    np.testing.assert_allclose(md.jvp(f, (x,), (x,))[1], x)
+    np.testing.assert_allclose(md.linearize(f, x)[1](x), x)
+    np.testing.assert_allclose(md.linear_transpose(f, x)(x)[0], x)
+    np.testing.assert_allclose(md.linear_transpose(lambda y: md.linear_transpose(f, x)(y)[0], x)(x)[0], x)
+
+
+def test_scalar_residuals_stay_on_their_ranks():
+    """A 0-d value that varies is kept for the backward pass: the block has no dimension to be stacked along."""
+
+    def f(x):
+        s = np.sum(x)
+        return psum(np.sin(s) * s, "i")
+
+    md.testing.check_grads(mapped(f, P("i"), P()), (np.arange(8.0),), order=3)
+
+
+def test_a_result_that_does_not_depend_on_the_argument():
+    f = mapped(lambda x: (psum(x, "i"), np.ones(2)), P("i"), (P(), P()))
+    _, pullback = md.vjp(f, np.arange(4.0))
+    np.testing.assert_array_equal(pullback((np.ones(1), np.ones(2)))[0], np.ones(4))
+    assert_trees_close(md.jvp(f, (np.arange(4.0),), (np.ones(4),))[1], (np.array([4.0]), np.zeros(2)))
+
+
+def test_an_unused_argument_has_a_zero_gradient():
+    f = mapped(lambda x, y: psum(x.sum(), "i"), (P("i"), P("i")), P())
+    np.testing.assert_array_equal(md.grad(f, 1)(np.ones(4), np.ones(8)), np.zeros(8))
+
+
+def test_integers_are_no_obstacle():
+    f = mapped(lambda x, k: psum((x * k).sum(), "i"), (P("i"), P("i")), P())
+    np.testing.assert_array_equal(md.grad(f)(np.ones(4), np.arange(4)), np.arange(4.0))
+
+
+def test_float32_stays():
+    f = mapped(lambda x: pmean((x**2).sum(), "i"), P("i"), P())
+    value, gradient = md.value_and_grad(f)(np.ones(4, np.float32))
+    assert value.dtype == gradient.dtype == np.float32
+
+
+def test_closures_under_every_transformation():
+    x = np.arange(4.0)
+
+    def f(w):
+        return mapped(lambda x: psum((x * np.sin(w)).sum(), "i"), P("i"), P())(x)
+
+    def plain(w):
+        return (x * np.sin(w)).sum()
+
+    md.testing.check_grads(f, (0.3,), order=3)
+    np.testing.assert_allclose(md.vmap(f)(np.arange(3.0)), md.vmap(plain)(np.arange(3.0)))
+    np.testing.assert_allclose(md.vmap(md.grad(f))(np.arange(3.0)), md.vmap(md.grad(plain))(np.arange(3.0)))
+    np.testing.assert_allclose(md.grad(md.grad(f))(0.3), md.grad(md.grad(plain))(0.3))
+    np.testing.assert_allclose(md.make_tape(md.grad(f))(0.3)(0.3)[0], md.grad(plain)(0.3))
+
+
+def test_closures_at_two_levels():
+    """Each derivative is of its own variable, though the body sees both."""
+
+    def f(a):
+        def g(b):
+            return mapped(lambda x: psum((x * a * b**2).sum(), "i"), P("i"), P())(np.ones(4))
+
+        return md.grad(g)(3.0) * a
+
+    np.testing.assert_allclose(md.grad(f)(2.0), 4 * 2 * 3.0 * 2 * 2.0)
+
+
+# ---------------------------------------------------------------- where the backward pass communicates
+
+
+def loss_of(parameters, closed_over, use, **options):
+    def loss(params, x):
+        if closed_over:
+            return mapped(lambda x: pmean(use(params, x), "i"), P("i"), P(), **options)(x)
+        return mapped(lambda p, x: pmean(use(p, x), "i"), (P(), P("i")), P(), **options)(params, x)
+
+    return loss
+
+
+PARAMETERS = {"w": np.ones((3, 3)), "b": np.ones(3), "v": np.ones(3)}
+INPUTS = np.arange(24.0).reshape(8, 3)
+
+
+def network(p, x):
+    return np.sum(np.tanh(x @ p["w"] + p["b"]) @ p["v"])
+
+
+@pytest.mark.parametrize("closed_over", [True, False])
+def test_one_psum_a_parameter_and_none_for_the_cotangent(closed_over):
+    typed = spmd.communication(md.grad(loss_of(PARAMETERS, closed_over, network)))(PARAMETERS, INPUTS)
+    assert typed.counts == {"psum": 1 + len(PARAMETERS)}
+    untyped = loss_of(PARAMETERS, closed_over, network, check_rep=False)
+    assert spmd.communication(md.grad(untyped))(PARAMETERS, INPUTS).counts == {"psum": 2 + len(PARAMETERS)}
+
+
+TWICE = {
+    "twice in products": lambda w, x: np.sum(np.tanh(x @ w) @ w),
+    "and its transpose": lambda w, x: np.sum(np.tanh(x @ w) @ w.T),
+    "and another shape of it": lambda w, x: np.sum(x @ w) + np.sum(x[0, 0] * w.reshape(9)),
+    "and broadcast": lambda w, x: np.sum(x @ w + x @ np.broadcast_to(w, (2, 3, 3))),
+}
+
+
+@pytest.mark.parametrize("closed_over", [True, False])
+@pytest.mark.parametrize("use", TWICE)
+def test_a_weight_used_twice_costs_one_psum(use, closed_over):
+    w = np.arange(9.0).reshape(3, 3) / 9
+    loss = loss_of(w, closed_over, TWICE[use])
+    assert spmd.communication(md.grad(loss))(w, INPUTS).counts == {"psum": 2}
+    md.testing.check_grads(loss, (w, INPUTS / 24), order=2)
+
+
+def test_second_derivatives_communicate_like_first():
+    """The gradient's sums are of a parameter's cotangents again: no all-reduce of what all ranks know."""
+    loss = loss_of(PARAMETERS, True, network)
+    of_norm = md.grad(lambda p, x: sum(np.sum(g**2) for g in md.tree.leaves(md.grad(loss)(p, x))))
+    expected = md.grad(
+        lambda p, x: sum(np.sum(g**2) for g in md.tree.leaves(md.grad(lambda p, x: network(p, x) / 4)(p, x)))
+    )
+    assert_trees_close(of_norm(PARAMETERS, INPUTS), expected(PARAMETERS, INPUTS))
+
+
+def f_by_types(f, *specs):
+    return mapped(f, tuple(specs[:-1]), specs[-1])
+
+
+JEP_EXAMPLES = {
+    # name: (function, arguments, operations of the body's transpose that communicate)
+    "1: psum to an unmapped output": (
+        f_by_types(lambda x: psum(np.sum(3.0 * x), "i"), P("i"), P()),
+        (np.arange(4.0),),
+        [],
+    ),
+    "2: psum to a mapped output": (
+        lambda x: f_by_types(lambda x, y: psum(3.0 * x, "i") * y, P("i"), P("i"), P("i"))(x, np.arange(4.0)),
+        (np.arange(4.0),),
+        ["psum"],
+    ),
+    "3: cursed identity": (f_by_types(lambda x: x, P(), P()), (np.arange(4.0),), []),
+    "4: all_gather_invariant to an unmapped output": (
+        f_by_types(lambda x: all_gather_invariant(x, "i", tiled=True), P("i"), P()),
+        (np.arange(4.0),),
+        [],
+    ),
+    "5: all_gather to a mapped output": (
+        lambda x: f_by_types(lambda x, y: all_gather(x, "i", tiled=True) * y, P("i"), P("i"), P("i"))(
+            x, np.arange(16.0)
+        ),
+        (np.arange(4.0),),
+        ["psum_scatter"],
+    ),
+}
+
+
+def transpose_of(f):
+    """The transpose of a function of four numbers, as such a function."""
+    return lambda y: md.linear_transpose(f, np.ones(4))(y)[0]
+
+
+@pytest.mark.parametrize("name", JEP_EXAMPLES)
+def test_transposes_of_the_jep(name):
+    f, args, expected = JEP_EXAMPLES[name]
+    out = f(*args)
+    transposed = md.linear_transpose(f, *args)
+    report = spmd.communication(transposed)(np.ones(np.shape(out)))
+    assert [row.collective for row in report.rows] == expected
+    ct = np.cos(np.arange(np.size(out))).reshape(np.shape(out))
+    np.testing.assert_allclose(np.sum(np.asarray(transposed(ct)[0]) * args[0]), np.sum(ct * np.asarray(out)))
+
+
+def test_transposing_does_not_grow_the_identity():
+    f = f_by_types(lambda x: x, P(), P())
+    untyped = mapped(lambda x: x, P(), P(), check_rep=False)
+    for _ in range(3):
+        f, untyped = transpose_of(f), transpose_of(untyped)
+        assert operations(body_of(f, np.ones(4))) == []
+    assert operations(body_of(untyped, np.ones(4))) == ["divide", "psum"] * 3  # the JEP's Example 3
+
+
+# ---------------------------------------------------------------- errors
+
+
+ERRORS = {
+    "unknown axis": (lambda: mapped(abs, P("k")), ValueError, r"in_specs = P\('k'\) names the axis 'k'.*\('i',\)"),
+    "unknown axis out": (lambda: mapped(abs, P("i"), (P(), P("z"))), ValueError, r"out_specs\[1\] = P\('z'\)"),
+    "axis twice": (lambda: mapped(abs, P("i", "i")), ValueError, "names the axis 'i' twice"),
+    "no spec": (lambda: mapped(abs, "i"), TypeError, r"in_specs is 'i', which is no partition spec; write P\(...\)"),
+    "too many entries": (lambda: mapped(abs, P("i", None))(np.ones(4)), ValueError, r"2 entries, but args\[0\] has 1"),
+    "does not divide": (lambda: mapped(abs)(np.ones(6)), ValueError, r"args\[0\].*size 6.*'i' \(4\).*multiple of 4"),
+    "too few specs": (
+        lambda: mapped(lambda x, y: x, (P("i"),))(np.ones(4), np.ones(4)),
+        ValueError,
+        "in_specs has 1 entries, but stands against 2",
+    ),
+    "other keys": (
+        lambda: mapped(lambda x: x["a"], ({"b": P("i")},))({"a": np.ones(4)}),
+        ValueError,
+        r"in_specs\[0\] has the keys \['b'\], but stands against \['a'\]",
+    ),
+    "a tree of specs for an array": (
+        lambda: mapped(lambda x: x, P("i"), (P("i"), P()))(np.ones(4)),
+        ValueError,
+        "out_specs is a tuple of 2, but stands against a single array",
+    ),
+    "result of lower rank": (
+        lambda: mapped(lambda x: x.sum())(np.ones(4)),
+        ValueError,
+        r"out_specs = P\('i'\) has 1 entries, but the result has 0 dimensions",
+    ),
+    "varying result": (
+        lambda: mapped(lambda x: {"loss": x}, P("i"), P())(np.ones(4)),
+        md.VarianceError,
+        r"the result\['loss'\] has type f64\[1\]\{i\}.*along 'i'.*ways out: map it.*reduce it.*all_gather_invariant",
+    ),
+    "nested": (
+        lambda: mapped(lambda x: mapped(abs)(x))(np.ones(16)),
+        TypeError,
+        "inside the body of another shard_map is not supported",
+    ),
+    "writing": (lambda: mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4)), TypeError, "cannot be written into"),
+    "no array": (lambda: mapped(abs)("text"), TypeError, "expected an array or a number, got str"),
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors(name):
+    wrong, error, message = ERRORS[name]
+    with pytest.raises(error, match=message):
+        wrong()
+
+
+def test_leaked_values_are_named():
+    leaked = []
+    mapped(lambda x: leaked.append(x) or x)(np.ones(4))
+    for use in (lambda: leaked[0] + 1, lambda: mapped(lambda x: x + leaked[0])(np.ones(4))):
+        with pytest.raises(md.LeakedTracerError, match=r"f64\[1\]\{i\} was used outside .*\(shard_map\)"):
+            use()
