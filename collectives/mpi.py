@@ -33,7 +33,6 @@ class Ranks:
         self.calls: Counter = Counter()
         self.bytes: Counter = Counter()
         self._comms: dict[Axes, Any] = {}
-        abort_on_exception()
 
     def size(self, axes: Sequence[str]) -> int:
         return math.prod(self.sizes[a] for a in axes)
@@ -94,10 +93,10 @@ class Ranks:
         return self._reduce(x, held, axes, _mpi.SUM)
 
     def _pmax(self, x, held, axes, size):
-        return self._reduce(x, held, axes, _mpi.MAX)
+        return self._reduce(x, held, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
 
     def _pmin(self, x, held, axes, size):
-        return self._reduce(x, held, axes, _mpi.MIN)
+        return self._reduce(x, held, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
 
     def _pbroadcast(self, x, held, axes, size):
         return x, held
@@ -176,6 +175,20 @@ def _bytes(x: numpy.ndarray) -> list:
     return [x, _mpi.BYTE]
 
 
+def _as_numpy(ufunc: numpy.ufunc) -> Any:
+    """A ufunc of two floating-point arrays as an operation that MPI reduces with."""
+
+    def combine(one, two, datatype):
+        one, two = (numpy.frombuffer(x, datatype.typestr) for x in (one, two))
+        ufunc(one, two, out=two)
+
+    return _mpi.Op.Create(combine, commute=True)
+
+
+# With MPI's own MAX and MIN the place of a NaN decides what becomes of it, and ranks that must agree may not.
+_MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
+
+
 def _split(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:
     """The parts of x along `axis`, as a new first axis."""
     if tiled:
@@ -186,29 +199,25 @@ def _split(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray
 def _unsplit(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
     """The inverse of `_split`."""
     x = numpy.moveaxis(parts, 0, axis)
-    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :]) if tiled else x
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]) if tiled else x
 
 
 # ---------------------------------------------------------------- ranks that fail
 
 
-def abort_on_exception() -> None:
-    """End the whole job when this rank dies of an exception: the others would wait for it for ever.
+def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """End the whole job, because this rank has died of an exception: the others would wait for it for ever.
 
     The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a
     mistake in the program they all run, the lowest one speaks: the others give it a moment to.
     """
-    if WORLD.Get_size() == 1 or sys.excepthook is _abort or hasattr(sys, "ps1"):
-        return
-    sys.excepthook = _abort
-
-
-def _abort(kind: type, error: BaseException, trace: Any) -> None:
     rank = WORLD.Get_rank()
     if rank:
         time.sleep(min(0.25 + 0.05 * rank, 2.0))
     text = "".join(traceback.format_exception(kind, error, trace))
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
+    lines += f"[rank {rank}] rank {rank} of {WORLD.Get_size()} failed; the job ends.\n"
     sys.stdout.flush()
-    os.write(2, f"{lines}[rank {rank}] {kind.__name__} on rank {rank} of {WORLD.Get_size()}: the job ends.\n".encode())
+    sys.stderr.flush()
+    os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
     WORLD.Abort(1)

@@ -206,7 +206,7 @@ def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[n
         block.append(len(shape))
         shape.append(n // math.prod(sizes[a] for a in axes))
     blocks = x.reshape(shape).transpose(*[places[a] for a in held], *block)
-    return blocks.reshape(-1, *[shape[b] for b in block]), held
+    return blocks.reshape(math.prod(sizes[a] for a in held), *[shape[b] for b in block]), held
 
 
 def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:

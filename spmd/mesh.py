@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from collectives.stacked import Stacked
-
-#: Where MPI launchers tell a process how many there are.
-LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+from spmd.launch import import_mpi, launcher_size
 
 
 class Mesh:
@@ -84,7 +81,7 @@ def make_mesh(
         return Mesh(shape, Stacked(shape))
     if backend != "mpi":
         raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
-    mpi = _import_mpi(launched)
+    mpi = import_mpi()
     ranks = (mpi.WORLD if comm is None else comm).Get_size()
     size = math.prod(shape.values())
     if comm is None and launched is not None and launched != ranks:
@@ -114,26 +111,3 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
         if size < 1:
             raise ValueError(f"make_mesh: the axis {name!r} has size {size}; a size is at least 1")
     return {name: int(size) for name, size in zip(axis_names, axis_shapes)}
-
-
-def launcher_size() -> int | None:
-    """How many processes the MPI launcher says it started; None where there is no launcher."""
-    for variable in LAUNCHERS:
-        if os.environ.get(variable, "").isdigit():
-            size = int(os.environ[variable])
-            # A scheduler's step of one task is as often a shell as it is a job of one rank.
-            return None if size == 1 and variable.startswith("SLURM") else size
-    return None
-
-
-def _import_mpi(launched: int | None) -> Any:
-    try:
-        from collectives import mpi
-    except ImportError as error:
-        why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
-        raise ImportError(
-            f"{why}, but mpi4py cannot be imported ({error}). Install it with `pip install 'minidiff[mpi]'` where the "
-            "machine has an MPI, or `pip install 'minidiff[mpich]'` where it has none; "
-            "or simulate the ranks with backend='simulated'"
-        ) from error
-    return mpi

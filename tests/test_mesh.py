@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import spmd
+from spmd import launch
 
 WITHOUT_MPI4PY = """
 import sys
@@ -40,7 +41,7 @@ def test_arguments_that_make_no_mesh(arguments, error, message):
 
 
 def test_without_a_launcher_ranks_are_simulated(monkeypatch):
-    for variable in spmd.mesh.LAUNCHERS:
+    for variable in launch.LAUNCHERS:
         monkeypatch.delenv(variable, raising=False)
     assert spmd.make_mesh((4,), ("i",)).backend == "simulated"
 
@@ -50,10 +51,10 @@ def test_without_a_launcher_ranks_are_simulated(monkeypatch):
     [("PMI_SIZE", "4", 4), ("OMPI_COMM_WORLD_SIZE", "1", 1), ("SLURM_STEP_NUM_TASKS", "1", None)],
 )
 def test_launchers_are_recognised(monkeypatch, variable, value, expected):
-    for name in spmd.mesh.LAUNCHERS:
+    for name in launch.LAUNCHERS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)
-    assert spmd.mesh.launcher_size() == expected
+    assert launch.launcher_size() == expected
 
 
 def test_a_mesh_of_another_size_than_mpi_has():

@@ -19,7 +19,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd import P
-from spmd.mesh import launcher_size
+from spmd.launch import launcher_size
 
 LAYERS = (64, 128, 64, 10)
 BATCH = 240  # divided by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks

@@ -1,0 +1,82 @@
+"""The data-parallel example: it learns, shows what it says it shows, and does the same on any number of ranks."""
+
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd.examples import data_parallel
+from tests.test_failures import mpiexec
+
+STEPS = 20
+
+
+def simulated(ranks, **options):
+    mesh = spmd.make_mesh((ranks,), ("batch",), backend="simulated")
+    return data_parallel.train(mesh, **{"steps": STEPS, "seed": 0, **options})
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return simulated(1)
+
+
+def test_it_learns():
+    losses, accuracy = simulated(4, steps=150)
+    assert accuracy >= 0.95
+    assert np.mean(losses[-10:]) < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_losses_do_not_depend_on_ranks(ranks, reference):
+    np.testing.assert_allclose(simulated(ranks)[0], reference[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("ranks", [3, 8])
+def test_losses_on_mpi_ranks(ranks, reference):
+    program = (
+        "import spmd; from spmd.examples import data_parallel as example\n"
+        f"mesh = spmd.make_mesh(({ranks},), ('batch',))\n"
+        f"losses, accuracy = example.train(mesh, {STEPS}, seed=0)\n"
+        "assert mesh.backend == 'mpi' and mesh.calls == {'psum': 7 * len(losses)}\n"
+        "if mesh.rank == 0: print(*map(repr, losses))\n"
+    )
+    run = mpiexec(ranks, "-c", program, timeout=100)
+    assert run.returncode == 0, run.stderr
+    np.testing.assert_allclose([float(x) for x in run.stdout.split()], reference[0], rtol=0, atol=1e-10)
+
+
+def test_seeds_differ():
+    assert simulated(1, steps=2)[0] != simulated(1, steps=2, seed=1)[0]
+
+
+def shown(text):
+    """What the program must show: the types, the reports with 1 + 6 all-reduces and with one more, the outcome."""
+    assert re.search(r"f64\[64,128\] = psum\(\w+, 'batch'\)", text)
+    assert re.findall(r"psum +batch +(\d+)", text) == ["7", "8"]
+    return float(re.search(r"held-out accuracy ([\d.]+)", text).group(1))
+
+
+def test_the_program_on_mpi_ranks():
+    run = mpiexec(4, "-m", "spmd.examples.data_parallel", "--steps", "100", timeout=100)
+    assert run.returncode == 0, run.stderr
+    assert "Mesh(batch: 4; 4 ranks, mpi)" in run.stdout
+    assert shown(run.stdout) >= 0.95
+    assert "100/100" in run.stderr  # the progress bar
+
+
+def test_the_program_without_a_launcher():
+    command = [sys.executable, "-m", "spmd.examples.data_parallel", "--steps", "5", "--ranks", "2", "--seed", "3"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    assert "No MPI launcher: 2 ranks are simulated" in run.stdout
+    shown(run.stdout)
+
+
+def test_a_batch_that_ranks_do_not_divide(capsys):
+    with pytest.raises(SystemExit):
+        data_parallel.main(["--ranks", "7"])
+    assert "a batch of 240 images cannot be split evenly over 7 ranks" in capsys.readouterr().err

@@ -1,0 +1,92 @@
+"""Typing rules, as a table: what operands of given variances give, and which pbroadcasts that takes."""
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from spmd import P
+
+MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+SPECS = {"": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j"))}
+
+
+def body_of(f, *variances):
+    """The body's tape of `f` of operands that vary along given axes."""
+    specs = tuple(SPECS[v] for v in variances)
+    args = [np.ones(2 ** len(v)) for v in variances]
+    # Whatever the result varies along, all axes of the mesh may be named in its spec.
+    mapped = spmd.shard_map(lambda *xs: f(*xs).reshape(1), mesh=MESH, in_specs=specs, out_specs=P(("i", "j")))
+    (equation,) = md.make_tape(mapped)(*args).equations
+    return equation.params["body"]
+
+
+BINARY = [
+    # variances of the operands, of the result, and along which axes each is lifted
+    ("", "", "", []),
+    ("i", "i", "i", []),
+    ("i", "", "i", ["i"]),
+    ("", "j", "j", ["j"]),
+    ("i", "j", "ij", ["j", "i"]),
+    ("ij", "i", "ij", ["j"]),
+    ("ij", "", "ij", ["ij"]),
+]
+
+
+@pytest.mark.parametrize("operation", [np.add, np.multiply, np.divide, np.matmul, np.maximum, np.less])
+@pytest.mark.parametrize("left, right, result, lifts", BINARY)
+def test_operands_are_lifted_to_their_union(operation, left, right, result, lifts):
+    tape = body_of(operation, left, right)
+    tape.check()
+    (equation,) = [e for e in tape.equations if e.primitive.name == operation.__name__]
+    assert equation.outputs[0].type.variance == set(result)
+    before = tape.equations[: tape.equations.index(equation)]
+    assert [set(e.params["axes"]) for e in before if e.primitive.name == "pbroadcast"] == [set(x) for x in lifts]
+
+
+@pytest.mark.parametrize("variance", SPECS)
+@pytest.mark.parametrize("operation", [np.sin, np.negative, lambda x: x * 2.0, lambda x: 1 / x, lambda x: x[0], np.sum])
+def test_one_operand_keeps_its_variance(operation, variance):
+    """Numbers agree with any variance: nothing is lifted for them."""
+    tape = body_of(operation, variance)
+    assert tape.equations[0].primitive.name != "pbroadcast"
+    assert tape.equations[0].outputs[0].type.variance == set(variance)
+
+
+def test_a_value_is_lifted_once():
+    tape = body_of(lambda x, w: (x * w + np.sin(x) * w) / (w + 2) + x * w, "i", "")
+    lifts = [e for e in tape.equations if e.primitive.name == "pbroadcast"]
+    of_w = [e for e in lifts if e.inputs[0] is tape.inputs[1]]
+    assert len(of_w) == 1
+    assert len(lifts) == 3  # w, w + 2, and the result along j
+
+
+def test_a_view_is_lifted_by_what_it_is_a_view_of():
+    tape = body_of(lambda x, w: x * w.reshape(1, 1)[0] + x * np.broadcast_to(w, (3, 1)).sum() + x @ w, "i", "")
+    lifts = [e for e in tape.equations if e.primitive.name == "pbroadcast" and e.inputs[0] is tape.inputs[1]]
+    assert len(lifts) == 1
+
+
+def test_sums_take_variance_away():
+    tape = body_of(lambda x: psum(psum(x, "j"), "i"), "ij")
+    assert [e.outputs[0].type.variance for e in tape.equations[:2]] == [{"i"}, set()]
+
+
+def test_checking_finds_a_wrong_type():
+    tape = body_of(np.sin, "i")
+    tape.equations[0].outputs[0].type = md.ShapedArray((1,), float)
+    with pytest.raises(TypeError, match=r"sin: the tape says f64\[1\], the rules say f64\[1\]\{i\}"):
+        tape.check()
+
+
+def test_checking_finds_operands_that_disagree():
+    tape = body_of(np.add, "i", "i")
+    wrong = body_of(np.add, "i", "")
+    (lift,) = [e for e in wrong.equations if e.primitive.name == "pbroadcast" and e.inputs[0] is wrong.inputs[1]]
+    (add,) = [e for e in wrong.equations if e.primitive.name == "add"]
+    add.inputs = [wrong.inputs[0], wrong.inputs[1]]
+    wrong.equations.remove(lift)
+    tape.check()
+    with pytest.raises(md.VarianceError, match=r"add: operands must agree in variance, got f64\[1\]\{i\}, f64\[1\]"):
+        wrong.check()
