@@ -2,43 +2,33 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 import time
 import traceback
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy
 from mpi4py import MPI as _mpi
 
-from collectives.stacked import Axes, Dims, show_block
+from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
 from minidiff.core import Primitive
 
 WORLD = _mpi.COMM_WORLD
 
 
-class Ranks:
-    """The ranks of an MPI communicator as a mesh whose axes have the sizes `sizes`."""
+class Ranks(Backend):
+    """The ranks of an MPI communicator, of which this process is one."""
 
     name = "mpi"
 
     def __init__(self, sizes: dict[str, int], comm: Any = None):
-        self.sizes = dict(sizes)
+        super().__init__(sizes)
         self.comm = (WORLD if comm is None else comm).Dup()
         self.rank = self.comm.Get_rank()
         self.coordinates = dict(zip(sizes, map(int, numpy.unravel_index(self.rank, tuple(sizes.values())))))
-        self.calls: Counter = Counter()
-        self.bytes: Counter = Counter()
         self._comms: dict[Axes, Any] = {}
-
-    def size(self, axes: Sequence[str]) -> int:
-        return math.prod(self.sizes[a] for a in axes)
-
-    def ordered(self, axes: Any) -> Axes:
-        return tuple(a for a in self.sizes if a in axes)
 
     def index(self, axes: Axes) -> int:
         """This rank's index along `axes`, counted in the order given."""
@@ -59,22 +49,25 @@ class Ranks:
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        """An ordinary operation on this rank's blocks."""
         held = self.ordered({a for _, axes in operands for a in axes})
         return primitive.impl(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        """A collective with the other ranks: this rank's result, and the axes along which it may vary."""
         x = numpy.asarray(x, order="C")
         if communicates:
-            self.calls[name] += 1
-            self.bytes[name] += x.nbytes
+            self.count(name, x.nbytes)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         return numpy.asarray(self.index(axes)), self.ordered(axes)
 
     # ------------------------------------------------ collectives
+
+    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
+        return x.shape
+
+    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
+        return x.reshape(shape)
 
     def _without(self, held: Axes, axes: Axes) -> Axes:
         return tuple(a for a in held if a not in axes)
@@ -104,13 +97,13 @@ class Ranks:
     def _all_gather(self, x, held, axes, size, axis, tiled):
         blocks = numpy.empty((size, *x.shape), x.dtype)
         self.along(axes).Allgather(_bytes(x), _bytes(blocks))
-        return _unsplit(blocks, axis, tiled), held
+        return unsplit_dimension(blocks, axis, tiled), held
 
     def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
         return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
 
     def _psum_scatter(self, x, held, axes, size, axis, tiled):
-        parts = numpy.ascontiguousarray(_split(x, size, axis, tiled))
+        parts = numpy.ascontiguousarray(split_dimension(x, size, axis, tiled))
         half = x.dtype == numpy.float16
         parts = parts.astype(numpy.float32) if half else parts
         out = numpy.empty(parts.shape[1:], parts.dtype)
@@ -118,13 +111,13 @@ class Ranks:
         return out.astype(x.dtype, copy=False), held
 
     def _pscatter(self, x, held, axes, size, axis, tiled):
-        return _split(x, size, axis, tiled)[self.index(axes)], held
+        return split_dimension(x, size, axis, tiled)[self.index(axes)], held
 
     def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
-        parts = numpy.ascontiguousarray(_split(x, size, split_axis, tiled))
+        parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
         out = numpy.empty_like(parts)
         self.along(axes).Alltoall(_bytes(parts), _bytes(out))
-        return _unsplit(out, concat_axis, tiled), held
+        return unsplit_dimension(out, concat_axis, tiled), held
 
     def _ppermute(self, x, held, axes, size, perm):
         me, comm = self.index(axes), self.along(axes)
@@ -137,7 +130,6 @@ class Ranks:
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        """This rank's block of an array that every rank has: each dimension split along its axes."""
         index = []
         for axes, n in zip(dims, numpy.shape(x)):
             length = n // self.size(axes)
@@ -146,27 +138,21 @@ class Ranks:
         return numpy.asarray(x)[tuple(index)], self.ordered({a for axes in dims for a in axes})
 
     def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        """A result held along `wanted` axes: the block that is here."""
         return x
 
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
-        """All ranks' blocks along `held`, stacked in the order of the mesh. Every rank must call it."""
         if not held:
             return x
-        self.calls["all_gather"] += 1
-        self.bytes["all_gather"] += x.nbytes
+        self.count("all_gather", x.nbytes)
         return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
 
     def is_here(self, held: Axes) -> bool:
-        """Whether `gather` needs no communication."""
         return self.size(held) == 1
 
     def local(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
-        """This rank's block."""
         return x
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:
-        """The value as `print` shows it: this rank's block, with its mesh coordinates."""
         return show_block(self.sizes, self.rank, x)
 
 
@@ -187,19 +173,6 @@ def _as_numpy(ufunc: numpy.ufunc) -> Any:
 
 # With MPI's own MAX and MIN the place of a NaN decides what becomes of it, and ranks that must agree may not.
 _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
-
-
-def _split(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:
-    """The parts of x along `axis`, as a new first axis."""
-    if tiled:
-        x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
-    return numpy.moveaxis(x, axis, 0)
-
-
-def _unsplit(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
-    """The inverse of `_split`."""
-    x = numpy.moveaxis(parts, 0, axis)
-    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]) if tiled else x
 
 
 # ---------------------------------------------------------------- ranks that fail

@@ -20,6 +20,13 @@ section "Tracking device invariance in avals". How they run is in `stacked.py` a
 
 Where the running `shard_map` has `check_rep=False` there are no types: `psum` is then an operation
 that is its own transpose, and the two operations that exist for the types' sake are done without.
+
+The examples take two ranks along one axis for granted:
+
+    import numpy as np
+    import spmd
+    from spmd import P
+    mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
 """
 
 from __future__ import annotations
@@ -83,11 +90,11 @@ class Collective(Linear):
         return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
 
     def check_variance(self, types, params):
-        (x,) = types
-        if self.takes == VARYING and not x.variance.issuperset(params["axes"]):
-            raise VarianceError(f"{self.name} over {params['axes']} takes a value that varies there, got {x}")
-        if self.takes == INVARIANT and x.variance.intersection(params["axes"]):
-            raise VarianceError(f"{self.name} over {params['axes']} takes a value that is invariant there, got {x}")
+        for x in types:
+            if self.takes == VARYING and not x.variance.issuperset(params["axes"]):
+                raise VarianceError(f"{self.name} over {params['axes']} takes a value that varies there, got {x}")
+            if self.takes == INVARIANT and x.variance.intersection(params["axes"]):
+                raise VarianceError(f"{self.name} over {params['axes']} takes a value that is invariant there, got {x}")
 
     def show_params(self, params):
         axes = params["axes"]
@@ -326,6 +333,10 @@ def psum(x: Any, axis_name: AxisName) -> Any:
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
     `psum(1, 'i')` is the number of ranks. Raises UnboundAxisError outside a `shard_map` with that axis.
 
+    >>> f = lambda x: psum(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([7, 2])
+
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
     scope, axes = _scope("psum", axis_name)
@@ -349,6 +360,10 @@ def _psum(x: Value, scope: Scope, axes: tuple[str, ...]) -> Value:
 def pmean(x: Any, axis_name: AxisName) -> Any:
     """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
 
+    >>> f = lambda x: pmean(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3.0, 1.0, 4.0, 1.0]))
+    array([3.5, 1. ])
+
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
     scope, axes = _scope("pmean", axis_name)
@@ -356,12 +371,22 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
 
 def pmax(x: Any, axis_name: AxisName) -> Any:
-    """The maximum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative."""
+    """The maximum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative.
+
+    >>> f = lambda x: pmax(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([4, 1])
+    """
     return _extremum(pmax_p, x, axis_name)
 
 
 def pmin(x: Any, axis_name: AxisName) -> Any:
-    """The minimum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative."""
+    """The minimum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative.
+
+    >>> f = lambda x: pmin(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([3, 1])
+    """
     return _extremum(pmin_p, x, axis_name)
 
 
@@ -384,6 +409,10 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
     Operations insert it by themselves where their operands disagree. Raises VarianceError for a value that
     varies along one of the axes already.
 
+    >>> f = lambda x: pbroadcast(x, 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
+    ShardedArray([3, 1, 3, 1], P('i'))
+
     Source: JEP 17111, "Full solution".
     """
     scope, axes = _scope("pbroadcast", axis_name)
@@ -403,6 +432,10 @@ def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) 
 
     Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `psum_scatter`.
 
+    >>> f = lambda x: all_gather(x, 'i', tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
+    ShardedArray([3, 9, 3, 9], P('i'))
+
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
     """
     return _gather(all_gather_p, x, axis_name, axis, tiled)
@@ -410,6 +443,10 @@ def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
     """As `all_gather`, with a result typed as the same on all ranks. Varying -> invariant; transposes to `pscatter`.
+
+    >>> f = lambda x: all_gather_invariant(x, 'i', tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 9]))
+    array([3, 9])
 
     Source: JEP 17111, Example 4.
     """
@@ -434,6 +471,10 @@ def psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled:
     Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying; transposes to `all_gather`.
     Raises ValueError where the dimension cannot be split over the ranks.
 
+    >>> f = lambda x: psum_scatter(x, 'i', tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([7, 2], P('i'))
+
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
     scope, axes = _scope("psum_scatter", axis_name)
@@ -453,6 +494,10 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
     """Each rank's part of a value that all ranks have: invariant -> varying, without communication.
 
     Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to `all_gather_invariant`.
+
+    >>> f = lambda x: pscatter(x, 'i', tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([3, 1, 4, 1], P('i'))
 
     Source: JEP 17111, table of collectives and Example 4.
     """
@@ -486,6 +531,10 @@ def all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, t
     Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
     Varying -> varying; transposes to itself with the axes exchanged.
 
+    >>> f = lambda x: all_to_all(x, 'i', split_axis=0, concat_axis=0, tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([3, 4, 1, 1], P('i'))
+
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all".
     """
     scope, axes = _scope("all_to_all", axis_name)
@@ -506,6 +555,10 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     A rank that is no destination gets zeros. Varying -> varying; transposes to the permutation reversed.
     Raises ValueError for a source or a destination that occurs twice or is no rank.
+
+    >>> f = lambda x: ppermute(x, 'i', [(0, 1), (1, 0)])
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([4, 1, 3, 1], P('i'))
 
     Source: shard_map tutorial, "ppermute".
     """
@@ -531,6 +584,10 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 def axis_index(axis_name: AxisName) -> Value:
     """This rank's index along an axis, or along several counted in the order given: an integer that varies there.
 
+    >>> f = lambda x: x + 10 * axis_index('i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([ 3,  1, 14, 11], P('i'))
+
     Source: JEP 17111, table of collectives.
     """
     scope, axes = _scope("axis_index", axis_name)
@@ -538,6 +595,11 @@ def axis_index(axis_name: AxisName) -> Value:
 
 
 def axis_size(axis_name: AxisName) -> int:
-    """How many ranks there are along an axis, or along several together."""
+    """How many ranks there are along an axis, or along several together.
+
+    >>> f = lambda x: x + 10 * axis_size('i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([23, 21, 24, 21], P('i'))
+    """
     scope, axes = _scope("axis_size", axis_name)
     return _size(scope, axes)

@@ -8,40 +8,24 @@ operations are applied to all ranks at once, by their batching rules.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy
 
+from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
 from minidiff.core import EVALUATE, Primitive, running
 
-Axes = tuple[str, ...]  # axes along which a value is held, in the order of the mesh
-Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split along
 
-
-class Stacked:
-    """All ranks of a mesh whose axes have the sizes `sizes`, simulated."""
+class Stacked(Backend):
+    """All ranks of a mesh, simulated."""
 
     name = "simulated"
-
-    def __init__(self, sizes: dict[str, int]):
-        self.sizes = dict(sizes)
-        self.calls: Counter = Counter()
-        self.bytes: Counter = Counter()
-
-    def size(self, axes: Sequence[str]) -> int:
-        return math.prod(self.sizes[a] for a in axes)
-
-    def ordered(self, axes: Any) -> Axes:
-        return tuple(a for a in self.sizes if a in axes)
 
     # ------------------------------------------------ operations
 
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        """An ordinary operation on every rank."""
         held = self.ordered({a for _, axes in operands for a in axes})
         if not held:
             return primitive.impl(*[x for x, _ in operands], **params), ()
@@ -51,10 +35,8 @@ class Stacked:
             return primitive.batch(values, batched, params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        """A collective on every rank: the result, and the axes along which it is held."""
         if communicates:
-            self.calls[name] += 1
-            self.bytes[name] += x.nbytes // self.size(held)
+            self.count(name, x.nbytes // self.size(held))
         return getattr(self, "_" + name)(x, held, **params)
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
@@ -69,6 +51,12 @@ class Stacked:
         block = x.shape[1:] if held else numpy.shape(x)
         x = numpy.reshape(x, (*[self.sizes[a] if a in held else 1 for a in wanted], *block))
         return numpy.broadcast_to(x, (*[self.sizes[a] for a in wanted], *block)).reshape(self.size(wanted), *block)
+
+    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
+        return x.shape[1:] if held else x.shape
+
+    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
+        return x.reshape(*x.shape[:1], *shape) if held else x.reshape(shape)
 
     def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         """As an array (ranks along `axes`, ranks along the rest, *block), and the rest."""
@@ -113,25 +101,25 @@ class Stacked:
 
     def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
         x, rest = self._split(x, held, axes)
-        return self._same(_unsplit_dimension(x, axis, tiled), rest)
+        return self._same(unsplit_dimension(x, axis + 1, tiled), rest)
 
     def _all_gather(self, x, held, axes, size, axis, tiled):
         x, rest = self._split(x, held, axes)
-        x = _unsplit_dimension(x, axis, tiled)
+        x = unsplit_dimension(x, axis + 1, tiled)
         return self._join(numpy.broadcast_to(x, (size, *x.shape)), axes, rest)
 
     def _psum_scatter(self, x, held, axes, size, axis, tiled):
         x, rest = self._split(x, held, axes)
-        return self._join(_split_dimension(x.sum(0, dtype=x.dtype), size, axis, tiled), axes, rest)
+        return self._join(split_dimension(x.sum(0, dtype=x.dtype), size, axis + 1, tiled), axes, rest)
 
     def _pscatter(self, x, held, axes, size, axis, tiled):
         x, rest = self._split(x, held, ())
-        return self._join(_split_dimension(x[0], size, axis, tiled), axes, rest)
+        return self._join(split_dimension(x[0], size, axis + 1, tiled), axes, rest)
 
     def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
         x, rest = self._split(x, held, axes)
-        x = _split_dimension(x.swapaxes(0, 1), size, split_axis + 1, tiled)  # (to, rest, from, *block)
-        x = numpy.stack([_unsplit_dimension(part.swapaxes(0, 1), concat_axis, tiled) for part in x])
+        x = split_dimension(x, size, split_axis + 2, tiled)  # (to, from, rest, *block)
+        x = numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
         return self._join(x, axes, rest)
 
     def _ppermute(self, x, held, axes, size, perm):
@@ -144,11 +132,9 @@ class Stacked:
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        """An array as blocks: each dimension split along its axes."""
         return split_blocks(numpy.asarray(x), dims, self.sizes)
 
     def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        """A result held along `wanted` axes: repeated along those it lacks, one copy of those that are more."""
         extra = tuple(a for a in held if a not in wanted)
         if extra:
             x, rest = self._split(x, held, extra)
@@ -156,40 +142,20 @@ class Stacked:
         return self.expand(x, held, wanted)
 
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
-        """All blocks, stacked: they are here."""
         return x
 
     def is_here(self, held: Axes) -> bool:
-        """Whether `gather` needs no communication."""
         return True
 
     def local(self, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
-        """Each rank's block."""
         every = self.expand(x, held, tuple(self.sizes))
         return list(every) if self.sizes else [every]
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:
-        """The value as `print` shows it: per rank, with its mesh coordinates."""
         return "\n".join(show_block(self.sizes, rank, block) for rank, block in enumerate(self.local(x, held)))
 
 
-# ---------------------------------------------------------------- dimensions of stacked blocks
-
-
-def _unsplit_dimension(x: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
-    """(parts, batch, *block) to (batch, *whole): parts stacked, or joined, along `axis` of the block."""
-    x = numpy.moveaxis(x, 0, axis + 1)
-    if not tiled:
-        return x
-    return x.reshape(*x.shape[: axis + 1], x.shape[axis + 1] * x.shape[axis + 2], *x.shape[axis + 3 :])
-
-
-def _split_dimension(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:
-    """(batch, *whole) to (parts, batch, *block): the inverse of `_unsplit_dimension`."""
-    at = axis + 1
-    if tiled:
-        x = x.reshape(*x.shape[:at], size, x.shape[at] // size, *x.shape[at + 1 :])
-    return numpy.moveaxis(x, at, 0)
+# ---------------------------------------------------------------- arrays and their blocks
 
 
 def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[numpy.ndarray, Axes]:
@@ -220,10 +186,3 @@ def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.nd
     order = [i for d, axes in enumerate(dims) for i in (*[held.index(a) for a in axes], len(held) + d)]
     shape = [n * math.prod(sizes[a] for a in axes) for axes, n in zip(dims, block)]
     return x.transpose(order).reshape(shape)
-
-
-def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
-    """One rank's block, under its mesh coordinates."""
-    coordinates = tuple(int(c) for c in numpy.unravel_index(rank, tuple(sizes.values())))
-    names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"
-    return f"On rank {rank} at mesh coordinates {names} = {coordinates}:\n{block}\n"

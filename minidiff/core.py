@@ -113,8 +113,10 @@ def typeof(x: Value) -> ShapedArray:
     >>> typeof(numpy.zeros((3, 4)))
     f64[3,4]
     """
-    if isinstance(x, (Tracer, ShapedArray)):
-        return x if isinstance(x, ShapedArray) else x.type
+    if isinstance(x, Tracer):
+        return x.type
+    if isinstance(x, ShapedArray):
+        return x
     if not hasattr(x, "dtype"):
         if not isinstance(x, (bool, int, float, complex)):
             raise TypeError(f"expected an array or a number, got {type(x).__name__}: {x!r:.60}")
@@ -308,9 +310,9 @@ def variance_of(x: Value) -> frozenset:
 
 
 def lift_to(x: Value, variance: frozenset) -> Value:
-    """`x`, lifted so that its type's variance is `variance` (scalars constants agree with any)."""
+    """`x`, lifted so that its type's variance is `variance`."""
     missing = variance - variance_of(x)
-    return lift(x, missing) if missing and not is_scalar_constant(x) else x
+    return lift(x, missing) if missing else x
 
 
 def agree(args: Sequence[Value]) -> Sequence[Value]:
@@ -369,8 +371,11 @@ class Primitive:
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         """The types of the results, from the types of the operands (a Python number stands for its own type)."""
         shape, dtype = self.shape_rule(*types, **params)
-        variances = [t.variance for t in types if isinstance(t, ShapedArray)]
-        return [ShapedArray(shape, dtype, INVARIANT.union(*variances))]
+        variance = INVARIANT
+        for t in types:
+            if isinstance(t, ShapedArray) and t.variance:
+                variance |= t.variance
+        return [ShapedArray(shape, dtype, variance)]
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""

@@ -43,8 +43,9 @@ class Linearize(Recorder):
         if primitive.has_body:
             with running(self.below):
                 return primitive.linearize_body(self, args, params)
-        if any(self.owns(x) for x in args):
-            return self.record(primitive, args, params)
+        for x in args:
+            if self.owns(x):
+                return self.record(primitive, args, params)
         return self.below.process(primitive, args, params)
 
 
@@ -114,7 +115,10 @@ def _evaluate_constants(
 
 def _agree(ct: Value, type: ShapedArray) -> Value:
     """A cotangent has the variance of what it is a cotangent of."""
-    extra = variance_of(ct) - type.variance
+    variance = variance_of(ct)
+    if variance == type.variance:
+        return ct
+    extra = variance - type.variance
     if extra:
         raise VarianceError(
             f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {sorted(extra)}, where the "

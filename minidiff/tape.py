@@ -41,6 +41,8 @@ class Var:
         self.type = type
 
 
+_PYTHON_NUMBERS = (bool, int, float, complex)
+
 Atom = Any  # what an equation takes: a Var, or a constant's value itself
 
 
@@ -141,7 +143,7 @@ def atom_type(a: Atom) -> ShapedArray:
 
 def _operand_type(a: Atom) -> Any:
     """Python numbers stay what they are for the typing rules: they promote weakly."""
-    return a if isinstance(a, (bool, int, float, complex)) and not isinstance(a, numpy.generic) else atom_type(a)
+    return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
 
 
 def read(env: dict[Var, Value], a: Atom) -> Value:
@@ -208,9 +210,9 @@ class Recorder(Interpreter):
         return self.new_input(x.type)
 
     def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        types = primitive.typecheck([_operand_type(x) if not isinstance(x, Tracer) else x.type for x in args], params)
-        outputs = [Var(t) for t in types]
-        self.equations.append(Equation(primitive, [self.atom(x) for x in args], params, outputs))
+        atoms = [self.atom(x) for x in args]
+        outputs = [Var(t) for t in primitive.typecheck([_operand_type(a) for a in atoms], params)]
+        self.equations.append(Equation(primitive, atoms, params, outputs))
         tracers = [RecordedTracer(self, v) for v in outputs]
         return tracers if primitive.multiple_results else tracers[0]
 

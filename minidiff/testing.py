@@ -32,9 +32,9 @@ def check_grads(
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
     """
     single = any(typeof(x).dtype.itemsize < 8 for x in tree.leaves(tuple(args)))
-    eps = eps or (1e-2 if single else 1e-5)
-    rtol = rtol or (2e-2 if single else 1e-5)
-    atol = atol or (2e-2 if single else 1e-6)
+    eps = (1e-2 if single else 1e-5) if eps is None else eps
+    rtol = (2e-2 if single else 1e-5) if rtol is None else rtol
+    atol = (2e-2 if single else 1e-6) if atol is None else atol
     _check(f, tuple(args), order, tuple(modes), numpy.random.default_rng(0), eps, rtol, atol, ())
 
 

@@ -152,7 +152,7 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable, what: str, path: str, 
         return
     node, other = _children(prefix), _children(tree)
     if node is None:
-        raise ValueError(f"{path} is {prefix!r}, which is no partition spec nor a tree of them")
+        raise ValueError(f"{path} is {prefix!r}, which is neither an entry for arrays nor a tree of entries")
     if other is None:
         raise ValueError(f"{path} is a {type(prefix).__name__} of {len(node[1])}, but stands against a single array")
     if type(prefix) is not type(tree) and not {type(prefix), type(tree)} <= {tuple, list}:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy
 
+from collectives.backend import Axes
 from collectives.ops import Collective, axis_index_p
-from collectives.stacked import Axes
 from minidiff.core import (
     INVARIANT,
     Interpreter,
@@ -36,7 +36,7 @@ class RankTracer(Tracer):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.interpreter.block_shape(self.data, self.held)
+        return self.interpreter.mesh.ranks.block_shape(self.data, self.held)
 
     @property
     def dtype(self) -> numpy.dtype:
@@ -76,10 +76,6 @@ class SPMD(Interpreter):
         self.mesh = mesh
         self.scope = Scope(mesh.shape, typed)
         self.scope.bottom = self
-        self.stacks = mesh.backend == "simulated"
-
-    def block_shape(self, data: numpy.ndarray, held: Axes) -> tuple[int, ...]:
-        return data.shape[1:] if held and self.stacks else data.shape
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks = self.mesh.ranks

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from collectives.backend import Backend
 from collectives.stacked import Stacked
 from spmd.launch import import_mpi, launcher_size
 
@@ -17,7 +18,7 @@ class Mesh:
     `backend` is "mpi" or "simulated". Ranks are numbered in the order of the axes, the last running fastest.
     """
 
-    def __init__(self, shape: dict[str, int], ranks: Any):
+    def __init__(self, shape: dict[str, int], ranks: Backend):
         self.shape = dict(shape)
         self.ranks = ranks  # the backend itself
 
@@ -36,7 +37,7 @@ class Mesh:
     @property
     def rank(self) -> int:
         """This process's rank; 0 where all ranks are simulated here."""
-        return getattr(self.ranks, "rank", 0)
+        return self.ranks.rank
 
     @property
     def calls(self) -> dict[str, int]:

@@ -372,19 +372,19 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
         x = x.gather()
     data, held = ranks.place(numpy.asarray(x), spec.dims(numpy.ndim(x)))
     if spec.lead:
-        first = 1 if held and interpreter.stacks else 0
-        data = data.reshape(*data.shape[:first], *data.shape[first + len(spec.lead) :])
+        data = ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :])
     return RankTracer(interpreter, data, held)
 
 
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     """A result of the body as an array: plain if it is mapped over no axis, else sharded."""
+    ranks = interpreter.mesh.ranks
     data, held = interpreter.operand(x)
-    wanted = interpreter.mesh.ranks.ordered(spec.axes)
-    data = interpreter.mesh.ranks.settle(data, held, wanted)
+    wanted = ranks.ordered(spec.axes)
+    data = ranks.settle(data, held, wanted)
     if not wanted:
         return data
-    block = ShapedArray(interpreter.block_shape(data, wanted), data.dtype)
+    block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
     return ShardedArray(interpreter.mesh, spec, block, data)
 
 

@@ -43,14 +43,14 @@ def check_program(program, mesh, axes, closed_over, seed):
     assert_trees_close(md.value_and_grad(untyped, (0, 1))(*args), expected)
     assert_trees_close(md.jvp(sharded, args, args), md.jvp(whole, args, args))
 
-    typed_counts = spmd.communication(md.grad(sharded, (0, 1)))(*args).counts
-    untyped_counts = spmd.communication(md.grad(untyped, (0, 1)))(*args).counts
-    assert typed_counts.get("psum", 0) <= untyped_counts.get("psum", 0)
+    # In all: where types let a gathered value be invariant, a psum takes the place of a psum_scatter.
+    counts = [spmd.communication(md.grad(loss, (0, 1)))(*args).counts for loss in (sharded, untyped)]
+    assert sum(counts[0].values()) <= sum(counts[1].values())
 
 
 @settings(deadline=None, max_examples=60)
 @given(programs, placements(), st.booleans(), st.integers(0, 9))
-@known_failure(Program(["cut and own"]), (MESHES[3], ("j",)), True, 0)
+@known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)), False, 0)
 def test_sharded_equals_whole(program, placement, closed_over, seed):
     check_program(program, *placement, closed_over, seed)
 

@@ -93,10 +93,16 @@ class Convert(Linear):
             return super().jvp(primals, tangents, params)
         return self.bind(*primals, **params), None
 
+    def transpose(self, ct, operands, params):
+        if is_differentiable(params["dtype"]):
+            return super().transpose(ct, operands, params)
+        return Primitive.transpose(self, ct, operands, params)  # rounding to integers is not linear
+
 
 def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    x = numpy.asarray(x)
-    return (x.real if x.dtype.kind == "c" and dtype.kind != "c" else x).astype(dtype)
+    if isinstance(x, (bool, int, float, complex)):
+        x = numpy.asarray(x)
+    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind != "c" else x).astype(dtype)
 
 
 convert_p = Convert(
@@ -111,7 +117,8 @@ convert_p = Convert(
 def convert(x: Value, dtype: Any) -> Value:
     """`x` with another dtype (`astype`); from complex to real it is the real part."""
     dtype = numpy.dtype(dtype)
-    return x if typeof(x).dtype == dtype else convert_p.bind(x, dtype=dtype)
+    # A Python number has no dtype, and None will not do for one: NumPy reads it as float64.
+    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=dtype)
 
 
 add = function_of(numpy.add, Sum(numpy.add, 1, 1))
@@ -147,6 +154,8 @@ class Where(Primitive):
 
     def transpose(self, ct, operands, params):
         condition, x, y = operands
+        if isinstance(condition, ShapedArray):
+            return super().transpose(ct, [condition], params)
         return [
             None,
             match(self.bind(condition, ct, 0.0), x) if isinstance(x, ShapedArray) else None,
@@ -175,7 +184,7 @@ sin = elementwise(numpy.sin, lambda out, x: cos(x))
 cos = elementwise(numpy.cos, lambda out, x: -sin(x))
 tanh = elementwise(numpy.tanh, lambda out, x: 1 - out * out)
 square = elementwise(numpy.square, lambda out, x: 2 * x)
-absolute = elementwise(numpy.absolute, lambda out, x: sign(x))
+absolute = elementwise(numpy.absolute, lambda out, x: _direction(out, x))
 power = elementwise(
     numpy.power,
     lambda out, x, y: y * power(x, where(equal(y, 0), 1, y - 1)),  # y = 0: a constant, also at x = 0
@@ -192,6 +201,11 @@ minimum = elementwise(
 def _share(x: Value, y: Value, wins: Callable, out: Value) -> Value:
     """The part of a maximum's derivative that is x's: 1 where x wins, 1/2 at a tie, else 0."""
     return convert(where(wins(x, y), 1.0, where(equal(x, y), 0.5, 0.0)), out.dtype)
+
+
+def _direction(out: Value, x: Value) -> Value:
+    """The derivative of |x|: its sign; of a complex x the conjugate of x/|x|, of which the real part will be taken."""
+    return divide(out, where(equal(x, 0), 1, x)) if typeof(x).dtype.kind == "c" else sign(x)
 
 
 sign = elementwise(numpy.sign, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
@@ -20,8 +21,8 @@ def _sliced_shape(x: ShapedArray, index: tuple):
 
 
 def _unslice_impl(x: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros(shape, numpy.asarray(x).dtype)
-    out[index] = x
+    out = numpy.zeros(shape, x.dtype)
+    numpy.copyto(out[(*index, ...)], x)
     return out
 
 
@@ -48,7 +49,7 @@ unslice_p = Linear(
 
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    out = numpy.zeros(shape, numpy.asarray(x).dtype)
+    out = numpy.zeros(shape, x.dtype)
     numpy.add.at(out, indices, x)
     return out
 
@@ -110,7 +111,7 @@ scatter_add_p = Linear(
 
 
 def _is_integer_array(i: Any) -> bool:
-    return isinstance(i, (Tracer, numpy.ndarray, list)) and not _is_static_integer(i)
+    return isinstance(i, (Tracer, numpy.ndarray)) and not _is_static_integer(i)
 
 
 def _is_static_integer(i: Any) -> bool:
@@ -123,9 +124,20 @@ def _is_static_integer(i: Any) -> bool:
     return True
 
 
-def _expand(index: tuple, ndim: int) -> list:
+def _normal(i: Any) -> Any:
+    """One entry of an index: lists and tuples as arrays, a traced mask as its value."""
+    if isinstance(i, (list, tuple)):
+        i = numpy.asarray(i) if len(i) else numpy.zeros(0, numpy.intp)
+    return numpy.asarray(i.concrete("a boolean mask")) if isinstance(i, Tracer) and i.dtype == bool else i
+
+
+def _is_mask(i: Any) -> bool:
+    return isinstance(i, numpy.ndarray) and i.dtype == bool and i.ndim > 0
+
+
+def _expand(index: Sequence, ndim: int) -> list:
     """The index with its ellipsis written out and a slice for each dimension that it does not mention."""
-    used = sum(1 for i in index if i is not None and i is not Ellipsis)
+    used = sum(i.ndim if _is_mask(i) else 1 for i in index if i is not None and i is not Ellipsis)
     if sum(1 for i in index if i is Ellipsis) > 1:
         raise IndexError("an index can have only one ellipsis ('...')")
     if used > ndim:
@@ -135,18 +147,19 @@ def _expand(index: tuple, ndim: int) -> list:
     return [*index[:at], *rest, *index[at + 1 :]]
 
 
-def _split_masks(index: tuple) -> tuple:
-    """The index with boolean masks replaced by the integer indices of their true elements."""
-    out = []
+def _split_masks(index: Sequence, x: ShapedArray) -> list:
+    """The expanded index with boolean masks replaced by the integer indices of their true elements."""
+    out, axis = [], 0
     for i in index:
-        i = numpy.asarray(i) if isinstance(i, list) else i
-        if isinstance(i, Tracer) and i.dtype == bool:
-            i = numpy.asarray(i.concrete("a boolean mask"))
-        if isinstance(i, numpy.ndarray) and i.dtype == bool:
-            out.extend(numpy.nonzero(i))
-        else:
+        if not _is_mask(i):
             out.append(i)
-    return tuple(out)
+            axis += i is not None
+            continue
+        if i.shape != x.shape[axis : axis + i.ndim]:
+            raise IndexError(f"a boolean mask of shape {i.shape} does not fit {x} from axis {axis} on")
+        out.extend(numpy.nonzero(i))
+        axis += i.ndim
+    return out
 
 
 def _check_indices(index: list) -> None:
@@ -160,8 +173,8 @@ def _check_indices(index: list) -> None:
 def getitem(x: Value, index: Any) -> Value:
     """`x[index]`: integers, slices, None, an ellipsis, boolean masks, integer arrays (traced ones too)."""
     t = typeof(x)
-    index = _split_masks(index if isinstance(index, tuple) else (index,))
-    index = _expand(index, t.ndim)
+    entries = [_normal(i) for i in (index if isinstance(index, tuple) else (index,))]
+    index = _split_masks(_expand(entries, t.ndim), t)
     _check_indices(index)
     advanced = [k for k, i in enumerate(index) if _is_integer_array(i)]
     if not advanced:
@@ -169,19 +182,25 @@ def getitem(x: Value, index: Any) -> Value:
         if all(isinstance(i, slice) and i == slice(None) for i in index):
             return x
         return slice_p.bind(x, index=index)
-    return _gather(x, index, advanced)
+    return _gather(x, index, advanced, _stand_together(entries))
 
 
 @implements(numpy.take)
 def take(x: Value, indices: Value, axis: int | None = None) -> Value:
     """`numpy.take`: the elements of x at `indices` along an axis; along x flattened where that is None."""
     if axis is None:
-        return getitem(ops.shape.ravel(x), indices)
+        return getitem(ops.shape.ravel(x), (indices,))
     axis = ops.shape.normalize_axis(axis, typeof(x).ndim, "take")
     return getitem(x, (slice(None),) * axis + (indices,))
 
 
-def _gather(x: Value, index: list, advanced: list[int]) -> Value:
+def _stand_together(entries: Sequence) -> bool:
+    """Whether integers and arrays stand side by side. An ellipsis parts them, even where it stands for nothing."""
+    at = [k for k, i in enumerate(entries) if not (i is None or i is Ellipsis or isinstance(i, slice))]
+    return at == list(range(at[0], at[-1] + 1))
+
+
+def _gather(x: Value, index: list, advanced: list[int], together: bool) -> Value:
     """Integer arrays among slices: slice first, bring the gathered axes to the front, gather, put the result back."""
     # Integers beside integer arrays broadcast with them, as in NumPy.
     gathered = [k for k, i in enumerate(index) if k in advanced or _is_static_integer(i)]
@@ -190,8 +209,7 @@ def _gather(x: Value, index: list, advanced: list[int]) -> Value:
     indices = [_wrap(index[k], n) for k, n in zip(gathered, sizes)]
     rest = [k for k in range(len(x.shape)) if k not in gathered]
     y = gather_p.bind(ops.shape.transpose(x, (*gathered, *rest)), *indices)
-    adjacent = gathered == list(range(gathered[0], gathered[-1] + 1))
-    front = gathered[0] if adjacent else 0  # where NumPy puts the gathered dimensions
+    front = gathered[0] if together else 0  # where NumPy puts the gathered dimensions
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return ops.shape.transpose(y, axes)

@@ -45,6 +45,9 @@ class Linear(Primitive):
         return out, self.bind(*moved, *primals[n:], **params)
 
     def transpose(self, ct, operands, params):
+        others = [] if self.linear_operands is None else operands[self.linear_operands :]
+        if any(isinstance(x, ShapedArray) for x in others):  # an index, say, that depends on what must be linear
+            return super().transpose(ct, others, params)
         cts = self.transpose_rule(ct, operands, **params)
         return cts + [None] * (len(operands) - len(cts))
 
@@ -106,13 +109,13 @@ class Elementwise(Primitive):
 
 def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], numpy.dtype]:
     """Shape by broadcasting, dtype by NumPy's own promotion (a Python number promotes weakly)."""
-    shapes = {t.shape for t in types if isinstance(t, ShapedArray)}
+    shapes = {t.shape for t in types if type(t) is ShapedArray}
     try:
         shape = shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes)
     except ValueError:
         name = getattr(impl, "__name__", str(impl))
         raise ValueError(f"{name}: shapes {' and '.join(map(str, shapes))} cannot be broadcast together") from None
-    return shape, _result_dtype(impl, *[t.dtype if isinstance(t, ShapedArray) else type(t) for t in types])
+    return shape, _result_dtype(impl, *[t.dtype if type(t) is ShapedArray else type(t) for t in types])
 
 
 @functools.cache

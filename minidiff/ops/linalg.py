@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy
 
 from minidiff.core import ShapedArray, Value, implements, typeof
@@ -46,6 +48,8 @@ def matmul(x: Value, y: Value) -> Value:
         raise ValueError(f"matmul: operands need one dimension at least, got {tx} and {ty}")
     if tx.shape[-1] != ty.shape[max(-2, -ty.ndim)]:
         raise ValueError(f"matmul: inner dimensions differ in {tx} @ {ty}")
+    if any(n != m and 1 not in (n, m) for n, m in zip(tx.shape[-3::-1], ty.shape[-3::-1])):
+        raise ValueError(f"matmul: leading dimensions differ in {tx} @ {ty}")
     z = matmul_p.bind(
         reshape(x, (1, *tx.shape)) if tx.ndim == 1 else x, reshape(y, (*ty.shape, 1)) if ty.ndim == 1 else y
     )
@@ -68,5 +72,6 @@ def dot(x: Value, y: Value) -> Value:
     if tx.shape[-1] != ty.shape[max(-2, -ty.ndim)]:
         raise ValueError(f"dot: inner dimensions differ in dot({tx}, {ty})")
     y = moveaxis(y, max(-2, -ty.ndim), 0)
-    product = matmul(reshape(x, (-1, tx.shape[-1])), reshape(y, (y.shape[0], -1)))
-    return reshape(product, (*tx.shape[:-1], *y.shape[1:]))
+    rows, columns = tx.shape[:-1], y.shape[1:]  # multiplied out below, not -1: the inner dimension may be 0
+    product = matmul(reshape(x, (math.prod(rows), tx.shape[-1])), reshape(y, (y.shape[0], math.prod(columns))))
+    return reshape(product, (*rows, *columns))

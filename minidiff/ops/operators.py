@@ -34,7 +34,7 @@ def _power(x: Value, y: Value) -> Value:
 
 def _as_arguments(args: tuple) -> Any:
     """`x.reshape(2, 3)` and `x.reshape((2, 3))` are the same."""
-    return args[0] if len(args) == 1 else args
+    return args[0] if len(args) == 1 and not isinstance(args[0], int) else args
 
 
 _METHODS: dict[str, Callable] = {

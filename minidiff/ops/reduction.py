@@ -38,7 +38,7 @@ sum_p = Linear(
 
 
 @implements(numpy.sum)
-def sum(x: Value, axis: Any = None, keepdims: bool = False) -> Value:
+def sum(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
     """`numpy.sum` over one axis, several, or all."""
     t = typeof(x)
     axes = normalize_axes(axis, t.ndim, "sum")
@@ -47,11 +47,11 @@ def sum(x: Value, axis: Any = None, keepdims: bool = False) -> Value:
 
 
 @implements(numpy.mean)
-def mean(x: Value, axis: Any = None, keepdims: bool = False) -> Value:
+def mean(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
     """`numpy.mean` over one axis, several, or all."""
     t = typeof(x)
     count = math.prod(t.shape[a] for a in normalize_axes(axis, t.ndim, "mean"))
-    return elementwise.divide(sum(x, axis, keepdims), count)
+    return elementwise.divide(sum(x, axis, keepdims=keepdims), count)
 
 
 # ---------------------------------------------------------------- max, min
@@ -79,13 +79,13 @@ min_p = Extremum("min", lambda x, axes: numpy.min(x, axis=axes))
 
 
 @implements(numpy.max)
-def max(x: Value, axis: Any = None, keepdims: bool = False) -> Value:
+def max(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
     """`numpy.max` over one axis, several, or all; elements that tie share the derivative."""
     return _extremum(max_p, x, axis, keepdims)
 
 
 @implements(numpy.min)
-def min(x: Value, axis: Any = None, keepdims: bool = False) -> Value:
+def min(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
     """`numpy.min` over one axis, several, or all; elements that tie share the derivative."""
     return _extremum(min_p, x, axis, keepdims)
 

@@ -117,12 +117,15 @@ def transpose(x: Value, axes: Sequence[int] | None = None) -> Value:
 
 
 @implements(numpy.moveaxis)
-def moveaxis(x: Value, source: int, destination: int) -> Value:
-    """`numpy.moveaxis`, of one axis."""
+def moveaxis(x: Value, source: Any, destination: Any) -> Value:
+    """`numpy.moveaxis`, of one axis or several."""
     ndim = typeof(x).ndim
-    source, destination = normalize_axis(source, ndim, "moveaxis"), normalize_axis(destination, ndim, "moveaxis")
-    axes = [i for i in range(ndim) if i != source]
-    axes.insert(destination, source)
+    sources, places = normalize_axes(source, ndim, "moveaxis"), normalize_axes(destination, ndim, "moveaxis")
+    if len(sources) != len(places):
+        raise ValueError(f"moveaxis: axes {source} and their places {destination} differ in number")
+    axes = [i for i in range(ndim) if i not in sources]
+    for place, axis in sorted(zip(places, sources)):
+        axes.insert(place, axis)
     return transpose(x, axes)
 
 

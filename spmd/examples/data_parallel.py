@@ -21,6 +21,11 @@ from collectives import pmean
 from spmd import P
 from spmd.launch import launcher_size
 
+try:
+    from tqdm import tqdm
+except ImportError as error:
+    raise ImportError("the examples show their progress with tqdm: pip install 'minidiff[mpich]' brings it") from error
+
 LAYERS = (64, 128, 64, 10)
 BATCH = 240  # divided by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
 TRAINING = 1440
@@ -94,8 +99,6 @@ def batches(data: tuple, steps: int, rng: np.random.Generator) -> Any:
 
 def train(mesh: spmd.Mesh, steps: int, seed: int, progress: bool = False) -> tuple[list[float], float]:
     """Stochastic gradient descent with momentum: the losses, and the accuracy on held-out images."""
-    from tqdm import tqdm
-
     rng = np.random.default_rng(seed)
     training, (images, targets) = load_digits(rng)
     params = init_params(rng)

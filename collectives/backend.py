@@ -1,0 +1,114 @@
+"""What a backend is: the ranks of a mesh, as something that operations run on.
+
+A value is held by a backend as `data`, together with the axes along which ranks may hold different
+blocks of it. How the blocks are stored is the backend's affair.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import Primitive
+
+Axes = tuple[str, ...]  # axes along which a value is held, in the order of the mesh
+Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split along
+
+
+class Backend(ABC):
+    """The ranks of a mesh whose axes have the sizes `sizes`. Collectives are methods `_psum`, `_all_gather`, …"""
+
+    name: str
+    rank = 0
+
+    def __init__(self, sizes: dict[str, int]):
+        self.sizes = dict(sizes)
+        self.calls: Counter = Counter()  # how often each collective was run
+        self.bytes: Counter = Counter()  # how many bytes each rank handed to it
+
+    def size(self, axes: Iterable[str]) -> int:
+        """How many ranks there are along `axes`."""
+        return math.prod(self.sizes[a] for a in axes)
+
+    def ordered(self, axes: Iterable[str]) -> Axes:
+        """The axes in the order of the mesh, each once."""
+        return tuple(a for a in self.sizes if a in frozenset(axes))
+
+    def count(self, name: str, nbytes: int) -> None:
+        """Take note of a collective that communicates."""
+        self.calls[name] += 1
+        self.bytes[name] += nbytes
+
+    @abstractmethod
+    def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
+        """An ordinary operation on every rank."""
+
+    @abstractmethod
+    def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
+        """A collective: the result, and the axes along which it is held."""
+
+    @abstractmethod
+    def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
+        """Each rank's index along `axes`, counted in the order given."""
+
+    @abstractmethod
+    def block_shape(self, data: Any, held: Axes) -> tuple[int, ...]:
+        """The shape of one rank's block."""
+
+    @abstractmethod
+    def reshape(self, data: Any, held: Axes, shape: tuple[int, ...]) -> Any:
+        """Every block with another shape."""
+
+    @abstractmethod
+    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[Any, Axes]:
+        """An array as blocks: each dimension split along its axes."""
+
+    @abstractmethod
+    def settle(self, data: Any, held: Axes, wanted: Axes) -> Any:
+        """A result held along `wanted` axes: repeated along those it lacks, one copy of those that are more."""
+
+    @abstractmethod
+    def gather(self, data: Any, held: Axes) -> numpy.ndarray:
+        """All blocks, stacked in the order of the mesh (the block alone, if it is held along no axis)."""
+
+    @abstractmethod
+    def is_here(self, held: Axes) -> bool:
+        """Whether `gather` needs no communication."""
+
+    @abstractmethod
+    def local(self, data: Any, held: Axes) -> Any:
+        """What of it is on this process: its block, or a list of all ranks' blocks where they are simulated."""
+
+    @abstractmethod
+    def show(self, data: Any, held: Axes) -> str:
+        """The value as `print` shows it: by rank, with mesh coordinates."""
+
+
+# ---------------------------------------------------------------- blocks
+
+
+def split_dimension(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:
+    """The parts of x along `axis`, as a new first axis: one for each entry, or with `tiled` `size` equal slices."""
+    if tiled:
+        x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
+    return numpy.moveaxis(x, axis, 0)
+
+
+def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
+    """The inverse of `split_dimension`: parts stacked, or with `tiled` joined, along `axis`."""
+    x = numpy.moveaxis(parts, 0, axis)
+    if not tiled:
+        return x
+    return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
+    """One rank's block, under its mesh coordinates."""
+    coordinates = tuple(int(c) for c in numpy.unravel_index(rank, tuple(sizes.values())))
+    names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"
+    return f"On rank {rank} at mesh coordinates {names} = {coordinates}:\n{block}\n"
