@@ -63,12 +63,6 @@ class Ranks(Backend):
 
     # ------------------------------------------------ collectives
 
-    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
-        return x.shape
-
-    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
-        return x.reshape(shape)
-
     def _without(self, held: Axes, axes: Axes) -> Axes:
         return tuple(a for a in held if a not in axes)
 
@@ -128,6 +122,12 @@ class Ranks(Backend):
         return out, held
 
     # ------------------------------------------------ in and out
+
+    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
+        return x.shape
+
+    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
+        return x.reshape(shape)
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
         index = []

@@ -35,8 +35,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy
-
 from minidiff import core, tree
 from minidiff.core import (
     Primitive,
@@ -51,6 +49,7 @@ from minidiff.core import (
     running,
     typeof,
 )
+from minidiff.forward import as_value
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import normalize_axis
@@ -293,8 +292,8 @@ def _size(scope: Scope, axes: Sequence[str]) -> int:
 
 
 def _array(x: Any) -> Value:
-    """A leaf as an array that the running body knows."""
-    return enter(x) if isinstance(x, Tracer) else numpy.asarray(x)
+    """A leaf as a value that the running body knows."""
+    return enter(x) if isinstance(x, Tracer) else as_value(x)
 
 
 def _varying(x: Value, scope: Scope, axes: Sequence[str]) -> Value:

@@ -108,11 +108,11 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
 
 
 def as_value(x: Any) -> Value:
-    """A leaf as an array or a tracer: Python numbers become NumPy's."""
+    """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         return numpy.asarray(x)[()]
-    typeof(x)  # raises for what is no array
-    return x
+    dtype = typeof(x).dtype  # raises for what is no array
+    return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:

@@ -1,0 +1,405 @@
+"""What each collective means, on a list of blocks, and checks of the collectives against that on any mesh.
+
+A reference takes the blocks of the ranks of one group, in the order in which they are counted, and gives
+each rank's result. The checks take a mesh, so that they are the same on simulated ranks and on real ones,
+where every process runs them: what they compute with is the same on all.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy
+from numpy.testing import assert_allclose, assert_array_equal
+
+import collectives
+import minidiff as md
+import spmd
+from collectives.ops import Collective
+from spmd import P
+
+# ---------------------------------------------------------------- references
+
+
+def add_all(blocks):
+    """The sum in the blocks' own dtype; booleans are counted."""
+    return functools.reduce(numpy.add, [b.astype(int) if b.dtype == bool else b for b in blocks])
+
+
+def join(blocks, axis, tiled):
+    return numpy.concatenate(blocks, axis) if tiled else numpy.stack(blocks, axis)
+
+
+def cut(block, n, axis, tiled):
+    return numpy.split(block, n, axis) if tiled else [numpy.take(block, k, axis) for k in range(n)]
+
+
+def psum_ref(blocks):
+    return [add_all(blocks)] * len(blocks)
+
+
+def pmean_ref(blocks):
+    return [add_all(blocks) / len(blocks)] * len(blocks)
+
+
+def pmax_ref(blocks):
+    return [functools.reduce(numpy.maximum, blocks)] * len(blocks)
+
+
+def pmin_ref(blocks):
+    return [functools.reduce(numpy.minimum, blocks)] * len(blocks)
+
+
+def pbroadcast_ref(blocks):
+    return blocks
+
+
+def axis_index_ref(blocks):
+    return [numpy.array(i) for i in range(len(blocks))]
+
+
+def all_gather_ref(blocks, axis=0, tiled=False):
+    return [join(blocks, axis, tiled)] * len(blocks)
+
+
+def psum_scatter_ref(blocks, scatter_dimension=0, tiled=False):
+    return cut(add_all(blocks), len(blocks), scatter_dimension, tiled)
+
+
+def pscatter_ref(blocks, axis=0, tiled=False):
+    return [cut(block, len(blocks), axis, tiled)[i] for i, block in enumerate(blocks)]
+
+
+def all_to_all_ref(blocks, split_axis, concat_axis, tiled=False):
+    parts = [cut(block, len(blocks), split_axis, tiled) for block in blocks]
+    return [join(arrived, concat_axis, tiled) for arrived in zip(*parts)]
+
+
+def ppermute_ref(blocks, perm):
+    results = [numpy.zeros_like(block) for block in blocks]
+    for source, destination in perm:
+        results[destination] = blocks[source]
+    return results
+
+
+REFERENCES: dict[str, Callable] = {
+    "psum": psum_ref,
+    "pmean": pmean_ref,
+    "pmax": pmax_ref,
+    "pmin": pmin_ref,
+    "pbroadcast": pbroadcast_ref,
+    "axis_index": axis_index_ref,
+    "all_gather": all_gather_ref,
+    "all_gather_invariant": all_gather_ref,
+    "psum_scatter": psum_scatter_ref,
+    "pscatter": pscatter_ref,
+    "all_to_all": all_to_all_ref,
+    "ppermute": ppermute_ref,
+}
+
+INVARIANT_OPERAND = {"pbroadcast", "pscatter"}
+INVARIANT_RESULT = {"psum", "pmean", "pmax", "pmin", "all_gather_invariant"}
+TRANSPOSES = {  # those that are linear
+    "psum": "pbroadcast",
+    "pmean": "pbroadcast",
+    "pbroadcast": "psum",
+    "all_gather": "psum_scatter",
+    "psum_scatter": "all_gather",
+    "all_gather_invariant": "pscatter",
+    "pscatter": "all_gather_invariant",
+    "all_to_all": "all_to_all",
+    "ppermute": "ppermute",
+}
+ADDS = {"psum", "pmean", "psum_scatter"}
+SILENT = {"pbroadcast", "pscatter", "axis_index"}  # those that do not communicate
+
+
+def groups(mesh, axes) -> list[list[int]]:
+    """The ranks that differ along `axes` alone, counted in the order in which the axes are given."""
+    found: dict[tuple, list] = {}
+    for rank, at in enumerate(itertools.product(*map(range, mesh.shape.values()))):
+        at = dict(zip(mesh.axis_names, at))
+        rest = tuple(at[a] for a in mesh.axis_names if a not in axes)
+        found.setdefault(rest, []).append((tuple(at[a] for a in axes), rank))
+    return [[rank for _, rank in sorted(members)] for members in found.values()]
+
+
+def reference(mesh, case, axes, blocks) -> list[numpy.ndarray]:
+    """The result of each rank of a mesh, from the operand of each."""
+    results: dict[int, Any] = {}
+    for ranks in groups(mesh, axes):
+        results.update(zip(ranks, REFERENCES[case.name]([blocks[r] for r in ranks], **case.options)))
+    return [results[r] for r in range(mesh.size)]
+
+
+# ---------------------------------------------------------------- cases
+
+
+class Case(NamedTuple):
+    """A collective, its further arguments, and the shape of the block it is applied to."""
+
+    name: str
+    shape: tuple[int, ...]
+    options: dict[str, Any] = {}  # noqa: RUF012 (read only)
+
+    def __call__(self, x, axes):
+        if self.name == "axis_index":
+            return collectives.axis_index(axes)
+        return getattr(collectives, self.name)(x, axes, **self.options)
+
+
+def cases(n: int) -> Iterator[Case]:
+    """All collectives over n ranks: stacked and tiled, along the first, a middle and the last dimension."""
+    for name in ("psum", "pmean", "pmax", "pmin", "pbroadcast"):
+        yield from (Case(name, shape) for shape in [(), (3,), (2, 1, 3), (2, 0)])
+    yield Case("axis_index", ())
+    for name in ("all_gather", "all_gather_invariant"):
+        yield from (Case(name, shape) for shape in [(), (3,), (2, 0)])
+        yield from (Case(name, (2, 1, 3), {"axis": axis}) for axis in (1, 3, -1, -4))
+        yield from (Case(name, (2, 1, 3), {"axis": axis, "tiled": True}) for axis in (0, 1, -1))
+        yield Case(name, (2, 0), {"tiled": True})
+    for name, axis in (("psum_scatter", "scatter_dimension"), ("pscatter", "axis")):
+        yield Case(name, (n,))
+        yield Case(name, (n, 0))
+        yield Case(name, (2, n, 3), {axis: 1})
+        yield Case(name, (2, 1, n), {axis: -1})
+        yield Case(name, (2 * n,), {"tiled": True})
+        yield Case(name, (2, n, 3), {axis: 1, "tiled": True})
+        yield Case(name, (2, 1, 2 * n), {axis: -1, "tiled": True})
+    for split, concat in itertools.product((0, 1, -1), repeat=2):
+        shape = tuple(n if d == split % 3 else d + 2 for d in range(3))
+        yield Case("all_to_all", shape, {"split_axis": split, "concat_axis": concat})
+        shape = tuple(2 * n if d == split % 3 else d + 2 for d in range(3))
+        yield Case("all_to_all", shape, {"split_axis": split, "concat_axis": concat, "tiled": True})
+    yield Case("all_to_all", (n,), {"split_axis": 0, "concat_axis": 0})
+    yield Case("all_to_all", (n, 0), {"split_axis": 0, "concat_axis": 1, "tiled": True})
+    yield from (Case("ppermute", shape, {"perm": [(i, (i + 1) % n) for i in range(n)]}) for shape in [(), (2, 1, 3)])
+    yield Case("ppermute", (3,), {"perm": [(i, i + 1) for i in range(n - 1)]})  # the first gets zeros
+    yield Case("ppermute", (3,), {"perm": [(i, n - 1 - i) for i in range(n)]})
+    yield Case("ppermute", (3,), {"perm": [(n - 1, 0)]})
+    yield Case("ppermute", (3,), {"perm": []})
+
+
+def one_case_each(n: int) -> list[Case]:
+    """Of each collective one case, with a block of several dimensions where it has any."""
+    found = {}
+    for case in cases(n):
+        if case.name not in found or (math.prod(case.shape) and len(case.shape) > len(found[case.name].shape)):
+            found[case.name] = case
+    return list(found.values())
+
+
+def axes_of(mesh) -> list[tuple[str, ...]]:
+    """Every axis, and every tuple of several in every order."""
+    counts = range(1, len(mesh.axis_names) + 1)
+    return [axes for k in counts for axes in itertools.permutations(mesh.axis_names, k)]
+
+
+def size_of(mesh, axes) -> int:
+    return math.prod(mesh.shape[a] for a in axes)
+
+
+# ---------------------------------------------------------------- blocks in and out
+
+DTYPES = ("float64", "float32", "float16", "int64", "int32", "uint8", "bool", "complex128", "complex64")
+
+
+def random(shape, dtype, seed=0) -> numpy.ndarray:
+    """Numbers that are the same in every process. Those that are floating-point are not exact in binary."""
+    rng, dtype = numpy.random.default_rng(seed), numpy.dtype(dtype)
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        return rng.integers(0, 30, shape).astype(dtype)
+    real = rng.standard_normal(shape)
+    return (real + 1j * rng.standard_normal(shape) if dtype.kind == "c" else real).astype(dtype)
+
+
+def ranks_blocks(mesh, stacked, held) -> list[numpy.ndarray]:
+    """Each rank's block of an array whose first dimension is split along `held`."""
+    indices = numpy.arange(size_of(mesh, held)).reshape([mesh.shape[a] if a in held else 1 for a in mesh.axis_names])
+    everywhere = numpy.broadcast_to(indices, tuple(mesh.shape.values()))
+    return [stacked[i] for i in everywhere.ravel()]
+
+
+def operand_axes(mesh, case, axes) -> tuple[str, ...]:
+    """The axes along which the operand of a collective over `axes` varies, if it varies along all that it may."""
+    return tuple(a for a in mesh.axis_names if case.name not in INVARIANT_OPERAND or a not in axes)
+
+
+def result_axes(mesh, case, axes) -> tuple[str, ...]:
+    return tuple(a for a in mesh.axis_names if case.name not in INVARIANT_RESULT or a not in axes)
+
+
+def on_blocks(mesh, body, held, out_held=None, check_rep=True) -> Callable:
+    """`body` on the blocks of an array whose first dimension is split along `held`: each block is one entry.
+
+    The results are stacked likewise: each rank's own, unless `out_held` are fewer axes.
+    """
+    out = mesh.axis_names if out_held is None else out_held
+    return spmd.shard_map(
+        lambda x: body(x[0])[None], mesh=mesh, in_specs=P(held), out_specs=P(out), check_rep=check_rep
+    )
+
+
+def every_rank(mesh, result) -> list[numpy.ndarray]:
+    """Each rank's entry of `on_blocks`'s result.
+
+    Under MPI all processes look at those of all, sent without the help of what is tested: so a wrong one is
+    an error everywhere, and none goes on to wait for those that have stopped.
+    """
+    blocks = result.local if mesh.backend == "simulated" else mesh.ranks.comm.allgather(result.local)
+    return [block[0] for block in blocks]
+
+
+def whole(x) -> numpy.ndarray:
+    """An array or a sharded one, whole; under MPI every rank must call it."""
+    return x.gather() if isinstance(x, spmd.ShardedArray) else numpy.asarray(x)
+
+
+def assert_same(actual, expected, exact: bool) -> None:
+    """Same shape, dtype and values; sums of floating-point numbers may be added up in another order."""
+    actual = numpy.asarray(actual)
+    if exact or actual.dtype.kind in "biu":
+        assert_array_equal(actual, expected, strict=True)
+    else:
+        eps = numpy.finfo(actual.dtype).eps
+        assert_allclose(actual, expected, rtol=32 * eps, atol=32 * eps, strict=True)
+
+
+# Blocks that do not lie in memory as their shape says: how one is stored, and how the body reads it.
+LAYOUTS: dict[str, tuple[Callable, Callable]] = {
+    "plain": (lambda block: block, lambda x: x),
+    "transposed": (lambda block: block.T, lambda x: x.T),
+    "backwards, every other": (
+        lambda block: numpy.repeat(block[..., ::-1], 2, axis=-1) if block.ndim else block,
+        lambda x: x[..., ::-2] if x.ndim else x,
+    ),
+}
+
+
+# ---------------------------------------------------------------- checks
+
+
+def check_value(mesh, case, axes, dtype="float64", layout="plain", held=None, check_rep=True) -> None:
+    """Each rank's result against the reference. `held` are the axes along which the operand varies, if not all."""
+    held = operand_axes(mesh, case, axes) if held is None else held
+    check_blocks(mesh, case, axes, random((size_of(mesh, held), *case.shape), dtype), held, layout, check_rep)
+
+
+def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True) -> None:
+    """Each rank's result against the reference, for given blocks: one for each rank along `held`."""
+    store, read = LAYOUTS[layout]
+    stored = numpy.stack([store(block) for block in stacked])
+    result = on_blocks(mesh, lambda x: case(read(x), axes), held, check_rep=check_rep)(stored)
+    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert_same(block, expected[rank], exact=case.name not in ADDS)
+
+
+def check_dtype(mesh, axes, dtype) -> None:
+    """All collectives on blocks of a dtype; where they are ordered, also the extrema."""
+    for case in one_case_each(size_of(mesh, axes)):
+        if case.name in ("pmax", "pmin") and numpy.dtype(dtype).kind == "c":
+            continue
+        check_value(mesh, case, axes, dtype)
+
+
+def check_vmapped(mesh, case, axes) -> None:
+    """A collective vectorised along a batch axis that is the last: applied to each entry."""
+    held = operand_axes(mesh, case, axes)
+    stacked = random((size_of(mesh, held), *case.shape, 2), "float64")
+    result = on_blocks(mesh, md.vmap(lambda x: case(x, axes), in_axes=-1), held)(stacked)
+    entries = [reference(mesh, case, axes, ranks_blocks(mesh, stacked[..., k], held)) for k in range(2)]
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert_same(block, numpy.stack([entry[rank] for entry in entries]), exact=case.name not in ADDS)
+
+
+def check_nan(mesh, axes) -> None:
+    """A NaN that one rank has is the extremum on all ranks: which rank has it makes no difference."""
+    stacked = random((mesh.size, mesh.size), "float64")
+    numpy.fill_diagonal(stacked, numpy.nan)
+    for name in ("pmax", "pmin"):
+        check_blocks(mesh, Case(name, (mesh.size,)), axes, stacked, mesh.axis_names)
+
+
+def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
+    """<f(x), y> == <x, f_t(y)>, without conjugation; and the transpose of the transpose is f.
+
+    The specs say exactly where blocks vary: nothing but the collective itself is transposed.
+    """
+    held, out_held = operand_axes(mesh, case, axes), result_axes(mesh, case, axes)
+    f = on_blocks(mesh, lambda x: case(x, axes), held, out_held, check_rep)
+    x = random((size_of(mesh, held), *case.shape), dtype)
+    fx = whole(f(x))
+    y = random(fx.shape, dtype, seed=1)
+
+    def f_t(ct):
+        return md.linear_transpose(f, x)(ct)[0]
+
+    def f_tt(ct):
+        return md.linear_transpose(f_t, y)(ct)[0]
+
+    tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype in ("float32", "complex64") else {"rtol": 1e-10, "atol": 1e-10}
+    assert_allclose((fx * y).sum(), (x * whole(f_t(y))).sum(), **tolerance)
+    assert_allclose(whole(f_tt(x)), fx, **tolerance)
+    if check_rep:
+        assert [eqn.primitive.name for eqn in collectives_in(f_t, y)] == [TRANSPOSES[case.name]]
+        assert [eqn.params for eqn in collectives_in(f_tt, x)] == [eqn.params for eqn in collectives_in(f, x)]
+
+
+def check_counts(mesh, f, *args) -> None:
+    """What a run counts is what `communication` reads from the tape."""
+    reported = spmd.communication(f)(*args)
+    mesh.reset_calls()
+    f(*args)
+    assert mesh.calls == reported.counts
+    assert sum(mesh.bytes.values()) == reported.bytes
+
+
+def check_case_counts(mesh, case, axes) -> None:
+    """The counts of a collective over one group of axes, and of its gradient."""
+    held = operand_axes(mesh, case, axes)
+    x = random((size_of(mesh, held), *case.shape), "float64")
+    f = on_blocks(mesh, lambda x: case(x, axes), held)
+    check_counts(mesh, f, x)
+    name = "psum" if case.name == "pmean" else case.name
+    assert mesh.calls == ({} if case.name in SILENT else {name: 1})
+    assert mesh.bytes == ({} if case.name in SILENT else {name: x[0].nbytes})
+    if case.name != "axis_index":
+        check_counts(mesh, md.grad(loss_of(mesh, case, axes)), x)
+
+
+def loss_of(mesh, case, axes) -> Callable:
+    """A scalar, equal on all ranks, of an array whose first dimension is split over those that `case` lets vary."""
+
+    def body(x):
+        y = case(md.numpy.sin(x[0]), axes)
+        return collectives.psum(md.numpy.sum(y * md.numpy.cos(y)), mesh.axis_names)
+
+    return spmd.shard_map(body, mesh=mesh, in_specs=P(operand_axes(mesh, case, axes)), out_specs=P())
+
+
+def check_derivatives(mesh, case, axes, check_rep=True) -> None:
+    """First and second derivatives in both modes, of a function of an array that every rank has whole."""
+    everything = mesh.axis_names
+
+    def body(x):
+        own = x[collectives.axis_index(everything)]
+        y = md.numpy.sin(case(md.numpy.sin(own) * x[0], axes))
+        return collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
+    md.testing.check_grads(f, (random((mesh.size, *case.shape), "float64"),), order=2)
+
+
+def collectives_in(f, *args) -> list:
+    """The equations of collectives in the bodies of the shard_maps that `f` runs, in order."""
+    tapes = [eqn.params["body"] for eqn in md.make_tape(f)(*args).equations if eqn.primitive.name == "shard_map"]
+    for tape in tapes:
+        tape.check(typed=False)
+    return [eqn for tape in tapes for eqn in tape.equations if isinstance(eqn.primitive, Collective)]

@@ -1,0 +1,172 @@
+"""The collectives on MPI ranks: the checks of the simulated ones, on meshes of as many ranks as there are."""
+
+import functools
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+import minidiff as md
+import spmd
+from collectives import axis_index, pmax, psum
+from spmd import P
+from tests.collective_checks import (
+    DTYPES,
+    LAYOUTS,
+    TRANSPOSES,
+    Case,
+    axes_of,
+    cases,
+    check_case_counts,
+    check_derivatives,
+    check_dtype,
+    check_nan,
+    check_transpose,
+    check_value,
+    check_vmapped,
+    one_case_each,
+    size_of,
+    whole,
+)
+
+SHAPES = {
+    1: [(1,), (1, 1)],
+    2: [(2,), (1, 2)],
+    3: [(3,), (3, 1)],
+    4: [(4,), (2, 2), (4, 1)],
+    8: [(8,), (4, 2), (2, 2, 2)],
+}
+on_ranks = pytest.mark.parallel(list(SHAPES))
+
+
+@functools.cache
+def mesh_of(shape):
+    """A mesh, once in a session: an MPI has only so many communicators."""
+    return spmd.make_mesh(shape, ("x", "y", "z")[: len(shape)], backend="mpi")
+
+
+def meshes():
+    return [mesh_of(shape) for shape in SHAPES[MPI.COMM_WORLD.size]]
+
+
+def placements():
+    """The meshes, each with its axes alone and in every tuple of several."""
+    return [(mesh, axes) for mesh in meshes() for axes in axes_of(mesh)]
+
+
+def backwards():
+    """The meshes, each with all its axes in the order that is not that of its ranks."""
+    return [(mesh, mesh.axis_names[::-1]) for mesh in meshes()]
+
+
+@on_ranks
+def test_values():
+    mesh, axes = backwards()[1]
+    for case in cases(size_of(mesh, axes)):
+        check_value(mesh, case, axes)
+
+
+@on_ranks
+def test_values_along_each_axes():
+    for mesh, axes in placements():
+        for case in one_case_each(size_of(mesh, axes)):
+            check_value(mesh, case, axes)
+
+
+@on_ranks
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values_of_each_layout(layout):
+    mesh, axes = backwards()[-1]
+    for case in one_case_each(size_of(mesh, axes)):
+        check_value(mesh, case, axes, layout=layout)
+
+
+@on_ranks
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_each_dtype(dtype):
+    check_dtype(*backwards()[-1], dtype)
+
+
+@on_ranks
+def test_vectorised_values():
+    for mesh, axes in backwards():
+        for case in one_case_each(size_of(mesh, axes)):
+            if case.name != "axis_index":
+                check_vmapped(mesh, case, axes)
+
+
+@on_ranks
+def test_values_of_an_operand_that_does_not_vary():
+    for mesh, axes in backwards():
+        for case in one_case_each(size_of(mesh, axes)):
+            check_value(mesh, case, axes, held=())
+
+
+@on_ranks
+def test_nan_is_the_extremum_everywhere():
+    for mesh, axes in placements():
+        check_nan(mesh, axes)
+
+
+@on_ranks
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])
+def test_transposes(dtype):
+    for mesh, axes in backwards():
+        for case in one_case_each(size_of(mesh, axes)):
+            if case.name in TRANSPOSES:
+                check_transpose(mesh, case, axes, dtype)
+
+
+@on_ranks
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
+def test_derivatives(name):
+    mesh, axes = backwards()[-1]
+    check_derivatives(mesh, Case(name, (2,)), axes[:2])
+
+
+@on_ranks
+def test_counts():
+    for mesh, axes in backwards():
+        for case in one_case_each(size_of(mesh, axes)):
+            check_case_counts(mesh, case, axes)
+
+
+@on_ranks
+def test_without_types():
+    for mesh, axes in backwards():
+        for case in one_case_each(size_of(mesh, axes)):
+            check_value(mesh, case, axes, check_rep=False)
+            if case.name in TRANSPOSES:
+                check_transpose(mesh, case, axes, check_rep=False)
+
+
+@on_ranks
+def test_an_error_on_all_ranks_leaves_the_mesh_usable():
+    for mesh in meshes():
+        check_usable_after_an_error(mesh)
+
+
+def check_usable_after_an_error(mesh):
+    def total(axes):
+        body = functools.partial(psum, axis_name=axes)
+        return spmd.shard_map(body, mesh=mesh, in_specs=P(mesh.axis_names), out_specs=P())
+
+    x = numpy.arange(float(mesh.size))
+    with pytest.raises(md.UnboundAxisError, match="no axis 'nowhere' is bound"):
+        total("nowhere")(x)
+    assert total(mesh.axis_names)(x) == x.sum()
+
+
+@on_ranks
+def test_ranks_go_the_same_way_where_the_type_says_that_they_agree():
+    for mesh in meshes():
+        check_branch(mesh, mesh.axis_names)
+
+
+def check_branch(mesh, axes):
+    def body(x):
+        return 2 * x if pmax(axis_index(axes), axes) == mesh.size - 1 else x
+
+    x = numpy.arange(float(mesh.size))
+    doubled = spmd.shard_map(body, mesh=mesh, in_specs=P(axes), out_specs=P(axes))(x)
+    numpy.testing.assert_array_equal(whole(doubled), 2 * x)

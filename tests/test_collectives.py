@@ -1,0 +1,449 @@
+"""The collectives on simulated ranks: values, types, transposes, derivatives, counts, errors."""
+
+import itertools
+
+import hypothesis.strategies as st
+import numpy
+import pytest
+from hypothesis import given, settings
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pbroadcast,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
+from spmd import P
+from tests.collective_checks import (
+    DTYPES,
+    INVARIANT_OPERAND,
+    LAYOUTS,
+    REFERENCES,
+    TRANSPOSES,
+    Case,
+    axes_of,
+    cases,
+    check_case_counts,
+    check_counts,
+    check_derivatives,
+    check_dtype,
+    check_nan,
+    check_transpose,
+    check_value,
+    check_vmapped,
+    collectives_in,
+    one_case_each,
+    random,
+    size_of,
+)
+
+NAMES = ("x", "y", "z")
+
+
+def simulated(*shape, names=NAMES):
+    return spmd.make_mesh(shape, names[: len(shape)], backend="simulated")
+
+
+MESHES = [simulated(*shape) for shape in [(1,), (4,), (2, 3), (1, 3), (2, 1, 2)]]
+IJ = simulated(2, 3, names=("i", "j"))
+
+placements = pytest.mark.parametrize(
+    ("mesh", "axes"), [pytest.param(m, axes, id=f"{m.shape}-{','.join(axes)}") for m in MESHES for axes in axes_of(m)]
+)
+
+# ---------------------------------------------------------------- values
+
+
+@placements
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values(mesh, axes, layout):
+    for case in cases(size_of(mesh, axes)):
+        check_value(mesh, case, axes, layout=layout)
+
+
+@placements
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_of_each_dtype(mesh, axes, dtype):
+    check_dtype(mesh, axes, dtype)
+
+
+@placements
+def test_vectorised_values(mesh, axes):
+    for case in cases(size_of(mesh, axes)):
+        if case.name != "axis_index":
+            check_vmapped(mesh, case, axes)
+
+
+@placements
+def test_values_of_operands_that_vary_along_fewer_axes(mesh, axes):
+    for case in one_case_each(size_of(mesh, axes)):
+        may_vary = [a for a in mesh.axis_names if case.name not in INVARIANT_OPERAND or a not in axes]
+        for held in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
+            check_value(mesh, case, axes, "int64", held=held)
+
+
+@placements
+def test_nan_is_the_extremum_everywhere(mesh, axes):
+    check_nan(mesh, axes)
+
+
+def test_all_collectives_are_tested():
+    assert {case.name for case in cases(2)} == set(REFERENCES)
+
+
+@pytest.mark.parametrize("value", [1, 2.5, 1j, True])
+def test_psum_of_a_number_is_a_number(value):
+    sums = []
+
+    def body(x):
+        sums.extend([psum(value, "i"), psum(value, ("j", "i")), axis_size("j")])
+        return x
+
+    spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P())(0.0)
+    assert sums == [2 * value, 6 * value, 3]
+    assert isinstance(sums[0], type(2 * value))
+
+
+def test_collectives_take_trees():
+    def body(x):
+        return pmax({"a": x, "b": (x + 1, 2 * x)}, "i")
+
+    result = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P())(numpy.arange(4.0))
+    expected = {"a": numpy.array([2.0, 3]), "b": (numpy.array([3.0, 4]), numpy.array([4.0, 6]))}
+    md.tree.map(numpy.testing.assert_array_equal, result, expected)
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+@placements
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "float32", "complex64"])
+def test_transposes(mesh, axes, dtype):
+    n = size_of(mesh, axes)
+    for case in cases(n) if dtype == "float64" else one_case_each(n):
+        if case.name in TRANSPOSES:
+            check_transpose(mesh, case, axes, dtype)
+
+
+@placements
+@pytest.mark.parametrize("check_rep", [True, False])
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
+def test_derivatives(mesh, axes, name, check_rep):
+    check_derivatives(mesh, Case(name, (2,)), axes, check_rep)
+
+
+@pytest.mark.parametrize("extremum", [pmax, pmin])
+def test_ranks_that_tie_share_the_derivative(extremum):
+    f = spmd.shard_map(lambda x: extremum(x, "x")[0], mesh=simulated(4), in_specs=P("x"), out_specs=P())
+    at, rest = (2.0, [1.0, 0.0]) if extremum is pmax else (-2.0, [-1.0, 0.0])
+    gradient = md.grad(f)(numpy.array([at, rest[0], at, rest[1]]))
+    numpy.testing.assert_array_equal(gradient, [0.5, 0.0, 0.5, 0.0])
+
+
+@pytest.mark.parametrize("name", ["pmax", "pmin"])
+def test_extrema_are_not_linear(name):
+    f = spmd.shard_map(lambda x: Case(name, ())(x, "x"), mesh=MESHES[1], in_specs=P("x"), out_specs=P())
+    with pytest.raises(TypeError, match="not linear"):
+        md.linear_transpose(f, numpy.ones(4))(numpy.ones(1))
+
+
+# ---------------------------------------------------------------- types
+
+# Of a body with the arguments x:f64[6]{i,j}, u:f64[6]{j}, w:f64[6]: the collectives on its tape, and their types.
+TYPES = [
+    # The JEP's table, and its kin.
+    ("psum", lambda x, u, w: psum(x, "i"), ["psum i: f64[6]{i,j} -> f64[6]{j}"]),
+    ("psum of both", lambda x, u, w: psum(x, ("j", "i")), ["psum j,i: f64[6]{i,j} -> f64[6]"]),
+    ("pmean", lambda x, u, w: pmean(u, "j"), ["psum j: f64[6]{j} -> f64[6]"]),
+    ("pmax", lambda x, u, w: pmax(x, "j"), ["pmax j: f64[6]{i,j} -> f64[6]{i}"]),
+    ("pmin", lambda x, u, w: pmin(x, ("i", "j")), ["pmin i,j: f64[6]{i,j} -> f64[6]"]),
+    ("pbroadcast", lambda x, u, w: pbroadcast(u, "i"), ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}"]),
+    ("all_gather", lambda x, u, w: all_gather(x, "i"), ["all_gather i: f64[6]{i,j} -> f64[2,6]{i,j}"]),
+    ("all_gather tiled", lambda x, u, w: all_gather(u, "j", tiled=True), ["all_gather j: f64[6]{j} -> f64[18]{j}"]),
+    (
+        "all_gather_invariant",
+        lambda x, u, w: all_gather_invariant(x, "i", axis=1),
+        ["all_gather_invariant i: f64[6]{i,j} -> f64[6,2]{j}"],
+    ),
+    ("psum_scatter", lambda x, u, w: psum_scatter(x, ("i", "j")), ["psum_scatter i,j: f64[6]{i,j} -> f64[]{i,j}"]),
+    ("pscatter", lambda x, u, w: pscatter(u, "i", tiled=True), ["pscatter i: f64[6]{j} -> f64[3]{i,j}"]),
+    ("all_to_all", lambda x, u, w: all_to_all(u, "j", 0, 0, tiled=True), ["all_to_all j: f64[6]{j} -> f64[6]{j}"]),
+    ("ppermute", lambda x, u, w: ppermute(x, "i", [(0, 1)]), ["ppermute i: f64[6]{i,j} -> f64[6]{i,j}"]),
+    # An operand that does not vary is lifted for the collectives that take varying ones, ...
+    (
+        "lifted: all_gather",
+        lambda x, u, w: all_gather(w, "i"),
+        ["pbroadcast i: f64[6] -> f64[6]{i}", "all_gather i: f64[6]{i} -> f64[2,6]{i}"],
+    ),
+    (
+        "lifted: psum_scatter",
+        lambda x, u, w: psum_scatter(u, ("j", "i")),
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "psum_scatter j,i: f64[6]{i,j} -> f64[]{i,j}"],
+    ),
+    (
+        "lifted: all_to_all",
+        lambda x, u, w: all_to_all(w, "j", 0, 0, tiled=True),
+        ["pbroadcast j: f64[6] -> f64[6]{j}", "all_to_all j: f64[6]{j} -> f64[6]{j}"],
+    ),
+    (
+        "lifted: ppermute",
+        lambda x, u, w: ppermute(w, "i", [(0, 1)]),
+        ["pbroadcast i: f64[6] -> f64[6]{i}", "ppermute i: f64[6]{i} -> f64[6]{i}"],
+    ),
+    (
+        "lifted: all_gather_invariant",
+        lambda x, u, w: all_gather_invariant(w, "i"),
+        ["pbroadcast i: f64[6] -> f64[6]{i}", "all_gather_invariant i: f64[6]{i} -> f64[2,6]"],
+    ),
+    # ... and not communicated by reductions: a sum is multiplied, an extremum is what it was.
+    ("psum of an invariant", lambda x, u, w: psum(w, ("i", "j")), []),
+    ("psum of a half invariant", lambda x, u, w: psum(u, ("i", "j")), ["psum j: f64[6]{j} -> f64[6]"]),
+    ("pmean of an invariant", lambda x, u, w: pmean(w, "i"), []),
+    ("pmax of an invariant", lambda x, u, w: pmax(w, "i"), []),
+    ("pmin of a half invariant", lambda x, u, w: pmin(u, ("i", "j")), ["pmin j: f64[6]{j} -> f64[6]"]),
+    ("pmax of a constant", lambda x, u, w: pmax(3.0, "i") * w, []),
+    # Operands that disagree are lifted to the union, each value once.
+    ("x + x", lambda x, u, w: x + x, []),
+    ("x + 2", lambda x, u, w: 2.0 * x + 1, []),
+    ("x + w", lambda x, u, w: x + w, ["pbroadcast i,j: f64[6] -> f64[6]{i,j}"]),
+    ("x + u", lambda x, u, w: x + u, ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}"]),
+    ("x * w + w", lambda x, u, w: x * w + w, ["pbroadcast i,j: f64[6] -> f64[6]{i,j}"]),
+    (
+        "a value and a view of it",
+        lambda x, u, w: x * w + x * w.reshape(2, 3).T.reshape(6),
+        ["pbroadcast i,j: f64[6] -> f64[6]{i,j}"],
+    ),
+    (
+        "along different axes",
+        lambda x, u, w: x * w + x * (u * w),
+        [
+            "pbroadcast i,j: f64[6] -> f64[6]{i,j}",
+            "pbroadcast j: f64[6] -> f64[6]{j}",
+            "pbroadcast i: f64[6]{j} -> f64[6]{i,j}",
+        ],
+    ),
+    (
+        "two values",
+        lambda x, u, w: np.where(x > 0, u, w),
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "pbroadcast i,j: f64[6] -> f64[6]{i,j}"],
+    ),
+    (
+        "by hand, then by itself",
+        lambda x, u, w: pbroadcast(w, ("i", "j")) * x + w,
+        ["pbroadcast i,j: f64[6] -> f64[6]{i,j}"],
+    ),
+    ("a constant", lambda x, u, w: x * CONSTANT + CONSTANT, ["pbroadcast i,j: f64[6] -> f64[6]{i,j}"]),
+    (
+        "a collective's operand, used again",
+        lambda x, u, w: all_gather(w, "j").sum() + u * w,
+        ["pbroadcast j: f64[6] -> f64[6]{j}", "all_gather j: f64[6]{j} -> f64[3,6]{j}"],
+    ),
+    ("a sum, used again", lambda x, u, w: psum(x, "i") * u, ["psum i: f64[6]{i,j} -> f64[6]{j}"]),
+]
+CONSTANT = numpy.arange(6.0)
+
+
+def on_ij(body, out_specs=P(("i", "j"))):
+    return spmd.shard_map(body, mesh=IJ, in_specs=(P(("i", "j")), P("j"), P()), out_specs=out_specs)
+
+
+def variance_on_ij(body):
+    """The axes along which the body's result varies, by its type."""
+    types = []
+
+    def look(*blocks):
+        types.append(md.typeof(body(*blocks)))
+        return ()
+
+    on_ij(look)(*ARGUMENTS)
+    return tuple(a for a in ("i", "j") if a in types[0].variance)
+
+
+ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
+
+
+@pytest.mark.parametrize(("body", "expected"), [row[1:] for row in TYPES], ids=[row[0] for row in TYPES])
+def test_types(body, expected):
+    f = on_ij(lambda *blocks: body(*blocks).reshape(-1), P(variance_on_ij(body)))  # nothing is lifted at the end
+    found = [
+        f"{eqn.primitive} {','.join(eqn.params['axes'])}: {eqn.inputs[0].type} -> {eqn.outputs[0].type}"
+        for eqn in collectives_in(f, *ARGUMENTS)
+    ]
+    assert found == expected
+    check_counts(IJ, f, *ARGUMENTS)
+    check_counts(IJ, md.grad(lambda *args: np.sum(np.sin(f(*args))), (0, 1, 2)), *ARGUMENTS)
+
+
+@pytest.mark.parametrize("axes", ["i", ("j", "i")])
+def test_axis_index_varies_along_its_axes(axes):
+    types = []
+
+    def body(x):
+        types.append(str(md.typeof(axis_index(axes))))
+        return x
+
+    spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P())(0.0)
+    assert types == ["i64[]{i}" if axes == "i" else "i64[]{i,j}"]
+
+
+# ---------------------------------------------------------------- counts
+
+
+@placements
+def test_counts(mesh, axes):
+    for case in one_case_each(size_of(mesh, axes)):
+        check_case_counts(mesh, case, axes)
+
+
+def test_a_parameter_used_twice_is_summed_once():
+    def body(x, u, w):
+        return psum(np.sum(np.tanh(x * w) * w + u * w), ("i", "j"))
+
+    gradient = md.grad(on_ij(body, P()), 2)
+    check_counts(IJ, gradient, *ARGUMENTS)
+    # The loss, and w's cotangents: along i and j together, and along j where it met u alone.
+    assert spmd.communication(gradient)(*ARGUMENTS).counts["psum"] <= 4
+    once = md.grad(on_ij(lambda x, u, w: psum(np.sum(np.tanh(x * w) * w), ("i", "j")), P()), 2)
+    assert spmd.communication(once)(*ARGUMENTS).counts == {"psum": 2}
+
+
+# ---------------------------------------------------------------- errors
+
+# Of a body with the argument x:f64[4]{i} on a mesh with the axes i: 2 and j: 3.
+ERRORS = [
+    *[
+        (f"{case.name}: unbound", lambda x, case=case: case(x, "k"), md.UnboundAxisError, "no axis 'k' is bound")
+        for case in one_case_each(2)
+    ],
+    *[
+        (f"{case.name}: twice", lambda x, case=case: case(x, ("i", "i")), ValueError, "named twice in ('i', 'i')")
+        for case in one_case_each(2)
+    ],
+    ("axis_size: unbound", lambda x: axis_size("k"), md.UnboundAxisError, "no axis 'k' is bound"),
+    ("source twice", lambda x: ppermute(x, "i", [(0, 1), (0, 0)]), ValueError, "source 0 occurs 2 times"),
+    ("destination twice", lambda x: ppermute(x, "i", [(0, 1), (1, 1)]), ValueError, "destination 1 occurs 2 times"),
+    ("no such source", lambda x: ppermute(x, "i", [(2, 0)]), ValueError, "source 2 is no index along 'i'"),
+    ("no such destination", lambda x: ppermute(x, "i", [(0, -1)]), ValueError, "destination -1 is no index along 'i'"),
+    *[
+        error
+        for name, f, of in [
+            ("psum_scatter", psum_scatter, lambda x: x),
+            ("all_to_all", lambda x, axes, **tiled: all_to_all(x, axes, 0, 0, **tiled), lambda x: x),
+            ("pscatter", pscatter, lambda x: psum(x, "i")),
+        ]
+        for error in [
+            (f"{name}: no multiple", lambda x, f=f, of=of: f(of(x), "j", tiled=True), ValueError, f"{name}: axis 0 of"),
+            (f"{name}: too long", lambda x, f=f, of=of: f(of(x), "i"), ValueError, "one entry for each of the 2 ranks"),
+        ]
+    ],
+    ("pbroadcast of a varying value", lambda x: pbroadcast(x, "i"), md.VarianceError, "already varies along ['i']"),
+    ("pbroadcast along both", lambda x: pbroadcast(x, ("j", "i")), md.VarianceError, "already varies along ['i']"),
+    ("pscatter of a varying value", lambda x: pscatter(x, "i", tiled=True), md.VarianceError, "pscatter over ('i',)"),
+    ("pmax of complex", lambda x: pmax(1j * x, "i"), TypeError, "pmax: complex numbers have no order"),
+    ("pmin of complex", lambda x: pmin(1j * x, "j"), TypeError, "pmin: complex numbers have no order"),
+    ("no such dimension", lambda x: all_gather(x, "i", axis=3), IndexError, "all_gather: axis 3 is out of bounds"),
+    ("tiled scalar", lambda x: all_gather(x[0], "i", tiled=True), IndexError, "all_gather: axis 0 is out of bounds"),
+]
+
+
+@pytest.mark.parametrize(("body", "error", "text"), [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS])
+def test_errors(body, error, text):
+    f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P())
+    with pytest.raises(error) as raised:
+        f(numpy.arange(8.0))
+    assert text in str(raised.value)
+    with pytest.raises(error) as raised:
+        md.make_tape(f)(numpy.arange(8.0))
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize("case", one_case_each(1), ids=lambda case: case.name)
+def test_outside_a_shard_map(case):
+    with pytest.raises(md.UnboundAxisError, match=f"{case.name} over 'i' was called outside a shard_map"):
+        case(numpy.ones(case.shape), "i")
+
+
+# ---------------------------------------------------------------- without types
+
+
+@placements
+def test_values_without_types(mesh, axes):
+    for case in cases(size_of(mesh, axes)):
+        check_value(mesh, case, axes, check_rep=False)
+
+
+@placements
+def test_transposes_without_types(mesh, axes):
+    for case in one_case_each(size_of(mesh, axes)):
+        if case.name in TRANSPOSES:
+            check_transpose(mesh, case, axes, check_rep=False)
+
+
+def test_without_types_psum_transposes_to_psum():
+    f = spmd.shard_map(lambda x: psum(x, "i"), mesh=IJ, in_specs=P("i"), out_specs=P("i"), check_rep=False)
+
+    def f_t(ct):
+        return md.linear_transpose(f, numpy.ones(4))(ct)[0]
+
+    # The second sums the cotangents of the unmapped j, which each rank has whole.
+    assert [(eqn.primitive.name, eqn.params["axes"]) for eqn in collectives_in(f_t, numpy.ones(4))] == [
+        ("psum", ("i",)),
+        ("psum", ("j",)),
+    ]
+    assert not any(eqn.outputs[0].type.variance for eqn in collectives_in(f, numpy.ones(4)))
+
+
+# ---------------------------------------------------------------- anything
+
+
+@st.composite
+def random_cases(draw):
+    """A mesh, some of its axes in some order, and a collective over them on blocks of some shape."""
+    mesh = simulated(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
+    axes = tuple(draw(st.lists(st.sampled_from(mesh.axis_names), min_size=1, unique=True)))
+    n, name = size_of(mesh, axes), draw(st.sampled_from(sorted(REFERENCES)))
+    splits = name in ("psum_scatter", "pscatter", "all_to_all")
+    tiled = draw(st.booleans())
+    shape = draw(st.lists(st.integers(0, 3), min_size=splits or (tiled and "gather" in name), max_size=3))
+    dimension = st.integers(-len(shape), len(shape) - 1)
+    options = {"tiled": tiled} if splits or "gather" in name else {}
+    if splits:
+        at = draw(dimension)
+        shape[at] = n * shape[at] if tiled else n
+        options[{"psum_scatter": "scatter_dimension", "pscatter": "axis", "all_to_all": "split_axis"}[name]] = at
+    if name == "all_to_all":
+        options["concat_axis"] = draw(dimension)
+    if "gather" in name:
+        options["axis"] = draw(dimension if tiled else st.integers(-len(shape) - 1, len(shape)))
+    if name == "ppermute":
+        destinations = draw(st.permutations(range(n)))
+        options["perm"] = list(enumerate(destinations))[: draw(st.integers(0, n))]
+    return mesh, axes, Case(name, tuple(shape), options)
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_cases(), st.sampled_from(DTYPES), st.booleans())
+def test_any_value(placed, dtype, check_rep):
+    mesh, axes, case = placed
+    if case.name in ("pmax", "pmin"):
+        dtype = dtype.replace("complex128", "float64").replace("complex64", "float32")
+    check_value(mesh, case, axes, dtype, check_rep=check_rep)
+
+
+@settings(deadline=None, max_examples=40)
+@given(random_cases().filter(lambda placed: placed[2].name in TRANSPOSES), st.sampled_from(["float64", "complex128"]))
+def test_any_transpose(placed, dtype):
+    mesh, axes, case = placed
+    check_transpose(mesh, case, axes, dtype)

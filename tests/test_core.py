@@ -1,0 +1,165 @@
+"""Types, operations, tracers, and the interpreter that is current."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from minidiff.core import EVALUATE, Primitive, ShapedArray, current_interpreter
+from minidiff.ops.kinds import Elementwise
+from minidiff.testing import check_grads
+
+
+def test_importing_minidiff_needs_numpy_alone():
+    code = "import sys, minidiff; print([m for m in ('mpi4py', 'graphviz', 'collectives', 'spmd') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# ---------------------------------------------------------------- types
+
+TYPES = [
+    (ShapedArray((3, 4), float, {"i"}), "f64[3,4]{i}"),
+    (ShapedArray((), "float32"), "f32[]"),
+    (ShapedArray((2,), "int32", {"j", "i"}), "i32[2]{i,j}"),
+    (ShapedArray((0,), complex), "c128[0]"),
+    (ShapedArray((1,), bool), "bool[1]"),
+    (md.typeof(True), "bool[]"),
+    (md.typeof(1), "i64[]"),
+    (md.typeof(1.0), "f64[]"),
+    (md.typeof(1j), "c128[]"),
+    (md.typeof(np.float32(1)), "f32[]"),
+    (md.typeof(np.zeros((2, 0), np.uint8)), "u8[2,0]"),
+    (md.typeof(ShapedArray((5,), float)), "f64[5]"),
+]
+
+
+@pytest.mark.parametrize("type, shown", TYPES, ids=[shown for _, shown in TYPES])
+def test_types_print_in_the_grammar(type, shown):
+    assert repr(type) == shown
+
+
+def test_types_are_values():
+    t = ShapedArray([2, 3], "float32", ["i"])
+    assert t == ShapedArray((2, 3), np.float32, {"i"}) and hash(t) == hash(ShapedArray((2, 3), np.float32, {"i"}))
+    assert (t.ndim, t.size, t.nbytes) == (2, 6, 24)
+    assert t.update(variance=()) == ShapedArray((2, 3), np.float32) != t
+    assert t.update(shape=(6,), dtype=float) == ShapedArray((6,), float, {"i"})
+    assert t != "f32[2,3]{i}"
+
+
+@pytest.mark.parametrize("x", ["text", None, [1.0], {}])
+def test_what_is_no_array_has_no_type(x):
+    with pytest.raises(TypeError, match=rf"expected an array or a number, got {type(x).__name__}"):
+        md.typeof(x)
+
+
+def test_tracers_have_the_type_of_what_they_stand_for():
+    seen = []
+
+    def f(x):
+        seen.append((md.typeof(x), x.shape, x.dtype, x.ndim, x.size))
+        return x
+
+    x = np.ones((2, 3), np.float32)
+    md.jvp(f, (x,), (x,))
+    md.make_tape(f)(x)
+    md.vmap(f, in_axes=1)(np.ones((2, 4, 3), np.float32))
+    assert seen == [(ShapedArray((2, 3), np.float32), (2, 3), np.float32, 2, 6)] * 3
+
+
+# ---------------------------------------------------------------- operations
+
+cube = Elementwise("cube", lambda x: x**3, (lambda out, x: 3 * x * x,))
+mystery = Primitive("mystery", np.sin, lambda x: (x.shape, x.dtype))
+
+
+def test_a_declared_operation_is_known_to_all_interpreters():
+    x = np.array([1.0, 2.0])
+    check_grads(cube.bind, (x,), order=3)
+    assert md.vmap(cube.bind)(x).tolist() == cube.bind(x).tolist() == [1.0, 8.0]
+    assert str(md.make_tape(cube.bind)(x)) == "lambda a:f64[2]:\n  b:f64[2] = cube(a)\n  return b"
+    assert repr(cube) == "<Elementwise cube>"
+
+
+@pytest.mark.parametrize(
+    "use, message",
+    [
+        (lambda: md.grad(mystery.bind)(1.0), "mystery cannot be differentiated: it has no derivative rule"),
+        (lambda: md.vmap(mystery.bind)(np.ones(2)), "mystery cannot be vectorised: it has no batching rule"),
+        (lambda: md.linear_transpose(mystery.bind, 1.0)(1.0), r"mystery cannot be transposed: .* of type f64\[\]"),
+    ],
+)
+def test_a_missing_rule_is_named(use, message):
+    with pytest.raises(TypeError, match=message):
+        use()
+
+
+# ---------------------------------------------------------------- tracers
+
+
+@pytest.mark.parametrize("transform", [md.grad, md.make_tape, lambda f: lambda x: md.vmap(f)(x[None])])
+def test_a_tracer_cannot_be_written_into(transform):
+    def f(x):
+        x[0] = 1.0
+
+    with pytest.raises(TypeError, match=r"traced value \(f64\[3\]\) cannot be written into.*np\.where"):
+        transform(f)(np.ones(3))
+
+
+def test_an_array_cannot_be_added_to_in_place():
+    def f(x):
+        total = np.zeros(3)
+        total += x
+        return total.sum()
+
+    with pytest.raises(TypeError, match=r"np\.add cannot write a traced value into an existing array .* a = a \+ x"):
+        md.grad(f)(np.ones(3))
+
+
+@pytest.mark.parametrize("transform", [md.grad, md.make_tape, md.vmap])
+def test_leaked_tracers_are_reported(transform):
+    leaked = []
+    transform(lambda x: leaked.append(x) or x.sum())(np.ones(()) if transform is md.grad else np.ones((2, 2)))
+    for use in (lambda: leaked[0] + 1.0, lambda: md.grad(lambda y: y * leaked[0])(1.0)):
+        with pytest.raises(md.LeakedTracerError, match=r"traced value of type f64.*outside the transformation.*return"):
+            use()
+
+
+def test_len_and_iteration():
+    tape = md.make_tape(lambda x: [row * len(x) for row in x])(np.ones((2, 3)))
+    assert [str(t) for t in tape.out_types] == ["f64[3]"] * 2
+    with pytest.raises(TypeError, match="len\\(\\) of a 0-d value"):
+        md.grad(len)(1.0)
+
+
+def test_tracers_hash_by_identity():
+    assert md.grad(lambda x: {x: 2.0}[x] * x)(1.0) == 2.0
+
+
+# ---------------------------------------------------------------- the current interpreter
+
+
+def test_an_exception_restores_the_interpreter():
+    def f(x):
+        raise KeyError(current_interpreter().name)
+
+    for transform in (md.grad, md.make_tape, lambda f: lambda x: md.vmap(f)(np.ones(2))):
+        with pytest.raises(KeyError):
+            transform(f)(1.0)
+        assert current_interpreter() is EVALUATE
+
+
+def test_each_thread_has_its_own_interpreter():
+    seen = []
+
+    def f(x):
+        thread = threading.Thread(target=lambda: seen.append((current_interpreter() is EVALUATE, md.grad(np.sin)(0.0))))
+        thread.start()
+        thread.join()
+        return x * x
+
+    assert md.grad(f)(3.0) == 6.0
+    assert seen == [(True, 1.0)]

@@ -1,0 +1,268 @@
+"""Reverse mode: `grad`, `vjp`, `linearize`, `linear_transpose`."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from minidiff.ops.kinds import Linear
+from minidiff.reverse import float0
+
+X = np.array([0.5, 2.0, 3.0])
+
+
+class Layer(NamedTuple):
+    w: Any
+    b: Any
+
+
+def derivative(f: Callable) -> Callable:
+    return lambda x: md.jvp(f, (x,), (1.0,))[1]
+
+
+# ---------------------------------------------------------------- nesting
+
+
+def test_grad_of_grad_of_grad():
+    assert md.grad(md.grad(md.grad(lambda x: x**5)))(2.0) == 240.0
+
+
+@pytest.mark.parametrize("outer", [derivative, md.grad], ids=["jvp", "grad"])
+@pytest.mark.parametrize("inner", [derivative, md.grad], ids=["jvp", "grad"])
+def test_modes_nest(outer, inner):
+    np.testing.assert_allclose(outer(inner(lambda x: np.sin(x) * x))(0.7), 2 * np.cos(0.7) - 0.7 * np.sin(0.7))
+
+
+def test_hessians_agree_whichever_way_they_are_made():
+    def f(x):
+        return np.tanh(x[0] * x[1]) + x[2] ** 3 * x[0]
+
+    rows = [md.jvp(md.grad(f), (X,), (e,))[1] for e in np.eye(3)]
+    columns = [md.grad(lambda x, e=e: md.jvp(f, (x,), (e,))[1])(X) for e in np.eye(3)]
+    batched = md.vmap(lambda e: md.vjp(md.grad(f), X)[1](e)[0])(np.eye(3))
+    np.testing.assert_allclose(rows, columns)
+    np.testing.assert_allclose(rows, batched)
+    np.testing.assert_allclose(rows, np.transpose(rows))
+
+
+def test_closures_over_outer_tracers():
+    def f(x):
+        ys = [x * i for i in range(3)]
+        return md.grad(lambda y: sum(y * z for z in ys) * y)(x)  # 2 y (0 + 1 + 2) x, at y = x
+
+    assert (f(2.0), md.grad(f)(2.0), md.grad(md.grad(f))(2.0)) == (24.0, 24.0, 12.0)
+
+
+def test_grad_through_linearize_and_its_linear_function():
+    def f(x):
+        value, f_linear = md.linearize(lambda y: y * y * x, x)
+        return value + f_linear(x)  # x^3 + 2 x^3
+
+    assert md.grad(f)(2.0) == 36.0
+
+
+def test_grad_through_a_pullback_that_is_called_twice():
+    def f(x):
+        _, pullback = md.vjp(lambda y: y**3, x)
+        return pullback(x)[0] + pullback(1.0)[0]  # 3 x^3 + 3 x^2
+
+    assert md.grad(f)(2.0) == 48.0
+
+
+# ---------------------------------------------------------------- dependence
+
+
+def test_an_argument_used_twice():
+    assert md.grad(lambda x: x * x + x)(3.0) == 7.0
+    assert md.grad(lambda x, y: x * y, argnums=(0, 1))(3.0, 3.0) == (3.0, 3.0)
+
+
+@pytest.mark.parametrize("f", [lambda x, y: y * 2.0, lambda x, y: 5.0, lambda x, y: np.floor(x).sum() * y])
+def test_an_argument_that_does_not_matter_has_gradient_zero(f):
+    x = np.ones((2, 3), np.float32)
+    g = md.grad(f)(x, 1.0)
+    assert md.typeof(g) == md.typeof(x) and not g.any()
+
+
+def test_zero_cotangents():
+    gx, gy = md.vjp(lambda x, y: (x * y, y), X, 2.0)[1]((np.zeros(3), 1.0))
+    assert (gx.tolist(), gy) == ([0.0] * 3, 1.0)
+
+
+def test_define_by_run(capsys):
+    def f(x):
+        print("x =", x)
+        y, steps = x, 0
+        while y < 10:
+            y, steps = y * x, steps + 1
+        for value in np.stack([y, y]):
+            y = y + value if value > 20 else y
+        return y if steps == 3 else -y
+
+    assert md.value_and_grad(f)(2.0) == (16.0, 32.0)  # x^4
+    assert md.grad(f)(5.0) == -3 * 2 * 5.0  # 3 x^2, negated
+    assert capsys.readouterr().out == "x = 2.0\nx = 5.0\n"
+
+
+def test_grad_lets_go_of_its_tape_on_the_way_back():
+    held, alive = [], []
+
+    def transpose(ct, operands):
+        alive.append(held[0]() is not None)
+        return [ct]
+
+    probe = Linear("probe", np.copy, lambda x: (x.shape, x.dtype), transpose, None)
+
+    def f(x):
+        big = np.exp(2 * probe.bind(x))
+        held.append(weakref.ref(big.primal))
+        return (big * big).sum()
+
+    np.testing.assert_allclose(md.grad(f)(X), 4 * np.exp(4 * X))
+    assert alive == [False]  # when the sweep came to the probe, what came after it had been freed
+
+
+# ---------------------------------------------------------------- arguments and results
+
+
+def test_trees_of_arguments():
+    params = {"layers": [Layer(X, 1.0), Layer(2 * X, None)], "scale": np.float32(2)}
+
+    def f(params, x):
+        return sum((p.w * x).sum() for p in params["layers"]) * params["scale"] + params["layers"][0].b
+
+    g = md.grad(f)(params, X)
+    assert md.tree.structure(g) == md.tree.structure(params)
+    assert [md.typeof(x) for x in md.tree.leaves(g)] == [md.typeof(x) for x in md.tree.leaves(params)]
+    assert g["layers"][0].w.tolist() == (2 * X).tolist() and g["layers"][0].b == 1.0
+    np.testing.assert_allclose(g["scale"], 3 * (X * X).sum())
+
+
+def test_argnums():
+    f = lambda x, y, z: x * y**2 * z**3  # noqa: E731
+    assert md.grad(f)(2.0, 3.0, 1.0) == 9.0
+    assert md.grad(f, argnums=1)(2.0, 3.0, 1.0) == 12.0
+    assert md.grad(f, argnums=-1)(2.0, 3.0, 1.0) == 54.0
+    assert md.grad(f, argnums=(2, 0))(2.0, 3.0, 1.0) == (54.0, 9.0)
+    assert md.grad(f, argnums=(1,))(2.0, 3.0, 1.0) == (12.0,)
+
+
+def test_aux_is_passed_through():
+    def f(x):
+        return (x**2).sum(), {"n": len(x), "text": "any", "y": 2 * x.max()}
+
+    (value, aux), g = md.value_and_grad(f, has_aux=True)(X)
+    assert (value, aux["n"], aux["text"], g.tolist()) == (13.25, 3, "any", (2 * X).tolist())
+    assert md.grad(f, has_aux=True)(X)[1]["n"] == 3
+
+
+def test_keywords_are_passed_and_not_differentiated():
+    assert md.grad(lambda x, *, power, n=1: n * x**power)(3.0, power=2) == 6.0
+
+
+def test_integer_arguments_of_vjp_have_cotangents_without_values():
+    value, pullback = md.vjp(lambda x, i: (x[i], i.sum()), X, np.array([0, 2, 2]))
+    gx, gi = pullback((np.ones(3), np.zeros((), float0)))
+    assert value[1] == 4 and gx.tolist() == [1.0, 0.0, 2.0]
+    assert (gi.dtype, gi.shape) == (float0, (3,))
+
+
+def test_cotangents_of_integer_results_may_be_integers():
+    assert md.vjp(lambda x: (x, np.argmax(x)), X)[1]((X, 0))[0].tolist() == X.tolist()
+
+
+def test_gradients_in_complex_arguments():
+    np.testing.assert_allclose(md.grad(lambda z: np.abs(z) ** 2)(3 + 4j), 6 - 8j)
+
+
+# ---------------------------------------------------------------- linearize, linear_transpose
+
+
+def test_linearize_evaluates_once():
+    calls = []
+    value, f_linear = md.linearize(lambda x, p: calls.append(1) or {"y": x * p["w"]}, X, {"w": 2.0})
+    assert value["y"].tolist() == (2 * X).tolist()
+    assert f_linear(np.ones(3), {"w": 0.0})["y"].tolist() == [2.0] * 3
+    assert f_linear(np.zeros(3), {"w": 1.0})["y"].tolist() == X.tolist()
+    assert calls == [1]
+
+
+def test_linear_transpose():
+    f_t = md.linear_transpose(lambda p, y: {"u": 3.0 * p["a"] + y.sum(), "v": y[::-1]}, {"a": 1.0}, X)
+    p, y = f_t({"u": 2.0, "v": X})
+    assert p == {"a": 6.0} and y.tolist() == (X[::-1] + 2).tolist()
+    (unused,) = md.linear_transpose(lambda x: 0.0, md.ShapedArray((2,), "float32"))(1.0)
+    assert md.typeof(unused) == md.ShapedArray((2,), "float32") and not unused.any()
+
+
+NONLINEAR = {
+    "sin": np.sin,
+    "multiply": lambda x: x * x,
+    "divide": lambda x: 1 / x,
+    "matmul": lambda x: x @ x,
+    "max": lambda x: x.max(),
+    "where": lambda x: np.where(x > 0, x, 0.0),
+    "gather": lambda x: x[np.argmax(x)],
+    "convert": lambda x: x.astype(int) * 1.0,
+    "floor": np.floor,
+}
+
+
+@pytest.mark.parametrize("operation", NONLINEAR)
+def test_linear_transpose_names_what_is_not_linear(operation):
+    f = NONLINEAR[operation]
+    with pytest.raises(TypeError, match=f"^{operation} cannot be transposed: it is not linear in the operand of type"):
+        md.linear_transpose(f, X)(f(X))
+
+
+# ---------------------------------------------------------------- errors
+
+
+def named(x, y=1):
+    return x
+
+
+ERRORS: dict[str, tuple[Callable, str]] = {
+    "no scalar": (lambda: md.grad(named)(X), r"grad: named must return a real scalar, got f64\[3\]; .*\.sum\(\).*vjp"),
+    "complex": (lambda: md.grad(named)(1j), r"grad: named must return a real scalar, got c128\[\]"),
+    "integer result": (lambda: md.grad(np.argmax)(X), r"grad: argmax must return a real scalar, got i64\[\]"),
+    "several": (lambda: md.grad(lambda x: (x, x))(1.0), r"must return one scalar, got \(\*, \*\) \(for more, has_aux"),
+    "integer": (
+        lambda: md.grad(named)(3),
+        r"argument 0 of named has type i64\[\]; .*convert it with \.astype\(float\), or choose .* argnums",
+    ),
+    "integer in a tree": (
+        lambda: md.grad(named, argnums=(1,))(1.0, {"n": [1.0, 2]}),
+        r"argument 1\['n'\]\[1\] of named has type i64\[\]",
+    ),
+    "argnums": (lambda: md.grad(named, argnums=2)(1.0, 2.0), r"argnums names argument 2, but named was called with 2"),
+    "aux": (lambda: md.grad(named, has_aux=True)(1.0), r"with has_aux=True the function returns a pair .* got "),
+    "structure": (
+        lambda: md.vjp(lambda x: {"y": x}, X)[1](X),
+        r"pullback: the cotangent has the structure \*, the result \{'y': \*\}",
+    ),
+    "shape": (
+        lambda: md.vjp(lambda x: {"y": x}, X)[1]({"y": np.ones(2)}),
+        r"the result has type f64\[3\], but its cotangent ct\['y'\] has type f64\[2\]",
+    ),
+    "dtype": (
+        lambda: md.vjp(named, X)[1](X.astype("f4")),
+        r"the result has type f64\[3\], but its cotangent ct has type f32\[3\]",
+    ),
+    "linear structure": (
+        lambda: md.linearize(named, X)[1](X, X),
+        r"f_linear: tangents have the structure \(\*, \*\), the primals \(\*,\)",
+    ),
+    "linear shape": (lambda: md.linearize(named, X)[1](1.0), r"\[0\] has type f64\[3\], but its tangent f64\[\]"),
+    "transpose": (lambda: md.linear_transpose(named, X)(1.0), r"result has type f64\[3\], .* ct has type f64\[\]"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_say_what_is_wrong(case):
+    use, message = ERRORS[case]
+    with pytest.raises(TypeError, match=message):
+        use()

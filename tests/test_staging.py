@@ -1,0 +1,100 @@
+"""`make_tape`: functions run on types alone."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+
+X = np.ones((2, 3))
+
+
+def test_only_types_matter():
+    spec = md.ShapedArray((2, 3), float)
+    tape = md.make_tape(lambda x, p: np.tanh(x) @ p["w"])(spec, {"w": md.ShapedArray((3,), float)})
+    tape.check()
+    assert tape == md.make_tape(lambda x, p: np.tanh(x) @ p["w"])(5 * X, {"w": np.zeros(3)})
+    assert tape.in_types == [spec, md.ShapedArray((3,), float)]
+
+
+def test_trees_are_flattened():
+    tape = md.make_tape(lambda p, n: {"b": [p["y"], None], "a": p["x"]})({"y": 1.0, "x": 2}, None)
+    assert str(tape) == "lambda a:i64[], b:f64[]:\n  return (a, b)"
+
+
+def test_plain_numpy_is_not_recorded():
+    tape = md.make_tape(lambda x: x * (np.arange(3.0) + 1).sum())(X)
+    assert str(tape).splitlines()[1:] == ["  b:f64[2,3] = multiply(a, 6.0)", "  return b"]
+
+
+def test_python_numbers_promote_weakly():
+    tape = md.make_tape(lambda x: (x * 2.0, x * np.float64(2.0), x + 1, np.maximum(x, 0)))(np.float32(1))
+    tape.check()
+    assert [str(t) for t in tape.out_types] == ["f32[]", "f64[]", "f32[]", "f32[]"]
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        md.grad,
+        lambda f: md.grad(lambda x: md.grad(f)(x).sum()),
+        lambda f: lambda x: md.jvp(f, (x,), (x,)),
+        lambda f: lambda x: md.vjp(f, x)[1](1.0),
+        lambda f: lambda x: md.linearize(f, x)[1](x),
+        lambda f: md.vmap(md.grad(lambda row: f(row[None]))),
+        lambda f: lambda x: md.make_tape(f)(x)(x),
+    ],
+    ids=["grad", "grad of grad", "jvp", "vjp", "linearize", "vmap of grad", "make_tape"],
+)
+def test_transformed_functions_have_tapes(transform):
+    f = transform(lambda x: (np.sin(x) * x[0]).max(axis=1).sum() ** 2)
+    x = np.array([[1.0, 2.0, -3.0], [0.1, 0.2, 0.3]])
+    tape = md.make_tape(f)(x)
+    tape.check()
+    for actual, expected in zip(tape(x), md.tree.leaves(f(x)), strict=True):
+        np.testing.assert_allclose(actual, expected)
+
+
+def test_a_tape_of_grad_prints_as_a_program():
+    assert str(md.make_tape(md.grad(lambda x: np.sin(x) * 2.0))(1.0)).splitlines() == [
+        "lambda a:f64[]:",
+        "  b:f64[] = sin(a)",
+        "  c:f64[] = cos(a)",
+        "  d:f64[] = multiply(b, 2.0)",
+        "  e:f64[] = multiply(1.0, 2.0)",
+        "  f:f64[] = multiply(c, e)",
+        "  return f",
+    ]
+
+
+def test_a_tape_that_closes_over_an_outer_value():
+    def f(x):
+        tape = md.make_tape(lambda y: y * x + x)(1.0)  # x is a constant of this tape, and still a traced value
+        assert len(tape.constants) == 1
+        return tape(x)[0]
+
+    assert md.grad(f)(3.0) == 7.0
+    assert md.vmap(f)(np.arange(3.0)).tolist() == [0.0, 2.0, 6.0]
+    assert md.make_tape(f)(3.0)(3.0) == [12.0]
+
+
+CONCRETE = {
+    "a Python condition": lambda x: x if x.sum() > 0 else -x,
+    r"float\(\)": lambda x: float(x[0, 0]),
+    r"int\(\)": lambda x: int(x[0, 0]),
+    r"item\(\)": lambda x: x[0, 0].item(),
+    r"an integer index or range\(\)": lambda x: [x for _ in range(np.argmax(x))],
+    "a boolean mask": lambda x: x[x > 0],
+}
+
+
+@pytest.mark.parametrize("use", CONCRETE)
+def test_what_needs_a_value_is_an_error_that_says_so(use):
+    message = rf"{use} needs a concrete value, but on this tape .* is only a name: make_tape records.*np\.where"
+    with pytest.raises(md.TracerError, match=message):
+        md.make_tape(CONCRETE[use])(X)
+
+
+def test_names_on_a_tape_show_their_types():
+    shown = []
+    md.make_tape(lambda x: shown.append(repr(x)) or x)(X)
+    assert shown == ["Traced<f64[2,3]>"]

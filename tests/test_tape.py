@@ -1,0 +1,161 @@
+"""Tapes as values: printing, equality, checking, evaluation."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from minidiff.core import ShapedArray
+from minidiff.ops.elementwise import add
+from minidiff.tape import Equation, Var
+
+TABLE = np.arange(3.0)
+
+
+def f(x, y):
+    return np.sin(x) * 2.0 + y @ TABLE, TABLE
+
+
+def test_printing():
+    assert str(md.make_tape(f)(1.0, TABLE)).splitlines() == [
+        "lambda a:f64[], b:f64[3]:",
+        "  c:f64[3] = constant",
+        "  d:f64[] = sin(a)",
+        "  e:f64[] = multiply(d, 2.0)",
+        "  f:f64[1,3] = reshape(b, shape=(1, 3))",
+        "  g:f64[3,1] = reshape(c, shape=(3, 1))",
+        "  h:f64[1,1] = matmul(f, g)",
+        "  i:f64[] = reshape(h, shape=())",
+        "  j:f64[] = add(e, i)",
+        "  return (j, c)",
+    ]
+
+
+def test_printing_of_small_tapes():
+    assert str(md.make_tape(lambda: 1.5)()) == "lambda:\n  return 1.5"
+    assert str(md.make_tape(lambda x: ())(1)) == "lambda a:i64[]:\n  return ()"
+
+
+def test_names_are_never_keywords():
+    xs = [1.0] * 400
+    head = str(md.make_tape(lambda *xs: xs[0])(*xs)).splitlines()[0]
+    names = [part.split(":")[0] for part in head.removeprefix("lambda ").split(", ")]
+    assert len(set(names)) == 400 and not {"as", "if", "in", "is", "or"} & set(names)
+
+
+def test_a_tape_is_a_function_of_its_flat_inputs():
+    tape = md.make_tape(lambda p, x: {"b": p["w"] * x, "a": x})({"w": 1.0}, TABLE)
+    a, b = tape(3.0, TABLE)
+    assert a is TABLE and b.tolist() == [0.0, 3.0, 6.0]
+    with pytest.raises(TypeError, match="the tape takes 2 values, got 1"):
+        tape(1.0)
+
+
+def test_a_tape_can_be_transformed():
+    tape = md.make_tape(lambda x: x**3)(1.0)
+    assert md.grad(lambda x: tape(x)[0])(2.0) == 12.0
+    assert md.vmap(lambda x: tape(x)[0])(TABLE).tolist() == [0.0, 1.0, 8.0]
+
+
+# ---------------------------------------------------------------- constants
+
+
+def test_constants_are_held_once_and_numbers_are_none():
+    tape = md.make_tape(lambda x: TABLE * x + TABLE * (x * np.float64(2)) + 1)(1.0)
+    assert [c is TABLE for c in tape.constants] == [True]
+
+
+def test_closing_makes_inputs_of_constants():
+    tape = md.make_tape(f)(1.0, TABLE)
+    closed, constants = tape.close()
+    assert constants[0] is TABLE and closed.constants == []
+    closed.check()
+    assert closed.in_types == [md.typeof(TABLE), *tape.in_types]
+    for ours, theirs in zip(closed(*constants, 1.0, TABLE), tape(1.0, TABLE), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+# ---------------------------------------------------------------- equality
+
+
+def test_equality_is_up_to_renaming():
+    tape = md.make_tape(f)(1.0, TABLE)
+    assert tape == md.make_tape(f)(7.0, 2 * TABLE)  # the examples' types matter, not their values
+    assert len({tape, md.make_tape(f)(1.0, TABLE)}) == 2  # tapes can be changed, so they hash by identity
+
+
+UNLIKE = [
+    lambda x, y: x + y,
+    lambda x, y: y + x,
+    lambda x, y: x + x,
+    lambda x, y: x - y,
+    lambda x, y: (x + y, x),
+    lambda x, y: (x + y, x + y),
+    lambda x, y: x + y * 2.0,
+    lambda x, y: x + y * 3.0,
+    lambda x, y: x + y * 3,
+    lambda x, y: x + y * np.float32(3),
+    lambda x, y: (x + y).sum(),
+    lambda x, y: (x + y).sum(axis=0),
+    lambda x, y: x[::-1],
+    lambda x, y: x[:, ::-1],
+    lambda x, y: x + np.array([1.0]),
+    lambda x, y: x + np.array([2.0]),
+    lambda x, y: 1.0,
+]
+
+
+def test_unlike_programs_have_unlike_tapes():
+    tapes = [md.make_tape(g)(*[np.ones((1, 1))] * 2) for g in UNLIKE]
+    assert [i for i, s in enumerate(tapes) for j, t in enumerate(tapes) if (s == t) != (i == j)] == []
+    assert md.make_tape(np.sin)(1.0) != md.make_tape(np.sin)(np.float32(1)) != "a tape"
+
+
+# ---------------------------------------------------------------- checking
+
+
+def broken(change) -> md.Tape:
+    tape = md.make_tape(lambda x, y: np.sin(x) + y)(1.0, TABLE)
+    change(tape, *tape.equations)
+    return tape
+
+
+def _set(target, **fields):
+    for name, value in fields.items():
+        setattr(target, name, value)
+
+
+BROKEN = {
+    "wrong shape": (
+        lambda tape, sin, add: _set(add.outputs[0], type=ShapedArray((4,), float)),
+        r"add: the tape says f64\[4\], the rules say f64\[3\]",
+    ),
+    "wrong dtype": (
+        lambda tape, sin, add: _set(sin.outputs[0], type=ShapedArray((), "float32")),
+        r"sin: the tape says f32\[\], the rules say f64\[\]",
+    ),
+    "out of order": (
+        lambda tape, sin, add: tape.equations.reverse(),
+        r"add: an operand of type f64\[\] is used before it is defined",
+    ),
+    "undefined result": (
+        lambda tape, sin, add: _set(tape, outputs=[Var(ShapedArray((2,), float))]),
+        r"returns a value of type f64\[2\] that it does not define",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_check_finds_what_is_wrong(case):
+    change, message = BROKEN[case]
+    with pytest.raises(TypeError, match=message):
+        broken(change).check()
+
+
+def test_check_wants_operands_that_agree_in_variance():
+    x, y = Var(ShapedArray((), float, {"i"})), Var(ShapedArray((), float))
+    primitive = md.make_tape(add)(1.0, 1.0).equations[0].primitive
+    out = Var(ShapedArray((), float, {"i"}))
+    tape = md.Tape([x, y], [Equation(primitive, [x, y], {}, [out])], [out])
+    tape.check(typed=False)
+    with pytest.raises(md.VarianceError, match=r"add: operands must agree in variance, got f64\[\]\{i\}, f64\[\];"):
+        tape.check()
