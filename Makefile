@@ -24,14 +24,14 @@ demo: $(VENV)/.installed-$(MPI)
 
 # Each group of tests runs on as many ranks as it asks for: one launch for each number of ranks.
 test: $(VENV)/.installed-$(MPI)-test
-	ruff check .
+	ruff check . && ruff format --check .
 	python -m pytest -m "parallel[1]"
 	for ranks in 1 2 3 4 8; do \
 	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
 	done
 
 lint: $(VENV)/.installed-$(MPI)-test
-	ruff check .
+	ruff check . && ruff format --check .
 
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.
 $(VENV)/.installed-%: setup.cfg pyproject.toml

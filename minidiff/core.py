@@ -12,6 +12,7 @@ derivatives of derivatives come out right without anyone thinking about them.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -476,7 +477,7 @@ class Tracer:
         return complex(self.concrete("complex()"))
 
     def __index__(self) -> int:
-        return self.concrete("an integer index or range()").__index__()
+        return operator.index(self.concrete("an integer index or range()"))
 
     def item(self) -> Any:
         return numpy.asarray(self.concrete("item()")).item()

@@ -13,6 +13,7 @@ from minidiff.core import (
     Primitive,
     ShapedArray,
     Tracer,
+    TracerError,
     Value,
     _state,
     current_interpreter,
@@ -23,6 +24,9 @@ from minidiff.core import (
     variance_of,
 )
 from minidiff.ops.kinds import zeros_like
+
+#: The dtype of tangents and cotangents of integers and booleans: it has no values.
+float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
 class JVPTracer(Tracer):
@@ -49,6 +53,15 @@ class JVPTracer(Tracer):
 
     def concrete(self, use: str) -> Any:
         return self.primal.concrete(use) if isinstance(self.primal, Tracer) else self.primal
+
+    def __float__(self) -> float:
+        # Writing into a NumPy array, and functions of `math`, come this way: a derivative would be lost in silence.
+        raise TracerError(
+            f"float() of a value that is being differentiated ({self.type}) would lose its derivative. For the plain "
+            "number take x.item(); to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
+        )
+
+    __complex__ = __float__
 
     def __repr__(self) -> str:
         return repr(self.primal)
@@ -119,8 +132,8 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     """The value of `f` and its derivative in one direction: `(f(*primals), df(*primals) · tangents)`.
 
     `primals` and `tangents` are sequences of as many trees of arrays as `f` has arguments, of the
-    same structure, shapes and dtypes. The results are trees of the structure that `f` returns.
-    Raises TypeError where primals and tangents do not match, or a tangent is given to an integer.
+    same structure, shapes and dtypes. The results are trees of the structure that `f` returns. Integers have
+    tangents of dtype `float0`, which has no values. Raises TypeError where primals and tangents do not match.
 
     >>> import numpy as np
     >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
@@ -132,7 +145,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     if structure != tangent_structure:
         raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
     flat_primals = [as_value(x) for _, x in paths]
-    flat_tangents = [_checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
+    flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
     out_structure = None
 
     def flat(*leaves):
@@ -145,11 +158,17 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 
 
-def _checked_tangent(path: str, primal: Value, tangent: Any) -> Value:
+def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
+    """A tangent that fits its primal, called `path` where it does not; None for that of an integer."""
     tangent, p = as_value(tangent), typeof(primal)
     t = typeof(tangent)
     if not is_differentiable(p.dtype):
-        raise TypeError(f"jvp: {path} has type {p}, which carries no derivative; convert it with .astype(float)")
+        if t.dtype == float0:
+            return None
+        raise TypeError(
+            f"jvp: {path} has type {p}, which carries no derivative; convert it with .astype(float), or give it a "
+            "tangent of dtype float0"
+        )
     if t.shape != p.shape:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
     if t.dtype != p.dtype:
@@ -158,5 +177,10 @@ def _checked_tangent(path: str, primal: Value, tangent: Any) -> Value:
 
 
 def instantiate(tangent: Value | None, like: Value) -> Value:
-    """A tangent or cotangent as a value: zeros of the type of `like` where it is None."""
-    return lift_to(zeros_like(like), variance_of(like)) if tangent is None else tangent
+    """A tangent or cotangent as a value: where it is None, zeros of the type of `like` (of `float0` for integers)."""
+    if tangent is not None:
+        return tangent
+    t = typeof(like)
+    if not is_differentiable(t.dtype):
+        return numpy.zeros(t.shape, float0)
+    return lift_to(zeros_like(t), variance_of(like))

@@ -25,13 +25,10 @@ from minidiff.core import (
     typeof,
     variance_of,
 )
-from minidiff.forward import as_value, instantiate, push_forward
+from minidiff.forward import as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
 from minidiff.staging import stage_flat
 from minidiff.tape import Equation, Recorder, Tape, Var, evaluate_equation, read
-
-#: The dtype of cotangents of integers and booleans: it has no values.
-float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
 class Linearize(Recorder):
@@ -161,19 +158,18 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     >>> float(f_linear(3.0))
     3.0
     """
-    from minidiff.forward import _checked_tangent
-
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     flat, values = _Flat(f, structure), [as_value(x) for _, x in leaves]
-    outs, tape = linearize_flat(flat, values, [is_differentiable(typeof(x).dtype) for x in values])
+    active = [is_differentiable(typeof(x).dtype) for x in values]
+    outs, tape = linearize_flat(flat, values, active)
     types = [typeof(x) for x in outs]
 
     def f_linear(*tangents: Any) -> Any:
         flat_tangents, given = tree.flatten(tangents)
         if given != structure:
             raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
-        checked = [_checked_tangent(path, p, t) for (path, _), p, t in zip(leaves, values, flat_tangents)]
-        results = tape(*checked)
+        checked = [checked_tangent(path, p, t) for (path, _), p, t in zip(leaves, values, flat_tangents)]
+        results = tape(*[t for t, yes in zip(checked, active) if yes])
         return tree.unflatten(flat.out_structure, [instantiate(t, x) for t, x in zip(results, types)])
 
     return tree.unflatten(flat.out_structure, outs), f_linear
@@ -198,13 +194,9 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
 
     def pullback(ct: Any) -> tuple:
         cts = iter(pull(ct))
-        return tree.unflatten(structure, [_cotangent(x, yes, cts) for x, yes in zip(values, active)])
+        return tree.unflatten(structure, [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)])
 
     return tree.unflatten(flat.out_structure, outs), pullback
-
-
-def _cotangent(primal: Value, active: bool, cts: Any) -> Value:
-    return instantiate(next(cts), primal) if active else numpy.zeros(typeof(primal).shape, float0)
 
 
 def _pullback(tape: Tape, out_types: Sequence[ShapedArray], out_structure: tree.Structure) -> Callable:
@@ -229,6 +221,8 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
 
 def linear_transpose(f: Callable, *examples: Any) -> Callable:
     """The transpose of a linear function: `f_t(ct)` is the tuple of cotangents of `f`'s arguments.
+
+    A constant term, which makes `f` affine, has no part in it.
 
     `examples` give the types of the arguments: arrays, or :class:`ShapedArray`. Raises TypeError, naming the
     operation, where `f` is not linear.

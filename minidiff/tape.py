@@ -300,4 +300,3 @@ def _same_tape(one: Tape, two: Tape) -> bool:
         and len(one.outputs) == len(two.outputs)
         and all(map(same, one.outputs, two.outputs))
     )
-

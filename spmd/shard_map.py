@@ -206,9 +206,7 @@ class ShardMap(Primitive):
         inside = Stage(None, outer=outside)
         inside.scope = Scope(mesh.shape, typed)
         inside.scope.bottom = inside
-        blocks = [
-            inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)
-        ]
+        blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
         with transforming(inside):
             outs, out_specs = run_body(params, blocks)
         if not outs:
@@ -288,12 +286,9 @@ class LinearBody:
         self._defined: set[Var] = set()
         for c in constants:
             self._define(c)
-        self.tape = Tape(
-            [*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs
-        )
+        self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
         self.kept_specs = [
-            PartitionSpec.stacked(_in_order(mesh, typeof(x).variance if typed else mesh.axis_names))
-            for x in self._kept
+            PartitionSpec.stacked(_in_order(mesh, typeof(x).variance if typed else mesh.axis_names)) for x in self._kept
         ]
         self.results = [*[outs[i] for i in self.known_outs], *self._kept]
         self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
@@ -444,9 +439,7 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
             out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            results = [
-                settle_result(as_value(x), spec, path, check_rep) for (path, x), spec in zip(outs, result_specs)
-            ]
+            results = [settle_result(as_value(x), spec, path, check_rep) for (path, x), spec in zip(outs, result_specs)]
             return results, result_specs
 
         results = shard_map_p.bind(*values, body=body, mesh=mesh, in_specs=specs, check_rep=check_rep)
@@ -461,4 +454,3 @@ def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:
     if not is_spec(spec):
         raise TypeError(f"{path} is {spec!r}, which is no partition spec; write P(...), or P() for an unmapped array")
     check_spec(spec, mesh.shape, path)
-

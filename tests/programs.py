@@ -40,18 +40,14 @@ def _cut_and_own(x: Any, axes: tuple, size: int) -> Any:
 STEPS: dict[str, Step] = {
     "sine": Step(lambda x, w, axes, size: np.sin(x), lambda x, w, size: np.sin(x)),
     "scale by a parameter": Step(lambda x, w, axes, size: x * w, lambda x, w, size: x * w),
-    "a parameter twice": Step(
-        lambda x, w, axes, size: np.tanh(x * w) + w, lambda x, w, size: np.tanh(x * w) + w
-    ),
+    "a parameter twice": Step(lambda x, w, axes, size: np.tanh(x * w) + w, lambda x, w, size: np.tanh(x * w) + w),
     "outer product": Step(
         lambda x, w, axes, size: x @ np.sin(w.reshape(-1, 1) * w), lambda x, w, size: x @ np.sin(w.reshape(-1, 1) * w)
     ),
     "add the column sums": Step(
         lambda x, w, axes, size: x + psum(np.sum(x, axis=0), axes) / 8, lambda x, w, size: x + np.sum(x, axis=0) / 8
     ),
-    "subtract the mean": Step(
-        lambda x, w, axes, size: x - pmean(np.mean(x), axes), lambda x, w, size: x - np.mean(x)
-    ),
+    "subtract the mean": Step(lambda x, w, axes, size: x - pmean(np.mean(x), axes), lambda x, w, size: x - np.mean(x)),
     "a sum of sums": Step(
         lambda x, w, axes, size: x * np.cos(psum(w * psum(np.sum(x * w, axis=0), axes), axes)),
         lambda x, w, size: x * np.cos(size * w * np.sum(x * w, axis=0)),
@@ -64,17 +60,13 @@ STEPS: dict[str, Step] = {
         lambda x, w, axes, size: x + np.mean(np.cos(all_gather_invariant(x * w, axes)), axis=(0, 1)),
         lambda x, w, size: x + np.mean(np.cos(x * w), axis=0),
     ),
-    "cut and own": Step(
-        lambda x, w, axes, size: np.sin(_cut_and_own(x, axes, size)), lambda x, w, size: np.sin(x)
-    ),
+    "cut and own": Step(lambda x, w, axes, size: np.sin(_cut_and_own(x, axes, size)), lambda x, w, size: np.sin(x)),
     "shift": Step(
         lambda x, w, axes, size: ppermute(x, axes, _ring(size)) * w,
         lambda x, w, size: np.concatenate([x[-(x.shape[0] // size) :], x[: -(x.shape[0] // size)]]) * w,
     ),
     "exchange rows and columns": Step(
-        lambda x, w, axes, size: all_to_all(
-            np.sin(all_to_all(np.stack([x] * size), axes, 0, 0)), axes, 0, 0
-        )[0],
+        lambda x, w, axes, size: all_to_all(np.sin(all_to_all(np.stack([x] * size), axes, 0, 0)), axes, 0, 0)[0],
         lambda x, w, size: np.sin(x),
     ),
 }

@@ -78,11 +78,15 @@ def test_a_job_that_succeeds_exits_with_zero():
 
 
 def test_asarray_of_what_is_elsewhere():
-    program = SETUP + RUN + (
-        "y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.arange(4.0))\n"
-        "assert 'rank %d has' % mesh.rank in repr(y)\n"
-        "assert y.gather().tolist() == [0.0, 1.0, 2.0, 3.0]\n"
-        "np.asarray(y)\n"
+    program = (
+        SETUP
+        + RUN
+        + (
+            "y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.arange(4.0))\n"
+            "assert 'rank %d has' % mesh.rank in repr(y)\n"
+            "assert y.gather().tolist() == [0.0, 1.0, 2.0, 3.0]\n"
+            "np.asarray(y)\n"
+        )
     )
     run = mpiexec(4, "-c", program)
     assert run.returncode != 0

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from minidiff.forward import float0
 from minidiff.ops.kinds import Linear
-from minidiff.reverse import float0
 
 X = np.array([0.5, 2.0, 3.0])
 

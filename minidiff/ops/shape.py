@@ -213,9 +213,7 @@ def concatenate(arrays: Sequence[Value], axis: int | None = 0) -> Value:
     types = [typeof(x) for x in arrays]
     axis = normalize_axis(axis, types[0].ndim, "concatenate")
     for t in types[1:]:
-        if t.ndim != types[0].ndim or any(
-            n != m for i, (n, m) in enumerate(zip(t.shape, types[0].shape)) if i != axis
-        ):
+        if t.ndim != types[0].ndim or any(n != m for i, (n, m) in enumerate(zip(t.shape, types[0].shape)) if i != axis):
             raise ValueError(f"concatenate: shapes {types[0].shape} and {t.shape} differ outside axis {axis}")
     return concatenate_p.bind(*arrays, axis=axis)
 
