@@ -92,6 +92,10 @@ def sequence(function: Callable, *args: Any, **options: Any) -> Row:
     return row(function, *args, f=lambda *xs, **kw: function(xs, **kw), **options)
 
 
+def reshape(x: Any, to: Any) -> Any:
+    return np.reshape(x, to)  # NumPy 2.0 has another name for the argument than later versions
+
+
 def right_of(operator: Callable, y: Any, x: Any) -> Any:
     return operator(y, x)
 
@@ -156,8 +160,8 @@ TABLE = [
     *(row(f, real()) for f in (np.sum, np.mean, np.max, np.argmin)),
     row(np.sum, real(0, 3), axis=0),
     *(row(f, distinct(2, 3), **options) for f in (np.argmax, np.argmin) for options in ({}, {"axis": 0}, {"axis": -1})),
-    *(row(np.reshape, real(2, 6), shape=s) for s in ((3, 4), -1, (4, -1), [12, 1, 1], (2, 6))),
-    row(np.reshape, real(0, 3), shape=(-1, 3)),
+    *(row(np.reshape, real(2, 6), f=reshape, to=s) for s in ((3, 4), -1, (4, -1), [12, 1, 1], (2, 6))),
+    row(np.reshape, real(0, 3), f=reshape, to=(-1, 3)),
     *(row(np.ravel, real(*s)) for s in ((2, 3), (), (0, 2))),
     *(row(np.expand_dims, real(2, 3), axis=a) for a in (0, -1, (0, 2), (-1, 1))),
     *(row(np.squeeze, real(1, 3, 1), axis=a) for a in (None, 0, -1, (0, 2))),
