@@ -400,7 +400,8 @@ class Primitive:
 
     def show_params(self, params: dict) -> str:
         """The parameters as tapes print them after the operands."""
-        return ", ".join(f"{k}={v!r}" for k, v in params.items() if v is not None)
+        shown = {k: dtype_name(v) if isinstance(v, numpy.dtype) else repr(v) for k, v in params.items()}
+        return ", ".join(f"{k}={v}" for k, v in shown.items())
 
     def __str__(self) -> str:
         return self.name

@@ -12,7 +12,9 @@ lambda a:f64[3], b:f64[]:
 from __future__ import annotations
 
 import itertools
+import keyword
 import string
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -42,6 +44,8 @@ class Var:
 
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
+
+WIDTH = 112  # of printed tapes, within the outermost body
 
 Atom = Any  # what an equation takes: a Var, or a constant's value itself
 
@@ -238,7 +242,7 @@ def _names() -> Iterator[str]:
     for length in itertools.count(1):
         for letters in itertools.product(string.ascii_lowercase, repeat=length):
             name = "".join(letters)
-            if name not in ("as", "if", "in", "is", "or", "do"):
+            if not keyword.iskeyword(name):
                 yield name
 
 
@@ -258,17 +262,29 @@ def _lines(tape: Tape, names: Iterator[str]) -> Iterator[str]:
         return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
 
     inputs = ", ".join(declare(v) for v in tape.inputs)
-    yield f"lambda {inputs}:" if inputs else "lambda:"
+    yield from _wrapped(f"lambda {inputs}:" if inputs else "lambda:", "")
     for c in tape.constants:
         yield f"  {declare(c)} = constant"
     for eqn in tape.equations:
         params = eqn.primitive.show_params({k: v for k, v in eqn.params.items() if not isinstance(v, Tape)})
         arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
-        yield f"  {', '.join(declare(v) for v in eqn.outputs)} = {eqn.primitive}({arguments})"
+        yield from _wrapped(f"{', '.join(declare(v) for v in eqn.outputs)} = {eqn.primitive}({arguments})", "  ")
         for body in eqn.params.values():
             if isinstance(body, Tape):
                 yield from ("    " + line for line in _lines(body, names))
     yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    """A line, continued on further ones where it is long."""
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + 6 * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 # ---------------------------------------------------------------- equality up to renaming

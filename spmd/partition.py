@@ -36,7 +36,7 @@ class PartitionSpec:
         self.lead: tuple[str, ...] = ()
 
     @classmethod
-    def stacked(cls, axes: tuple[str, ...]) -> PartitionSpec:
+    def stacked(cls, *axes: str) -> PartitionSpec:
         """Blocks that stay where they are: stacked along new leading dimensions, one for each axis.
 
         Residuals have such specs: whatever a block's shape, and whether or not it is a scalar.
@@ -82,7 +82,7 @@ class PartitionSpec:
 
     def __repr__(self) -> str:
         shown = ", ".join(map(repr, self.entries))
-        return f"P.stacked{self.lead}" if self.lead and not shown else f"P({shown})"
+        return f"P.stacked({', '.join(map(repr, self.lead))})" if self.lead and not shown else f"P({shown})"
 
 
 P = PartitionSpec

@@ -288,7 +288,8 @@ class LinearBody:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
         self.kept_specs = [
-            PartitionSpec.stacked(_in_order(mesh, typeof(x).variance if typed else mesh.axis_names)) for x in self._kept
+            PartitionSpec.stacked(*_in_order(mesh, typeof(x).variance if typed else mesh.axis_names))
+            for x in self._kept
         ]
         self.results = [*[outs[i] for i in self.known_outs], *self._kept]
         self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)

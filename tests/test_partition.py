@@ -19,7 +19,7 @@ def test_equality_ignores_how_a_spec_is_written():
     assert P("x") == P(("x",)) == P("x", None)
     assert hash(P("x")) == hash(P("x", None))
     assert P("x", "y") != P("y", "x")
-    assert P() != P.stacked(("x",))
+    assert P() != P.stacked("x")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_types_of_blocks(spec, block, variance):
 
 @pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
 def test_stacked_blocks_may_have_any_shape(shape):
-    spec = P.stacked(("x", "y"))
+    spec = P.stacked("x", "y")
     whole = global_type(ShapedArray(shape, float, {"x", "y"}), spec, SIZES)
     assert whole == ShapedArray((4, 2, *shape), float)
     assert block_type(whole, spec, SIZES) == ShapedArray(shape, float, {"x", "y"})
