@@ -215,6 +215,15 @@ class Interpreter:
         """The values that were adopted so far: id of the value here -> the one outside that it stands for."""
         return {id(here): outside for outside, here in self._adopted.values()}
 
+    def end(self) -> None:
+        """The transformation is over. What it kept in mind goes at once: tracers and interpreters hold each other."""
+        self.ended = True
+        self.lifted.clear()
+        self._adopted.clear()
+        if self.scope is not None and self.scope.bottom is self:
+            self.scope.bottom = None
+            self.scope.views.clear()
+
     def adopt_own(self, x: Tracer) -> Value:
         """The counterpart here of `x`, a tracer of `self.outer`."""
         raise NotImplementedError
@@ -275,7 +284,7 @@ class transforming(running):
 
     def __exit__(self, *exc) -> None:
         super().__exit__(*exc)
-        self.interpreter.ended = True
+        self.interpreter.end()
 
 
 def current_interpreter() -> Interpreter:

@@ -1,0 +1,71 @@
+"""What a transformation held is free when it is over, without waiting for the garbage collector."""
+
+import gc
+import weakref
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from minidiff.ops.kinds import Linear
+from spmd import P
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+
+
+def plain(w, x):
+    return np.sum(np.tanh(x @ w) @ w.T)
+
+
+def sharded(w, x):
+    on_blocks = spmd.shard_map(lambda x: psum(plain(w, x), "i"), mesh=MESH, in_specs=P("i"), out_specs=P())
+    return on_blocks(x)
+
+
+PROGRAMS = {
+    "grad": md.grad(plain),
+    "vjp": lambda w, x: md.vjp(plain, w, x)[1](1.0),
+    "grad of grad": md.grad(lambda w, x: md.grad(plain)(w, x).sum()),
+    "make_tape": lambda w, x: str(md.make_tape(md.grad(plain))(w, x)),
+    "shard_map": sharded,
+    "grad of shard_map": md.grad(sharded),
+    "second derivative of shard_map": md.grad(lambda w, x: md.grad(sharded)(w, x).sum()),
+    "vmap of shard_map": lambda w, x: md.vmap(sharded, (None, 0))(w, np.stack([x, x])),
+    "make_tape of shard_map": lambda w, x: str(md.make_tape(md.grad(sharded))(w, x)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_arguments_are_let_go(name):
+    w, x = np.ones((3, 3)), np.ones((8, 3))
+    held = [weakref.ref(w), weakref.ref(x)]
+    gc.collect()
+    gc.disable()
+    try:
+        PROGRAMS[name](w, x)
+        del w, x
+        assert [ref() for ref in held] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_the_backward_sweep_lets_go_of_the_tape():
+    """When the first operation is transposed, what later ones needed is gone already."""
+    residual = []
+    found = []
+
+    def look(ct, operands):
+        found.append(residual[0]())
+        return [ct]
+
+    probe = Linear("probe", np.copy, lambda x: (x.shape, x.dtype), look, None)
+
+    def f(x):
+        y = np.exp(probe.bind(x))  # the result is what its derivative needs
+        residual.append(weakref.ref(y.primal))
+        return np.sum(y)
+
+    np.testing.assert_array_equal(md.grad(f)(np.zeros(3)), np.ones(3))
+    assert found == [None]
