@@ -28,7 +28,7 @@ from minidiff.core import (
 from minidiff.forward import as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
 from minidiff.staging import stage_flat
-from minidiff.tape import Equation, Recorder, Tape, Var, evaluate_equation, read
+from minidiff.tape import Atom, Equation, Recorder, Tape, Var, evaluate_equation
 
 
 class Linearize(Recorder):
@@ -70,26 +70,30 @@ def backward_pass(
     """
     env, linear_vars, equations = _evaluate_constants(tape, linear, values, consume)
     adjoints: dict[Var, Value] = {}
-
-    def accumulate(var, ct):
-        if ct is not None:
-            ct = _agree(ct, var.type)
-            adjoints[var] = add(adjoints[var], ct) if var in adjoints else ct
-
-    for a, ct in zip(tape.outputs, cts):
-        if isinstance(a, Var) and a in linear_vars:
-            accumulate(a, ct)
+    _accumulate(adjoints, linear_vars, tape.outputs, cts)
     while equations:
         eqn = equations.pop()
+        primitive = eqn.primitive
         out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
-        if all(ct is None for ct in out_cts):
+        if not primitive.multiple_results:
+            (out_cts,) = out_cts
+            if out_cts is None:
+                continue
+        elif all(ct is None for ct in out_cts):
             continue
-        operands = [a.type if isinstance(a, Var) and a in linear_vars else read(env, a) for a in eqn.inputs]
-        ct = out_cts if eqn.primitive.multiple_results else out_cts[0]
-        for a, in_ct in zip(eqn.inputs, eqn.primitive.transpose(ct, operands, eqn.params)):
-            if isinstance(a, Var) and a in linear_vars:
-                accumulate(a, in_ct)
+        operands = [(a.type if a in linear_vars else env[a]) if type(a) is Var else a for a in eqn.inputs]
+        _accumulate(adjoints, linear_vars, eqn.inputs, primitive.transpose(out_cts, operands, eqn.params))
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
+
+
+def _accumulate(
+    adjoints: dict[Var, Value], linear_vars: set[Var], atoms: Sequence[Atom], cts: Sequence[Value | None]
+) -> None:
+    """Add cotangents to those that the linear names among `atoms` have already."""
+    for a, ct in zip(atoms, cts):
+        if ct is not None and type(a) is Var and a in linear_vars:
+            ct = _agree(ct, a.type)
+            adjoints[a] = add(adjoints[a], ct) if a in adjoints else ct
 
 
 def _evaluate_constants(
@@ -100,9 +104,11 @@ def _evaluate_constants(
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
     equations = []
     for eqn in tape.equations:
-        if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
-            linear_vars.update(eqn.outputs)
-            equations.append(eqn)
+        for a in eqn.inputs:
+            if type(a) is Var and a in linear_vars:
+                linear_vars.update(eqn.outputs)
+                equations.append(eqn)
+                break
         else:
             evaluate_equation(eqn, env)
     if consume:

@@ -215,16 +215,18 @@ class Recorder(Interpreter):
 
     def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         atoms = [self.atom(x) for x in args]
-        outputs = [Var(t) for t in primitive.typecheck([_operand_type(a) for a in atoms], params)]
+        types = primitive.typecheck([a.type if type(a) is Var else _operand_type(a) for a in atoms], params)
+        outputs = [Var(t) for t in types]
         self.equations.append(Equation(primitive, atoms, params, outputs))
-        tracers = [RecordedTracer(self, v) for v in outputs]
-        return tracers if primitive.multiple_results else tracers[0]
+        if primitive.multiple_results:
+            return [RecordedTracer(self, v) for v in outputs]
+        return RecordedTracer(self, outputs[0])
 
     def owns(self, x: Value) -> bool:
         return type(x) is RecordedTracer and x.interpreter is self
 
     def atom(self, x: Value) -> Atom:
-        if self.owns(x):
+        if type(x) is RecordedTracer and x.interpreter is self:
             return x.var
         if isinstance(x, Tracer) and x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
