@@ -400,7 +400,8 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
     collectives communicate over the mesh's axes. `out_specs` says likewise how the results' blocks make up the
     whole; along an axis that it does not name they must be the same, and their types prove it.
 
-    Arguments and results are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
+    Under MPI every rank calls it, with the same arguments: each takes its own blocks of them. Arguments and results
+    are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
     Arrays that `f` closes over are unmapped inputs; derivatives are taken in them too.
 
     `check_rep=False` leaves out the types, the check of `out_specs`, and the savings in transposition.

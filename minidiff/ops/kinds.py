@@ -1,14 +1,14 @@
 """The kinds of operation, and the rules that each kind supplies.
 
-========== ============================ ========================= ================================
-kind       the author writes            forward mode              reverse mode
-========== ============================ ========================= ================================
-linear     a transpose                  the operation on tangents the transpose
-multilinear a transpose per operand     one operand replaced by   the transpose in that operand
-                                        its tangent, summed
-elementwise a derivative per operand    derivative x tangent      derivative x cotangent
-other      a jvp written in operations  as written                transpose of what it recorded
-========== ============================ ========================= ================================
+=========== ============================ ============================ ================================
+kind        the author writes            forward mode                 reverse mode
+=========== ============================ ============================ ================================
+linear      a transpose                  the operation on tangents    the transpose
+multilinear a transpose for each operand the sum over operands, one   the transpose in the operand
+                                         replaced by its tangent      that carries the tangent
+elementwise a derivative per operand     derivative x tangent         derivative x cotangent
+other       a jvp written in operations  as written                   the transpose of what it recorded
+=========== ============================ ============================ ================================
 """
 
 from __future__ import annotations
