@@ -25,10 +25,10 @@ class Ranks(Backend):
 
     def __init__(self, sizes: dict[str, int], comm: Any = None):
         super().__init__(sizes)
-        self.comm = (WORLD if comm is None else comm).Dup()
+        self._comms = _communicators(WORLD if comm is None else comm, sizes)
+        self.comm = self._comms[tuple(sizes)]
         self.rank = self.comm.Get_rank()
         self.coordinates = dict(zip(sizes, map(int, numpy.unravel_index(self.rank, tuple(sizes.values())))))
-        self._comms: dict[Axes, Any] = {}
 
     def index(self, axes: Axes) -> int:
         """This rank's index along `axes`, counted in the order given."""
@@ -154,6 +154,24 @@ class Ranks(Backend):
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:
         return show_block(self.sizes, self.rank, x)
+
+
+_MADE = _mpi.Comm.Create_keyval()
+
+
+def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
+    """The communicators of meshes with these axes, by axes: at first a duplicate of `parent`, along all of them.
+
+    They are kept with `parent`, and shared by all meshes that are alike: MPI has a few thousand at most.
+    """
+    made = parent.Get_attr(_MADE)
+    if made is None:
+        made = {}
+        parent.Set_attr(_MADE, made)
+    like = tuple(sizes.items())
+    if like not in made:
+        made[like] = {tuple(sizes): parent.Dup()}
+    return made[like]
 
 
 def _bytes(x: numpy.ndarray) -> list:

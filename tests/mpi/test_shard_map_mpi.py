@@ -147,3 +147,13 @@ def test_a_mesh_of_some_of_the_ranks():
     np.testing.assert_array_equal(total(np.ones(half.size)), [half.size])
     with pytest.raises(ValueError, match=f"needs {RANKS + 1} ranks, but MPI has {RANKS}"):
         spmd.make_mesh((RANKS + 1,), ("i",), backend="mpi")
+
+
+@everywhere
+def test_meshes_that_are_alike_share_communicators():
+    """MPI has a few thousand of them: a script may make a mesh in every step."""
+    one, two = (spmd.make_mesh((RANKS,), ("i",), backend="mpi") for _ in range(2))
+    for mesh in (one, two):
+        spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())(np.ones(RANKS))
+    assert one.ranks.along(("i",)) is two.ranks.along(("i",))
+    assert one.calls == two.calls == {"psum": 1}  # what they count is their own
