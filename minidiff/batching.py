@@ -100,9 +100,10 @@ def vmap(f: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
         with transforming(batch):
             out = f(*tree.unflatten(structure, inputs))
-        outs, out_structure = tree.flatten(out)
+            outs, out_structure = tree.flatten(out)
+            outs = [as_value(x) for x in outs]
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
-        return tree.unflatten(out_structure, [_stacked(batch, as_value(x), a) for x, a in zip(outs, places)])
+        return tree.unflatten(out_structure, [_stacked(batch, x, a) for x, a in zip(outs, places)])
 
     return mapped
 

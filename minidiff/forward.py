@@ -10,6 +10,7 @@ import numpy
 from minidiff import tree
 from minidiff.core import (
     Interpreter,
+    LeakedTracerError,
     Primitive,
     ShapedArray,
     Tracer,
@@ -18,6 +19,7 @@ from minidiff.core import (
     _state,
     current_interpreter,
     is_differentiable,
+    leak_message,
     lift_to,
     transforming,
     typeof,
@@ -124,6 +126,10 @@ def as_value(x: Any) -> Value:
     """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         return numpy.asarray(x)[()]
+    if isinstance(x, Tracer):
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return x
     dtype = typeof(x).dtype  # raises for what is no array
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 

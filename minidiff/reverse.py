@@ -134,23 +134,30 @@ def _agree(ct: Value, type: ShapedArray) -> Value:
 
 
 class _Flat:
-    """A function of trees as a function of lists of leaves; its results' structure is kept when it has run."""
+    """A function of trees as a function of lists of leaves; its results' structure is kept when it has run.
+
+    With `has_aux` it returns the leaves of the value, then those of what comes with it: whatever they are, they pass
+    through the transformation too, so that no traced value gets out of it.
+    """
 
     def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False):
         self.f = f
         self.structure = structure
         self.has_aux = has_aux
-        self.aux = None
         self.out_structure: tree.Structure | None = None
+        self.aux_structure: tree.Structure | None = None
 
     def __call__(self, *leaves: Value) -> list[Value]:
         out = self.f(*tree.unflatten(self.structure, leaves))
         if self.has_aux:
             if not (isinstance(out, tuple) and len(out) == 2):
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
-            out, self.aux = out
+            out, aux = out
+        else:
+            aux = ()
         outs, self.out_structure = tree.flatten(out)
-        return [as_value(x) for x in outs]
+        extra, self.aux_structure = tree.flatten(aux)
+        return [as_value(x) for x in outs] + extra
 
 
 def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
@@ -278,11 +285,13 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 
         flat = _Flat(of_chosen, structure, has_aux)
         outs, tape = linearize_flat(flat, values, [True] * len(values))
-        value = _check_scalar(tree.unflatten(flat.out_structure, outs), name)
+        count = flat.out_structure.size
+        value = _check_scalar(tree.unflatten(flat.out_structure, outs[:count]), name)
+        aux = tree.unflatten(flat.aux_structure, outs[count:])
         seed = numpy.ones((), typeof(value).dtype)[()]
         cts = backward_pass(tape, [True] * len(values), values, [seed], consume=True)
         grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
-        return ((value, flat.aux) if has_aux else value), (grads[0] if isinstance(argnums, int) else tuple(grads))
+        return ((value, aux) if has_aux else value), (grads[0] if isinstance(argnums, int) else tuple(grads))
 
     return gradient
 

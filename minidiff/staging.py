@@ -29,7 +29,8 @@ def stage_flat(f: Callable, examples: tuple) -> tuple[Tape, tree.Structure, tree
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     with transforming(stage):
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))
-    return stage.tape([as_value(x) for x in outs]), structure, out_structure
+        tape = stage.tape([as_value(x) for x in outs])
+    return tape, structure, out_structure
 
 
 def make_tape(f: Callable) -> Callable[..., Tape]:

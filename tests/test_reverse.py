@@ -266,3 +266,29 @@ def test_errors_say_what_is_wrong(case):
     use, message = ERRORS[case]
     with pytest.raises(TypeError, match=message):
         use()
+
+
+# ---------------------------------------------------------------- what comes with the value
+
+
+def test_aux_holds_values():
+    """It passes through the transformation as the value does: what was traced is an array again."""
+    grads, aux = md.grad(lambda x: (x**2, {"twice": 2 * x, "text": "as it was", "none": None}), has_aux=True)(3.0)
+    assert (grads, aux) == (6.0, {"twice": 6.0, "text": "as it was", "none": None})
+    assert type(aux["twice"]) is np.float64
+
+
+def test_aux_is_differentiated_by_what_is_around():
+    def f(x):
+        _, aux = md.grad(lambda y: (y * y, y * x), has_aux=True)(x)
+        return aux  # x * x
+
+    assert md.grad(f)(3.0) == 6.0
+
+
+def test_returning_a_leaked_value_is_an_error():
+    """Not a result whose derivative is silently zero."""
+    leaked = []
+    md.grad(lambda y: leaked.append(y * y) or y)(2.0)
+    with pytest.raises(md.LeakedTracerError, match="outside the transformation it belongs to"):
+        md.grad(lambda x: leaked[0])(2.0)

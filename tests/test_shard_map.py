@@ -235,6 +235,32 @@ def test_closures_at_two_levels():
     np.testing.assert_allclose(md.grad(f)(2.0), 4 * 2 * 3.0 * 2 * 2.0)
 
 
+@pytest.mark.parametrize("check_rep", [True, False])
+def test_a_gradient_step_inside_is_differentiated_from_outside(check_rep):
+    """An inner gradient in the body, of a parameter closed over, differentiated in that and in the step's length."""
+    X, Y = np.arange(24.0).reshape(8, 3) / 24, np.cos(np.arange(8.0))
+
+    def error(w, x, y):
+        return np.sum((np.tanh(x @ w) - y) ** 2)
+
+    def after_a_step(w, rate, x, y):
+        return error(w - rate * md.grad(error)(w, x, y), x, y)
+
+    def sharded(w, rate):
+        def body(x, y):
+            v = pbroadcast(w, "i")  # each rank takes a step of its own
+            return psum(after_a_step(v, rate, x, y), "i")
+
+        return mapped(body, (P("i"), P("i")), P(), check_rep=check_rep)(X, Y)
+
+    def plain(w, rate):
+        return sum(after_a_step(w, rate, x, y) for x, y in zip(np.split(X, 4), np.split(Y, 4)))
+
+    args = (np.ones(3), 0.1)
+    assert_trees_close(md.value_and_grad(sharded, (0, 1))(*args), md.value_and_grad(plain, (0, 1))(*args))
+    md.testing.check_grads(sharded, args, order=2)
+
+
 # ---------------------------------------------------------------- where the backward pass communicates
 
 
