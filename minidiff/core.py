@@ -62,7 +62,7 @@ class ShapedArray:
 
     def __init__(self, shape: Sequence[int], dtype: Any, variance=INVARIANT):
         self.shape = tuple(shape)
-        self.dtype = numpy.dtype(dtype)
+        self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         self.variance = frozenset(variance)
 
     @property

@@ -116,9 +116,8 @@ convert_p = Convert(
 
 def convert(x: Value, dtype: Any) -> Value:
     """`x` with another dtype (`astype`); from complex to real it is the real part."""
-    dtype = numpy.dtype(dtype)
     # A Python number has no dtype, and None will not do for one: NumPy reads it as float64.
-    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=dtype)
+    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
 
 
 add = function_of(numpy.add, Sum(numpy.add, 1, 1))

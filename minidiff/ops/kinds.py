@@ -156,19 +156,19 @@ def add_all(terms: Sequence[Value]) -> Value | None:
 
 def match(ct: Value, operand: ShapedArray) -> Value:
     """A cotangent of the result of broadcasting and promoting an operand, as a cotangent of the operand."""
-    shape = tuple(ct.shape)
+    shape = ct.shape
     if shape != operand.shape:
         extra = len(shape) - len(operand.shape)
         stretched = [i + extra for i, n in enumerate(operand.shape) if n == 1 and shape[i + extra] != 1]
         axes = (*range(extra), *stretched)
         ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
-        if tuple(ct.shape) != operand.shape:
+        if ct.shape != operand.shape:
             ct = ops.shape.reshape_p.bind(ct, shape=operand.shape)
     return ops.elementwise.convert(ct, operand.dtype)
 
 
 def spread(tangent: Value, out: Value) -> Value:
     """A tangent of one operand of a broadcasting sum, as a tangent of the result `out`."""
-    if tuple(tangent.shape) != tuple(out.shape):
-        tangent = ops.shape.broadcast_to_p.bind(tangent, shape=tuple(out.shape))
+    if tangent.shape != out.shape:
+        tangent = ops.shape.broadcast_to_p.bind(tangent, shape=out.shape)
     return ops.elementwise.convert(tangent, out.dtype)

@@ -62,10 +62,10 @@ _METHODS: dict[str, Callable] = {
 
 def _attach() -> None:
     for name, function in _BINARY.items():
-        setattr(Tracer, f"__{name}__", lambda x, y, f=function: f(x, y))
+        setattr(Tracer, f"__{name}__", function)
         setattr(Tracer, f"__r{name}__", lambda x, y, f=function: f(y, x))
     for name, function in (_COMPARISONS | _UNARY).items():
-        setattr(Tracer, f"__{name}__", lambda *operands, f=function: f(*operands))
+        setattr(Tracer, f"__{name}__", function)
     for name, method in _METHODS.items():
         setattr(Tracer, name, method)
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
