@@ -21,12 +21,8 @@ section "Tracking device invariance in avals". How they run is in `stacked.py` a
 Where the running `shard_map` has `check_rep=False` there are no types: `psum` is then an operation
 that is its own transpose, and the two operations that exist for the types' sake are done without.
 
-The examples take two ranks along one axis for granted:
-
-    import numpy as np
-    import spmd
-    from spmd import P
-    mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+The examples take for granted `np`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
+`mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
 """
 
 from __future__ import annotations
