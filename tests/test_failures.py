@@ -1,6 +1,7 @@
 """Ranks that fail: the job ends, soon, with one traceback that says which rank it was."""
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -49,10 +50,14 @@ FAILURES = {
 
 
 def mpiexec(ranks, *command, timeout=60):
-    """Run a command on ranks, as a user does: outside of what this process knows of MPI."""
+    """Run a command on ranks, as a user does: outside of what this process knows of MPI.
+
+    The launcher is that of this Python's own MPI, if it has one.
+    """
+    launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI", "HYDRA"))}
     return subprocess.run(
-        ["mpiexec", "-n", str(ranks), sys.executable, *command],
+        [launcher, "-n", str(ranks), sys.executable, *command],
         capture_output=True,
         text=True,
         timeout=timeout,
