@@ -204,11 +204,12 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """
     rank = WORLD.Get_rank()
     if rank:
-        time.sleep(min(0.25 + 0.05 * rank, 2.0))
+        time.sleep(min(1.0 + 0.05 * rank, 3.0))
     text = "".join(traceback.format_exception(kind, error, trace))
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
     lines += f"[rank {rank}] rank {rank} of {WORLD.Get_size()} failed; the job ends.\n"
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
+    time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
     WORLD.Abort(1)
