@@ -92,10 +92,12 @@ class Collective(Linear):
                 raise VarianceError(f"{self.name} over {params['axes']} takes a value that is invariant there, got {x}")
 
     def show_params(self, params):
-        axes = params["axes"]
-        shown = [repr(axes[0] if len(axes) == 1 else axes)]
-        shown += [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
-        return ", ".join(shown)
+        others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
+        return ", ".join([_show_axes(params["axes"]), *others])
+
+
+def _show_axes(axes: tuple[str, ...]) -> str:
+    return repr(axes[0] if len(axes) == 1 else axes)
 
 
 def _same_shape(x: ShapedArray, **params):
@@ -226,7 +228,7 @@ class AxisIndex(Primitive):
         return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
 
     def show_params(self, params):
-        return Collective.show_params(self, {"axes": params["axes"]})
+        return _show_axes(params["axes"])
 
 
 axis_index_p = AxisIndex()

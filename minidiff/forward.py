@@ -23,7 +23,6 @@ from minidiff.core import (
     lift_to,
     transforming,
     typeof,
-    variance_of,
 )
 from minidiff.ops.kinds import zeros_like
 
@@ -189,4 +188,4 @@ def instantiate(tangent: Value | None, like: Value) -> Value:
     t = typeof(like)
     if not is_differentiable(t.dtype):
         return numpy.zeros(t.shape, float0)
-    return lift_to(zeros_like(t), variance_of(like))
+    return lift_to(zeros_like(t), t.variance)

@@ -22,6 +22,7 @@ from minidiff.core import (
     is_differentiable,
     lift_to,
     running,
+    transforming,
     typeof,
     variance_of,
 )
@@ -53,8 +54,9 @@ def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]
     """
     recorder = Linearize(current_interpreter())
     tangents = [recorder.new_input(typeof(p)) if yes else None for p, yes in zip(primals, active)]
-    outs, out_tangents = push_forward(f, primals, tangents, recorder)
-    return outs, recorder.tape(out_tangents)
+    with transforming(recorder):
+        outs, out_tangents = push_forward(f, primals, tangents, recorder)
+        return outs, recorder.tape(out_tangents)
 
 
 # ---------------------------------------------------------------- transposition

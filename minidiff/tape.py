@@ -215,8 +215,7 @@ class Recorder(Interpreter):
 
     def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         atoms = [self.atom(x) for x in args]
-        types = primitive.typecheck([a.type if type(a) is Var else _operand_type(a) for a in atoms], params)
-        outputs = [Var(t) for t in types]
+        outputs = [Var(t) for t in primitive.typecheck([_operand_type(a) for a in atoms], params)]
         self.equations.append(Equation(primitive, atoms, params, outputs))
         if primitive.multiple_results:
             return [RecordedTracer(self, v) for v in outputs]
@@ -226,7 +225,7 @@ class Recorder(Interpreter):
         return type(x) is RecordedTracer and x.interpreter is self
 
     def atom(self, x: Value) -> Atom:
-        if type(x) is RecordedTracer and x.interpreter is self:
+        if self.owns(x):
             return x.var
         if isinstance(x, Tracer) and x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))

@@ -29,8 +29,7 @@ class PartitionSpec:
 
     def __init__(self, *entries: Entry):
         for entry in entries:
-            names = entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-            if not all(isinstance(name, str) for name in names):
+            if not all(isinstance(name, str) for name in names(entry)):
                 raise TypeError(f"P{entries!r}: an entry is None, the name of a mesh axis, or a tuple of names")
         self.entries = entries
         self.lead: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -84,15 +85,6 @@ class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
     def astype(self, dtype: Any) -> ShardedArray:
         return self._with(self.data.astype(dtype))
 
-    def sum(self, axis: Any = None, keepdims: bool = False) -> numpy.ndarray:
-        return self.gather().sum(axis=axis, keepdims=keepdims)
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> numpy.ndarray:
-        return self.gather().mean(axis=axis, keepdims=keepdims)
-
-    def reshape(self, *shape: Any) -> numpy.ndarray:
-        return self.gather().reshape(*shape)
-
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, Tracer) for x in inputs):
             return NotImplemented
@@ -126,6 +118,17 @@ class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
+
+
+def _gathering(name: str) -> Callable:
+    """A method of `numpy.ndarray`, of the whole array."""
+    return lambda self, *args, **kwargs: getattr(self.gather(), name)(*args, **kwargs)
+
+
+_GATHERING = "sum mean max min argmax argmin dot reshape ravel flatten squeeze transpose swapaxes copy item tolist"
+
+for _name in _GATHERING.split():
+    setattr(ShardedArray, _name, _gathering(_name))
 
 
 def _whole(x: Any) -> Any:

@@ -15,5 +15,5 @@ def pytest_configure(config):
 
 def pytest_unconfigure(config):
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    if MPI.COMM_WORLD.rank and reporter.stats.get("failed"):
+    if MPI.COMM_WORLD.rank and reporter.stats.keys() & {"failed", "error"}:
         sys.stderr.write(f"on rank {MPI.COMM_WORLD.rank}:\n{reporter._tw._file.getvalue()}\n")

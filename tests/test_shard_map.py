@@ -235,6 +235,18 @@ def test_closures_at_two_levels():
     np.testing.assert_allclose(md.grad(f)(2.0), 4 * 2 * 3.0 * 2 * 2.0)
 
 
+def test_zero_tangents_have_the_type_of_their_result():
+    """Also where a linearised function's result does not depend on its argument."""
+
+    def body(x, w):
+        _, f_linear = md.linearize(lambda w: (w, x), w)
+        tangents = f_linear(w)
+        assert [md.typeof(t).variance for t in tangents] == [frozenset(), {"i"}]
+        return tangents
+
+    assert_trees_close(mapped(body, (P("i"), P()), (P(), P("i")))(np.ones(4), 2.0), (2.0, np.zeros(4)))
+
+
 @pytest.mark.parametrize("check_rep", [True, False])
 def test_a_gradient_step_inside_is_differentiated_from_outside(check_rep):
     """An inner gradient in the body, of a parameter closed over, differentiated in that and in the step's length."""

@@ -54,6 +54,11 @@ def test_other_operations_gather():
     np.testing.assert_array_equal(y.mean(axis=1), X.mean(axis=1))
 
 
+@pytest.mark.parametrize("method", ["max", "min", "argmax", "ravel", "flatten", "transpose", "copy", "tolist"])
+def test_methods_of_arrays(method):
+    np.testing.assert_array_equal(getattr(sharded(X, P("i")), method)(), getattr(X, method)())
+
+
 def test_it_prints_as_what_it_is():
     y = sharded(np.arange(4), P("i"))
     assert repr(y) == "ShardedArray([0, 1, 2, 3], P('i'))"
