@@ -46,7 +46,7 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        """An ordinary operation on every rank."""
+        """An ordinary operation on every rank: its result (or list of results), and the axes it is held along."""
 
     @abstractmethod
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:

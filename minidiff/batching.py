@@ -66,7 +66,8 @@ class Batch(Interpreter):
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = [moveaxis(x.value, x.axis, 0) if b else x for x, b in zip(args, batched)]
-            return BatchTracer(self, primitive.batch(values, batched, params), 0)
+            out = primitive.batch(values, batched, params)
+            return [BatchTracer(self, x, 0) for x in out] if primitive.multiple_results else BatchTracer(self, out, 0)
 
     def owns(self, x: Value) -> bool:
         return type(x) is BatchTracer and x.interpreter is self

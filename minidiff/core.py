@@ -352,6 +352,8 @@ class Primitive:
         a :class:`ShapedArray` stands where the others have their values.
     `batch(args, batched, params)`
         applies it along a new leading axis of those operands whose `batched` is true.
+
+    With `multiple_results` the rules take and give lists where others take and give one result.
     """
 
     is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
@@ -380,12 +382,14 @@ class Primitive:
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         """The types of the results, from the types of the operands (a Python number stands for its own type)."""
-        shape, dtype = self.shape_rule(*types, **params)
+        results = self.shape_rule(*types, **params)
         variance = INVARIANT
         for t in types:
             if isinstance(t, ShapedArray) and t.variance:
                 variance |= t.variance
-        return [ShapedArray(shape, dtype, variance)]
+        return [
+            ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
+        ]
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""

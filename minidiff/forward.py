@@ -92,6 +92,8 @@ class JVP(Interpreter):
             out, tangent = primitive.jvp(primals, tangents, params)
         finally:
             _state.interpreter = previous
+        if primitive.multiple_results:
+            return [self.join(x, t) for x, t in zip(out, tangent)]
         return self.join(out, tangent)
 
     def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:

@@ -85,7 +85,7 @@ def _moved(x, step, t):
 
 
 def _inner(xs, ys):
-    return sum(numpy.sum(numpy.asarray(x) * numpy.asarray(y)) for x, y in zip(tree.leaves(xs), tree.leaves(ys)))
+    return sum(numpy.sum(numpy.asarray(x) * numpy.asarray(y)).real for x, y in zip(tree.leaves(xs), tree.leaves(ys)))
 
 
 def _compare(actual, expected, rtol, atol, what):

@@ -88,6 +88,8 @@ class SPMD(Interpreter):
             ((x, held),) = operands
             return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.communicates, params))
         data, held = ranks.apply(primitive, operands, params)
+        if primitive.multiple_results:
+            return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:

@@ -2,9 +2,8 @@
 
 import functools
 import itertools
-import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,198 +14,14 @@ import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.ops.elementwise import convert
 from minidiff.testing import check_grads
-
-random = np.random.default_rng(0)
-
-
-def real(*shape: int) -> np.ndarray:
-    return random.standard_normal(shape)
-
-
-def positive(*shape: int) -> np.ndarray:
-    return random.uniform(0.5, 2.0, shape)
-
-
-def distinct(*shape: int) -> np.ndarray:
-    """Numbers so far apart that a central difference sees no tie."""
-    return 0.3 * (random.permutation(int(np.prod(shape))).reshape(shape) + 0.5)
-
-
-# ---------------------------------------------------------------- the table
-
-
-class Row(NamedTuple):
-    function: Any  # the NumPy function that the row is about, or the name of a group of indexing forms or operators
-    f: Callable  # takes `args` and nothing else
-    args: tuple  # arrays and numbers; derivatives are taken in those that are floating-point
-    note: str
-
-    @property
-    def key(self) -> str:
-        name = self.function if isinstance(self.function, str) else self.function.__name__
-        return f"{name}({self.note})"
-
-    @property
-    def differentiable(self) -> bool:
-        return self.function not in DISCRETE
-
-    @property
-    def active(self) -> tuple[int, ...]:
-        return tuple(i for i, x in enumerate(self.args) if np.asarray(x).dtype.kind == "f")
-
-    def closed(self) -> tuple[Callable, list]:
-        """The row as a function of its floating-point arguments alone, and those."""
-
-        def f(*active):
-            full = list(self.args)
-            for i, x in zip(self.active, active):
-                full[i] = x
-            return self.f(*full)
-
-        return f, [self.args[i] for i in self.active]
-
-
-#: Functions whose results are integers or booleans: they carry no derivative.
-DISCRETE = {
-    *(np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal, np.isfinite, np.isnan),
-    *(np.logical_and, np.logical_or, np.logical_not, np.argmax, np.argmin, "comparison"),
-}
-
-#: Groups of arguments in which a function is linear, jointly; None for all of its arguments.
-_JOINT = [np.add, np.subtract, np.negative, np.sum, np.mean, np.reshape, np.ravel, np.expand_dims, np.squeeze]
-_JOINT += [np.transpose, np.moveaxis, np.swapaxes, np.broadcast_to, np.concatenate, np.stack, np.take, "x[...]"]
-LINEAR = dict.fromkeys(_JOINT) | {np.where: [(1, 2)], np.divide: [(0,)]}
-LINEAR |= {f: [(0,), (1,)] for f in (np.multiply, np.matmul, np.dot)}
-
-
-def row(function: Any, *args: Any, f: Callable | None = None, **options: Any) -> Row:
-    note = ", ".join([*(str(md.typeof(x)) for x in args), *(f"{k}={v!r}" for k, v in options.items())])
-    return Row(function, functools.partial(f or function, **options), args, note)
-
-
-def form(group: str, note: str, f: Callable, *args: Any) -> Row:
-    return Row(group, f, args, note)
-
-
-def sequence(function: Callable, *args: Any, **options: Any) -> Row:
-    return row(function, *args, f=lambda *xs, **kw: function(xs, **kw), **options)
-
-
-def reshape(x: Any, to: Any) -> Any:
-    return np.reshape(x, to)  # NumPy 2.0 has another name for the argument than later versions
-
-
-def right_of(operator: Callable, y: Any, x: Any) -> Any:
-    return operator(y, x)
-
-
-def left_of(operator: Callable, y: Any, x: Any) -> Any:
-    return operator(x, y)
-
-
-def _broadcasting(function: Callable, make: Callable) -> list[Row]:
-    shapes = [((3,), (3,)), ((3, 1), (2, 1, 4)), ((), (2, 3)), ((2, 3), ()), ((1, 3), (2, 1)), ((0, 3), (1, 3))]
-    rows = [row(function, make(*a), make(*b)) for a, b in shapes]
-    for c in (2.0, 2, np.float32(1.5)):
-        rows.append(form("a scalar", f"{function.__name__}, {c!r}", lambda x, c=c: function(x, c), make(2)))
-        rows.append(form("a scalar", f"{c!r}, {function.__name__}", lambda x, c=c: function(c, x), make(2)))
-    return rows
-
-
-X = real(4, 3, 5)
-I, J = np.array([0, 2, 2]), np.array([[1, 0, 1], [-1, 2, 2]])  # noqa: E741 (an index)
-INDICES: list[Any] = [
-    *(1, -1, np.int64(2), np.array(1), (), ..., None, (0, 1, -2), (slice(1, 3), 0), (..., 0), (0, ..., None)),
-    *(slice(None, None, -1), (slice(3, 0, -2), slice(None, None, -1)), slice(2, 2), (None, slice(1, None), None, 1)),
-    *(I, J, [0, 1], [], [[0], [1]], ((0, 1),), np.array([], int), (I, I), (I, J), (slice(None), J), (..., I)),
-    *((I, slice(None), I), (0, slice(None), I), (slice(None), I, I), (slice(1, 3), 1, I), (None, I, None, I)),
-    *((slice(None), I, ..., I), (I, ..., I), (I, None), (slice(None), None, I, 0), (slice(2, 0, -1), J, slice(0, 0))),
-    *(X > 0, X[..., 0] > 0, (slice(None), X[0] > 0), ([True, False, True, True], 1), ([True] * 3 + [False], ..., I)),
-]
-
-AXES: list[dict] = [{}, {"axis": 1}, {"axis": -1, "keepdims": True}, {"axis": (0, 2)}, {"axis": (-1, 0, 1)}]
-AXES += [{"axis": ()}, {"axis": None, "keepdims": True}]
-
-MATMUL = [((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)), ((3,), (5, 3, 2))]
-MATMUL += [((5, 2, 3), (3,)), ((2, 3), (5, 3, 4)), ((4, 1, 2, 3), (5, 3, 1)), ((2, 0), (0, 3))]
-DOT = [((), (2, 3)), ((3,), ()), ((3,), (3,)), ((2, 3), (3,)), ((2, 3), (3, 4)), ((5, 2, 3), (3, 4)), ((3,), (5, 3, 2))]
-DOT += [((2, 4, 3), (5, 3, 2)), ((5, 2, 3), (3,)), ((2, 2, 0), (0, 3))]
-
-ARITHMETIC = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.pow]
-COMPARISONS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-METHODS: list[tuple[str, tuple]] = [("sum", ()), ("mean", (0,)), ("max", (1,)), ("min", ()), ("dot", (np.ones(3),))]
-METHODS += [("ravel", ()), ("flatten", ()), ("squeeze", ()), ("swapaxes", (0, 1)), ("copy", ()), ("astype", (float,))]
-METHODS += [("reshape", (3, 2)), ("reshape", ((3, -1),)), ("reshape", (-1,)), ("transpose", ()), ("transpose", (1, 0))]
-
-TABLE = [
-    *(r for f in (np.add, np.subtract, np.multiply, np.divide) for r in _broadcasting(f, positive)),
-    *(r for f in (np.maximum, np.minimum) for r in _broadcasting(f, lambda *shape: 7 * positive(*shape))),
-    *_broadcasting(np.power, positive),
-    *(row(np.power, real(3), f=lambda x, n=n: np.power(x, n), n=n) for n in (0, 1, 3, -2, 2.0)),
-    *(row(f, real(3), f=lambda x, f=f: f(x, 0.3)) for f in (np.remainder, np.floor_divide)),
-    *(row(f, 3 * positive(2, 3), np.array([0.7, 1.3, 9.0])) for f in (np.remainder, np.floor_divide)),
-    *(row(f, real(2, 3)) for f in (np.negative, np.exp, np.sin, np.cos, np.tanh, np.square, np.absolute, np.sign)),
-    *(row(f, positive(2, 3)) for f in (np.log, np.sqrt, np.floor, np.ceil)),
-    *(row(f, 0.7) for f in (np.negative, np.exp, np.sin, np.absolute, np.square)),
-    *(row(f, real(2, 3), np.array([[0.0], [np.inf]])) for f in (np.equal, np.not_equal, np.less, np.less_equal)),
-    *(row(f, real(2, 3), 0.1) for f in (np.greater, np.greater_equal, np.logical_and, np.logical_or)),
-    *(row(f, np.array([0.0, np.nan, np.inf])) for f in (np.isfinite, np.isnan, np.logical_not)),
-    row(np.where, real(2, 3) > 0, real(2, 3), real(3)),
-    row(np.where, np.array([True, False]), real(3, 1), real()),
-    row(np.where, np.array(True), real(2), real(2)),
-    row("where a scalar", real(3), f=lambda x: np.where(x > 0, x, 0.5)),
-    row("where a scalar", real(3), f=lambda x: np.where(x > 0, 2, np.where(x > -1, x, x[0]))),
-    *(row(f, distinct(2, 3, 4), **options) for f in (np.sum, np.mean, np.max, np.min) for options in AXES),
-    *(row(f, real()) for f in (np.sum, np.mean, np.max, np.argmin)),
-    row(np.sum, real(0, 3), axis=0),
-    *(row(f, distinct(2, 3), **options) for f in (np.argmax, np.argmin) for options in ({}, {"axis": 0}, {"axis": -1})),
-    *(row(np.reshape, real(2, 6), f=reshape, to=s) for s in ((3, 4), -1, (4, -1), [12, 1, 1], (2, 6))),
-    row(np.reshape, real(0, 3), f=reshape, to=(-1, 3)),
-    *(row(np.ravel, real(*s)) for s in ((2, 3), (), (0, 2))),
-    *(row(np.expand_dims, real(2, 3), axis=a) for a in (0, -1, (0, 2), (-1, 1))),
-    *(row(np.squeeze, real(1, 3, 1), axis=a) for a in (None, 0, -1, (0, 2))),
-    *(row(np.transpose, real(2, 3, 4), axes=a) for a in (None, (1, 2, 0), (-1, 0, 1), (0, 1, 2))),
-    *(row(np.moveaxis, real(2, 3, 4), source=s, destination=d) for s, d in ((0, -1), (2, 0), ((0, 1), (-1, 0)))),
-    *(row(np.swapaxes, real(2, 3, 4), axis1=a, axis2=b) for a, b in ((0, 2), (-1, 1), (1, 1))),
-    *(row(np.broadcast_to, real(*s), shape=t) for s, t in (((3,), (2, 3)), ((2, 1), (4, 2, 3)), ((), 3), ((2,), (2,)))),
-    row(np.broadcast_to, real(1, 3), shape=(0, 3)),
-    sequence(np.concatenate, real(2, 3), real(1, 3)),
-    sequence(np.concatenate, real(2, 3), real(2, 0), real(2, 1), axis=-1),
-    sequence(np.concatenate, real(2, 3), real(4), axis=None),
-    form("concatenate constants", "f64", lambda x: np.concatenate([np.ones((1, 3)), x, x]), real(2, 3)),
-    form("concatenate constants", "i64", lambda x: np.concatenate([x, np.arange(2)]), real(3)),
-    form("concatenate constants", "stack", lambda x: np.stack([x, np.zeros(3)], axis=1), real(3)),
-    *(sequence(np.stack, real(2, 3), real(2, 3), axis=a) for a in (0, 1, -1, -2)),
-    sequence(np.stack, real(), real(), real()),
-    *(row(f, real(*a), real(*b)) for f, shapes in ((np.matmul, MATMUL), (np.dot, DOT)) for a, b in shapes),
-    *(row(np.take, X, indices=i, axis=a) for i, a in ((I, 0), (J, 1), (1, -1), ((0, 3), None), ([], 0))),
-    form("x[i]", "i traced", lambda x, i: x[i], real(4, 3), np.array([1, -1, 1])),
-    form("x[i]", "a traced number", lambda x, i: x[:, i], real(4, 3), np.int64(2)),
-    form("x[i]", "several", lambda x, i, j: x[i, None, :, j], X, np.array([3, -1]), np.array([[1], [1]])),
-    form("x[i]", "beside a slice", lambda x, i: x[::-1, i, 1], X, np.array([[0, 1], [2, 2]])),
-    *(form("x[...]", str(i).replace("\n", ""), lambda x, i=i: x[i], X) for i in INDICES),
-    *(
-        form("operator", f"{f.__name__}, {side.__name__} {y!r}", functools.partial(side, f, y), 1.5)
-        for f in ARITHMETIC
-        for y in (2, 1.7, np.float64(1.7), np.array(0.4), positive(2))
-        for side in (right_of, left_of)
-    ),
-    form("operator", "matmul", operator.matmul, real(2, 3), real(3)),
-    form("operator", "ndarray @", lambda x: np.ones((4, 2)) @ x, real(2, 3)),
-    *(form("operator", f.__name__, f, real(2, 3)) for f in (operator.neg, operator.pos, abs)),
-    *(form("operator", f"** {n}", lambda x, n=n: x**n, real(3)) for n in (2, 3, -1, 0)),
-    *(form("comparison", f.__name__, f, real(3), np.array([0.0, 1.0, -1.0])) for f in COMPARISONS),
-    *(form("comparison", m, operator.methodcaller(m, 1), distinct(2, 3)) for m in ("argmax", "argmin")),
-    *(form("method", f"{m}{a}", operator.methodcaller(m, *a), distinct(2, 3)) for m, a in METHODS),
-    form("method", "T", lambda x: x.T, real(2, 3)),
-    form("method", "iteration", lambda x: sum(r * r[0] for r in x), real(2, 3)),
-]
+from tests.table import DISCRETE, LINEAR, TABLE
+from tests.table.rows import random
 
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
-DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.differentiable], ids=lambda r: r.key)
+DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)
 
 
 def agree(actual: Any, expected: Any, rtol: float = 1e-10) -> None:
@@ -215,11 +30,13 @@ def agree(actual: Any, expected: Any, rtol: float = 1e-10) -> None:
 
 
 def random_like(x: Any) -> np.ndarray:
-    return np.asarray(random.standard_normal(np.shape(x)), np.asarray(x).dtype)[()]
+    x, numbers = np.asarray(x), random.standard_normal((2, *np.shape(x)))
+    return np.asarray(numbers[0] + 1j * numbers[1] if x.dtype.kind == "c" else numbers[0], x.dtype)[()]
 
 
 def inner(xs: Any, ys: Any) -> float:
-    return sum(float(np.sum(x * y)) for x, y in zip(xs, ys, strict=True))
+    """The pairing of cotangents and tangents: real, also of complex numbers."""
+    return sum(float(np.real(np.sum(x * y))) for x, y in zip(xs, ys, strict=True))
 
 
 # ---------------------------------------------------------------- the checks
@@ -250,7 +67,7 @@ def test_values_and_types_under_derivatives_are_numpys(row):
         agree(value, expected)
 
 
-@pytest.mark.parametrize("row", [r for r in TABLE if not r.differentiable], ids=lambda r: r.key)
+@pytest.mark.parametrize("row", [r for r in TABLE if r.function in DISCRETE], ids=lambda r: r.key)
 def test_discrete_results_carry_no_derivative(row):
     f, args = row.closed()
     value, pullback = md.vjp(f, *args)
@@ -261,12 +78,12 @@ def test_discrete_results_carry_no_derivative(row):
 @DIFFERENTIABLE
 def test_float32_stays(row):
     f, args = row.closed()
-    args = [np.asarray(x, np.float32)[()] for x in args]
+    args = [np.asarray(x, np.complex64 if np.iscomplexobj(x) else np.float32)[()] for x in args]
     dtype = f(*args).dtype  # float64 only if a float64 takes part that is no Python number, as NumPy has it
     value, tangent = md.jvp(f, args, args)
     assert (value.dtype, tangent.dtype) == (dtype, dtype)
     _, pullback = md.vjp(f, *args)
-    assert [ct.dtype for ct in pullback(tangent)] == [np.float32] * len(args)
+    assert [ct.dtype for ct in pullback(tangent)] == [x.dtype for x in args]
 
 
 @ROWS
@@ -295,7 +112,7 @@ def test_tapes_of_derivatives(row):
 def batched(x: Any) -> np.ndarray:
     """Three arguments like x: x itself, other numbers, and for indices other valid ones."""
     x = np.asarray(x)
-    return np.stack([x, *(x * s if x.dtype.kind == "f" else np.roll(x, 1) for s in (0.9, 1.05))])
+    return np.stack([x, *(x * s if x.dtype.kind in "fc" else np.roll(x, 1) for s in (0.9, 1.05))])
 
 
 def check_vmap(f: Callable, args: list, mapped: tuple[bool, ...], axis: int = 0) -> None:

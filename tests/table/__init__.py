@@ -1,0 +1,13 @@
+"""Every operation with arguments to check it at: one table, in one file a family.
+
+A family lists its `ROWS`; its functions that are `DISCRETE` (their results are integers or booleans, and carry no
+derivative); and those that are `LINEAR`, with the groups of arguments in which they are so jointly (None: in all).
+"""
+
+from tests.table import elementwise, indexing, linalg, reduction, shape
+
+FAMILIES = (elementwise, reduction, shape, indexing, linalg)
+
+TABLE = [row for family in FAMILIES for row in family.ROWS]
+DISCRETE = {function for family in FAMILIES for function in family.DISCRETE}
+LINEAR = {function: groups for family in FAMILIES for function, groups in family.LINEAR.items()}
