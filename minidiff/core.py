@@ -12,6 +12,7 @@ derivatives of derivatives come out right without anyone thinking about them.
 
 from __future__ import annotations
 
+import functools
 import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -122,7 +123,13 @@ def typeof(x: Value) -> ShapedArray:
         if not isinstance(x, (bool, int, float, complex)):
             raise TypeError(f"expected an array or a number, got {type(x).__name__}: {x!r:.60}")
         x = numpy.asarray(x)
-    return ShapedArray(x.shape, x.dtype)
+    return array_type(x.shape, x.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
+    """The type of plain arrays of a shape and dtype: always the same object, as long as it is in use."""
+    return ShapedArray(shape, dtype)
 
 
 def is_differentiable(dtype: numpy.dtype) -> bool:
@@ -186,8 +193,19 @@ class Interpreter:
         self.lifted: dict = {}  # (id of value, axes) -> (value, the value lifted along the axes)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
+    @property
+    def ground(self) -> Interpreter:
+        """The interpreter that primal values belong to, where tangents belong to this one."""
+        return self
+
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        """The result of an operation. What rules it needs, it runs under the interpreter `below`."""
         raise NotImplementedError
+
+    def push(self, primitive: Primitive, out: Value, primals: Sequence[Value], tangents: Sequence, params: dict):
+        """The tangent of `out`, the result of an operation on `primals`: its derivative, applied to `tangents`."""
+        with running(self):
+            return primitive.tangent(out, primals, tangents, params)
 
     def adopt(self, x: Value) -> Value:
         """A value that a `shard_map` body closes over, as a value of this interpreter's body.
@@ -345,8 +363,10 @@ class Primitive:
         runs it with NumPy.
     `shape_rule(*types, **params)`
         gives `(shape, dtype)` of the result; the result's variance is that of the operands.
+    `tangent(out, primals, tangents, params)`
+        gives the tangent of the result, in operations; a tangent that is zero is None. Kinds supply it.
     `jvp(primals, tangents, params)`
-        gives the result and its tangent, in operations; a tangent that is zero is None.
+        gives the result and its tangent, where one is not computed without the other.
     `transpose(ct, operands, params)`
         gives a cotangent for each operand. A linear operand is known by its type alone: in `operands`
         a :class:`ShapedArray` stands where the others have their values.
@@ -366,19 +386,24 @@ class Primitive:
         self.name = name
         self.impl = impl
         self.shape_rule = shape_rule
+        self.by_parts = type(self).jvp is Primitive.jvp  # the tangent is computed from the result
 
     def bind(self, *args: Value, **params) -> Value:
         """Apply the operation: the current interpreter decides what that means."""
         interpreter = _state.interpreter
-        if interpreter.scope is not None:
-            args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
-            if self.lifts_operands and len(args) > 1:
-                args = agree(args)
-            if self.is_view:
-                out = interpreter.process(self, args, params)
-                interpreter.scope.remember(out, self, args[0], params)
-                return out
-        return interpreter.process(self, args, params)
+        if interpreter.scope is None:
+            return interpreter.process(self, args, params)
+        args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
+        if self.lifts_operands and len(args) > 1:
+            args = agree(args)
+        return self.apply(interpreter, args, params)
+
+    def apply(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
+        """The operation under a given interpreter, on operands that are its own and agree."""
+        out = interpreter.process(self, args, params)
+        if self.is_view and interpreter.scope is not None:
+            interpreter.scope.remember(out, self, args[0], params)
+        return out
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         """The types of the results, from the types of the operands (a Python number stands for its own type)."""
@@ -400,7 +425,15 @@ class Primitive:
             )
 
     def jvp(self, primals, tangents, params):
+        out = self.bind(*primals, **params)
+        return out, self.tangent(out, primals, tangents, params)
+
+    def tangent(self, out, primals, tangents, params):
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
+
+    def linearized(self, out, primals, tangents, params) -> tuple[Primitive, list, dict] | None:
+        """The tangent as one linear equation, an operation with its operands and parameters; None if it takes more."""
+        return None
 
     def transpose(self, ct, operands, params):
         raise TypeError(

@@ -16,11 +16,12 @@ from minidiff.core import (
     Tracer,
     TracerError,
     Value,
-    _state,
     current_interpreter,
+    enter,
     is_differentiable,
     leak_message,
     lift_to,
+    running,
     transforming,
     typeof,
 )
@@ -81,20 +82,24 @@ class JVP(Interpreter):
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         below = self.below
-        previous = _state.interpreter
-        _state.interpreter = below
-        try:
-            if primitive.has_body:
+        if primitive.has_body:
+            with running(below):
                 return primitive.jvp_body(self, args, params)
-            primals, tangents = self.split(args)
-            if all(t is None for t in tangents):
-                return below.process(primitive, args, params)
-            out, tangent = primitive.jvp(primals, tangents, params)
-        finally:
-            _state.interpreter = previous
+        primals, tangents = self.split(args)
+        for t in tangents:
+            if t is not None:
+                break
+        else:
+            return primitive.apply(below, args, params)
+        if primitive.by_parts:
+            out = primitive.apply(below.ground, primals, params)
+            tangent = below.push(primitive, out, primals, tangents, params)
+        else:
+            with running(below):
+                out, tangent = primitive.jvp(primals, tangents, params)
         if primitive.multiple_results:
             return [self.join(x, t) for x, t in zip(out, tangent)]
-        return self.join(out, tangent)
+        return out if tangent is None else JVPTracer(self, out, tangent)
 
     def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
         """The primals of `args`, and their tangents: None for what is constant here."""
@@ -130,7 +135,7 @@ def as_value(x: Any) -> Value:
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return x
+        return enter(x)
     dtype = typeof(x).dtype  # raises for what is no array
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 

@@ -15,6 +15,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import (
+    Interpreter,
     ShapedArray,
     Value,
     VarianceError,
@@ -29,13 +30,27 @@ from minidiff.core import (
 from minidiff.forward import as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Recorder, Tape, Var, evaluate_equation
+from minidiff.tape import Atom, Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
 
 
 class Linearize(Recorder):
     """Operations on tangents are recorded; those on values alone are left to the interpreter below."""
 
     name = "the linear part of a derivative"
+
+    @property
+    def ground(self) -> Interpreter:
+        return self.below
+
+    def push(self, primitive, out, primals, tangents, params):
+        """Record the derivative as it stands: its factors are computed when, and if, it is transposed or applied."""
+        linear = primitive.linearized(out, primals, tangents, params)
+        if linear is None:
+            return super().push(primitive, out, primals, tangents, params)
+        primitive, inputs, params = linear
+        var = Var(typeof(out))
+        self.equations.append(Equation(primitive, inputs, params, (var,)))
+        return RecordedTracer(self, var)
 
     def process(self, primitive, args, params):
         if primitive.has_body:

@@ -56,12 +56,15 @@ class Sum(Primitive):
         super().__init__(numpy_function.__name__, numpy_function, shape_rule)
         self.signs = signs
 
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals)
-        if all(t is not None for t in tangents):
-            return out, self.bind(*tangents)
-        terms = [spread(t if sign > 0 else negative(t), out) for t, sign in zip(tangents, self.signs) if t is not None]
-        return out, add_all(terms)
+    def tangent(self, out, primals, tangents, params):
+        x, y = tangents
+        if x is not None and y is not None:
+            return self.bind(x, y)
+        return spread(x if y is None else y if self.signs[1] > 0 else negative(y), out)
+
+    def linearized(self, out, primals, tangents, params):
+        x, y = tangents
+        return None if x is None or y is None else (self, [x.var, y.var], params)
 
     def transpose(self, ct, operands, params):
         return [
@@ -76,22 +79,26 @@ class Sum(Primitive):
 class Divide(Multilinear):
     """Linear in the numerator; in the denominator, d(x/y) = -(x/y)/y dy."""
 
-    def jvp(self, primals, tangents, params):
-        (x, y), (tx, ty) = primals, tangents
-        out = self.bind(x, y)
-        terms = [] if tx is None else [self.bind(tx, y)]
-        if ty is not None:
-            terms.append(multiply(negative(self.bind(out, y)), ty))
-        return out, add_all(terms)
+    def reads(self, i, count):
+        return (0, 2) if i else (2,)
+
+    def term(self, i, t, out, primals, params):
+        x, y = primals
+        return multiply(negative(divide(out, y)), t) if i else divide(t, y)
+
+    def cotangent(self, i, ct, out, primals, type, params):
+        x, y = primals
+        return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
 
 
 class Convert(Linear):
     """A change of dtype; between dtypes that carry derivatives, a linear one."""
 
-    def jvp(self, primals, tangents, params):
-        if is_differentiable(params["dtype"]):
-            return super().jvp(primals, tangents, params)
-        return self.bind(*primals, **params), None
+    def tangent(self, out, primals, tangents, params):
+        return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
+
+    def linearized(self, out, primals, tangents, params):
+        return super().linearized(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
 
     def transpose(self, ct, operands, params):
         if is_differentiable(params["dtype"]):
@@ -143,13 +150,11 @@ divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operand
 class Where(Primitive):
     """`where(condition, x, y)`: linear in x and y together."""
 
-    def jvp(self, primals, tangents, params):
-        (condition, x, y), (_, tx, ty) = primals, tangents
-        out = self.bind(condition, x, y)
+    def tangent(self, out, primals, tangents, params):
+        condition, (_, tx, ty) = primals[0], tangents
         if tx is None and ty is None:
-            return out, None
-        tangent = self.bind(condition, 0.0 if tx is None else tx, 0.0 if ty is None else ty)
-        return out, spread(tangent, out)
+            return None
+        return spread(self.bind(condition, 0.0 if tx is None else tx, 0.0 if ty is None else ty), out)
 
     def transpose(self, ct, operands, params):
         condition, x, y = operands

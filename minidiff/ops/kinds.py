@@ -36,26 +36,111 @@ class Linear(Primitive):
         self.batch_rule = batch_rule
         self.linear_operands = linear_operands
 
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals, **params)
+    def tangent(self, out, primals, tangents, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
         if all(t is None for t in tangents[:n]):
-            return out, None
+            return None
         moved = [zeros_like(p) if t is None else t for p, t in zip(primals[:n], tangents)]
-        return out, self.bind(*moved, *primals[n:], **params)
+        return self.bind(*moved, *primals[n:], **params)
+
+    def linearized(self, out, primals, tangents, params):
+        n = len(primals) if self.linear_operands is None else self.linear_operands
+        for t in tangents[:n]:
+            if t is None:
+                return None
+        return self, [*[t.var for t in tangents[:n]], *primals[n:]], params
 
     def transpose(self, ct, operands, params):
-        others = [] if self.linear_operands is None else operands[self.linear_operands :]
+        if self.linear_operands is None:
+            return self.transpose_rule(ct, operands, **params)
+        others = operands[self.linear_operands :]
         if any(isinstance(x, ShapedArray) for x in others):  # an index, say, that depends on what must be linear
             return super().transpose(ct, others, params)
-        cts = self.transpose_rule(ct, operands, **params)
-        return cts + [None] * (len(operands) - len(cts))
+        return self.transpose_rule(ct, operands, **params) + [None] * len(others)
 
     def batch(self, args, batched, params):
         return self.batch_rule(self, args, batched, **params)
 
 
-class Multilinear(Primitive):
+class Differentiable(Primitive):
+    """Differentiable in each operand separately: the sum over operands, of the derivative in each times its tangent.
+
+    `reads(i, count)` says which of `(out, *operands)`, `count` operands, the derivative in operand i is computed from;
+    `term(i, t, out, primals, params)` applies that derivative to a tangent of the operand;
+    `cotangent(i, ct, out, primals, type, params)` applies its transpose to a cotangent of the result, where `type`
+    is that of the operand. Both give None for a derivative that is zero everywhere.
+    """
+
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable):
+        super().__init__(name, impl, shape_rule)
+        self._differentials: dict[tuple[tuple[int, ...], int], Differential | None] = {}
+
+    def tangent(self, out, primals, tangents, params):
+        terms = [self.term(i, t, out, primals, params) for i, t in enumerate(tangents) if t is not None]
+        return add_all([term for term in terms if term is not None])
+
+    def linearized(self, out, primals, tangents, params):
+        active = tuple([i for i, t in enumerate(tangents) if t is not None])
+        key = active, len(primals)
+        try:
+            differential = self._differentials[key]
+        except KeyError:
+            differential = self._differentials[key] = self._differential(*key)
+        if differential is None:
+            return None
+        inputs = [primals[j - 1] if j else out for j in differential.reads]
+        for i in active:
+            inputs.append(tangents[i].var)
+        return differential, inputs, {"out": typeof(out), **params}
+
+    def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
+        reads = [self.reads(i, count) for i in active]
+        if all(r is None for r in reads):
+            return None
+        return Differential(self, active, tuple(sorted({j for r in reads if r is not None for j in r})), count)
+
+
+class Differential(Primitive):
+    """The derivative of an operation at given values, in those of its operands that are `active`, as one operation.
+
+    Its operands are the values that it `reads`, by position among `(out, *operands)`, then the tangents. It stands on
+    the tapes of linear parts only: applied or transposed it is the operations that the derivative is made of.
+    """
+
+    lifts_operands = False
+
+    def __init__(self, of: Differentiable, active: tuple[int, ...], reads: tuple[int, ...], count: int):
+        super().__init__(f"d_{of.name}")
+        self.of = of
+        self.active = active
+        self.reads = reads
+        self.count = count
+
+    def values(self, operands: Sequence[Value], out: ShapedArray) -> tuple[Value, list[Value]]:
+        """The result and the operands of the operation; of a result that is not read, the type."""
+        values = [out, *[None] * self.count]
+        for j, x in zip(self.reads, operands):
+            values[j] = x
+        return values[0], values[1:]
+
+    def bind(self, *operands: Value, out: ShapedArray, **params) -> Value:
+        result, primals = self.values(operands, out)
+        tangents = operands[len(self.reads) :]
+        terms = [self.of.term(i, t, result, primals, params) for i, t in zip(self.active, tangents)]
+        return add_all([term for term in terms if term is not None])
+
+    def transpose(self, ct, operands, params):
+        params = dict(params)
+        out, primals = self.values(operands, params.pop("out"))
+        read = len(self.reads)
+        cts = [self.of.cotangent(i, ct, out, primals, t, params) for i, t in zip(self.active, operands[read:])]
+        return [None] * read + cts
+
+    def typecheck(self, types, params):
+        return [params["out"]]
+
+
+class Multilinear(Differentiable):
     """Linear in each operand separately: `transpose_rules[i](ct, operands, **params)` for operand i."""
 
     def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule):
@@ -63,24 +148,27 @@ class Multilinear(Primitive):
         self.transpose_rules = transpose_rules
         self.batch_rule = batch_rule
 
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals, **params)
-        terms = [
-            self.bind(*primals[:i], t, *primals[i + 1 :], **params) for i, t in enumerate(tangents) if t is not None
-        ]
-        return out, add_all(terms)
+    def reads(self, i, count):
+        return tuple(j + 1 for j in range(count) if j != i)
+
+    def term(self, i, t, out, primals, params):
+        return self.bind(*primals[:i], t, *primals[i + 1 :], **params)
+
+    def cotangent(self, i, ct, out, primals, type, params):
+        return self.transpose_rules[i](ct, [*primals[:i], type, *primals[i + 1 :]], **params)
 
     def transpose(self, ct, operands, params):
-        linear = [isinstance(x, ShapedArray) for x in operands]
-        if sum(linear) != 1 or self.transpose_rules[linear.index(True)] is None:
+        linear = [i for i, x in enumerate(operands) if isinstance(x, ShapedArray)]
+        if len(linear) != 1 or self.transpose_rules[linear[0]] is None:
             return super().transpose(ct, operands, params)
-        return [rule(ct, operands, **params) if yes else None for yes, rule in zip(linear, self.transpose_rules)]
+        (i,) = linear
+        return [self.transpose_rules[i](ct, operands, **params) if j == i else None for j in range(len(operands))]
 
     def batch(self, args, batched, params):
         return self.batch_rule(self, args, batched, **params)
 
 
-class Elementwise(Primitive):
+class Elementwise(Differentiable):
     """Applied number by number, with NumPy's broadcasting.
 
     `derivatives[i](out, *operands)` is the derivative with respect to operand i; None where it is zero
@@ -91,17 +179,34 @@ class Elementwise(Primitive):
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
         self.derivatives = derivatives
 
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals)
-        terms = [
-            spread(ops.elementwise.multiply(derivative(out, *primals), t), out)
-            for derivative, t in zip(self.derivatives, tangents)
-            if t is not None and derivative is not None
-        ]
-        return out, add_all(terms)
+    def reads(self, i, count):
+        return _arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
+
+    def term(self, i, t, out, primals, params):
+        derivative = self.derivatives[i]
+        return derivative and spread(ops.elementwise.multiply(derivative(out, *primals), t), out)
+
+    def cotangent(self, i, ct, out, primals, type, params):
+        derivative = self.derivatives[i]
+        return derivative and match(ops.elementwise.multiply(ct, derivative(out, *primals)), type)
 
     def batch(self, args, batched, params):
         return bind_aligned(self, args, batched)
+
+
+def _arguments_read(rule: Callable, count: int) -> tuple[int, ...]:
+    """Which of its arguments a derivative is computed from: those that its own tape uses, real or complex."""
+    from minidiff.staging import make_tape  # staging stands above the operations
+
+    read: set[int] = set()
+    for dtype in (float, complex):
+        try:
+            tape = make_tape(lambda *xs: rule(*xs))(*[ShapedArray((), dtype)] * count)
+        except TypeError:  # not a function of complex numbers
+            continue
+        used = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
+        read.update(i for i, v in enumerate(tape.inputs) if id(v) in used)
+    return tuple(sorted(read))
 
 
 # ---------------------------------------------------------------- elementwise shapes
