@@ -15,10 +15,12 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import (
-    Interpreter,
+    EVALUATE,
     ShapedArray,
+    Tracer,
     Value,
     VarianceError,
+    array_type,
     current_interpreter,
     is_differentiable,
     lift_to,
@@ -27,7 +29,7 @@ from minidiff.core import (
     typeof,
     variance_of,
 )
-from minidiff.forward import as_value, checked_tangent, float0, instantiate, push_forward
+from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
 from minidiff.staging import stage_flat
 from minidiff.tape import Atom, Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
@@ -37,20 +39,6 @@ class Linearize(Recorder):
     """Operations on tangents are recorded; those on values alone are left to the interpreter below."""
 
     name = "the linear part of a derivative"
-
-    @property
-    def ground(self) -> Interpreter:
-        return self.below
-
-    def push(self, primitive, out, primals, tangents, params):
-        """Record the derivative as it stands: its factors are computed when, and if, it is transposed or applied."""
-        linear = primitive.linearized(out, primals, tangents, params)
-        if linear is None:
-            return super().push(primitive, out, primals, tangents, params)
-        primitive, inputs, params = linear
-        var = Var(typeof(out))
-        self.equations.append(Equation(primitive, inputs, params, (var,)))
-        return RecordedTracer(self, var)
 
     def process(self, primitive, args, params):
         if primitive.has_body:
@@ -62,6 +50,51 @@ class Linearize(Recorder):
         return self.below.process(primitive, args, params)
 
 
+class Sweep(JVP):
+    """Forward mode on top of a `Linearize`: values are computed, and the tape of their derivatives is written.
+
+    It is what every operation goes through under `grad`. A tangent is nothing but a name on the tape; where it can, an
+    operation's derivative is recorded whole, and its factors are computed when, and if, it is transposed or applied.
+    """
+
+    def process(self, primitive, args, params):
+        primals, active, names, foreign = [], [], [], False
+        for x in args:
+            if type(x) is JVPTracer and x.interpreter is self:
+                active.append(len(primals))
+                primals.append(x.primal)
+                names.append(x.tangent)
+            else:
+                foreign = foreign or isinstance(x, Tracer)
+                primals.append(x)
+        if not active or not primitive.by_parts:
+            return super().process(primitive, args, params)
+        recorder = self.below
+        if recorder.below is EVALUATE and not foreign:  # as the lines after `else`, without a detour
+            out = primitive.impl(*primals, **params)
+            type_ = array_type(out.shape, out.dtype)
+        else:
+            out = primitive.apply(recorder.below, primals, params)
+            type_ = typeof(out)
+        linear = primitive.linearized(out, type_, primals, active, names, params)
+        if linear is not None:
+            name = Var(type_)
+            recorder.equations.append(Equation(*linear, (name,)))
+            return JVPTracer(self, out, name)
+        with running(recorder):
+            return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
+
+    def split(self, args):
+        primals, tangents = super().split(args)
+        return primals, [None if t is None else RecordedTracer(self.below, t) for t in tangents]
+
+    def join(self, primal, tangent):
+        return primal if tangent is None else JVPTracer(self, primal, tangent.var)
+
+    def adopt_own(self, x):
+        return self.join(self.below.adopt(x.primal), self.below.adopt(RecordedTracer(x.interpreter.below, x.tangent)))
+
+
 def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]) -> tuple[list[Value], Tape]:
     """The results of `f`, and its derivative there in the `active` primals: a linear tape.
 
@@ -70,8 +103,10 @@ def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]
     recorder = Linearize(current_interpreter())
     tangents = [recorder.new_input(typeof(p)) if yes else None for p, yes in zip(primals, active)]
     with transforming(recorder):
-        outs, out_tangents = push_forward(f, primals, tangents, recorder)
-        return outs, recorder.tape(out_tangents)
+        outs, out_tangents = push_forward(f, primals, tangents, Sweep(recorder))
+        tape = recorder.tape(out_tangents)
+        tape.linear = True
+        return outs, tape
 
 
 # ---------------------------------------------------------------- transposition
@@ -85,52 +120,62 @@ def backward_pass(
     `values` are those of all inputs (ignored where linear). A cotangent that is zero is None. With
     `consume` the tape is emptied on the way, so that what it holds can be freed.
     """
-    env, linear_vars, equations = _evaluate_constants(tape, linear, values, consume)
+    env, equations = _evaluate_constants(tape, linear, values, consume)
     adjoints: dict[Var, Value] = {}
-    _accumulate(adjoints, linear_vars, tape.outputs, cts)
+    owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
+    _accumulate(adjoints, owned, env, tape.outputs, cts)
     while equations:
         eqn = equations.pop()
-        primitive = eqn.primitive
-        out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
-        if not primitive.multiple_results:
-            (out_cts,) = out_cts
+        primitive, inputs = eqn.primitive, eqn.inputs
+        if primitive.multiple_results:
+            out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
+            if all(ct is None for ct in out_cts):
+                continue
+        else:
+            out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
-        elif all(ct is None for ct in out_cts):
-            continue
-        operands = [(a.type if a in linear_vars else env[a]) if type(a) is Var else a for a in eqn.inputs]
-        _accumulate(adjoints, linear_vars, eqn.inputs, primitive.transpose(out_cts, operands, eqn.params))
+        operands = [(env[a] if a in env else a.type) if type(a) is Var else a for a in inputs]
+        in_cts = primitive.transpose(out_cts, operands, eqn.params)
+        _accumulate(adjoints, owned, env, inputs, in_cts)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
-def _accumulate(
-    adjoints: dict[Var, Value], linear_vars: set[Var], atoms: Sequence[Atom], cts: Sequence[Value | None]
-) -> None:
-    """Add cotangents to those that the linear names among `atoms` have already."""
+def _accumulate(adjoints: dict, owned: set, env: dict, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
+    """Add cotangents to those that the linear names among `atoms`, which have no value in `env`, have already."""
     for a, ct in zip(atoms, cts):
-        if ct is not None and type(a) is Var and a in linear_vars:
+        if ct is None or type(a) is not Var or a in env:
+            continue
+        if a.type.variance or isinstance(ct, Tracer):
             ct = _agree(ct, a.type)
-            adjoints[a] = add(adjoints[a], ct) if a in adjoints else ct
+        if a not in adjoints:
+            adjoints[a] = ct
+        elif a in owned and type(ct) is numpy.ndarray:
+            numpy.add(adjoints[a], ct, out=adjoints[a])
+        else:
+            adjoints[a] = total = add(adjoints[a], ct)
+            if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
+                owned.add(a)
 
 
 def _evaluate_constants(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], consume: bool
-) -> tuple[dict[Var, Value], set[Var], list[Equation]]:
-    """The values that do not depend on linear inputs, the names that do, and the equations that define those."""
+) -> tuple[dict[Var, Value], list[Equation]]:
+    """The values that do not depend on linear inputs, and the equations that do."""
+    if tape.linear:
+        return {}, (tape.equations if consume else list(tape.equations))
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
     equations = []
     for eqn in tape.equations:
-        for a in eqn.inputs:
-            if type(a) is Var and a in linear_vars:
-                linear_vars.update(eqn.outputs)
-                equations.append(eqn)
-                break
+        if any(type(a) is Var and a in linear_vars for a in eqn.inputs):
+            linear_vars.update(eqn.outputs)
+            equations.append(eqn)
         else:
             evaluate_equation(eqn, env)
     if consume:
         tape.equations.clear()
-    return env, linear_vars, equations
+    return env, equations
 
 
 def _agree(ct: Value, type: ShapedArray) -> Value:

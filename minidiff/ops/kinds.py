@@ -43,12 +43,9 @@ class Linear(Primitive):
         moved = [zeros_like(p) if t is None else t for p, t in zip(primals[:n], tangents)]
         return self.bind(*moved, *primals[n:], **params)
 
-    def linearized(self, out, primals, tangents, params):
+    def linearized(self, out, type, primals, active, names, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
-        for t in tangents[:n]:
-            if t is None:
-                return None
-        return self, [*[t.var for t in tangents[:n]], *primals[n:]], params
+        return (self, [*names, *primals[n:]], params) if len(active) == n and active[-1] == n - 1 else None
 
     def transpose(self, ct, operands, params):
         if self.linear_operands is None:
@@ -79,62 +76,55 @@ class Differentiable(Primitive):
         terms = [self.term(i, t, out, primals, params) for i, t in enumerate(tangents) if t is not None]
         return add_all([term for term in terms if term is not None])
 
-    def linearized(self, out, primals, tangents, params):
-        active = tuple([i for i, t in enumerate(tangents) if t is not None])
-        key = active, len(primals)
+    def linearized(self, out, type, primals, active, names, params):
+        key = (*active, len(primals))
         try:
             differential = self._differentials[key]
         except KeyError:
-            differential = self._differentials[key] = self._differential(*key)
+            differential = self._differentials[key] = self._differential(tuple(active), len(primals))
         if differential is None:
             return None
-        inputs = [primals[j - 1] if j else out for j in differential.reads]
-        for i in active:
-            inputs.append(tangents[i].var)
-        return differential, inputs, {"out": typeof(out), **params}
+        inputs = [x if read else None for x, read in zip((out, *primals), differential.reads)]
+        return differential, inputs + names, {"out": type, "params": params}
 
     def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
         reads = [self.reads(i, count) for i in active]
         if all(r is None for r in reads):
             return None
-        return Differential(self, active, tuple(sorted({j for r in reads if r is not None for j in r})), count)
+        return Differential(self, active, [any(r and j in r for r in reads) for j in range(1 + count)])
 
 
 class Differential(Primitive):
     """The derivative of an operation at given values, in those of its operands that are `active`, as one operation.
 
-    Its operands are the values that it `reads`, by position among `(out, *operands)`, then the tangents. It stands on
-    the tapes of linear parts only: applied or transposed it is the operations that the derivative is made of.
+    Its operands are the result and the operands of that operation (None for those it does not read), then tangents. It
+    stands on the tapes of linear parts only: applied or transposed it is the operations that the derivative is made of.
     """
 
     lifts_operands = False
 
-    def __init__(self, of: Differentiable, active: tuple[int, ...], reads: tuple[int, ...], count: int):
+    def __init__(self, of: Differentiable, active: tuple[int, ...], reads: list[bool]):
         super().__init__(f"d_{of.name}")
         self.of = of
         self.active = active
         self.reads = reads
-        self.count = count
+        self.nothing = [None] * len(reads)
 
-    def values(self, operands: Sequence[Value], out: ShapedArray) -> tuple[Value, list[Value]]:
-        """The result and the operands of the operation; of a result that is not read, the type."""
-        values = [out, *[None] * self.count]
-        for j, x in zip(self.reads, operands):
-            values[j] = x
-        return values[0], values[1:]
-
-    def bind(self, *operands: Value, out: ShapedArray, **params) -> Value:
-        result, primals = self.values(operands, out)
+    def bind(self, *operands: Value, out: ShapedArray, params: dict) -> Value:
+        result, *primals = operands[: len(self.reads)]
+        result = out if result is None else result  # a result that is not read, is known by its type
         tangents = operands[len(self.reads) :]
         terms = [self.of.term(i, t, result, primals, params) for i, t in zip(self.active, tangents)]
         return add_all([term for term in terms if term is not None])
 
     def transpose(self, ct, operands, params):
-        params = dict(params)
-        out, primals = self.values(operands, params.pop("out"))
-        read = len(self.reads)
-        cts = [self.of.cotangent(i, ct, out, primals, t, params) for i, t in zip(self.active, operands[read:])]
-        return [None] * read + cts
+        result, count = operands[0], len(self.reads)
+        result, primals = params["out"] if result is None else result, operands[1:count]
+        cotangent, of = self.of.cotangent, params["params"]
+        if len(self.active) == 1:
+            return [*self.nothing, cotangent(self.active[0], ct, result, primals, operands[count], of)]
+        types = operands[count:]
+        return [*self.nothing, *[cotangent(i, ct, result, primals, t, of) for i, t in zip(self.active, types)]]
 
     def typecheck(self, types, params):
         return [params["out"]]
@@ -261,15 +251,15 @@ def add_all(terms: Sequence[Value]) -> Value | None:
 
 def match(ct: Value, operand: ShapedArray) -> Value:
     """A cotangent of the result of broadcasting and promoting an operand, as a cotangent of the operand."""
-    shape = ct.shape
-    if shape != operand.shape:
-        extra = len(shape) - len(operand.shape)
-        stretched = [i + extra for i, n in enumerate(operand.shape) if n == 1 and shape[i + extra] != 1]
+    shape = operand.shape
+    if ct.shape != shape:
+        extra = len(ct.shape) - len(shape)
+        stretched = [i + extra for i, n in enumerate(shape) if n == 1 and ct.shape[i + extra] != 1]
         axes = (*range(extra), *stretched)
         ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
-        if ct.shape != operand.shape:
-            ct = ops.shape.reshape_p.bind(ct, shape=operand.shape)
-    return ops.elementwise.convert(ct, operand.dtype)
+        if ct.shape != shape:
+            ct = ops.shape.reshape_p.bind(ct, shape=shape)
+    return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
 
 
 def spread(tangent: Value, out: Value) -> Value:
