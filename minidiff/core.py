@@ -422,11 +422,11 @@ class Primitive:
     def tangent(self, out, primals, tangents, params):
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
 
-    def linearized(self, out, type, primals, active, names, params) -> tuple[Primitive, list, dict] | None:
-        """The tangent as one linear equation: an operation, its operands and its parameters. None if it takes more.
+    def linearized(self, out, type, primals, active, names, params) -> Any:
+        """The tangent as one linear equation: an operation, its operands and its parameters.
 
         `type` is that of `out`; `active` are the positions of the operands that have a tangent, `names` the names of
-        these on the tape.
+        these on the tape. One of the names is returned where the tangent is just that, None where it takes more.
         """
         return None
 

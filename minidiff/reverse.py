@@ -31,8 +31,9 @@ from minidiff.core import (
 )
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
+from minidiff.ops.kinds import Differential, match
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
+from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
 
 
 class Linearize(Recorder):
@@ -58,10 +59,10 @@ class Sweep(JVP):
     """
 
     def process(self, primitive, args, params):
-        primals, active, names, foreign = [], [], [], False
+        primals, names, active, foreign = [], [], (), False
         for x in args:
             if type(x) is JVPTracer and x.interpreter is self:
-                active.append(len(primals))
+                active += (len(primals),)
                 primals.append(x.primal)
                 names.append(x.tangent)
             else:
@@ -77,10 +78,12 @@ class Sweep(JVP):
             out = primitive.apply(recorder.below, primals, params)
             type_ = typeof(out)
         linear = primitive.linearized(out, type_, primals, active, names, params)
-        if linear is not None:
+        if type(linear) is tuple:
             name = Var(type_)
             recorder.equations.append(Equation(*linear, (name,)))
             return JVPTracer(self, out, name)
+        if linear is not None:
+            return JVPTracer(self, out, linear)
         with running(recorder):
             return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
 
@@ -123,7 +126,10 @@ def backward_pass(
     env, equations = _evaluate_constants(tape, linear, values, consume)
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
-    _accumulate(adjoints, owned, env, tape.outputs, cts)
+    for a, ct in zip(tape.outputs, cts):
+        if ct is not None and type(a) is Var and a not in env:
+            _accumulate(adjoints, owned, a, ct)
+    plain = not env and current_interpreter() is EVALUATE
     while equations:
         eqn = equations.pop()
         primitive, inputs = eqn.primitive, eqn.inputs
@@ -135,27 +141,37 @@ def backward_pass(
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
+            if plain and type(primitive) is Differential and primitive.pulls is not None:
+                count = primitive.count
+                for a, pull in zip(inputs[count:], primitive.pulls):
+                    ct = pull(out_cts, *inputs[:count])
+                    t = a.type
+                    if ct.shape != t.shape or ct.dtype is not t.dtype:
+                        ct = match(ct, t)
+                    if a in adjoints:
+                        _accumulate(adjoints, owned, a, ct)
+                    else:
+                        adjoints[a] = ct
+                continue
         operands = [(env[a] if a in env else a.type) if type(a) is Var else a for a in inputs]
-        in_cts = primitive.transpose(out_cts, operands, eqn.params)
-        _accumulate(adjoints, owned, env, inputs, in_cts)
+        for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
+            if ct is not None and type(a) is Var and a not in env:
+                _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
-def _accumulate(adjoints: dict, owned: set, env: dict, atoms: Sequence[Atom], cts: Sequence[Value | None]) -> None:
-    """Add cotangents to those that the linear names among `atoms`, which have no value in `env`, have already."""
-    for a, ct in zip(atoms, cts):
-        if ct is None or type(a) is not Var or a in env:
-            continue
-        if a.type.variance or isinstance(ct, Tracer):
-            ct = _agree(ct, a.type)
-        if a not in adjoints:
-            adjoints[a] = ct
-        elif a in owned and type(ct) is numpy.ndarray:
-            numpy.add(adjoints[a], ct, out=adjoints[a])
-        else:
-            adjoints[a] = total = add(adjoints[a], ct)
-            if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
-                owned.add(a)
+def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) -> None:
+    """Add a cotangent to what the name has already."""
+    if a.type.variance or isinstance(ct, Tracer):
+        ct = _agree(ct, a.type)
+    if a not in adjoints:
+        adjoints[a] = ct
+    elif a in owned and type(ct) is numpy.ndarray:
+        numpy.add(adjoints[a], ct, out=adjoints[a])
+    else:
+        adjoints[a] = total = add(adjoints[a], ct)
+        if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
+            owned.add(a)
 
 
 def _evaluate_constants(

@@ -47,7 +47,13 @@ def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Call
     return function_of(numpy_function, Elementwise(numpy_function.__name__, numpy_function, derivatives))
 
 
-def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Multilinear) -> Callable:
+class Product(Multilinear):
+    """Linear in each operand separately, number by number."""
+
+    broadcasts = True
+
+
+def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
     """Declare an elementwise operation that is linear in each operand, by its transpose in each."""
     shape_rule = functools.partial(elementwise_shape, numpy_function)
     return function_of(
@@ -73,7 +79,9 @@ class Sum(Primitive):
         return spread(x if y is None else y if self.signs[1] > 0 else negative(y), out)
 
     def linearized(self, out, type, primals, active, names, params):
-        return (self, names, params) if len(active) == 2 else None
+        if len(active) == 2:
+            return self, names, params
+        return names[0] if names[0].type == type and self.signs[active[0]] > 0 else None
 
     def transpose(self, ct, operands, params):
         return [
@@ -85,11 +93,11 @@ class Sum(Primitive):
         return bind_aligned(self, args, batched)
 
 
-class Divide(Multilinear):
+class Divide(Product):
     """Linear in the numerator; in the denominator, d(x/y) = -(x/y)/y dy."""
 
     def reads(self, i, count):
-        return (0, 2) if i else (2,)
+        return {0, 2} if i else {2}
 
     def term(self, i, t, out, primals, params):
         y = primals[1]
