@@ -125,6 +125,8 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
 
 def as_value(x: Any) -> Value:
     """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
+    if type(x) is numpy.ndarray and x.dtype.isnative:
+        return x
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         return numpy.asarray(x)[()]
     if isinstance(x, Tracer):

@@ -153,7 +153,7 @@ def backward_pass(
                     else:
                         adjoints[a] = ct
                 continue
-        operands = [(env[a] if a in env else a.type) if type(a) is Var else a for a in inputs]
+        operands = [env.get(a, a.type) if type(a) is Var else a for a in inputs]
         for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
             if ct is not None and type(a) is Var and a not in env:
                 _accumulate(adjoints, owned, a, ct)
@@ -346,30 +346,30 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    name = getattr(f, "__name__", "f")
+
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        name = getattr(f, "__name__", "f")
-        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        chosen = [_argument(args, n, name) for n in numbers]
-        paths, structure = tree.flatten_with_paths(chosen)
-        values = [as_value(x) for _, x in paths]
-        for (path, _), x in zip(paths, values):
-            _check_argument(path, x, numbers, name)
+        leaves, structure = tree.flatten([_argument(args, n, name) for n in numbers])
+        values = [as_value(x) for x in leaves]
+        for i, x in enumerate(values):
+            if x.dtype.kind not in "fc":
+                raise TypeError(_not_differentiable(tree.paths(structure)[i], x, numbers, name))
 
         def of_chosen(*replaced):
             full = list(args)
             for n, x in zip(numbers, replaced):
-                full[n % len(args)] = x
+                full[n] = x
             return f(*full, **kwargs)
 
         flat = _Flat(of_chosen, structure, has_aux)
-        outs, tape = linearize_flat(flat, values, [True] * len(values))
-        count = flat.out_structure.size
-        value = _check_scalar(tree.unflatten(flat.out_structure, outs[:count]), name)
-        aux = tree.unflatten(flat.aux_structure, outs[count:])
-        seed = numpy.ones((), typeof(value).dtype)[()]
-        cts = backward_pass(tape, [True] * len(values), values, [seed], consume=True)
+        active = [True] * len(values)
+        outs, tape = linearize_flat(flat, values, active)
+        value = _check_scalar(flat.out_structure, outs, name)
+        cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
-        return ((value, aux) if has_aux else value), (grads[0] if isinstance(argnums, int) else tuple(grads))
+        grads = grads[0] if isinstance(argnums, int) else tuple(grads)
+        return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
 
     return gradient
 
@@ -398,24 +398,22 @@ def _argument(args: tuple, n: int, name: str) -> Any:
     return args[n]
 
 
-def _check_argument(path: str, x: Value, numbers: Sequence[int], name: str) -> None:
-    t = typeof(x)
-    if not is_differentiable(t.dtype):
-        index, _, rest = path[1:].partition("]")
-        raise TypeError(
-            f"grad: argument {numbers[int(index)]}{rest} of {name} has type {t}; gradients are of floating-point "
-            "numbers: convert it with .astype(float), or choose other arguments with argnums"
-        )
+def _not_differentiable(path: str, x: Value, numbers: Sequence[int], name: str) -> str:
+    index, _, rest = path[1:].partition("]")
+    return (
+        f"grad: argument {numbers[int(index)]}{rest} of {name} has type {typeof(x)}; gradients are of floating-point "
+        "numbers: convert it with .astype(float), or choose other arguments with argnums"
+    )
 
 
-def _check_scalar(value: Any, name: str) -> Value:
-    leaves = tree.leaves(value)
-    if len(leaves) != 1 or leaves[0] is not value:
-        raise TypeError(f"grad: {name} must return one scalar, got {tree.structure(value)} (for more, has_aux=True)")
-    t = typeof(value)
-    if t.shape or t.dtype.kind != "f":
+def _check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
+    """The one real number that the function returned, or an error."""
+    if structure is not tree.LEAF:
+        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+    value = outs[0]
+    if value.shape or value.dtype.kind != "f":
         raise TypeError(
-            f"grad: {name} must return a real scalar, got {t}; reduce it to one number (with .sum(), say), "
+            f"grad: {name} must return a real scalar, got {typeof(value)}; reduce it to one number (with .sum(), say), "
             "or use md.vjp for a result of several"
         )
     return value
