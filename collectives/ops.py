@@ -192,6 +192,7 @@ ppermute_p = Collective(
 )
 
 pbroadcast_p.is_view = True
+pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 
 #: `psum` without types: what it returns may, for all that is known, vary; so it transposes to itself.
 untyped_psum_p = Collective(

@@ -367,6 +367,7 @@ class Primitive:
     """
 
     is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
+    shares_memory = False  # its result may be (a part of) an operand's memory
     has_body = False  # a body is a function that the operation runs: shard_map
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union

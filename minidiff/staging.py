@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import ShapedArray, current_interpreter, transforming, typeof
+from minidiff.core import Interpreter, ShapedArray, current_interpreter, transforming, typeof
 from minidiff.forward import as_value
 from minidiff.tape import Recorder, Tape
 
@@ -14,7 +14,9 @@ from minidiff.tape import Recorder, Tape
 class Stage(Recorder):
     """Every operation is recorded: values are names, of which only the type is known."""
 
-    name = "make_tape"
+    def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
+        super().__init__(below, outer)
+        self.name = name
 
     def process(self, primitive, args, params):
         if primitive.has_body:
@@ -22,10 +24,10 @@ class Stage(Recorder):
         return self.record(primitive, args, params)
 
 
-def stage_flat(f: Callable, examples: tuple) -> tuple[Tape, tree.Structure, tree.Structure]:
-    """The tape of `f`, and the structures of its arguments and of its result."""
+def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
+    """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""
     leaves, structure = tree.flatten(examples)
-    stage = Stage(current_interpreter())
+    stage = Stage(current_interpreter(), name=name)
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     with transforming(stage):
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))

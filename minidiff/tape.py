@@ -137,7 +137,7 @@ class Tape:
     __hash__ = object.__hash__
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self, _names()))
+        return "\n".join(_lines(self, names_of(self, letters())))
 
     __repr__ = __str__
 
@@ -188,8 +188,8 @@ class RecordedTracer(Tracer):
     def concrete(self, use: str) -> numpy.ndarray:
         raise TracerError(
             f"{use} needs a concrete value, but on this tape {self.type} is only a name: {self.interpreter.name} "
-            "records a program for values of this type, not for one value. Choose with np.where instead, or decide "
-            "outside the function."
+            "records a program for values of this type, not for one value. Choose with md.cond or np.where instead, or "
+            "decide outside the function."
         )
 
     def __repr__(self) -> str:
@@ -239,18 +239,38 @@ class Recorder(Interpreter):
 # ---------------------------------------------------------------- printing
 
 
-def _names() -> Iterator[str]:
-    """a, b, …, z, aa, ab, …"""
+def letters(reserved: frozenset = frozenset()) -> Iterator[str]:
+    """a, b, …, z, aa, ab, …, without those that mean something else."""
     for length in itertools.count(1):
-        for letters in itertools.product(string.ascii_lowercase, repeat=length):
-            name = "".join(letters)
-            if not keyword.iskeyword(name):
+        for combination in itertools.product(string.ascii_lowercase, repeat=length):
+            name = "".join(combination)
+            if not keyword.iskeyword(name) and name not in reserved:
                 yield name
 
 
-def _lines(tape: Tape, names: Iterator[str]) -> Iterator[str]:
-    known: dict[Any, str] = {}
+def names_of(tape: Tape, names: Iterator[str]) -> dict[Any, str]:
+    """A name for everything on a tape: of constants by their id. Those of bodies come after their equation's."""
+    known: dict[Any, str] = {v: next(names) for v in tape.inputs}
+    known |= {id(c): next(names) for c in tape.constants}
+    for eqn in tape.equations:
+        known |= {v: next(names) for v in eqn.outputs}
+        for body in bodies_of(eqn):
+            known |= names_of(body, names)
+    return known
 
+
+def bodies_of(eqn: Equation) -> list[Tape]:
+    """The tapes among an equation's parameters."""
+    parts = itertools.chain(*(v if isinstance(v, (tuple, list)) else [v] for v in eqn.params.values()))
+    return [p for p in parts if isinstance(p, Tape)]
+
+
+def show_params(eqn: Equation) -> str:
+    """The parameters as they are printed behind the operands, without bodies."""
+    return eqn.primitive.show_params({k: v for k, v in eqn.params.items() if not isinstance(v, Tape)})
+
+
+def _lines(tape: Tape, known: dict[Any, str]) -> Iterator[str]:
     def show(a: Atom) -> str:
         if isinstance(a, Var):
             return known[a]
@@ -259,8 +279,7 @@ def _lines(tape: Tape, names: Iterator[str]) -> Iterator[str]:
         return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
 
     def declare(a: Atom) -> str:
-        name = known[a if isinstance(a, Var) else id(a)] = next(names)
-        return f"{name}:{atom_type(a)}"
+        return f"{known[a if isinstance(a, Var) else id(a)]}:{atom_type(a)}"
 
     def tuple_of(parts: list[str]) -> str:
         return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
@@ -270,12 +289,11 @@ def _lines(tape: Tape, names: Iterator[str]) -> Iterator[str]:
     for c in tape.constants:
         yield f"  {declare(c)} = constant"
     for eqn in tape.equations:
-        params = eqn.primitive.show_params({k: v for k, v in eqn.params.items() if not isinstance(v, Tape)})
+        params = show_params(eqn)
         arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
         yield from _wrapped(f"{', '.join(declare(v) for v in eqn.outputs)} = {eqn.primitive}({arguments})", "  ")
-        for body in eqn.params.values():
-            if isinstance(body, Tape):
-                yield from ("    " + line for line in _lines(body, names))
+        for body in bodies_of(eqn):
+            yield from ("    " + line for line in _lines(body, known))
     yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
 
 

@@ -34,6 +34,7 @@ def function_of(numpy_function: Callable, primitive: Primitive) -> Callable:
             return interpreter.process(primitive, operands, _NO_PARAMS)
         return primitive.bind(*operands)
 
+    function.primitive = primitive
     function.__name__ = function.__qualname__ = numpy_function.__name__
     function.__doc__ = f"`numpy.{numpy_function.__name__}`, differentiable."
     return implements(numpy_function)(function)

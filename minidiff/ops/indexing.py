@@ -34,6 +34,8 @@ slice_p = Linear(
     lambda primitive, args, batched, index: primitive.bind(args[0], index=(slice(None), *index)),
 )
 
+slice_p.shares_memory = True
+
 #: The transpose of `slice`: zeros of `shape`, with x at `index`.
 unslice_p = Linear(
     "unslice",

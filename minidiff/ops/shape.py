@@ -166,7 +166,8 @@ def broadcast_to(x: Value, shape: Any) -> Value:
     return x if shape == t.shape else broadcast_to_p.bind(x, shape=shape)
 
 
-reshape_p.is_view = transpose_p.is_view = broadcast_to_p.is_view = True
+for _p in (reshape_p, transpose_p, broadcast_to_p):
+    _p.is_view = _p.shares_memory = True
 
 # ---------------------------------------------------------------- concatenate
 

@@ -1,0 +1,311 @@
+"""Tapes made cheaper: what is constant is computed once, what is the same is computed once, what is unused is not.
+
+Every pass takes a tape and gives a tape of the same function, with the same types. What may be rewritten into
+something cheaper is a table: `RULES`, filled by `simplifies`, from here and from wherever operations are declared.
+
+>>> import numpy as np
+>>> from minidiff import grad, make_tape
+>>> print(optimize(make_tape(grad(lambda x: np.sin(x) * 2.0))(1.0)))
+lambda a:f64[]:
+  b:f64[] = cos(a)
+  c:f64[] = multiply(2.0, b)
+  return c
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import EVALUATE, Primitive, is_scalar_constant, running
+from minidiff.ops import elementwise, reduction, shape
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+
+#: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
+#: (`Program.rewrite`), or None where it does not apply.
+Rule = Callable[["Program", Equation], Any]
+
+RULES: dict[Primitive, list[Rule]] = {}
+
+FOLDED_BYTES = 1 << 20  # results of constants are kept if they are no larger
+
+
+def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
+    """Declare a rule for equations of these operations."""
+
+    def register(rule: Rule) -> Rule:
+        for p in primitives:
+            RULES.setdefault(p, []).append(rule)
+        return rule
+
+    return register
+
+
+def optimize(tape: Tape) -> Tape:
+    """The same function, cheaper; the bodies of its operations too."""
+    while True:
+        smaller = without_unused(Program(tape).simplified())
+        if len(smaller.equations) == len(tape.equations) and _same_operations(smaller, tape):
+            return smaller
+        tape = smaller
+
+
+def _same_operations(one: Tape, two: Tape) -> bool:
+    return all(e.primitive is f.primitive for e, f in zip(one.equations, two.equations))
+
+
+class Program:
+    """A tape as it is rewritten, equation by equation."""
+
+    def __init__(self, tape: Tape):
+        self.tape = tape
+        self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
+        self.producer: dict[Var, Equation] = {}  # of the new one
+        self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
+        self.uses = Counter(a for e in tape.equations for a in e.inputs if isinstance(a, Var))
+        self.uses.update(a for a in tape.outputs if isinstance(a, Var))
+        self.equations: list[Equation] = []
+
+    def simplified(self) -> Tape:
+        for eqn in self.tape.equations:
+            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), _optimized(eqn.params), eqn.outputs))
+            self.atoms.update(zip(eqn.outputs, results))
+        tape = Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
+        tape.linear = self.tape.linear
+        return tape
+
+    def read(self, atoms: Sequence[Atom]) -> list[Atom]:
+        return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]
+
+    def results(self, eqn: Equation) -> Sequence[Atom]:
+        """What the results of an equation are: names already there, constants, or those of a new equation."""
+        folded = _folded(eqn)
+        if folded is not None:
+            return folded
+        for rule in RULES.get(eqn.primitive, ()):
+            found = rule(self, eqn)
+            if isinstance(found, Equation):
+                return self.results(found)
+            if found is not None:
+                return [found]
+        key = _key(eqn)
+        if key is not None and key in self.known:
+            return self.known[key]
+        self.equations.append(eqn)
+        self.producer.update((v, eqn) for v in eqn.outputs)
+        if key is not None:
+            self.known[key] = eqn.outputs
+        return eqn.outputs
+
+    def made_by(self, atom: Atom, primitive: Primitive) -> Equation | None:
+        """The equation that defines `atom`, if it is of this operation."""
+        eqn = self.producer.get(atom) if isinstance(atom, Var) else None
+        return eqn if eqn is not None and eqn.primitive is primitive else None
+
+    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
+        """A further equation: its result."""
+        (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
+        (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
+        return out
+
+
+def _optimized(params: dict) -> dict:
+    return {k: optimize(v) if isinstance(v, Tape) else v for k, v in params.items()}
+
+
+def _folded(eqn: Equation) -> list[Atom] | None:
+    """The results of an operation on constants, computed here and now."""
+    p = eqn.primitive
+    if p.impl is None or p.communicates or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs):
+        return None
+    if not all(is_scalar_constant(a) or type(a) is numpy.ndarray for a in eqn.inputs):
+        return None
+    with running(EVALUATE), numpy.errstate(all="ignore"):
+        out = p.bind(*eqn.inputs, **eqn.params)
+    return list(out) if p.multiple_results else [out]
+
+
+def _key(eqn: Equation) -> Any:
+    """What makes two equations the same; None where that cannot be told."""
+    atoms = tuple((type(a), repr(a)) if is_scalar_constant(a) else id(a) for a in eqn.inputs)
+    params = []
+    for name, value in sorted(eqn.params.items()):
+        if isinstance(value, Tape):
+            return None
+        params.append((name, _hashable(value)))
+    return eqn.primitive, atoms, tuple(params)
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_hashable, value))
+    if isinstance(value, slice):
+        return "slice", value.start, value.stop, value.step
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value
+
+
+def without_unused(tape: Tape) -> Tape:
+    """The tape without equations that nothing needs."""
+    needed = {a for a in tape.outputs if isinstance(a, Var)}
+    kept = []
+    for eqn in reversed(tape.equations):
+        if needed.intersection(eqn.outputs):
+            kept.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    out = Tape(tape.inputs, kept[::-1], tape.outputs)
+    out.linear = tape.linear
+    return out
+
+
+# ---------------------------------------------------------------- identities
+
+add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
+multiply_p, divide_p = elementwise.multiply.primitive, elementwise.divide.primitive
+negative_p, power_p = elementwise.negative.primitive, elementwise.power.primitive
+
+
+def _is(a: Atom, number: float) -> bool:
+    """Whether a constant is this number everywhere."""
+    if is_scalar_constant(a):
+        return bool(a == number)
+    return type(a) is numpy.ndarray and a.nbytes <= FOLDED_BYTES and bool((a == number).all())
+
+
+def _if_same_type(a: Atom, eqn: Equation) -> Atom | None:
+    """`a` as the result, unless the operation gave it another shape or dtype."""
+    return a if isinstance(a, Var) and a.type == eqn.outputs[0].type else None
+
+
+def _number(a: Atom) -> Any:
+    """The number that a constant is everywhere; None if it is not one number."""
+    if is_scalar_constant(a):
+        return a
+    if type(a) is numpy.ndarray and 0 < a.nbytes <= FOLDED_BYTES and (a == a.flat[0]).all():
+        return a.flat[0]
+    return None
+
+
+@simplifies(add_p, subtract_p, multiply_p, divide_p)
+def _narrow_operands(program, eqn):
+    """What broadcasting makes of an operand it would make of less: a number for an array of it, say."""
+    shape_, inputs = eqn.outputs[0].type.shape, list(eqn.inputs)
+    for i, j in ((0, 1), (1, 0)):
+        if is_scalar_constant(inputs[j]) or atom_type(inputs[j]).shape != shape_ or is_scalar_constant(inputs[i]):
+            continue
+        number, stretched = _number(inputs[i]), program.made_by(inputs[i], shape.broadcast_to_p)
+        if number is not None:
+            inputs[i] = number
+        elif stretched is not None:
+            inputs[i] = stretched.inputs[0]
+        else:
+            continue
+        return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(add_p)
+def _plus_zero(program, eqn):
+    x, y = eqn.inputs
+    if _is(y, 0):
+        return _if_same_type(x, eqn)
+    return _if_same_type(y, eqn) if _is(x, 0) else None
+
+
+@simplifies(add_p)
+def _plus_negative(program, eqn):
+    x, y = eqn.inputs
+    for kept, other in ((x, y), (y, x)):
+        negated = program.made_by(other, negative_p)
+        if negated is not None:
+            return Equation(subtract_p, [kept, negated.inputs[0]], eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(subtract_p)
+def _minus_zero(program, eqn):
+    x, y = eqn.inputs
+    return _if_same_type(x, eqn) if _is(y, 0) else None
+
+
+@simplifies(subtract_p)
+def _minus_negative(program, eqn):
+    x, y = eqn.inputs
+    negated = program.made_by(y, negative_p)
+    return negated and Equation(add_p, [x, negated.inputs[0]], eqn.params, eqn.outputs)
+
+
+@simplifies(multiply_p)
+def _times_one(program, eqn):
+    x, y = eqn.inputs
+    if _is(y, 1):
+        return _if_same_type(x, eqn)
+    return _if_same_type(y, eqn) if _is(x, 1) else None
+
+
+@simplifies(multiply_p)
+def _times_minus_one(program, eqn):
+    x, y = eqn.inputs
+    for a, b in ((x, y), (y, x)):
+        if _is(a, -1) and _if_same_type(b, eqn) is not None:
+            return Equation(negative_p, [b], eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(multiply_p)
+def _times_numbers(program, eqn):
+    """Two numbers in a row are one."""
+    for a, b in (eqn.inputs, eqn.inputs[::-1]):
+        before = program.made_by(b, multiply_p) if is_scalar_constant(a) else None
+        if before is None or b.type != eqn.outputs[0].type:
+            continue
+        for c, x in (before.inputs, before.inputs[::-1]):
+            if is_scalar_constant(c) and isinstance(x, Var) and x.type == b.type:
+                with numpy.errstate(all="ignore"):
+                    return Equation(multiply_p, [multiply_p.impl(c, a), x], eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(divide_p, power_p)
+def _by_one(program, eqn):
+    x, y = eqn.inputs
+    return _if_same_type(x, eqn) if _is(y, 1) else None
+
+
+@simplifies(negative_p)
+def _negative_twice(program, eqn):
+    negated = program.made_by(eqn.inputs[0], negative_p)
+    return negated and negated.inputs[0]
+
+
+@simplifies(shape.reshape_p, shape.broadcast_to_p)
+def _same_shape(program, eqn):
+    return _if_same_type(eqn.inputs[0], eqn)
+
+
+@simplifies(shape.reshape_p, shape.broadcast_to_p)
+def _shaped_twice(program, eqn):
+    before = program.made_by(eqn.inputs[0], eqn.primitive)
+    return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
+
+
+@simplifies(shape.transpose_p)
+def _transposed_twice(program, eqn):
+    axes = eqn.params["axes"]
+    if axes == tuple(range(len(axes))):
+        return _if_same_type(eqn.inputs[0], eqn)
+    before = program.made_by(eqn.inputs[0], shape.transpose_p)
+    if before is None:
+        return None
+    return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
+
+
+@simplifies(reduction.sum_p)
+def _sum_of_nothing(program, eqn):
+    return _if_same_type(eqn.inputs[0], eqn) if not eqn.params["axes"] else None
