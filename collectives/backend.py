@@ -46,7 +46,10 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        """An ordinary operation on every rank: its result (or list of results), and the axes it is held along."""
+        """An ordinary operation on every rank: its result (or list of results), and the axes it is held along.
+
+        It is bound: what runs it on the data is the current interpreter.
+        """
 
     @abstractmethod
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
@@ -59,6 +62,10 @@ class Backend(ABC):
     @abstractmethod
     def block_shape(self, data: Any, held: Axes) -> tuple[int, ...]:
         """The shape of one rank's block."""
+
+    @abstractmethod
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        """The shape of the data, where blocks have this shape."""
 
     @abstractmethod
     def reshape(self, data: Any, held: Axes, shape: tuple[int, ...]) -> Any:

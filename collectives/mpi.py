@@ -50,7 +50,7 @@ class Ranks(Backend):
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
         held = self.ordered({a for _, axes in operands for a in axes})
-        return primitive.impl(*[x for x, _ in operands], **params), held
+        return primitive.bind(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
         x = numpy.asarray(x, order="C")
@@ -125,6 +125,9 @@ class Ranks(Backend):
 
     def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
         return x.shape
+
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        return shape
 
     def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
         return x.reshape(shape)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy
 
 from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
-from minidiff.core import EVALUATE, Primitive, running
+from minidiff.core import Primitive
 
 
 class Stacked(Backend):
@@ -28,11 +28,10 @@ class Stacked(Backend):
     ) -> tuple[numpy.ndarray, Axes]:
         held = self.ordered({a for _, axes in operands for a in axes})
         if not held:
-            return primitive.impl(*[x for x, _ in operands], **params), ()
+            return primitive.bind(*[x for x, _ in operands], **params), ()
         batched = [bool(axes) for _, axes in operands]
         values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
-        with running(EVALUATE):
-            return primitive.batch(values, batched, params), held
+        return primitive.batch(values, batched, params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
         if communicates:
@@ -54,6 +53,9 @@ class Stacked(Backend):
 
     def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
         return x.shape[1:] if held else x.shape
+
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        return (self.size(held), *shape) if held else shape
 
     def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
         return x.reshape(*x.shape[:1], *shape) if held else x.reshape(shape)

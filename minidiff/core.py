@@ -197,6 +197,10 @@ class Interpreter:
         """The result of an operation. What rules it needs, it runs under the interpreter `below`."""
         raise NotImplementedError
 
+    def lower(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
+        """The results of a compiled tape on values of this interpreter; None if it has no way but to apply it."""
+        return None
+
     def adopt(self, x: Value) -> Value:
         """A value that a `shard_map` body closes over, as a value of this interpreter's body.
 

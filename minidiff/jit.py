@@ -153,6 +153,11 @@ class Source:
         exec(compile(self.text, f"<{name}, compiled by minidiff>", "exec"), scope)
         return scope[name]
 
+    def results(self, *values: Value) -> list[Value]:
+        """The results as a list, however many there are."""
+        out = self.function(*values)
+        return list(out) if len(self.tape.outputs) != 1 else [out]
+
     def _lines(self, name: str):
         types = ", ".join(str(v.type) for v in self.tape.inputs)
         yield f"def {name}({', '.join(self.names[v] for v in self.tape.inputs)}):  # {types}"
@@ -190,6 +195,8 @@ class Source:
     def _call(self, eqn: Equation, operands: list[str]) -> str:
         """`name(operands, parameters)`: parameters that are no plain numbers and names are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
+        if primitive.impl is None and not primitive.has_body:  # it means something on ranks only
+            return f"{primitive.name}({', '.join([*operands, *filter(None, [primitive.show_params(params)])])})"
         if primitive.has_body:
             params = {k: self._with_bodies(v) for k, v in params.items()}
             function = self._bind(primitive.name, functools.partial(_run_body, primitive, params))
@@ -324,12 +331,14 @@ class CompiledTape(Tape):
     def __init__(self, tape: Tape, name: str):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.source = Source(self, name)
+        self.lowered: dict[Any, Any] = {}  # what interpreters made of it
 
     def __call__(self, *values: Value) -> list[Value]:
-        if _state.interpreter is not EVALUATE or any(isinstance(x, Tracer) for x in values):
-            return super().__call__(*values)
-        out = self.source.function(*values)
-        return list(out) if len(self.outputs) != 1 else [out]
+        interpreter = _state.interpreter
+        if interpreter is EVALUATE and not any(isinstance(x, Tracer) for x in values):
+            return self.source.results(*values)
+        found = interpreter.lower(self, values)
+        return self.apply(*values) if found is None else found
 
 
 def _run_body(primitive: Primitive, params: dict, *args: Value) -> list[Value]:

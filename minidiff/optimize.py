@@ -72,7 +72,10 @@ class Program:
     def simplified(self) -> Tape:
         for eqn in self.tape.equations:
             results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), _optimized(eqn.params), eqn.outputs))
-            self.atoms.update(zip(eqn.outputs, results))
+            for v, found in zip(eqn.outputs, results):
+                self.atoms[v] = found
+                if isinstance(found, Var) and found is not v:
+                    self.uses[found] += self.uses[v]
         tape = Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
         tape.linear = self.tape.linear
         return tape
@@ -119,7 +122,12 @@ def _optimized(params: dict) -> dict:
 def _folded(eqn: Equation) -> list[Atom] | None:
     """The results of an operation on constants, computed here and now."""
     p = eqn.primitive
-    if p.impl is None or p.communicates or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs):
+    if (
+        not eqn.inputs
+        or p.impl is None
+        or p.communicates
+        or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs)
+    ):
         return None
     if not all(is_scalar_constant(a) or type(a) is numpy.ndarray for a in eqn.inputs):
         return None

@@ -90,6 +90,10 @@ class Tape:
         return list(found.values())
 
     def __call__(self, *values: Value) -> list[Value]:
+        return self.apply(*values)
+
+    def apply(self, *values: Value) -> list[Value]:
+        """Apply the operations one by one, whatever they mean at present."""
         if len(values) != len(self.inputs):
             raise TypeError(f"the tape takes {len(self.inputs)} values, got {len(values)}")
         env = dict(zip(self.inputs, values))

@@ -8,8 +8,10 @@ from typing import Any
 import numpy
 
 from collectives.backend import Axes
+from collectives.exchange import exchange, index
 from collectives.ops import Collective, axis_index_p
 from minidiff.core import (
+    EVALUATE,
     INVARIANT,
     Interpreter,
     LeakedTracerError,
@@ -17,10 +19,17 @@ from minidiff.core import (
     Scope,
     ShapedArray,
     Tracer,
+    TracerError,
     Value,
     VarianceError,
     leak_message,
+    running,
+    transforming,
+    typeof,
 )
+from minidiff.jit import CompiledTape, Source
+from minidiff.optimize import optimize
+from minidiff.staging import Stage
 from spmd.mesh import Mesh
 
 
@@ -71,26 +80,59 @@ class SPMD(Interpreter):
 
     name = "shard_map"
 
-    def __init__(self, mesh: Mesh, typed: bool):
+    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE):
         super().__init__(None)
         self.mesh = mesh
+        self.base = base  # what runs operations on the data: evaluation, or a recorder
         self.scope = Scope(mesh.shape, typed)
         self.scope.bottom = self
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        ranks = self.mesh.ranks
+        ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.has_body:
             raise TypeError(f"{primitive}: a shard_map inside the body of another is not supported")
-        if primitive is axis_index_p:
-            return RankTracer(self, *ranks.axis_index(params["axes"]))
         operands = [self.operand(x) for x in args]
-        if isinstance(primitive, Collective):
-            ((x, held),) = operands
-            return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.communicates, params))
-        data, held = ranks.apply(primitive, operands, params)
+        with running(self.base):
+            if primitive is axis_index_p:
+                axes = params["axes"]
+                return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+            if isinstance(primitive, Collective):
+                ((x, held),) = operands
+                if recorded:
+                    return RankTracer(self, *exchange(primitive, x, held, ranks, params))
+                return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.communicates, params))
+            data, held = ranks.apply(primitive, operands, params)
         if primitive.multiple_results:
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
+
+    def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
+        """Run a body as one compiled program on this process's data."""
+        operands = [self.operand(x) for x in values]
+        key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held) for x, held in operands)
+        if key not in tape.lowered:
+            tape.lowered[key] = self._lowered(tape, operands) if self.base is EVALUATE else None
+        program = tape.lowered[key]
+        if program is None:
+            return None
+        source, helds = program
+        return [RankTracer(self, x, held) for x, held in zip(source.results(*[x for x, _ in operands]), helds)]
+
+    def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
+        """A body's tape as a program on the data, and the axes along which its results are held.
+
+        None where it cannot be recorded, since it has to look at values on its way.
+        """
+        stage = Stage(None, name="jit")
+        inside = SPMD(self.mesh, self.scope.typed, stage)
+        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
+        try:
+            with transforming(inside), transforming(stage), running(inside):
+                results = [inside.operand(x) for x in tape.apply(*blocks)]
+                recorded = stage.tape([x for x, _ in results])
+        except TracerError:
+            return None
+        return Source(optimize(recorded), "body"), [held for _, held in results]
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it: plain arrays are the same on all ranks."""
