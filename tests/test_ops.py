@@ -19,6 +19,7 @@ from tests.table.rows import random
 
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
+STATIC |= {np.result_type: np.dtype(float), np.min_scalar_type: np.dtype(float), np.common_type: np.float64}
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
 DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)

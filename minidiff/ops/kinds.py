@@ -95,11 +95,9 @@ class Differentiable(Primitive):
         return differential and (differential, differential.keep((type, out, *primals, *names)), params)
 
     def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
-        reads = [self.reads(i, count) for i in active]
-        if all(r is None for r in reads):
-            return None
-        pulls = [_compiled_cotangent(self, i, count) for i in active] if self.broadcasts else [None]
-        return Differential(self, active, count, set().union(*[r for r in reads if r]), pulls)
+        reads = {i: self.reads(i, count) for i in active}
+        moving = tuple(i for i in active if reads[i] is not None)
+        return Differential(self, active, moving, count, set().union(*[reads[i] for i in moving])) if moving else None
 
 
 class Differential(Primitive):
@@ -113,16 +111,17 @@ class Differential(Primitive):
     lifts_operands = False
 
     def __init__(
-        self, of: Differentiable, active: tuple[int, ...], count: int, reads: set[int], pulls: list[Callable | None]
+        self, of: Differentiable, given: tuple[int, ...], active: tuple[int, ...], count: int, reads: set[int]
     ):
         super().__init__(f"d_{of.name}")
         self.of = of
         self.active = active
         self.count = 1 + count  # of the operands that are no tangents
-        #: The operands, out of (the result's type, the result, its operands…, tangents…).
+        #: The operands, out of (the result's type, the result, its operands…, the tangents that are given…).
         self.keep = operator.itemgetter(
-            *[1 + j if j in reads else 0 for j in range(1 + count)], *range(2 + count, 2 + count + len(active))
+            *[1 + j if j in reads else 0 for j in range(1 + count)], *[2 + count + given.index(i) for i in active]
         )
+        pulls = [_compiled_cotangent(of, i, count) for i in active] if of.broadcasts else [None]
         #: For each tangent, its cotangent as one NumPy function of `(ct, result, *operands)`: the same rule, compiled.
         self.pulls = None if None in pulls else pulls
 
@@ -224,29 +223,39 @@ def _arguments_read(rule: Callable, count: int) -> set[int]:
 def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callable | None:
     """A rule's cotangent in operand i as one NumPy function, for what is applied number by number.
 
-    None where the rule has cases, or parameters: then it depends on more than numbers.
+    None where the rule has cases (real or complex, a number in the program or a value), or parameters.
     """
+    numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
 
-    def rule(ct, out, *operands):
+    def rule(*args):
+        ct, out, *operands = args
         return primitive.cotangent(i, ct, out, operands, typeof(operands[i]), {})
 
+    def rule_of_numbers(*args):
+        return rule(*[numbers.get(k, x) for k, x in enumerate(args)])
+
     functions: dict[str, Callable] = {}
-    sources = {_expression(tape, functions) for tape in _scalar_tapes(rule, 2 + count)}
+    names = {repr(number): f"x{k}" for k, number in numbers.items()}
+    sources = {_expression(tape, functions, {}) for tape in _scalar_tapes(rule, 2 + count)}
+    sources |= {_expression(tape, functions, names) for tape in _scalar_tapes(rule_of_numbers, 2 + count)[:1]}
     if len(sources) != 1 or None in sources:
         return None
     arguments = ", ".join(f"x{k}" for k in range(2 + count))
     return eval(f"lambda {arguments}: {sources.pop()}", functions)
 
 
-def _expression(tape: Tape, functions: dict[str, Callable]) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls."""
+def _expression(tape: Tape, functions: dict[str, Callable], names: dict[str, str]) -> str | None:
+    """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls.
+
+    Constants whose text is in `names` are written as these.
+    """
     texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
     for eqn in tape.equations:
         uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
         if eqn.params or eqn.primitive.impl is None or uses > 1:
             return None
         functions[eqn.primitive.name] = eqn.primitive.impl
-        arguments = ", ".join(texts[a] if a in texts else repr(a) for a in eqn.inputs)
+        arguments = ", ".join(texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs)
         texts[eqn.outputs[0]] = f"{eqn.primitive.name}({arguments})"
     (result,) = tape.outputs
     return texts.get(result)

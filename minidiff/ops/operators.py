@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minidiff.core import Tracer, Value
-from minidiff.ops import elementwise, indexing, linalg, reduction, shape
+from minidiff.core import Tracer, Value, is_differentiable
+from minidiff.ops import composed, elementwise, indexing, linalg, reduction, shape
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,
@@ -15,6 +15,12 @@ _BINARY: dict[str, Callable] = {
     "truediv": elementwise.divide,
     "floordiv": elementwise.floor_divide,
     "mod": elementwise.remainder,
+    "divmod": composed.divmod,
+    "and": elementwise.bitwise_and,
+    "or": elementwise.bitwise_or,
+    "xor": elementwise.bitwise_xor,
+    "lshift": elementwise.left_shift,
+    "rshift": elementwise.right_shift,
     "matmul": linalg.matmul,
 }
 _COMPARISONS: dict[str, Callable] = {
@@ -25,11 +31,20 @@ _COMPARISONS: dict[str, Callable] = {
     "gt": elementwise.greater,
     "ge": elementwise.greater_equal,
 }
-_UNARY: dict[str, Callable] = {"neg": elementwise.negative, "abs": elementwise.absolute}
+_UNARY: dict[str, Callable] = {
+    "neg": elementwise.negative,
+    "pos": composed.positive,
+    "abs": elementwise.absolute,
+    "invert": elementwise.invert,
+}
+#: Powers that NumPy's arrays, too, compute by another function.
+_POWERS: dict[float, Callable] = {2: elementwise.square, 0.5: elementwise.sqrt, -1: elementwise.reciprocal}
 
 
 def _power(x: Value, y: Value) -> Value:
-    return elementwise.square(x) if type(y) is int and y == 2 else elementwise.power(x, y)
+    if type(y) in (int, float) and y in _POWERS and (is_differentiable(x.dtype) or (type(y) is int and y == 2)):
+        return _POWERS[y](x)
+    return elementwise.power(x, y)
 
 
 def _as_arguments(args: tuple) -> Any:
@@ -40,7 +55,6 @@ def _as_arguments(args: tuple) -> Any:
 _METHODS: dict[str, Callable] = {
     "__pow__": _power,
     "__rpow__": lambda x, y: elementwise.power(y, x),
-    "__pos__": lambda x: x,
     "__getitem__": indexing.getitem,
     "sum": reduction.sum,
     "mean": reduction.mean,
@@ -55,8 +69,12 @@ _METHODS: dict[str, Callable] = {
     "swapaxes": shape.swapaxes,
     "reshape": lambda x, *dims: shape.reshape(x, _as_arguments(dims)),
     "transpose": lambda x, *axes: shape.transpose(x, _as_arguments(axes) if axes else None),
-    "astype": lambda x, dtype: elementwise.convert(x, dtype),
-    "copy": lambda x: x,
+    "astype": composed.astype,
+    "copy": composed.copy,
+    "clip": composed.clip,
+    "round": composed.round,
+    "conj": elementwise.conjugate,
+    "conjugate": elementwise.conjugate,
 }
 
 
@@ -69,6 +87,8 @@ def _attach() -> None:
     for name, method in _METHODS.items():
         setattr(Tracer, name, method)
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
+    Tracer.real = property(elementwise.real, doc="The real part.")
+    Tracer.imag = property(elementwise.imag, doc="The imaginary part.")
 
 
 _attach()
