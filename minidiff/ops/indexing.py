@@ -206,21 +206,21 @@ def getitem(x: Value, index: Any) -> Value:
         return x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
-    indices = [check_index(arrays[k], x.shape[k]) for k in gathered]
+    indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
     y = gather_p.bind(ops.shape.transpose(x, (*gathered, *rest)), *indices)
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return ops.shape.transpose(y, axes)
 
 
-def check_index(i: Any, size: int) -> Value:
-    """Known indices are checked here, as NumPy checks them; traced ones when they are used."""
-    if isinstance(i, Tracer):
-        return i
-    i = numpy.asarray(i)
-    if i.size and not (-size <= i.min() and i.max() < size):
-        raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
-    return i
+def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
+    """Known indices are checked here as NumPy checks them (not where any is empty); traced ones when they are used."""
+    indices = [i if isinstance(i, Tracer) else numpy.asarray(i) for i in arrays]
+    if all(i.size for i in indices):
+        for i, size in zip(indices, sizes):
+            if not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
+                raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
+    return indices
 
 
 def _normal(i: Any, t: ShapedArray) -> Any:
@@ -253,7 +253,8 @@ def _is_mask(i: Any) -> bool:
 
 
 def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
-    if mask.shape != t.shape[axis : axis + mask.ndim]:
+    # To NumPy an axis of a mask that is empty fits any other.
+    if any(m not in (0, n) for m, n in zip(mask.shape, t.shape[axis:])):
         raise IndexError(f"a boolean mask of shape {mask.shape} does not fit {t} from axis {axis} on")
 
 
