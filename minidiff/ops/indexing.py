@@ -75,15 +75,13 @@ slice_p.show_params = unslice_p.show_params = _show_index
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     out = numpy.zeros(shape, x.dtype)
-    if x.ndim > 0 and x.shape[-1:] == shape[len(indices) :][-1:] and x.size > 500:
-        # `add.at` is fast on numbers, but slow on rows.
-        if _are_unique(indices, shape):
-            out[indices] = x
-            return out
-        positions = numpy.arange(out.size).reshape(shape)[indices]
-        numpy.add.at(out.reshape(-1), positions.reshape(-1), x.reshape(-1))
-        return out
-    numpy.add.at(out, indices, x)
+    if len(indices) == len(shape) or x.size < 500:
+        numpy.add.at(out, indices, x)
+    elif _are_unique(indices, shape):  # `add.at` is fast on numbers, but slow on rows
+        out[indices] = x
+    else:
+        places = numpy.arange(out.size).reshape(shape)[indices]
+        numpy.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
     return out
 
 
@@ -323,6 +321,18 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
     index: list = list(numpy.ogrid[tuple(slice(n) for n in t.shape)]) if t.ndim > 1 else [None]
     index[axis] = indices
     return getitem(arr, tuple(index))
+
+
+@implements(numpy.choose)
+def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
+    """`numpy.choose`: for each place the element of that one of the choices whose number stands in `a`."""
+    # Python's numbers have no dtype of their own here, though they have when they are stacked.
+    kinds = [x if type(x) in (int, float, complex) else ops.shape.as_array(x).dtype for x in choices]
+    a, *choices = ops.shape.broadcast_arrays(a, *choices)
+    numbers = _fold(a, len(choices), mode)
+    return take_along_axis(
+        ops.shape.stack(choices, dtype=numpy.result_type(*kinds)), ops.shape.expand_dims(numbers, 0), 0
+    )[0]
 
 
 def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
