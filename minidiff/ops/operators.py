@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff.core import Tracer, Value
-from minidiff.ops import elementwise, indexing, linalg, reduction, shape
+from minidiff.ops import elementwise, indexing, linalg, reduction, shape, sorting
+from minidiff.ops.discrete import nonzero
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,
@@ -48,6 +49,19 @@ _METHODS: dict[str, Callable] = {
     "min": reduction.min,
     "argmax": reduction.argmax,
     "argmin": reduction.argmin,
+    "prod": reduction.prod,
+    "cumsum": reduction.cumsum,
+    "cumprod": reduction.cumprod,
+    "var": reduction.var,
+    "std": reduction.std,
+    "all": reduction.all,
+    "any": reduction.any,
+    "nonzero": nonzero,
+    "argsort": sorting.argsort,
+    "argpartition": sorting.argpartition,
+    "searchsorted": sorting.searchsorted,
+    "sort": sorting.in_place("sort"),
+    "partition": sorting.in_place("partition"),
     "dot": linalg.dot,
     "ravel": shape.ravel,
     "flatten": shape.ravel,

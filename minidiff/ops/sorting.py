@@ -1,0 +1,280 @@
+"""Sorting, searching and counting.
+
+A sorted array is a rearrangement of the array, so its derivative is the same rearrangement of the tangent. Where
+elements tie, it goes to the one that the algorithm put in the place.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy
+
+from minidiff.core import TracerError, Value, implements, typeof
+from minidiff.ops import elementwise, indexing
+from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
+from minidiff.ops.kinds import Linear
+from minidiff.ops.shape import broadcast_to, normalize_axis, ravel
+
+INTP = numpy.dtype(numpy.intp)
+
+# ---------------------------------------------------------------- permutations
+
+
+def _along(array: numpy.ndarray, indices: numpy.ndarray, axis: int) -> tuple:
+    """The index of `array` that means `indices` along one axis, and every other axis as it is."""
+    shape = array.shape
+    return tuple(
+        indices if a == axis else numpy.arange(n).reshape((n,) + (1,) * (len(shape) - a - 1))
+        for a, n in enumerate(shape)
+    )
+
+
+def _permute_impl(x: numpy.ndarray, indices: numpy.ndarray, axis: int, inverse: bool) -> numpy.ndarray:
+    if not inverse:
+        return x[_along(x, indices, axis)]
+    out = numpy.empty_like(x)
+    out[_along(x, indices, axis)] = x
+    return out
+
+
+def _permute_batch(primitive, args, batched, axis, inverse):
+    size = next(x.shape[0] for x, b in zip(args, batched) if b)
+    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
+    return primitive.bind(*args, axis=axis + 1, inverse=inverse)
+
+
+#: x with its elements rearranged along an axis: `indices` holds a permutation for each line. Transposed, its inverse.
+permute_p = Linear(
+    "permute",
+    _permute_impl,
+    lambda x, indices, axis, inverse: (x.shape, x.dtype),
+    lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
+    _permute_batch,
+    linear_operands=1,
+)
+
+argsort_p = Discrete(
+    "argsort",
+    lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
+    lambda x, axis, stable: (x.shape, INTP),
+    lambda primitive, args, batched, axis, stable: primitive.bind(args[0], axis=axis + 1, stable=stable),
+)
+
+argpartition_p = Discrete(
+    "argpartition",
+    lambda x, kth, axis: numpy.argpartition(x, kth, axis),
+    lambda x, kth, axis: (x.shape, INTP),
+    lambda primitive, args, batched, kth, axis: primitive.bind(args[0], kth=kth, axis=axis + 1),
+)
+
+# ---------------------------------------------------------------- sort, partition
+
+
+def _line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
+    """An array and a non-negative axis of it; the flattened array where that is None."""
+    return (ravel(a), 0) if axis is None else (a, normalize_axis(axis, typeof(a).ndim, what))
+
+
+@implements(numpy.sort)
+def sort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
+    """`numpy.sort` along an axis, or of all elements where that is None."""
+    x, axis = _line(a, axis, "sort")
+    return permute_p.bind(x, argsort(x, axis, kind, stable=stable), axis=axis, inverse=False)
+
+
+@implements(numpy.argsort)
+def argsort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
+    """`numpy.argsort`: the indices that sort an array along an axis."""
+    if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
+        raise ValueError(f"sort: kind is 'quicksort', 'heapsort', 'mergesort' or 'stable', got {kind!r}")
+    x, axis = _line(a, axis, "argsort")
+    return argsort_p.bind(x, axis=axis, stable=bool(stable) or kind in ("mergesort", "stable"))
+
+
+@implements(numpy.partition)
+def partition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
+    """`numpy.partition`: the elements at `kth` are where sorting would put them, smaller ones before them."""
+    x, axis = _line(a, axis, "partition")
+    return permute_p.bind(x, argpartition(x, kth, axis, kind), axis=axis, inverse=False)
+
+
+@implements(numpy.argpartition)
+def argpartition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
+    """`numpy.argpartition`: the indices that partition an array."""
+    x, axis = _line(a, axis, "argpartition")
+    size = typeof(x).shape[axis]
+    kth = tuple(map(int, kth)) if numpy.ndim(kth) else (operator.index(kth),)
+    for k in kth:
+        if not -size <= k < size:
+            raise ValueError(f"partition: kth={k} is out of bounds for an axis of size {size}")
+    return argpartition_p.bind(x, kth=tuple(k % size for k in kth), axis=axis)
+
+
+@implements(numpy.sort_complex)
+def sort_complex(a: Value) -> Value:
+    """`numpy.sort_complex`: sorted along the last axis, as complex numbers."""
+    return elementwise.convert(sort(a), numpy.sort_complex(numpy.zeros(1, typeof(a).dtype)).dtype)
+
+
+# ---------------------------------------------------------------- lexsort, searchsorted, digitize, isin
+
+
+def _lexsort_batch(primitive, args, batched, axis):
+    size = next(x.shape[0] for x, b in zip(args, batched) if b)
+    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
+    return primitive.bind(*args, axis=axis + 1)
+
+
+lexsort_p = Discrete(
+    "lexsort",
+    lambda *keys, axis: numpy.lexsort(keys, axis),
+    lambda *keys, axis: (keys[0].shape, INTP),
+    _lexsort_batch,
+)
+
+
+@implements(numpy.lexsort)
+def lexsort(keys: Any, axis: int = -1) -> Value:
+    """`numpy.lexsort`: the indices that sort by the last of the keys, then by the one before it, and so on."""
+    keys = list(keys)
+    if len({typeof(k).shape for k in keys}) != 1:
+        raise ValueError(f"lexsort: all keys must have one shape, got {', '.join(str(typeof(k)) for k in keys)}")
+    return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
+
+
+def _batch_unless(table: int):
+    """The batching rule of a search in a table: the elements that are searched for may be many."""
+
+    def rule(primitive, args, batched, **params):
+        return batch_in_turn(primitive, args, batched, **params) if batched[table] else primitive.bind(*args, **params)
+
+    return rule
+
+
+searchsorted_p = Discrete(
+    "searchsorted",
+    lambda a, v, side: numpy.searchsorted(a, v, side),
+    lambda a, v, side: (numpy.shape(v), INTP),
+    _batch_unless(0),
+)
+digitize_p = Discrete(
+    "digitize",
+    lambda x, bins, right: numpy.digitize(x, bins, right),
+    lambda x, bins, right: (x.shape, INTP),
+    _batch_unless(1),
+)
+isin_p = Discrete(
+    "isin",
+    lambda element, test, invert: numpy.isin(element, test, invert=invert),
+    lambda element, test, invert: (element.shape, numpy.dtype(bool)),
+    _batch_unless(1),
+)
+
+
+def _array(x: Any) -> Value:
+    return x if hasattr(x, "dtype") else numpy.asarray(x)
+
+
+@implements(numpy.searchsorted)
+def searchsorted(a: Value, v: Value, side: str = "left", sorter: Value | None = None) -> Value:
+    """`numpy.searchsorted`: where in the sorted array `a` the elements of `v` would be inserted."""
+    a = _array(a) if sorter is None else indexing.getitem(_array(a), (sorter,))
+    if typeof(a).ndim != 1:
+        raise ValueError(f"searchsorted: the sorted array has one dimension, got {typeof(a)}")
+    return searchsorted_p.bind(a, _array(v), side=side)
+
+
+@implements(numpy.digitize)
+def digitize(x: Value, bins: Value, right: bool = False) -> Value:
+    """`numpy.digitize`: the index of the bin that each element of `x` belongs to."""
+    return digitize_p.bind(_array(x), _array(bins), right=bool(right))
+
+
+@implements(numpy.isin)
+def isin(
+    element: Value, test_elements: Value, assume_unique: bool = False, invert: bool = False, *, kind: str | None = None
+) -> Value:
+    """`numpy.isin`: which elements are among `test_elements`. (How they are found makes no difference.)"""
+    return isin_p.bind(_array(element), _array(test_elements), invert=bool(invert))
+
+
+# ---------------------------------------------------------------- counting
+
+
+@implements(numpy.bincount)
+def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> Value:
+    """`numpy.bincount`: how often each integer occurs in `x`, or the sum of its `weights`, differentiable in those.
+
+    The length of the result depends on the integers: they must be known (not names on a tape, nor batched).
+    """
+    x = numpy.asarray(concrete(x, numpy.bincount))
+    if weights is None:
+        return numpy.bincount(x, minlength=minlength)
+    size = max(numpy.bincount(x).size, minlength)
+    return indexing.scatter_add_p.bind(elementwise.convert(_array(weights), float), x.astype(INTP), shape=(size,))
+
+
+@implements(numpy.histogram_bin_edges)
+def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Value | None = None) -> Value:
+    """`numpy.histogram_bin_edges`. Edges that a rule chooses (`bins="auto"`) are values, without a derivative."""
+    a = ravel(_array(a))
+    if isinstance(bins, str):
+        return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
+    if numpy.ndim(bins):
+        return _array(bins)
+    if range is None:
+        range = (numpy.min(a), numpy.max(a)) if typeof(a).size else (0.0, 1.0)
+    low, high = range
+    dtype = numpy.result_type(*[x.dtype if hasattr(x, "dtype") else x for x in (low, high, a)])
+    dtype = dtype if dtype.kind in "fc" else numpy.result_type(dtype, float)
+    alike = numpy.equal(low, high)
+    low, high = numpy.where(alike, low - 0.5, low), numpy.where(alike, high + 0.5, high)
+    count = operator.index(bins)
+    parts = numpy.arange(count + 1) / count
+    return elementwise.convert(low * (1 - parts) + high * parts, dtype)
+
+
+@implements(numpy.histogram)
+def histogram(
+    a: Value, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Value | None = None
+) -> tuple[Value, Value]:
+    """`numpy.histogram`: `(counts, edges)`; with `weights`, their sums, differentiable in them."""
+    edges = histogram_bin_edges(a, bins, range, weights)
+    a = ravel(_array(a))
+    count = typeof(edges).shape[0] - 1
+    # Bins include their left edges, and the last one its right edge too. Before the first and after the last bin
+    # there is one for what lies outside.
+    place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
+    ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(_array(weights))
+    sums = indexing.scatter_add_p.bind(ones, place, shape=(count + 2,))[1:-1]
+    if density:
+        sums = sums / (edges[1:] - edges[:-1]) / sums.sum()
+    return sums, edges
+
+
+@implements(numpy.unique)
+def unique(ar: Value, return_index=False, return_inverse=False, return_counts=False, axis=None, **options: Any) -> Any:
+    """`numpy.unique`, differentiable in the elements: each goes with its first occurrence.
+
+    How many there are depends on their values, so those must be known (not names on a tape, nor batched).
+    """
+    values = concrete(ar, numpy.unique)
+    _, index, *others = numpy.unique(values, True, return_inverse, return_counts, axis, **options)
+    found = indexing.take(ar, index, axis)
+    results = (found, *([index] if return_index else []), *others)
+    return results if len(results) > 1 else found
+
+
+# ---------------------------------------------------------------- methods
+
+
+def in_place(name: str):
+    """The method of `numpy.ndarray` that would rearrange a traced value in place: an error that says what to write."""
+
+    def method(x: Value, *args: Any, **options: Any) -> None:
+        raise TracerError(f"a traced value ({typeof(x)}) cannot be changed in place: write x = np.{name}(x)")
+
+    method.__name__ = method.__qualname__ = name
+    return method
