@@ -507,8 +507,8 @@ class Tracer:
     def __setitem__(self, index, value):
         raise TypeError(
             f"a traced value ({self.type}) cannot be written into: x[i] = v would change the past of the "
-            "computation. Build the new value instead, for example with np.where(mask, v, x), "
-            "np.concatenate or np.stack."
+            "computation. Make the new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); of "
+            "a plain array x, minidiff.numpy.at(x)[i].set(v)."
         )
 
     def __array__(self, dtype=None, copy=None):

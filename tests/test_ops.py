@@ -17,6 +17,9 @@ from minidiff.testing import check_grads
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
 from tests.table.rows import random
 
+#: They write into an argument, and raise; or the values decide about the result's shape, and nothing can be staged.
+NOT_ON_TAPES = {np.trim_zeros, np.put, np.put_along_axis, np.fill_diagonal, np.place, np.putmask, np.copyto}
+
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
 
@@ -43,7 +46,7 @@ def inner(xs: Any, ys: Any) -> float:
 
 
 def test_the_table_has_every_function():
-    assert set(NUMPY_FUNCTIONS) - {r.function for r in TABLE} - set(STATIC) - CONCRETE == set()
+    assert set(NUMPY_FUNCTIONS) - {r.function for r in TABLE} - set(STATIC) == NOT_ON_TAPES | CONCRETE
 
 
 @pytest.mark.parametrize("function", STATIC, ids=lambda f: f.__name__)

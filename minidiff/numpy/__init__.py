@@ -2,7 +2,8 @@
 
 The functions *are* NumPy's. On plain arrays nothing comes between; on traced values NumPy hands the
 call over to `minidiff` (`__array_ufunc__`, `__array_function__`). So code written for NumPy is
-differentiated as it stands. Replaced are only the functions that NumPy cannot hand over.
+differentiated as it stands. Replaced are only the functions that NumPy cannot hand over; added is only `at`, for
+updates: `at(x)[index].set(v)`, since values that are differentiated are not written into.
 
 >>> import minidiff as md, minidiff.numpy as np
 >>> float(md.grad(lambda x: np.array([x, 2 * x]).sum())(1.0))
@@ -13,8 +14,8 @@ import numpy as _numpy
 
 from minidiff.numpy import replaced as _replaced
 
-_own = ("array", "asarray", "take")
+_own = _replaced.__all__
 
-__all__ = list(_numpy.__all__)
+__all__ = [*_numpy.__all__, "at"]
 
 globals().update({name: getattr(_replaced, name) if name in _own else getattr(_numpy, name) for name in __all__})

@@ -1,5 +1,27 @@
 """The operations: one file a family, each operation with all its rules beside each other."""
 
-from minidiff.ops import discrete, elementwise, indexing, linalg, operators, reduction, shape, sorting
+from minidiff.ops import (
+    discrete,
+    elementwise,
+    indexing,
+    linalg,
+    operators,
+    rearranging,
+    reduction,
+    shape,
+    sorting,
+    updates,
+)
 
-__all__ = ["discrete", "elementwise", "indexing", "linalg", "operators", "reduction", "shape", "sorting"]
+__all__ = [
+    "discrete",
+    "elementwise",
+    "indexing",
+    "linalg",
+    "operators",
+    "rearranging",
+    "reduction",
+    "shape",
+    "sorting",
+    "updates",
+]

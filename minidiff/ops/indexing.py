@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -26,11 +27,33 @@ def _unslice_impl(x: numpy.ndarray, index: tuple, shape: tuple[int, ...]) -> num
     return out
 
 
+def _is_flip(index: tuple) -> bool:
+    return all(type(i) is slice and i in (slice(None), slice(None, None, -1)) for i in index)
+
+
+def _slice_transpose(ct, operands, index):
+    if _is_flip(index):
+        return [slice_p.bind(ct, index=index)]
+    return [unslice_p.bind(ct, index=index, shape=operands[0].shape)]
+
+
+def _show_index(params: dict) -> str:
+    def show(i):
+        if type(i) is not slice:
+            return str(i)
+        start, stop, step = ("" if n is None else str(n) for n in (i.start, i.stop, i.step))
+        return f"{start}:{stop}" + (f":{step}" if step else "")
+
+    shown = f"[{', '.join(map(show, params['index']))}]"
+    return f"{shown}, shape={params['shape']}" if "shape" in params else shown
+
+
+#: x[index] at integers, slices and None, of which none is an ellipsis.
 slice_p = Linear(
     "slice",
     lambda x, index: x[index],
     _sliced_shape,
-    lambda ct, operands, index: [unslice_p.bind(ct, index=index, shape=operands[0].shape)],
+    _slice_transpose,
     lambda primitive, args, batched, index: primitive.bind(args[0], index=(slice(None), *index)),
 )
 
@@ -45,13 +68,30 @@ unslice_p = Linear(
     ),
 )
 
+slice_p.show_params = unslice_p.show_params = _show_index
+
 # ---------------------------------------------------------------- gathers: the indices are operands
 
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     out = numpy.zeros(shape, x.dtype)
+    if x.ndim > 0 and x.shape[-1:] == shape[len(indices) :][-1:] and x.size > 500:
+        # `add.at` is fast on numbers, but slow on rows.
+        if _are_unique(indices, shape):
+            out[indices] = x
+            return out
+        positions = numpy.arange(out.size).reshape(shape)[indices]
+        numpy.add.at(out.reshape(-1), positions.reshape(-1), x.reshape(-1))
+        return out
     numpy.add.at(out, indices, x)
     return out
+
+
+def _are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
+    """Whether known indices into the first axes of an array of this shape name no place twice."""
+    sizes = shape[: len(indices)]
+    places = numpy.arange(math.prod(sizes)).reshape(sizes)[tuple(indices)]
+    return not places.size or int(numpy.bincount(places.reshape(-1)).max()) == 1
 
 
 def _align_indices(indices, batched):
@@ -76,12 +116,17 @@ def _batch_gather(primitive, args, batched):
     return primitive.bind(x, *_align_indices(indices, batched[1:])[0])
 
 
-def _batch_scatter(primitive, args, batched, shape):
-    x, *indices = args
-    size = next(a.shape[0] for a, b in zip(args, batched) if b)
-    if not batched[0]:
-        x = ops.shape.broadcast_to(x, (size, *x.shape))
-    return primitive.bind(x, *_element_indices(indices, batched[1:], size), shape=(size, *shape))
+def batch_scatter(count: int) -> Callable:
+    """The batching rule of what puts values at indices: `count` operands, then the indices."""
+
+    def rule(primitive, args, batched, **params):
+        size = next(a.shape[0] for a, b in zip(args, batched) if b)
+        values = [x if b else ops.shape.broadcast_to(x, (size, *x.shape)) for x, b in zip(args[:count], batched)]
+        if "shape" in params:
+            params = {**params, "shape": (size, *params["shape"])}
+        return primitive.bind(*values, *_element_indices(args[count:], batched[count:], size), **params)
+
+    return rule
 
 
 #: x at integer `indices` of its first axes: `x[i, j]`, whose result has the shape of the indices, then the rest of x's.
@@ -103,119 +148,72 @@ scatter_add_p = Linear(
     _scatter_impl,
     lambda x, *indices, shape: (shape, x.dtype),
     lambda ct, operands, shape: [gather_p.bind(ct, *operands[1:])],
-    _batch_scatter,
+    batch_scatter(1),
     linear_operands=1,
 )
 
 # ---------------------------------------------------------------- x[...]
 
 
-def _is_integer_array(i: Any) -> bool:
-    return isinstance(i, (Tracer, numpy.ndarray)) and not _is_static_integer(i)
+class Plan(NamedTuple):
+    """How an index is applied: first `basic`, then a gather at `arrays`, whose dimensions are then put at `front`."""
+
+    basic: tuple  # integers, slices and None, without an ellipsis: one for each dimension
+    arrays: dict[int, Any]  # integers and integer arrays, by the axis of `x[basic]` that they are indices of
+    front: int
 
 
-def _is_static_integer(i: Any) -> bool:
-    if isinstance(i, (Tracer, bool, numpy.bool_)) or (isinstance(i, numpy.ndarray) and i.ndim):
-        return False
-    try:
-        operator.index(i)
-    except TypeError:
-        return False
-    return True
+_BASIC = (int, slice, type(None), type(Ellipsis))
+_FULL = slice(None)
 
 
-def _normal(i: Any) -> Any:
-    """One entry of an index: lists and tuples as arrays, a traced mask as its value."""
-    if isinstance(i, (list, tuple)):
-        i = numpy.asarray(i) if len(i) else numpy.zeros(0, numpy.intp)
-    return numpy.asarray(i.concrete("a boolean mask")) if isinstance(i, Tracer) and i.dtype == bool else i
-
-
-def _is_mask(i: Any) -> bool:
-    return isinstance(i, numpy.ndarray) and i.dtype == bool and i.ndim > 0
-
-
-def _expand(index: Sequence, ndim: int) -> list:
-    """The index with its ellipsis written out and a slice for each dimension that it does not mention."""
-    used = sum(i.ndim if _is_mask(i) else 1 for i in index if i is not None and i is not Ellipsis)
-    if sum(1 for i in index if i is Ellipsis) > 1:
-        raise IndexError("an index can have only one ellipsis ('...')")
-    if used > ndim:
-        raise IndexError(f"too many indices: {used} for an array of {ndim} dimensions")
-    rest = [slice(None)] * (ndim - used)
-    at = next((k for k, i in enumerate(index) if i is Ellipsis), len(index))
-    return [*index[:at], *rest, *index[at + 1 :]]
-
-
-def _split_masks(index: Sequence, x: ShapedArray) -> list:
-    """The expanded index with boolean masks replaced by the integer indices of their true elements."""
-    out, axis = [], 0
-    for i in index:
-        if not _is_mask(i):
-            out.append(i)
-            axis += i is not None
-            continue
-        if i.shape != x.shape[axis : axis + i.ndim]:
-            raise IndexError(f"a boolean mask of shape {i.shape} does not fit {x} from axis {axis} on")
-        out.extend(numpy.nonzero(i))
-        axis += i.ndim
-    return out
-
-
-def _check_indices(index: list) -> None:
-    for i in index:
-        if not (i is None or isinstance(i, slice) or _is_static_integer(i)) and typeof(i).dtype.kind not in "iu":
-            raise IndexError(
-                f"an index is an integer, a slice, None, '...', or an array of integers or booleans; got {typeof(i)}"
-            )
+def plan(t: ShapedArray, index: Any) -> Plan:
+    """What `index` means for a value of type t, in all of NumPy's forms. Raises IndexError where it does not fit."""
+    entries = index if type(index) is tuple else (index,)
+    if all(type(i) in _BASIC for i in entries):
+        return Plan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
+    entries = [_normal(i, t) for i in entries]
+    basic: list = []
+    arrays: dict[int, Any] = {}
+    axis = 0
+    for i in _expand(entries, t):
+        if _is_mask(i):
+            _check_mask(i, t, axis)
+            # A mask without dimensions takes no axis, but makes one: of one element or none.
+            for places in numpy.nonzero(i) if i.ndim else [numpy.zeros(int(i), numpy.intp)]:
+                arrays[len(basic)] = places
+                basic.append(_FULL if i.ndim else None)
+        elif isinstance(i, (numpy.ndarray, Tracer)):
+            arrays[len(basic)] = i
+            basic.append(_FULL)
+        else:
+            basic.append(_known(i))
+        axis += i.ndim if _is_mask(i) else i is not None
+    if not arrays:
+        return Plan(tuple(basic), {}, 0)
+    for k, i in enumerate(basic):  # integers beside integer arrays broadcast with them
+        if type(i) is int:
+            arrays[k], basic[k] = i, _FULL
+    return Plan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
 
 
 def getitem(x: Value, index: Any) -> Value:
     """`x[index]`: integers, slices, None, an ellipsis, boolean masks, integer arrays (traced ones too)."""
-    t = typeof(x)
-    entries = [_normal(i) for i in (index if isinstance(index, tuple) else (index,))]
-    index = _split_masks(_expand(entries, t.ndim), t)
-    _check_indices(index)
-    advanced = [k for k, i in enumerate(index) if _is_integer_array(i)]
-    if not advanced:
-        index = tuple(operator.index(i) if _is_static_integer(i) else i for i in index)
-        if all(isinstance(i, slice) and i == slice(None) for i in index):
-            return x
-        return slice_p.bind(x, index=index)
-    return _gather(x, index, advanced, _stand_together(entries))
-
-
-@implements(numpy.take)
-def take(x: Value, indices: Value, axis: int | None = None) -> Value:
-    """`numpy.take`: the elements of x at `indices` along an axis; along x flattened where that is None."""
-    if axis is None:
-        return getitem(ops.shape.ravel(x), (indices,))
-    axis = ops.shape.normalize_axis(axis, typeof(x).ndim, "take")
-    return getitem(x, (slice(None),) * axis + (indices,))
-
-
-def _stand_together(entries: Sequence) -> bool:
-    """Whether integers and arrays stand side by side. An ellipsis parts them, even where it stands for nothing."""
-    at = [k for k, i in enumerate(entries) if not (i is None or i is Ellipsis or isinstance(i, slice))]
-    return at == list(range(at[0], at[-1] + 1))
-
-
-def _gather(x: Value, index: list, advanced: list[int], together: bool) -> Value:
-    """Integer arrays among slices: slice first, bring the gathered axes to the front, gather, put the result back."""
-    # Integers beside integer arrays broadcast with them, as in NumPy.
-    gathered = [k for k, i in enumerate(index) if k in advanced or _is_static_integer(i)]
-    x = getitem(x, tuple(slice(None) if k in gathered else i for k, i in enumerate(index)))
-    sizes = [x.shape[k] for k in gathered]
-    indices = [_wrap(index[k], n) for k, n in zip(gathered, sizes)]
-    rest = [k for k in range(len(x.shape)) if k not in gathered]
+    basic, arrays, front = plan(typeof(x), index)
+    if any(type(i) is not slice or i != _FULL for i in basic):
+        x = slice_p.bind(x, index=basic)
+    if not arrays:
+        return x
+    gathered = sorted(arrays)
+    rest = [k for k in range(len(x.shape)) if k not in arrays]
+    indices = [check_index(arrays[k], x.shape[k]) for k in gathered]
     y = gather_p.bind(ops.shape.transpose(x, (*gathered, *rest)), *indices)
-    front = gathered[0] if together else 0  # where NumPy puts the gathered dimensions
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return ops.shape.transpose(y, axes)
 
 
-def _wrap(i: Any, size: int) -> Value:
+def check_index(i: Any, size: int) -> Value:
     """Known indices are checked here, as NumPy checks them; traced ones when they are used."""
     if isinstance(i, Tracer):
         return i
@@ -223,3 +221,149 @@ def _wrap(i: Any, size: int) -> Value:
     if i.size and not (-size <= i.min() and i.max() < size):
         raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
     return i
+
+
+def _normal(i: Any, t: ShapedArray) -> Any:
+    """One entry of an index as None, an ellipsis, a slice, an int, an array or a traced array of integers."""
+    if i is None or i is Ellipsis or type(i) in (int, slice):
+        return i
+    if isinstance(i, (list, tuple)):
+        i = ops.shape.as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
+    elif not isinstance(i, Tracer):
+        i = numpy.asarray(i)
+    if i.dtype == bool:
+        return numpy.asarray(i.concrete("a boolean mask")) if isinstance(i, Tracer) else i
+    if i.dtype.kind not in "iu":
+        raise IndexError(
+            f"an index is an integer, a slice, None, '...', or an array of integers or booleans; got {typeof(i)} "
+            f"for a value of type {t}"
+        )
+    return i if i.ndim or isinstance(i, Tracer) else operator.index(i)
+
+
+def _known(i: Any) -> Any:
+    """A slice's bounds are part of the program, not values in it."""
+    if type(i) is not slice or all(type(n) in (int, type(None)) for n in (i.start, i.stop, i.step)):
+        return i
+    return slice(*[None if n is None else operator.index(n) for n in (i.start, i.stop, i.step)])
+
+
+def _is_mask(i: Any) -> bool:
+    return isinstance(i, numpy.ndarray) and i.dtype == bool
+
+
+def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
+    if mask.shape != t.shape[axis : axis + mask.ndim]:
+        raise IndexError(f"a boolean mask of shape {mask.shape} does not fit {t} from axis {axis} on")
+
+
+def _expand(index: Sequence, t: ShapedArray) -> list:
+    """The index with its ellipsis written out and a slice for each dimension that it does not mention."""
+    used = sum(i.ndim if _is_mask(i) else 1 for i in index if i is not None and i is not Ellipsis)
+    at = [k for k, i in enumerate(index) if i is Ellipsis]
+    if len(at) > 1:
+        raise IndexError("an index can have only one ellipsis ('...')")
+    if used > t.ndim:
+        raise IndexError(f"too many indices: {used} for an array of {t.ndim} dimensions ({t})")
+    place = at[0] if at else len(index)
+    return [*index[:place], *[_FULL] * (t.ndim - used), *index[place + 1 :]]
+
+
+def _is_advanced(i: Any) -> bool:
+    return not (i is None or i is Ellipsis or isinstance(i, slice))
+
+
+def _stand_together(entries: Sequence) -> bool:
+    """Whether integers and arrays stand side by side. An ellipsis parts them, even where it stands for nothing."""
+    at = [k for k, i in enumerate(entries) if _is_advanced(i)]
+    return at == list(range(at[0], at[-1] + 1))
+
+
+# ---------------------------------------------------------------- functions that take elements
+
+
+@implements(numpy.take)
+def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
+    """`numpy.take`: the elements of `a` at `indices` along an axis; along `a` flattened where that is None."""
+    if axis is None:
+        a, axis = ops.shape.ravel(a), 0
+    axis = ops.shape.normalize_axis(axis, typeof(a).ndim, "take")
+    indices = _fold(indices, typeof(a).shape[axis], mode)
+    return getitem(a, (slice(None),) * axis + (indices,))
+
+
+def _fold(indices: Value, size: int, mode: str) -> Value:
+    """Indices as `take` and `choose` read them: out of bounds they raise, wrap around, or are clipped."""
+    indices = ops.shape.as_array(indices)
+    if not isinstance(indices, Tracer):
+        indices = indices.astype(numpy.intp, casting="same_kind") if indices.size else indices.astype(numpy.intp)
+    if mode == "raise":
+        return indices
+    if not size and typeof(indices).size:
+        raise IndexError("take: nothing can be taken from an axis of size 0")
+    if mode == "wrap":
+        return numpy.remainder(indices, size)
+    if mode == "clip":
+        return numpy.minimum(numpy.maximum(indices, 0), size - 1)
+    raise ValueError(f"take: mode is 'raise', 'wrap' or 'clip', got {mode!r}")
+
+
+@implements(numpy.take_along_axis)
+def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
+    """`numpy.take_along_axis`: along an axis, the elements at indices of their own for each place on the others."""
+    if axis is None:
+        arr, axis = ops.shape.ravel(arr), 0
+    t, ti = typeof(arr), typeof(indices)
+    axis = ops.shape.normalize_axis(axis, t.ndim, "take_along_axis")
+    if ti.ndim != t.ndim:
+        raise ValueError(f"take_along_axis: the array and its indices differ in their number of axes: {t}, {ti}")
+    if ti.dtype.kind not in "iu":
+        raise IndexError(f"take_along_axis: indices are integers, got {ti}")
+    index: list = list(numpy.ogrid[tuple(slice(n) for n in t.shape)]) if t.ndim > 1 else [None]
+    index[axis] = indices
+    return getitem(arr, tuple(index))
+
+
+def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
+    """A condition whose values decide about the shape of a result."""
+    if isinstance(condition, Tracer):
+        condition = condition.concrete(f"{what} (the shape of its result depends on values; consider np.where)")
+    return numpy.asarray(condition)
+
+
+@implements(numpy.compress)
+def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
+    """`numpy.compress`: the parts of `a` along an axis where a condition, of one dimension, holds."""
+    condition = concrete_mask(condition, "np.compress")
+    if condition.ndim != 1:
+        raise ValueError(f"compress: the condition must have one dimension, got {condition.ndim}")
+    return take(a, numpy.flatnonzero(condition), axis)
+
+
+@implements(numpy.extract)
+def extract(condition: Any, arr: Value) -> Value:
+    """`numpy.extract`: the elements of `arr` where a condition of its size holds, in one dimension."""
+    return take(arr, numpy.flatnonzero(concrete_mask(condition, "np.extract")))
+
+
+# ---------------------------------------------------------------- functions that write
+
+
+def _writes(numpy_function: Callable, instead: str) -> None:
+    name = numpy_function.__name__
+
+    def refuse(*args, **kwargs):
+        raise TypeError(
+            f"np.{name} is not supported on traced values: it writes into its argument, which would change the past "
+            f"of the computation. Build the new value instead: {instead}"
+        )
+
+    implements(numpy_function)(refuse)
+
+
+_AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
+_writes(numpy.put, "of a flat x, " + _AT)
+_writes(numpy.put_along_axis, _AT)
+_writes(numpy.fill_diagonal, "with i = np.arange(n), x = x.at[i, i].set(values)")
+for _function in (numpy.place, numpy.putmask, numpy.copyto):
+    _writes(_function, "x = np.where(mask, values, x), or " + _AT)

@@ -1,14 +1,17 @@
-"""Operations that move numbers without changing them: all linear."""
+"""Operations on shapes, that move numbers without changing them: all linear."""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff import ops  # its families are looked up when a rule runs
+from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops import indexing
 from minidiff.ops.kinds import Linear, match
 
@@ -36,6 +39,20 @@ def shift(axes: Sequence[int]) -> tuple[int, ...]:
     return tuple(a + 1 for a in axes)
 
 
+def as_array(x: Any) -> Value:
+    """An array or a traced value as it is; numbers, and nested lists that may hold traced values, as one."""
+    if hasattr(x, "dtype"):
+        return x
+    if isinstance(x, (list, tuple)) and holds_tracer(x):
+        return stack([as_array(item) for item in x])
+    return numpy.asarray(x)
+
+
+def holds_tracer(x: Any) -> bool:
+    """Whether x is a traced value, or nested lists with one in them."""
+    return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
+
+
 implements(numpy.shape)(lambda x: typeof(x).shape)
 implements(numpy.ndim)(lambda x: typeof(x).ndim)
 implements(numpy.size)(lambda x: typeof(x).size)
@@ -52,48 +69,75 @@ reshape_p = Linear(
 
 
 @implements(numpy.reshape)
-def reshape(x: Value, shape: Any) -> Value:
-    """`numpy.reshape`; one entry of `shape` may be -1."""
-    t = typeof(x)
-    shape = tuple(int(n) for n in shape) if isinstance(shape, (tuple, list)) else (int(shape),)
-    if shape.count(-1) == 1:
-        known = math.prod(n for n in shape if n != -1)
+def reshape(a: Value, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Value:
+    """`numpy.reshape`; one entry of `shape` may be -1. A traced value has no layout in memory: order "A" is "C"."""
+    t, to = typeof(a), newshape if shape is None else shape
+    to = tuple(operator.index(n) for n in to) if isinstance(to, (tuple, list)) else (operator.index(to),)
+    if to.count(-1) == 1:
+        known = math.prod(n for n in to if n != -1)
         if known and t.size % known == 0:
-            shape = tuple(t.size // known if n == -1 else n for n in shape)
-    if math.prod(shape) != t.size or -1 in shape:
-        raise ValueError(f"reshape: {t} has {t.size} elements, which do not fill the shape {shape}")
-    return x if shape == t.shape else reshape_p.bind(x, shape=shape)
+            to = tuple(t.size // known if n == -1 else n for n in to)
+    if math.prod(to) != t.size or any(n < 0 for n in to):
+        raise ValueError(f"reshape: {t} has {t.size} elements, which do not fill the shape {to}")
+    if to == t.shape:
+        return a
+    if _order(order, "reshape") == "F":
+        return transpose(reshape_p.bind(transpose(a), shape=to[::-1]))
+    return reshape_p.bind(a, shape=to)
+
+
+def _order(order: str, what: str) -> str:
+    if order not in ("C", "F", "A", "K"):
+        raise ValueError(f"{what}: order is 'C', 'F', 'A' or 'K', got {order!r}")
+    return "F" if order == "F" else "C"
 
 
 @implements(numpy.ravel)
-def ravel(x: Value) -> Value:
-    """`numpy.ravel`: all elements in one dimension."""
-    return reshape(x, (-1,)) if typeof(x).size else reshape(x, (0,))
+def ravel(a: Value, order: str = "C") -> Value:
+    """`numpy.ravel`: all elements in one dimension. Orders "A" and "K" are "C" (see `reshape`)."""
+    a = as_array(a)
+    return reshape(a if _order(order, "ravel") == "C" else transpose(a), (typeof(a).size,))
 
 
 @implements(numpy.expand_dims)
-def expand_dims(x: Value, axis: Any) -> Value:
+def expand_dims(a: Value, axis: Any) -> Value:
     """`numpy.expand_dims`: axes of size 1 put in at `axis`, an int or a tuple."""
-    shape = typeof(x).shape
+    shape = typeof(a).shape
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     axes = normalize_axes(axes, len(shape) + len(axes), "expand_dims")
     old = iter(shape)
-    return reshape(x, tuple(1 if i in axes else next(old) for i in range(len(shape) + len(axes))))
+    return reshape(a, tuple(1 if i in axes else next(old) for i in range(len(shape) + len(axes))))
 
 
 @implements(numpy.squeeze)
-def squeeze(x: Value, axis: Any = None) -> Value:
+def squeeze(a: Value, axis: Any = None) -> Value:
     """`numpy.squeeze`: axes of size 1 taken out."""
-    shape = typeof(x).shape
+    shape = typeof(a).shape
     if axis is None:
         axes = tuple(i for i, n in enumerate(shape) if n == 1)
     else:
         axes = normalize_axes(axis, len(shape), "squeeze")
-    for a in axes:
-        if shape[a] != 1:
-            raise ValueError(f"squeeze: axis {a} has size {shape[a]}, not 1, in {typeof(x)}")
-    return reshape(x, tuple(n for i, n in enumerate(shape) if i not in axes))
+    for i in axes:
+        if shape[i] != 1:
+            raise ValueError(f"squeeze: axis {i} has size {shape[i]}, not 1, in {typeof(a)}")
+    return reshape(a, tuple(n for i, n in enumerate(shape) if i not in axes))
 
+
+def _at_least(numpy_function: Callable, shape_of: Callable) -> Callable:
+    def function(*arys: Value) -> Any:
+        arrays = [as_array(x) for x in arys]
+        arrays = [reshape(x, shape_of(typeof(x).shape)) for x in arrays]
+        return arrays[0] if len(arrays) == 1 else tuple(arrays)
+
+    function.__doc__ = f"`numpy.{numpy_function.__name__}`, of one array or of several."
+    return implements(numpy_function)(function)
+
+
+atleast_1d = _at_least(numpy.atleast_1d, lambda s: s or (1,))
+atleast_2d = _at_least(numpy.atleast_2d, lambda s: s if len(s) > 1 else (1, *(s or (1,))))
+atleast_3d = _at_least(
+    numpy.atleast_3d, lambda s: s if len(s) > 2 else ((1, *(s or (1,)), 1) if len(s) < 2 else (*s, 1))
+)
 
 # ---------------------------------------------------------------- transpose
 
@@ -107,35 +151,52 @@ transpose_p = Linear(
 
 
 @implements(numpy.transpose)
-def transpose(x: Value, axes: Sequence[int] | None = None) -> Value:
+def transpose(a: Value, axes: Sequence[int] | None = None) -> Value:
     """`numpy.transpose`: axes permuted, reversed by default."""
-    ndim = typeof(x).ndim
+    ndim = typeof(a).ndim
     axes = tuple(reversed(range(ndim))) if axes is None else normalize_axes(tuple(axes), ndim, "transpose")
     if len(axes) != ndim:
-        raise ValueError(f"transpose: axes {axes} do not name each of the {ndim} axes of {typeof(x)}")
-    return x if axes == tuple(range(ndim)) else transpose_p.bind(x, axes=axes)
+        raise ValueError(f"transpose: axes {axes} do not name each of the {ndim} axes of {typeof(a)}")
+    return a if axes == tuple(range(ndim)) else transpose_p.bind(a, axes=axes)
 
 
 @implements(numpy.moveaxis)
-def moveaxis(x: Value, source: Any, destination: Any) -> Value:
+def moveaxis(a: Value, source: Any, destination: Any) -> Value:
     """`numpy.moveaxis`, of one axis or several."""
-    ndim = typeof(x).ndim
+    ndim = typeof(a).ndim
     sources, places = normalize_axes(source, ndim, "moveaxis"), normalize_axes(destination, ndim, "moveaxis")
     if len(sources) != len(places):
         raise ValueError(f"moveaxis: axes {source} and their places {destination} differ in number")
     axes = [i for i in range(ndim) if i not in sources]
     for place, axis in sorted(zip(places, sources)):
         axes.insert(place, axis)
-    return transpose(x, axes)
+    return transpose(a, axes)
+
+
+@implements(numpy.rollaxis)
+def rollaxis(a: Value, axis: int, start: int = 0) -> Value:
+    """`numpy.rollaxis`: an axis moved to stand before the axis `start`."""
+    ndim = typeof(a).ndim
+    axis = normalize_axis(axis, ndim, "rollaxis")
+    start = normalize_axis(start, ndim, "rollaxis") if start != ndim else ndim
+    return moveaxis(a, axis, start - (axis < start))
 
 
 @implements(numpy.swapaxes)
-def swapaxes(x: Value, axis1: int, axis2: int) -> Value:
+def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
     """`numpy.swapaxes`: two axes exchanged."""
-    axes = list(range(typeof(x).ndim))
+    axes = list(range(typeof(a).ndim))
     axis1, axis2 = normalize_axis(axis1, len(axes), "swapaxes"), normalize_axis(axis2, len(axes), "swapaxes")
     axes[axis1], axes[axis2] = axis2, axis1
-    return transpose(x, axes)
+    return transpose(a, axes)
+
+
+@implements(numpy.matrix_transpose)
+def matrix_transpose(x: Value, /) -> Value:
+    """`numpy.matrix_transpose`: the last two axes exchanged."""
+    if typeof(x).ndim < 2:
+        raise ValueError(f"matrix_transpose: {typeof(x)} has no two axes to exchange")
+    return swapaxes(x, -1, -2)
 
 
 # ---------------------------------------------------------------- broadcast_to
@@ -157,13 +218,46 @@ broadcast_to_p = Linear(
 
 
 @implements(numpy.broadcast_to)
-def broadcast_to(x: Value, shape: Any) -> Value:
+def broadcast_to(array: Value, shape: Any) -> Value:
     """`numpy.broadcast_to`."""
     shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    t = typeof(x)
+    t = typeof(array)
     if len(t.shape) > len(shape) or any(n not in (1, m) for n, m in zip(t.shape[::-1], shape[::-1])):
         raise ValueError(f"broadcast_to: {t} cannot be broadcast to the shape {shape}")
-    return x if shape == t.shape else broadcast_to_p.bind(x, shape=shape)
+    return array if shape == t.shape else broadcast_to_p.bind(array, shape=shape)
+
+
+@implements(numpy.broadcast_arrays)
+def broadcast_arrays(*args: Value) -> tuple[Value, ...]:
+    """`numpy.broadcast_arrays`: arrays, each broadcast to the shape that all have in common."""
+    arrays = [as_array(x) for x in args]
+    shape = numpy.broadcast_shapes(*[typeof(x).shape for x in arrays])
+    return tuple(broadcast_to(x, shape) for x in arrays)
+
+
+@implements(numpy.meshgrid)
+def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> tuple[Value, ...]:
+    """`numpy.meshgrid`: vectors as the coordinates of a grid, each along an axis of its own."""
+    if indexing not in ("xy", "ij"):
+        raise ValueError(f"meshgrid: indexing is 'xy' or 'ij', got {indexing!r}")
+    vectors = [ravel(x) for x in xi]
+    n = len(vectors)
+    grid = tuple(reshape(x, (1,) * i + (-1,) + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
+    if indexing == "xy" and n > 1:
+        grid = tuple(swapaxes(x, 0, 1) for x in grid)
+    return grid if sparse else broadcast_arrays(*grid)
+
+
+@implements(numpy.ix_)
+def ix_(*args: Value) -> tuple[Value, ...]:
+    """`numpy.ix_`: vectors of indices, so shaped that together they index each combination."""
+    vectors = [as_array(x) for x in args]
+    for x in vectors:
+        if typeof(x).ndim != 1:
+            raise ValueError(f"ix_: arguments have one dimension each, got {typeof(x)}")
+    vectors = [numpy.flatnonzero(indexing.concrete_mask(x, "np.ix_")) if x.dtype == bool else x for x in vectors]
+    n = len(vectors)
+    return tuple(reshape(x, (1,) * i + x.shape + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
 
 
 reshape_p.is_view = transpose_p.is_view = broadcast_to_p.is_view = True
@@ -205,11 +299,13 @@ concatenate_p = Linear(
 
 
 @implements(numpy.concatenate)
-def concatenate(arrays: Sequence[Value], axis: int | None = 0) -> Value:
+def concatenate(arrays: Sequence[Value], /, axis: int | None = 0, *, dtype: Any = None, casting: str = "same_kind"):
     """`numpy.concatenate`: arrays joined along an existing axis."""
-    arrays = list(arrays)
+    arrays = _cast([as_array(x) for x in arrays], dtype, casting)
     if axis is None:
         arrays, axis = [ravel(x) for x in arrays], 0
+    if not arrays:
+        raise ValueError("concatenate: there must be one array at least")
     types = [typeof(x) for x in arrays]
     axis = normalize_axis(axis, types[0].ndim, "concatenate")
     for t in types[1:]:
@@ -218,11 +314,195 @@ def concatenate(arrays: Sequence[Value], axis: int | None = 0) -> Value:
     return concatenate_p.bind(*arrays, axis=axis)
 
 
+def _cast(arrays: list[Value], dtype: Any, casting: str) -> list[Value]:
+    """Arrays that will be joined, of the dtype asked for."""
+    if dtype is None:
+        return arrays
+    for x in arrays:
+        if not numpy.can_cast(x.dtype, dtype, casting):
+            raise TypeError(f"an array of type {typeof(x)} cannot become {numpy.dtype(dtype)} by casting {casting!r}")
+    return [ops.elementwise.convert(x, dtype) for x in arrays]
+
+
 @implements(numpy.stack)
-def stack(arrays: Sequence[Value], axis: int = 0) -> Value:
+def stack(arrays: Sequence[Value], axis: int = 0, *, dtype: Any = None, casting: str = "same_kind") -> Value:
     """`numpy.stack`: arrays of one shape joined along a new axis."""
-    arrays = list(arrays)
+    arrays = [as_array(x) for x in arrays]
     shapes = {typeof(x).shape for x in arrays}
     if len(shapes) != 1:
         raise ValueError(f"stack: all arrays must have one shape, got {sorted(shapes)}")
-    return concatenate([expand_dims(x, axis) for x in arrays], axis)
+    return concatenate([expand_dims(x, axis) for x in arrays], axis, dtype=dtype, casting=casting)
+
+
+@implements(numpy.vstack)
+def vstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind") -> Value:
+    """`numpy.vstack`: vectors and matrices below each other."""
+    return concatenate([atleast_2d(x) for x in tup], 0, dtype=dtype, casting=casting)
+
+
+@implements(numpy.hstack)
+def hstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind") -> Value:
+    """`numpy.hstack`: arrays beside each other: vectors along their axis, all others along their second."""
+    arrays = [atleast_1d(x) for x in tup]
+    axis = 0 if arrays and typeof(arrays[0]).ndim == 1 else 1
+    return concatenate(arrays, axis, dtype=dtype, casting=casting)
+
+
+@implements(numpy.dstack)
+def dstack(tup: Sequence[Value]) -> Value:
+    """`numpy.dstack`: arrays behind each other, along a third axis."""
+    return concatenate([atleast_3d(x) for x in tup], 2)
+
+
+@implements(numpy.column_stack)
+def column_stack(tup: Sequence[Value]) -> Value:
+    """`numpy.column_stack`: vectors as columns, and matrices, beside each other."""
+    arrays = [as_array(x) for x in tup]
+    return concatenate([atleast_2d(x).T if typeof(x).ndim < 2 else x for x in arrays], 1)
+
+
+@implements(numpy.block)
+def block(arrays: Any) -> Value:
+    """`numpy.block`: nested lists of blocks put together; innermost lists join along the last axis."""
+    depth, ndim = _depth(arrays), _most_axes(arrays)
+    return _block(arrays, depth, max(depth, ndim), 0)
+
+
+def _depth(arrays: Any) -> int:
+    if not isinstance(arrays, list):
+        return 0
+    depths = {_depth(x) for x in arrays}
+    if len(depths) != 1:
+        raise ValueError("block: lists must be nested equally deep everywhere, and none may be empty")
+    return 1 + depths.pop()
+
+
+def _most_axes(arrays: Any) -> int:
+    return max(map(_most_axes, arrays)) if isinstance(arrays, list) else typeof(as_array(arrays)).ndim
+
+
+def _block(arrays: Any, depth: int, ndim: int, level: int) -> Value:
+    if level == depth:
+        x = as_array(arrays)
+        return reshape(x, (1,) * (ndim - typeof(x).ndim) + typeof(x).shape)
+    return concatenate([_block(x, depth, ndim, level + 1) for x in arrays], ndim - depth + level)
+
+
+# ---------------------------------------------------------------- split
+
+
+def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[numpy.ndarray]:
+    return numpy.split(x, numpy.cumsum(sizes[:-1]), axis)
+
+
+def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
+    return [((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype) for n in sizes]
+
+
+def _split_transpose(cts, operands, sizes, axis):
+    zero = operands[0].dtype.type(0)
+    shapes = [shape for shape, _ in _split_shapes(operands[0], sizes, axis)]
+    return [concatenate([numpy.full(s, zero) if ct is None else ct for ct, s in zip(cts, shapes)], axis)]
+
+
+#: Consecutive parts along an axis. One operation, so that its transpose makes one array, not one for each part.
+split_p = Linear(
+    "split",
+    _split_impl,
+    _split_shapes,
+    _split_transpose,
+    lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
+)
+split_p.multiple_results = True
+
+
+def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
+    """The parts of x between `points` of an axis, which need not be in order, as slices need not be."""
+    axis = normalize_axis(axis, typeof(x).ndim, what)
+    n = typeof(x).shape[axis]
+    points = [operator.index(p) for p in points]
+    bounds = [slice(a, b).indices(n)[:2] for a, b in zip([0, *points], [*points, n])]
+    sizes = tuple(max(b - a, 0) for a, b in bounds)
+    if bounds[0][0] == 0 and all(a == b for (_, a), (b, _) in itertools.pairwise(bounds)) and sum(sizes) == n:
+        return split_p.bind(x, sizes=sizes, axis=axis) if len(sizes) > 1 else [x]
+    return [indexing.getitem(x, (slice(None),) * axis + (slice(a, max(a, b)),)) for a, b in bounds]
+
+
+@implements(numpy.array_split)
+def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """`numpy.array_split`: into parts of sizes as equal as can be, or at given points."""
+    ary = as_array(ary)
+    if not isinstance(indices_or_sections, (int, numpy.integer)):
+        return split_at(ary, indices_or_sections, axis, "array_split")
+    n, count = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "array_split")], int(indices_or_sections)
+    if count <= 0:
+        raise ValueError(f"array_split: the number of parts must be positive, got {count}")
+    least, more = divmod(n, count)
+    return split_at(ary, [i * least + min(i, more) for i in range(1, count)], axis, "array_split")
+
+
+@implements(numpy.split)
+def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """`numpy.split`: into equal parts, or at given points."""
+    ary = as_array(ary)
+    if isinstance(indices_or_sections, (int, numpy.integer)):
+        n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "split")]
+        if n % indices_or_sections:
+            raise ValueError(f"split: axis {axis} of {typeof(ary)} does not divide into {indices_or_sections} parts")
+    return array_split(ary, indices_or_sections, axis)
+
+
+@implements(numpy.hsplit)
+def hsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
+    """`numpy.hsplit`: split along the second axis, or the only one."""
+    return _split_along(ary, indices_or_sections, 1 if typeof(ary).ndim > 1 else 0, 1, "hsplit")
+
+
+@implements(numpy.vsplit)
+def vsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
+    """`numpy.vsplit`: split along the first axis of two or more."""
+    return _split_along(ary, indices_or_sections, 0, 2, "vsplit")
+
+
+@implements(numpy.dsplit)
+def dsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
+    """`numpy.dsplit`: split along the third axis."""
+    return _split_along(ary, indices_or_sections, 2, 3, "dsplit")
+
+
+def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, what: str) -> list[Value]:
+    if typeof(ary).ndim < least:
+        raise ValueError(f"{what}: an array of {least} or more dimensions is needed, got {typeof(ary)}")
+    return split(ary, indices_or_sections, axis)
+
+
+#: The parts of x along its first axis, without that axis.
+unstack_p = Linear(
+    "unstack",
+    lambda x: list(x),
+    lambda x: [(x.shape[1:], x.dtype)] * x.shape[0],
+    lambda cts, operands: [
+        stack([numpy.zeros(operands[0].shape[1:], operands[0].dtype) if ct is None else ct for ct in cts])
+    ],
+    lambda primitive, args, batched: primitive.bind(swapaxes(args[0], 0, 1)),
+)
+unstack_p.multiple_results = True
+
+
+def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:
+    """`numpy.unstack`: the parts of x along an axis, without that axis."""
+    if not typeof(x).ndim:
+        raise ValueError(f"unstack: a value of type {typeof(x)} has no axis to be taken apart along")
+    x = moveaxis(x, axis, 0)
+    return tuple(unstack_p.bind(x)) if typeof(x).shape[0] else ()
+
+
+if hasattr(numpy, "unstack"):
+    implements(numpy.unstack)(unstack)
+
+
+def iterate(x: Value) -> Iterator[Value]:
+    """`iter(x)`: along the first axis."""
+    if not typeof(x).ndim:
+        raise TypeError(f"iteration over a 0-d value ({typeof(x)})")
+    return iter(unstack(x))

@@ -1,0 +1,554 @@
+"""Elements in other places: flipped, rolled, repeated, padded, on diagonals. Composed of shapes, slices and gathers."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.ops.elementwise import convert, multiply, power, subtract, where
+from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
+from minidiff.ops.kinds import Linear
+from minidiff.ops.shape import (
+    as_array,
+    broadcast_to,
+    concatenate,
+    moveaxis,
+    normalize_axes,
+    normalize_axis,
+    ravel,
+    reshape,
+    shift,
+    stack,
+    transpose,
+)
+
+
+def _along(x: Value, axis: int, part: slice) -> Value:
+    return getitem(x, (slice(None),) * axis + (part,))
+
+
+# ---------------------------------------------------------------- flip, roll
+
+
+@implements(numpy.flip)
+def flip(m: Value, axis: Any = None) -> Value:
+    """`numpy.flip`: the order of elements reversed along one axis, several, or all."""
+    ndim = typeof(m).ndim
+    axes = normalize_axes(axis, ndim, "flip")
+    return getitem(m, tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(ndim)))
+
+
+@implements(numpy.flipud)
+def flipud(m: Value) -> Value:
+    """`numpy.flipud`: the first axis reversed."""
+    return flip(m, 0)
+
+
+@implements(numpy.fliplr)
+def fliplr(m: Value) -> Value:
+    """`numpy.fliplr`: the second axis reversed."""
+    return flip(m, 1)
+
+
+@implements(numpy.rot90)
+def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
+    """`numpy.rot90`: turned k times by 90 degrees, from the first of two axes towards the second."""
+    ndim = typeof(m).ndim
+    if len(axes) != 2:
+        raise ValueError(f"rot90: axes are two, got {axes}")
+    a, b = normalize_axes(tuple(axes), ndim, "rot90")
+    order = list(range(ndim))
+    order[a], order[b] = b, a
+    k %= 4
+    if k == 1:
+        return transpose(flip(m, b), order)
+    if k == 3:
+        return flip(transpose(m, order), b)
+    return flip(m, (a, b)) if k else m
+
+
+#: Elements moved by `shifts` along `axes`, those that fall off one end coming in at the other.
+roll_p = Linear(
+    "roll",
+    lambda x, shifts, axes: numpy.roll(x, shifts, axes),
+    lambda x, shifts, axes: (x.shape, x.dtype),
+    lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
+    lambda primitive, args, batched, shifts, axes: primitive.bind(args[0], shifts=shifts, axes=shift(axes)),
+)
+
+
+@implements(numpy.roll)
+def roll(a: Value, shift: Any, axis: Any = None) -> Value:
+    """`numpy.roll`, along one axis, several, or through all elements in one line."""
+    t = typeof(a)
+    if axis is None:
+        return reshape(roll(ravel(a), shift, 0), t.shape)
+    pairs = list(numpy.broadcast(shift, axis))
+    axes = tuple(normalize_axis(int(i), t.ndim, "roll") for _, i in pairs)
+    return roll_p.bind(a, shifts=tuple(operator.index(s) for s, _ in pairs), axes=axes)
+
+
+# ---------------------------------------------------------------- tile, repeat, resize
+
+
+@implements(numpy.tile)
+def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
+    """`numpy.tile`: copies of an array beside each other, `reps` of them along each axis."""
+    A = as_array(A)
+    reps = tuple(reps) if isinstance(reps, (tuple, list, numpy.ndarray)) else (reps,)
+    ndim = max(len(reps), typeof(A).ndim)
+    reps = (1,) * (ndim - len(reps)) + tuple(operator.index(r) for r in reps)
+    shape = (1,) * (ndim - typeof(A).ndim) + typeof(A).shape
+    apart = reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
+    copies = broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
+    return reshape(copies, tuple(r * n for r, n in zip(reps, shape)))
+
+
+@implements(numpy.repeat)
+def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
+    """`numpy.repeat`: each element along an axis so many times, or as often as an array says for each."""
+    if isinstance(repeats, Tracer):
+        repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
+    repeats = numpy.asarray(repeats)
+    if axis is None:
+        a, axis = ravel(a), 0
+    shape = typeof(a).shape
+    axis = normalize_axis(axis, len(shape), "repeat")
+    if repeats.size != 1:
+        return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
+    count = operator.index(repeats.item())
+    a = reshape(a, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    a = broadcast_to(a, (*shape[: axis + 1], count, *shape[axis + 1 :]))
+    return reshape(a, (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
+
+
+@implements(numpy.resize)
+def resize(a: Value, new_shape: Any) -> Value:
+    """`numpy.resize`: the elements, again and again or as many as needed, in another shape."""
+    new_shape = tuple(new_shape) if isinstance(new_shape, (tuple, list)) else (new_shape,)
+    a, size = ravel(a), int(numpy.prod(new_shape, dtype=int))
+    n = typeof(a).size
+    if not n or not size:
+        return numpy.zeros(new_shape, typeof(a).dtype)
+    a = a if n >= size else tile(a, -(-size // n))
+    return reshape(getitem(a, slice(size)), new_shape)
+
+
+# ---------------------------------------------------------------- append, insert, delete, trim_zeros
+
+
+@implements(numpy.append)
+def append(arr: Value, values: Value, axis: int | None = None) -> Value:
+    """`numpy.append`: values after those of `arr`, along an axis, or all in one dimension."""
+    return concatenate([as_array(arr), as_array(values)], axis)
+
+
+@implements(numpy.insert)
+def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Value:
+    """`numpy.insert`: values put in along an axis, before the elements that `obj` names (an int, a slice, ints)."""
+    arr, values = as_array(arr), as_array(values)
+    if axis is None:
+        arr, axis = ravel(arr), 0
+    t = typeof(arr)
+    axis = normalize_axis(axis, t.ndim, "insert")
+    n = t.shape[axis]
+    # Where new elements come to stand: NumPy inserts -1 among the places of the old ones.
+    if not isinstance(obj, slice):
+        obj = numpy.asarray(_index_values(obj, "np.insert"))
+        obj = obj if obj.size else obj.astype(int)
+    single = not isinstance(obj, slice) and obj.ndim == 0
+    if single:  # NumPy's own reading: a single place takes as many values as there are
+        values = moveaxis(reshape(values, (1,) * (t.ndim - typeof(values).ndim) + typeof(values).shape), 0, axis)
+    else:
+        values = reshape(values, (1,) * (t.ndim - typeof(values).ndim) + typeof(values).shape)
+    places = numpy.insert(numpy.arange(n), obj, -1 - numpy.arange(typeof(values).shape[axis]) if single else -1)
+    count = len(places) - n
+    values = broadcast_to(convert(values, t.dtype), (*t.shape[:axis], count, *t.shape[axis + 1 :]))
+    new = places < 0
+    if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: slices
+        start = int(numpy.argmax(new))
+        return concatenate([_along(arr, axis, slice(start)), values, _along(arr, axis, slice(start, None))], axis)
+    # Of several indices the order is that of the values, wherever they go.
+    order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
+    return take(concatenate([arr, values], axis), order, axis)
+
+
+def _index_values(obj: Any, what: str) -> Any:
+    return obj.concrete(f"{what} (the shape of its result depends on the indices)") if isinstance(obj, Tracer) else obj
+
+
+@implements(numpy.delete)
+def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
+    """`numpy.delete`: without the elements along an axis that `obj` names (an int, a slice, ints, a mask)."""
+    if axis is None:
+        arr, axis = ravel(arr), 0
+    axis = normalize_axis(axis, typeof(arr).ndim, "delete")
+    kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
+    if kept.size and numpy.all(numpy.diff(kept) == 1):
+        return _along(arr, axis, slice(int(kept[0]), int(kept[-1]) + 1))
+    return take(arr, kept, axis)
+
+
+@implements(numpy.trim_zeros)
+def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
+    """`numpy.trim_zeros`: without the zeros at the front ("f" in `trim`) and at the back ("b"). Needs their values."""
+    filt = as_array(filt)
+    t = typeof(filt)
+    if trim.lower() not in ("f", "b", "fb", "bf"):
+        raise ValueError(f"trim_zeros: trim is made of 'f' and 'b', got {trim!r}")
+    nonzero = numpy.argwhere(concrete_mask(filt, "np.trim_zeros") != 0)
+    axes = normalize_axes(axis, t.ndim, "trim_zeros")
+    index = [slice(None)] * t.ndim
+    for a in axes:
+        if len(nonzero):
+            first, last = int(nonzero[:, a].min()), int(nonzero[:, a].max()) + 1
+        else:
+            first, last = (t.shape[a], t.shape[a]) if "f" in trim.lower() else (0, 0)
+        index[a] = slice(first if "f" in trim.lower() else 0, last if "b" in trim.lower() else t.shape[a])
+    return getitem(filt, tuple(index))
+
+
+# ---------------------------------------------------------------- diagonals and triangles
+
+
+def _diagonal_part(rows: int, columns: int, offset: int) -> tuple[slice, int]:
+    """Where a diagonal stands in the elements of a matrix counted row by row; and its length."""
+    start = offset if offset >= 0 else -offset * columns
+    length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
+    return slice(start, start + length * (columns + 1), columns + 1), length
+
+
+def _embed_impl(x: numpy.ndarray, offset: int, shape: tuple[int, ...]) -> numpy.ndarray:
+    out = numpy.zeros((*shape[:-2], shape[-2] * shape[-1]), x.dtype)
+    part, length = _diagonal_part(shape[-2], shape[-1], offset)
+    if length:
+        out[..., part][..., :length] = x
+    return out.reshape(shape)
+
+
+#: A diagonal of the last two axes: x[..., i, i + offset].
+diagonal_p = Linear(
+    "diagonal",
+    lambda x, offset: numpy.diagonal(x, offset, -2, -1),
+    lambda x, offset: ((*x.shape[:-2], _diagonal_part(*x.shape[-2:], offset)[1]), x.dtype),
+    lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
+    lambda primitive, args, batched, offset: primitive.bind(args[0], offset=offset),
+)
+
+#: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
+embed_diagonal_p = Linear(
+    "embed_diagonal",
+    _embed_impl,
+    lambda x, offset, shape: (shape, x.dtype),
+    lambda ct, operands, offset, shape: [diagonal_p.bind(ct, offset=offset)],
+    lambda primitive, args, batched, offset, shape: primitive.bind(
+        args[0], offset=offset, shape=(args[0].shape[0], *shape)
+    ),
+)
+
+
+@implements(numpy.diagonal)
+def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    """`numpy.diagonal`: of two axes the elements where their indices differ by `offset`, as a new last axis."""
+    if typeof(a).ndim < 2:
+        raise ValueError(f"diagonal: an array of two dimensions at least is needed, got {typeof(a)}")
+    if normalize_axis(axis1, typeof(a).ndim, "diagonal") == normalize_axis(axis2, typeof(a).ndim, "diagonal"):
+        raise ValueError(f"diagonal: axes {axis1} and {axis2} are one")
+    return diagonal_p.bind(moveaxis(a, (axis1, axis2), (-2, -1)), offset=operator.index(offset))
+
+
+@implements(numpy.diag)
+def diag(v: Value, k: int = 0) -> Value:
+    """`numpy.diag`: the k-th diagonal of a matrix, or the matrix that has a vector as its k-th diagonal."""
+    t = typeof(v)
+    if t.ndim == 2:
+        return diagonal(v, k)
+    if t.ndim != 1:
+        raise ValueError(f"diag: a vector or a matrix is needed, got {t}")
+    n = t.size + abs(k)
+    return embed_diagonal_p.bind(v, offset=operator.index(k), shape=(n, n))
+
+
+@implements(numpy.diagflat)
+def diagflat(v: Value, k: int = 0) -> Value:
+    """`numpy.diagflat`: the matrix that has all elements of v as its k-th diagonal."""
+    return diag(ravel(v), k)
+
+
+@implements(numpy.tril)
+def tril(m: Value, k: int = 0) -> Value:
+    """`numpy.tril`: zeros above the k-th diagonal."""
+    return _triangle(m, "tril", lambda shape: numpy.tri(*shape, k=k, dtype=bool))
+
+
+@implements(numpy.triu)
+def triu(m: Value, k: int = 0) -> Value:
+    """`numpy.triu`: zeros below the k-th diagonal."""
+    return _triangle(m, "triu", lambda shape: ~numpy.tri(*shape, k=k - 1, dtype=bool))
+
+
+def _triangle(m: Value, what: str, mask_of: Callable) -> Value:
+    t = typeof(m)
+    if not t.ndim:
+        raise ValueError(f"{what}: an array of one dimension at least is needed, got {t}")
+    return where(mask_of((t.shape[-2:] * 2)[:2]), m, numpy.zeros(1, t.dtype))
+
+
+def _matrix_type(arr: Value) -> ShapedArray:
+    if typeof(arr).ndim != 2:
+        raise ValueError(f"a matrix is needed, got {typeof(arr)}")
+    return typeof(arr)
+
+
+@implements(numpy.tril_indices_from)
+def tril_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """`numpy.tril_indices_from`: the indices of the lower triangle of a matrix of that shape."""
+    rows, columns = _matrix_type(arr).shape
+    return numpy.tril_indices(rows, k, columns)
+
+
+@implements(numpy.triu_indices_from)
+def triu_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """`numpy.triu_indices_from`: the indices of the upper triangle of a matrix of that shape."""
+    rows, columns = _matrix_type(arr).shape
+    return numpy.triu_indices(rows, k, columns)
+
+
+@implements(numpy.diag_indices_from)
+def diag_indices_from(arr: Value) -> tuple[numpy.ndarray, ...]:
+    """`numpy.diag_indices_from`: the indices of the main diagonal of an array whose axes have one size."""
+    t = typeof(arr)
+    if t.ndim < 2 or len(set(t.shape)) != 1:
+        raise ValueError(f"diag_indices_from: two axes or more of one size are needed, got {t}")
+    return numpy.diag_indices(t.shape[0], t.ndim)
+
+
+@implements(numpy.vander)
+def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
+    """`numpy.vander`: the matrix whose columns are powers of a vector."""
+    x = as_array(x)
+    if typeof(x).ndim != 1:
+        raise ValueError(f"vander: a vector is needed, got {typeof(x)}")
+    powers = numpy.arange(typeof(x).size if N is None else N)
+    return power(reshape(x, (-1, 1)), powers if increasing else powers[::-1])
+
+
+@implements(numpy.kron)
+def kron(a: Value, b: Value) -> Value:
+    """`numpy.kron`: the Kronecker product, a block of b for each element of a."""
+    a, b = as_array(a), as_array(b)
+    ndim = max(typeof(a).ndim, typeof(b).ndim)
+    sa, sb = ((1,) * (ndim - typeof(x).ndim) + typeof(x).shape for x in (a, b))
+    apart = multiply(
+        reshape(a, tuple(itertools.chain(*((n, 1) for n in sa)))),
+        reshape(b, tuple(itertools.chain(*((1, n) for n in sb)))),
+    )
+    return reshape(apart, tuple(n * m for n, m in zip(sa, sb)))
+
+
+# ---------------------------------------------------------------- pad
+
+_COPYING = ("edge", "reflect", "symmetric", "wrap")
+_STATISTICS = {"maximum": numpy.max, "minimum": numpy.min, "mean": numpy.mean, "median": numpy.median}
+_PAD_OPTIONS = {
+    "constant": {"constant_values": 0},
+    "linear_ramp": {"end_values": 0},
+    "edge": {},
+    "wrap": {},
+    "reflect": {"reflect_type": "even"},
+    "symmetric": {"reflect_type": "even"},
+    **{mode: {"stat_length": None} for mode in _STATISTICS},
+}
+
+
+@implements(numpy.pad)
+def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> Value:
+    """`numpy.pad`, in all its modes but "empty" and functions of one's own; `constant_values` may be traced."""
+    array = as_array(array)
+    if not isinstance(mode, str) or mode == "empty":
+        raise TypeError(
+            f"pad: mode {mode!r} is not supported on traced values: it writes into an array, or leaves it unset; "
+            "join parts with np.concatenate"
+        )
+    if mode not in _PAD_OPTIONS:
+        raise ValueError(f"pad: mode is one of {', '.join(_PAD_OPTIONS)}, got {mode!r}")
+    unknown = set(kwargs) - set(_PAD_OPTIONS[mode])
+    if unknown:
+        raise ValueError(f"pad: mode {mode!r} takes no {', '.join(sorted(unknown))}")
+    options = list((_PAD_OPTIONS[mode] | kwargs).values())
+    t = typeof(array)
+    widths = [(operator.index(b), operator.index(a)) for b, a in _pairs(pad_width, t.ndim, "pad_width")]
+    if any(n < 0 for pair in widths for n in pair):
+        raise ValueError(f"pad: widths cannot be negative, got {widths}")
+    if mode == "constant" and isinstance(options[0], (int, float)) and options[0] == 0:
+        return _surround(array, widths)
+    if mode in _STATISTICS or mode in ("constant", "linear_ramp"):
+        options = [_pairs(options[0], t.ndim, next(iter(_PAD_OPTIONS[mode])))]
+    for axis, width in enumerate(widths):
+        if any(width):
+            array = _pad_axis(array, axis, width, mode, *options)
+    return array
+
+
+def _pairs(x: Any, ndim: int, what: str) -> list:
+    """A number, a pair, or a pair for each axis; or a dictionary with these by axis: as a pair for each axis."""
+    if x is None:
+        return [(None, None)] * ndim
+    if isinstance(x, dict):
+        known = {normalize_axis(a, ndim, "pad"): v if isinstance(v, (tuple, list)) else (v, v) for a, v in x.items()}
+        return [tuple(known.get(a, (0, 0))) for a in range(ndim)]
+    x = as_array(x)
+    if numpy.shape(x) == (2, 1) and ndim != 2:
+        raise ValueError(f"pad: {what} of shape (2, 1) does not fit {ndim} axes")
+    pairs = broadcast_to(x, (ndim, 2)) if isinstance(x, Tracer) else numpy.broadcast_to(x, (ndim, 2))
+    return [(pairs[a, 0], pairs[a, 1]) for a in range(ndim)]
+
+
+def _surround(x: Value, widths: Sequence[tuple[int, int]]) -> Value:
+    """x amid zeros."""
+    shape = typeof(x).shape
+    index = tuple(slice(b, b + n) for (b, _), n in zip(widths, shape))
+    return unslice_p.bind(x, index=index, shape=tuple(b + n + a for (b, a), n in zip(widths, shape)))
+
+
+def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: Any) -> Value:
+    t = typeof(x)
+    n = t.shape[axis]
+    if not n and mode != "constant":
+        raise ValueError(f"pad: axis {axis} of {t} has no elements to be continued in mode {mode!r}")
+    if mode in _COPYING and (*options, "even")[0] == "even":
+        return take(x, numpy.pad(numpy.arange(n), width, mode), axis)
+    if mode in _COPYING:
+        return _reflect_oddly(x, axis, width, mode)
+    before, after = width
+    if mode == "constant":
+        parts = [_filled(value, t, axis, k) for value, k in zip(options[0][axis], width)]
+    elif mode == "linear_ramp":
+        first, last = _along(x, axis, slice(0, 1)), _along(x, axis, slice(n - 1, n))
+        start, end = options[0][axis]
+        parts = [_ramp(start, first, before, axis), flip(_ramp(end, last, after, axis), axis)]
+    else:
+        lengths = [n if k is None else min(operator.index(k), n) for k in options[0][axis]]
+        if 0 in lengths and mode in ("maximum", "minimum"):
+            raise ValueError(f"pad: a stat_length of 0 yields no value in mode {mode!r}")
+        sides = _along(x, axis, slice(lengths[0])), _along(x, axis, slice(n - lengths[1], n))
+        parts = [_statistic(mode, side, axis, k) for side, k in zip(sides, width)]
+    return concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
+
+
+def _filled(value: Value, t: ShapedArray, axis: int, k: int) -> Value:
+    return broadcast_to(convert(as_array(value), t.dtype), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
+
+
+def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
+    t = typeof(side)
+    value = _STATISTICS[mode](side, axis=axis, keepdims=True)
+    if t.dtype.kind in "iu":
+        value = numpy.rint(value)
+    return broadcast_to(convert(value, t.dtype), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
+
+
+def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
+    """k steps in a straight line from `end` to just before the edge."""
+    t = typeof(edge)
+    exact = t.dtype if t.dtype.kind in "fc" else numpy.dtype(float)
+    weights = (numpy.arange(k) / max(k, 1)).astype(exact).reshape((k,) + (1,) * (t.ndim - axis - 1))
+    end = convert(as_array(end), exact)
+    values = multiply(subtract(edge, end), weights) + end
+    return convert(numpy.floor(values) if t.dtype.kind in "iu" else values, t.dtype)
+
+
+def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Value:
+    """Reflection at the edge, in place and in value: at most once the array's length at a time."""
+    before, after = width
+    keep = 1 if mode == "reflect" else 0  # whether the edge itself is not repeated
+    n = typeof(x).shape[axis]
+    if n == 1 and keep:
+        return take(x, numpy.zeros(before + 1 + after, int), axis)
+    while before or after:
+        n = typeof(x).shape[axis]
+        b, a = min(before, n - keep), min(after, n - keep)
+        first, last = _along(x, axis, slice(0, 1)), _along(x, axis, slice(n - 1, n))
+        left = flip(_along(x, axis, slice(keep, keep + b)), axis)
+        right = flip(_along(x, axis, slice(n - keep - a, n - keep)), axis)
+        parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
+        x, before, after = concatenate(parts, axis), before - b, after - a
+    return x
+
+
+# ---------------------------------------------------------------- arrays like others
+
+
+def _like(numpy_function: Callable, name: str) -> None:
+    def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
+        t = typeof(a)
+        shape = t.shape if shape is None else shape
+        return numpy_function(shape, dtype or t.dtype)
+
+    function.__doc__ = f"`numpy.{name}`: a plain array, of the shape and dtype of a value or of others."
+    implements(getattr(numpy, name))(function)
+
+
+for _function in (numpy.zeros, numpy.ones, numpy.empty):
+    _like(_function, f"{_function.__name__}_like")
+
+
+@implements(numpy.full_like)
+def full_like(
+    a: Value,
+    fill_value: Value,
+    dtype: Any = None,
+    order: str = "K",
+    subok: bool = True,
+    shape: Any = None,
+    *,
+    device: Any = None,
+) -> Value:
+    """`numpy.full_like`: of the shape and dtype of `a` or of others; differentiable in the value it is filled with."""
+    t = typeof(a)
+    return full(t.shape if shape is None else shape, fill_value, dtype or t.dtype)
+
+
+def full(shape: Any, fill_value: Value, dtype: Any = None) -> Value:
+    """`numpy.full`, of a value that may be traced."""
+    value = as_array(fill_value)
+    return broadcast_to(value if dtype is None else convert(value, dtype), shape)
+
+
+# ---------------------------------------------------------------- functions along axes
+
+
+@implements(numpy.apply_along_axis)
+def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwargs: Any) -> Value:
+    """`numpy.apply_along_axis`: a function of vectors, called for each along an axis."""
+    arr = as_array(arr)
+    axis = normalize_axis(axis, typeof(arr).ndim, "apply_along_axis")
+    rows = moveaxis(arr, axis, -1)
+    outer = typeof(rows).shape[:-1]
+    if 0 in outer:
+        raise ValueError(f"apply_along_axis: there is no vector along axis {axis} in {typeof(arr)}")
+    results = [as_array(func1d(row, *args, **kwargs)) for row in reshape(rows, (-1, typeof(rows).shape[-1]))]
+    inner = typeof(results[0]).shape
+    out = reshape(stack(results), (*outer, *inner))
+    count = len(outer)
+    return moveaxis(out, tuple(range(count, count + len(inner))), tuple(range(axis, axis + len(inner))))
+
+
+@implements(numpy.apply_over_axes)
+def apply_over_axes(func: Callable, a: Value, axes: Any) -> Value:
+    """`numpy.apply_over_axes`: `func(a, axis)` for one axis after another; axes that it reduces are kept, of size 1."""
+    a = as_array(a)
+    ndim = typeof(a).ndim
+    for axis in numpy.atleast_1d(axes).tolist():
+        axis = normalize_axis(axis, ndim, "apply_over_axes")
+        result = func(a, axis)
+        if typeof(result).ndim < ndim:
+            shape = typeof(result).shape
+            result = reshape(result, (*shape[:axis], 1, *shape[axis:]))
+        a = result
+    return a

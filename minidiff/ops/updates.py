@@ -1,0 +1,374 @@
+"""Functional updates: `x.at[index].set(v)` and its like give a new value where NumPy would write into `x`.
+
+An index of slices and integers is updated in place of a copy (`update`); any other is reduced to integer arrays
+that index the first axes (`scatter_set`, `scatter_add`, `scatter_max`, `scatter_min`): where they do not stand in
+front, of the elements in one line.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import numpy
+
+from minidiff import ops  # its families are looked up when a rule runs
+from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, running, typeof
+from minidiff.ops.elementwise import add, convert, divide, equal, multiply, negative, power, where
+from minidiff.ops.indexing import (
+    batch_scatter,
+    check_index,
+    gather_p,
+    getitem,
+    plan,
+    scatter_add_p,
+    slice_p,
+    unslice_p,
+)
+from minidiff.ops.kinds import Linear, add_all, zeros_like
+from minidiff.ops.shape import broadcast_to, concatenate, reshape
+
+# ---------------------------------------------------------------- set
+
+
+def _update_impl(x: numpy.ndarray, v: numpy.ndarray, index: tuple) -> numpy.ndarray:
+    out = numpy.array(x)
+    out[index] = v
+    return out
+
+
+def _update_transpose(ct, operands, index):
+    x, v = operands
+    return [
+        update_p.bind(ct, zeros_like(v), index=index) if isinstance(x, ShapedArray) else None,
+        slice_p.bind(ct, index=index) if isinstance(v, ShapedArray) else None,
+    ]
+
+
+def _batch_update(primitive, args, batched, index):
+    size = next(a.shape[0] for a, b in zip(args, batched) if b)
+    args = [a if b else broadcast_to(a, (size, *a.shape)) for a, b in zip(args, batched)]
+    return primitive.bind(*args, index=(slice(None), *index))
+
+
+#: x, with v at a known `index`.
+update_p = Linear("update", _update_impl, lambda x, v, index: (x.shape, x.dtype), _update_transpose, _batch_update)
+update_p.show_params = slice_p.show_params
+
+
+def _scatter_set_impl(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
+    out = numpy.array(x)
+    out[indices] = v
+    return out
+
+
+def _scatter_set_transpose(ct, operands):
+    x, v, *indices = operands
+    return [
+        scatter_set_p.bind(ct, zeros_like(v), *indices) if isinstance(x, ShapedArray) else None,
+        where(_winners(v, x, indices), gather_p.bind(ct, *indices), zeros_like(v))
+        if isinstance(v, ShapedArray)
+        else None,
+    ]
+
+
+def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
+    """Where indices repeat, only the last value stays: whether each of `v` does."""
+    count = v.ndim - (len(x.shape) - len(indices))
+    order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
+    places = numpy.zeros(x.shape[: len(indices)], order.dtype)
+    kept = equal(gather_p.bind(scatter_set_p.bind(places, order, *indices), *indices), order)
+    return reshape(kept, (*v.shape[:count], *(1,) * (v.ndim - count)))
+
+
+#: x, with v at integer `indices` of its first axes; where they repeat, the last value stays.
+scatter_set_p = Linear(
+    "scatter_set",
+    _scatter_set_impl,
+    lambda x, v, *indices: (x.shape, x.dtype),
+    _scatter_set_transpose,
+    batch_scatter(2),
+    linear_operands=2,
+)
+
+# ---------------------------------------------------------------- max, min
+
+
+class ScatterExtremum(Primitive):
+    """x, at indices the maximum (minimum) of what is there and of v; what ties shares the derivative."""
+
+    def __init__(self, name: str, ufunc: numpy.ufunc):
+        def impl(x, v, *indices):
+            out = numpy.array(x)
+            ufunc.at(out, indices, v)
+            return out
+
+        super().__init__(name, impl, lambda x, v, *indices: (x.shape, x.dtype))
+
+    def jvp(self, primals, tangents, params):
+        (x, v, *indices), (tx, tv, *_) = primals, tangents
+        out = self.bind(x, v, *indices)
+        stays = convert(equal(x, out), out.dtype)
+        comes = convert(equal(v, gather_p.bind(out, *indices)), out.dtype)
+        count = add(stays, scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
+        terms = [] if tx is None else [multiply(stays, tx)]
+        if tv is not None:
+            terms.append(scatter_add_p.bind(multiply(comes, tv), *indices, shape=typeof(x).shape))
+        total = add_all(terms)
+        return out, None if total is None else divide(total, count)
+
+    def batch(self, args, batched, params):
+        return batch_scatter(2)(self, args, batched)
+
+
+scatter_max_p = ScatterExtremum("scatter_max", numpy.maximum)
+scatter_min_p = ScatterExtremum("scatter_min", numpy.minimum)
+
+# ---------------------------------------------------------------- multiply
+
+
+class Order(Primitive):
+    """The order that sorts the last axis, equal elements staying in theirs: integers, so no derivative."""
+
+    def jvp(self, primals, tangents, params):
+        return self.bind(*primals), None
+
+    def batch(self, args, batched, params):
+        return self.bind(*args)
+
+
+order_p = Order(
+    "order",
+    lambda x: numpy.argsort(x, axis=-1, kind="stable"),
+    lambda x: (x.shape, numpy.dtype(numpy.intp)),
+)
+
+
+def _products(v: Value, places: Value, size: int) -> Value:
+    """For each of `size` places the product of those of `v` (in one line) that go there, 1 where none does.
+
+    Sorted by place, products are taken over ever longer stretches, as long as the place is the same: exact also
+    where factors are zero, to any derivative.
+    """
+    order = order_p.bind(places)
+    places, v = gather_p.bind(places, order), gather_p.bind(v, order)
+    n, step = typeof(v).size, 1
+    while step < n:
+        same = equal(getitem(places, slice(step, None)), getitem(places, slice(n - step)))
+        ahead, behind = getitem(v, slice(step, None)), getitem(v, slice(n - step))
+        longer = multiply(ahead, where(same, behind, numpy.ones((), v.dtype)))
+        v, step = concatenate([getitem(v, slice(step)), longer]), 2 * step
+    return scatter_set_p.bind(numpy.ones(size, v.dtype), v, places)
+
+
+# ---------------------------------------------------------------- x.at[index]
+
+
+class At:
+    """`x.at`: index it as you would index `x`, to say which elements an update is of."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Value):
+        self.x = x
+
+    def __getitem__(self, index: Any) -> Update:
+        return Update(self.x, index)
+
+    def __repr__(self) -> str:
+        return f"<updates of {typeof(self.x)}: .at[index].set(values), .add, .multiply, …>"
+
+
+class Update:
+    """`x.at[index]`: its methods give x with other values at `index`; x itself stays as it is.
+
+    Values broadcast to the shape of `x[index]`, and take the dtype of x. Where an index names an element more than
+    once, `set` keeps the last value, as NumPy does, and all others apply every one. Differentiable in x and in the
+    values.
+
+    >>> import numpy as np
+    >>> at(np.zeros(3))[1:].set(2.0)
+    array([0., 2., 2.])
+    >>> at(np.zeros(3))[[0, 2, 2]].add(1.0)
+    array([1., 0., 2.])
+    """
+
+    __slots__ = ("x", "index", "t", "plan")
+
+    def __init__(self, x: Value, index: Any):
+        self.x = x
+        self.t = typeof(x)
+        self.index = index
+        self.plan = plan(self.t, index) if not _is_traced_mask(index) else None
+
+    def get(self) -> Value:
+        """`x[index]`."""
+        return getitem(self.x, self.index)
+
+    def set(self, values: Value) -> Value:
+        """x, with `values` at the index."""
+        if self.plan is None:
+            return self._where(lambda x, v: v, values, "set")
+        v = self._values(values, "set")
+        if not self.plan.arrays:
+            return update_p.bind(self.x, v, index=self.plan.basic)
+        return self._scatter(scatter_set_p.bind, v)
+
+    def add(self, values: Value) -> Value:
+        """x, with `values` added at the index."""
+        if self.plan is None:
+            return self._where(add, values, "add")
+        return self._add(self._values(values, "add"))
+
+    def subtract(self, values: Value) -> Value:
+        """x, with `values` subtracted at the index."""
+        if self.plan is None:
+            return self._where(lambda x, v: add(x, negative(v)), values, "subtract")
+        return self._add(negative(self._values(values, "subtract")))
+
+    def multiply(self, values: Value) -> Value:
+        """x, multiplied by `values` at the index."""
+        return self._by_products(multiply, values, "multiply")
+
+    def divide(self, values: Value) -> Value:
+        """x, divided by `values` at the index."""
+        return self._by_products(divide, values, "divide")
+
+    def power(self, values: Value) -> Value:
+        """x, raised to the power of `values` at the index."""
+        return self._by_products(power, values, "power")
+
+    def max(self, values: Value) -> Value:
+        """x, at the index the maximum of itself and of `values`."""
+        return self._extremum(scatter_max_p, numpy.maximum, values, "max")
+
+    def min(self, values: Value) -> Value:
+        """x, at the index the minimum of itself and of `values`."""
+        return self._extremum(scatter_min_p, numpy.minimum, values, "min")
+
+    def apply(self, function: Callable) -> Value:
+        """x, with `function(x[index])` at the index; the index must name no element twice."""
+        if self.plan is None:
+            return where(_mask_of(self.index, self.t), convert(function(self.x), self.t.dtype), self.x)
+        if not self._names_each_once():
+            raise ValueError(f"at[...].apply: the index {self.index!r} may name an element twice: apply it once")
+        return self.set(convert(function(self.get()), self.t.dtype))
+
+    # ------------------------------------------------ how
+
+    def _values(self, values: Value, what: str) -> Value:
+        """Values of x's dtype, broadcast to the shape of `x[index]`."""
+        v, t = ops.shape.as_array(values), self.t
+        weak = isinstance(values, (int, float, complex)) and not isinstance(values, (numpy.generic, bool))
+        if not numpy.can_cast(numpy.result_type(t.dtype, values) if weak else v.dtype, t.dtype, "same_kind"):
+            raise TypeError(
+                f"at[...].{what}: values of type {typeof(v)} cannot go into a value of type {t} without loss; convert "
+                "one of them with .astype"
+            )
+        if self.plan is None:
+            return convert(v, t.dtype)
+        shape = self._shape()
+        extra = typeof(v).ndim - len(shape)
+        if extra > 0 and set(typeof(v).shape[:extra]) == {1}:
+            v = reshape(v, typeof(v).shape[extra:])
+        try:
+            return broadcast_to(convert(v, t.dtype), shape)
+        except ValueError:
+            raise ValueError(
+                f"at[...].{what}: values of type {typeof(v)} do not broadcast to the shape {shape} of what the index "
+                f"takes from a value of type {t}"
+            ) from None
+
+    def _shape(self) -> tuple[int, ...]:
+        """The shape of `x[index]`."""
+        basic, arrays, front = self.plan
+        shape = numpy.broadcast_to(numpy.empty((), bool), self.t.shape)[basic].shape
+        if not arrays:
+            return shape
+        rest = tuple(n for k, n in enumerate(shape) if k not in arrays)
+        return rest[:front] + numpy.broadcast_shapes(*[numpy.shape(i) for i in arrays.values()]) + rest[front:]
+
+    def _scatter(self, bind: Callable, v: Value) -> Value:
+        """`bind(x, v, *indices)`, of integer arrays that index the first axes of x."""
+        basic, arrays, _ = self.plan
+        if sorted(arrays) == list(range(len(arrays))) and all(i == slice(None) for i in basic):
+            indices = [check_index(arrays[k], n) for k, n in zip(range(len(arrays)), self.t.shape)]
+            return bind(self.x, v, *indices)
+        line = reshape(self.x, (self.t.size,))
+        return reshape(bind(line, reshape(v, (typeof(v).size,)), self._places()), self.t.shape)
+
+    def _places(self) -> Value:
+        """The elements that the index names, in one line, by their number in x."""
+        numbers = numpy.arange(self.t.size).reshape(self.t.shape)
+        with nullcontext() if self._is_traced() else running(EVALUATE):  # known indices stay known
+            places = getitem(numbers, self.index)
+            return reshape(places, (typeof(places).size,))
+
+    def _is_traced(self) -> bool:
+        return any(isinstance(i, Tracer) for i in self.plan.arrays.values())
+
+    def _names_each_once(self) -> bool:
+        if not self.plan.arrays:
+            return True
+        if self._is_traced():
+            return False
+        places = self._places()
+        return not places.size or int(numpy.bincount(places).max()) == 1
+
+    def _add(self, v: Value) -> Value:
+        if not self.plan.arrays:
+            return add(self.x, unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
+        return self._scatter(lambda x, v, *i: add(x, scatter_add_p.bind(v, *i, shape=typeof(x).shape)), v)
+
+    def _by_products(self, function: Callable, values: Value, what: str) -> Value:
+        if what == "divide" and self.t.dtype.kind not in "fc":
+            raise TypeError(f"at[...].divide: the quotient of a value of type {self.t} is not one; convert it first")
+        if self.plan is None:
+            return self._where(function, values, what)
+        v = self._values(values, what)
+        if self._names_each_once():
+            return self.set(function(self.get(), v))
+        factors = _products(reshape(v, (typeof(v).size,)), self._places(), self.t.size)
+        return function(self.x, reshape(factors, self.t.shape))
+
+    def _extremum(self, primitive: ScatterExtremum, function: Callable, values: Value, what: str) -> Value:
+        if self.plan is None:
+            return self._where(function, values, what)
+        v = self._values(values, what)
+        if self._names_each_once():
+            return self.set(function(self.get(), v))
+        return self._scatter(primitive.bind, v)
+
+    def _where(self, function: Callable, values: Value, what: str) -> Value:
+        """Where the index is a traced mask, and `x[index]` has no known shape."""
+        v = self._values(values, what)
+        if typeof(v).ndim:
+            raise TypeError(
+                f"at[mask].{what}: the mask is traced, so that only one number can go to its places, not values of "
+                f"type {typeof(v)}; use np.where(mask, values, x)"
+            )
+        return where(_mask_of(self.index, self.t), function(self.x, v), self.x)
+
+
+def _is_traced_mask(index: Any) -> bool:
+    return isinstance(index, Tracer) and index.dtype == bool
+
+
+def _mask_of(mask: Value, t: ShapedArray) -> Value:
+    shape = typeof(mask).shape
+    if shape != t.shape[: len(shape)]:
+        raise IndexError(f"a boolean mask of shape {shape} does not fit {t} from axis 0 on")
+    return reshape(mask, shape + (1,) * (t.ndim - len(shape)))
+
+
+def at(x: Value) -> At:
+    """`x.at`, of plain arrays too: `at(x)[index].set(v)` is x with v at `index`. See :class:`Update`.
+
+    >>> import numpy as np
+    >>> x = np.arange(4.0)
+    >>> at(x)[x > 1].multiply(10), x
+    (array([ 0.,  1., 20., 30.]), array([0., 1., 2., 3.]))
+    """
+    return At(ops.shape.as_array(x))
