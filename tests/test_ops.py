@@ -22,6 +22,7 @@ NOT_ON_TAPES = {np.trim_zeros, np.put, np.put_along_axis, np.fill_diagonal, np.p
 
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
+STATIC |= {np.result_type: np.dtype(float), np.min_scalar_type: np.dtype(float), np.common_type: np.float64}
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
 DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)

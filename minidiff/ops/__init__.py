@@ -1,6 +1,7 @@
 """The operations: one file a family, each operation with all its rules beside each other."""
 
 from minidiff.ops import (
+    composed,
     discrete,
     elementwise,
     indexing,
@@ -14,6 +15,7 @@ from minidiff.ops import (
 )
 
 __all__ = [
+    "composed",
     "discrete",
     "elementwise",
     "indexing",

@@ -1,7 +1,7 @@
 """Functions whose results are integers or booleans: they carry no derivative.
 
 Those whose result has a shape that follows from the types of their arguments are operations (:class:`Discrete`).
-The others, and those that answer yes or no, are applied to the values behind tracers: they are listed at the end.
+The others are applied to the values behind tracers: they are listed at the end.
 """
 
 from __future__ import annotations
@@ -88,4 +88,3 @@ def of_values(numpy_function: Callable) -> Callable:
 
 
 nonzero, flatnonzero, argwhere = map(of_values, (numpy.nonzero, numpy.flatnonzero, numpy.argwhere))
-array_equal, array_equiv, allclose = map(of_values, (numpy.array_equal, numpy.array_equiv, numpy.allclose))

@@ -7,9 +7,8 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core import Tracer, Value
-from minidiff.ops import elementwise, indexing, linalg, reduction, shape, sorting, updates
-from minidiff.ops.discrete import nonzero
+from minidiff.core import Tracer, Value, is_differentiable
+from minidiff.ops import composed, discrete, elementwise, indexing, linalg, reduction, shape, sorting, updates
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,
@@ -18,6 +17,12 @@ _BINARY: dict[str, Callable] = {
     "truediv": elementwise.divide,
     "floordiv": elementwise.floor_divide,
     "mod": elementwise.remainder,
+    "divmod": composed.divmod,
+    "and": elementwise.bitwise_and,
+    "or": elementwise.bitwise_or,
+    "xor": elementwise.bitwise_xor,
+    "lshift": elementwise.left_shift,
+    "rshift": elementwise.right_shift,
     "matmul": linalg.matmul,
 }
 _COMPARISONS: dict[str, Callable] = {
@@ -28,11 +33,20 @@ _COMPARISONS: dict[str, Callable] = {
     "gt": elementwise.greater,
     "ge": elementwise.greater_equal,
 }
-_UNARY: dict[str, Callable] = {"neg": elementwise.negative, "abs": elementwise.absolute}
+_UNARY: dict[str, Callable] = {
+    "neg": elementwise.negative,
+    "pos": composed.positive,
+    "abs": elementwise.absolute,
+    "invert": elementwise.invert,
+}
+#: Powers that NumPy's arrays, too, compute by another function.
+_POWERS: dict[float, Callable] = {2: elementwise.square, 0.5: elementwise.sqrt, -1: elementwise.reciprocal}
 
 
 def _power(x: Value, y: Value) -> Value:
-    return elementwise.square(x) if type(y) is int and y == 2 else elementwise.power(x, y)
+    if type(y) in (int, float) and y in _POWERS and is_differentiable(x.dtype):
+        return _POWERS[y](x)
+    return elementwise.power(x, y)
 
 
 def _as_arguments(args: tuple) -> Any:
@@ -65,7 +79,6 @@ def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
 _METHODS: dict[str, Callable] = {
     "__pow__": _power,
     "__rpow__": lambda x, y: elementwise.power(y, x),
-    "__pos__": lambda x: x,
     "__getitem__": indexing.getitem,
     "sum": reduction.sum,
     "mean": reduction.mean,
@@ -80,12 +93,12 @@ _METHODS: dict[str, Callable] = {
     "std": reduction.std,
     "all": reduction.all,
     "any": reduction.any,
-    "nonzero": nonzero,
+    "nonzero": discrete.nonzero,
     "argsort": sorting.argsort,
     "argpartition": sorting.argpartition,
     "searchsorted": sorting.searchsorted,
-    "sort": sorting.in_place("sort"),
-    "partition": sorting.in_place("partition"),
+    "sort": _in_place("sort", "x = np.sort(x)"),
+    "partition": _in_place("partition", "x = np.partition(x, kth)"),
     "dot": linalg.dot,
     "__iter__": shape.iterate,
     "ravel": shape.ravel,
@@ -100,9 +113,13 @@ _METHODS: dict[str, Callable] = {
     "fill": _in_place("fill", "x = np.full_like(x, value), or x = x.at[...].set(value)"),
     "put": _in_place("put", "x = x.at[index].set(values)"),
     "resize": _in_place("resize", "x = np.resize(x, shape)"),
-    "astype": lambda x, dtype: elementwise.convert(x, dtype),
-    "copy": lambda x, order="C": x,
     **{name: _method(name) for name in ("choose", "diagonal", "repeat", "take")},
+    "astype": composed.astype,
+    "copy": composed.copy,
+    "clip": composed.clip,
+    "round": composed.round,
+    "conj": elementwise.conjugate,
+    "conjugate": elementwise.conjugate,
 }
 
 
@@ -118,6 +135,8 @@ def _attach() -> None:
     Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes exchanged.")
     Tracer.flat = property(shape.ravel, doc="All elements in one dimension, to be read.")
     Tracer.at = property(updates.At, doc="`x.at[index].set(v)`: x with v at index; .add, .multiply and more likewise.")
+    Tracer.real = property(elementwise.real, doc="The real part.")
+    Tracer.imag = property(elementwise.imag, doc="The imaginary part.")
 
 
 _attach()

@@ -17,6 +17,7 @@ from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
+    as_array,
     broadcast_to,
     broadcast_to_p,
     concatenate,
@@ -60,10 +61,6 @@ def _reduce(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params)
     return primitive.bind(x, axes=normalize_axes(axis, len(x.shape), primitive.name), **params)
 
 
-def _array(x: Any) -> Value:
-    return x if hasattr(x, "dtype") else numpy.asarray(x)
-
-
 def _number(x: Any, dtype: numpy.dtype) -> Value:
     """A number of this dtype, from a Python number or any other."""
     return elementwise.convert(x, dtype) if isinstance(x, Tracer) else numpy.asarray(x, dtype)[()]
@@ -81,7 +78,7 @@ def _count(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
     """How many elements are reduced to one: a number, or with `where` an array of numbers."""
     if where is True:
         return math.prod([x.shape[a] for a in normalize_axes(axis, len(x.shape), what)])
-    return sum(broadcast_to(_array(where), x.shape), axis, keepdims=keepdims)
+    return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
 def _present(a: Value, where: Any) -> Any:
@@ -151,12 +148,12 @@ def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = F
 @implements(numpy.average)
 def average(a: Value, axis: Any = None, weights: Value | None = None, returned: bool = False, *, keepdims=False):
     """`numpy.average`, differentiable in the weights too. Where they sum to zero the result is not finite."""
-    a = _array(a)
+    a = as_array(a)
     if weights is None:
         y = mean(a, axis, keepdims=keepdims)
         total = numpy.full(y.shape, _count(a, axis, True, keepdims, "average"), y.dtype)
     else:
-        w = _spread_weights(_array(weights), a.shape, axis)
+        w = _spread_weights(as_array(weights), a.shape, axis)
         dtype = numpy.result_type(a.dtype, w.dtype, *([float] if a.dtype.kind in "biu" else []))
         total = sum(w, axis, dtype, keepdims=keepdims)
         y = elementwise.divide(sum(elementwise.multiply(a, w), axis, dtype, keepdims=keepdims), total)
@@ -217,14 +214,7 @@ def _inner(x: Value, y: Value) -> Value:
     """Re(conj(x) y): the product of real numbers; of complex ones, as of vectors in the plane."""
     if x.dtype.kind != "c":
         return elementwise.multiply(x, y)
-    (a, b), (c, d) = _parts(x), _parts(y)
-    return elementwise.add(elementwise.multiply(a, c), elementwise.multiply(b, d))
-
-
-def _parts(x: Value) -> tuple[Value, Value]:
-    """The real and the imaginary part of complex numbers."""
-    dtype = _real_dtype(x.dtype)
-    return elementwise.convert(x, dtype), elementwise.convert(elementwise.multiply(x, -1j), dtype)
+    return elementwise.real(elementwise.multiply(elementwise.conjugate(x), y))
 
 
 def _freedom(count: Any, ddof: Any, dtype: numpy.dtype) -> Any:
@@ -602,7 +592,7 @@ def _extremum(
     initial = _number(initial, x.dtype)
     axes = normalize_axes(axis, len(x.shape), primitive.name)
     if any_empty(x, axes):
-        return broadcast_to(_array(initial), _reduced_shape(x, axes, keepdims))
+        return broadcast_to(as_array(initial), _reduced_shape(x, axes, keepdims))
     return of_two(_reduce(primitive, x, axis, keepdims), initial)
 
 
@@ -729,7 +719,7 @@ def _inexact(a: Value) -> Value:
 
 def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
     """`rule` of the elements in order, along axis 0: its result's last axes are those that stay."""
-    a = _array(a)
+    a = as_array(a)
     axes = normalize_axes(axis, len(a.shape), what)
     x = _merged(a, axes)
     y = rule(sort(x, 0))
@@ -836,7 +826,7 @@ def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_n
 
 def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:
     weak = type(q) in (int, float)  # it does not decide the dtype of the result
-    q, n, kept = _array(q), s.shape[0], s.shape[1:]
+    q, n, kept = as_array(q), s.shape[0], s.shape[1:]
     if skip_nan and s.dtype.kind == "f":
         n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)
         q = reshape(q, (*q.shape, *[1] * len(kept)))
@@ -880,7 +870,7 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
         raise ValueError(f"diff: n counts the times, and cannot be {n}")
     if n == 0:
         return a
-    a = _array(a)
+    a = as_array(a)
     axis = normalize_axis(axis, len(a.shape), "diff")
     if prepend is not None or append is not None:
         parts = [_as_end(prepend, a.shape, axis), a, _as_end(append, a.shape, axis)]
@@ -892,26 +882,26 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
 
 
 def _as_end(x: Any, shape: tuple[int, ...], axis: int) -> Value | None:
-    if x is None or len(_array(x).shape):
+    if x is None or len(as_array(x).shape):
         return x
-    return broadcast_to(_array(x), (*shape[:axis], 1, *shape[axis + 1 :]))
+    return broadcast_to(as_array(x), (*shape[:axis], 1, *shape[axis + 1 :]))
 
 
 @implements(numpy.ediff1d)
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
     """`numpy.ediff1d`: the differences of neighbours in the flattened array, between `to_begin` and `to_end`."""
-    d = diff(ravel(_array(ary)))
-    parts = [elementwise.convert(ravel(_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
+    d = diff(ravel(as_array(ary)))
+    parts = [elementwise.convert(ravel(as_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
     return concatenate([x for x in (parts[0], d, parts[1]) if x is not None])
 
 
 @implements(numpy.trapezoid)
 def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
     """`numpy.trapezoid`: the integral along an axis, of values at `x`, or `dx` apart."""
-    y = _array(y)
+    y = as_array(y)
     axis = normalize_axis(axis, len(y.shape), "trapezoid")
     if x is not None:
-        x = _array(x)
+        x = as_array(x)
         dx = diff(x, axis=axis if len(x.shape) > 1 else -1)
         if len(x.shape) == 1:
             dx = reshape(dx, [-1 if i == axis else 1 for i in range(len(y.shape))])
@@ -921,10 +911,10 @@ def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -
 @implements(numpy.gradient)
 def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """`numpy.gradient`: central differences, one-sided at the ends; a tuple of them for several axes."""
-    f = _inexact(_array(f))
+    f = _inexact(as_array(f))
     axes = normalize_axes(axis, len(f.shape), "gradient")
     spacings = list(varargs) or [1.0]
-    if len(spacings) == 1 and not len(_array(spacings[0]).shape):
+    if len(spacings) == 1 and not len(as_array(spacings[0]).shape):
         spacings = spacings * len(axes)
     if len(spacings) != len(axes):
         raise TypeError(f"gradient: {len(varargs)} spacings for {len(axes)} axes; give one for all, or one for each")
@@ -936,7 +926,7 @@ def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> 
 
 def _steps(spacing: Any, n: int) -> Value:
     """The distances between neighbours: `n - 1` of them from coordinates, else one number."""
-    h = _array(spacing)
+    h = as_array(spacing)
     if not h.shape:
         return spacing
     if h.shape != (n,):
@@ -948,7 +938,7 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     n = f.shape[axis]
     if n < edge_order + 1:
         raise ValueError(f"gradient: axis {axis} of {typeof(f)} needs {edge_order + 1} elements at least")
-    uniform = not len(_array(h).shape)
+    uniform = not len(as_array(h).shape)
 
     def at(*bounds: int | None) -> Value:
         return _part(f, axis, *bounds)

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import TracerError, Value, implements, typeof
+from minidiff.core import Value, implements, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import broadcast_to, normalize_axis, ravel
+from minidiff.ops.shape import as_array, broadcast_to, normalize_axis, ravel
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -173,23 +173,19 @@ isin_p = Discrete(
 )
 
 
-def _array(x: Any) -> Value:
-    return x if hasattr(x, "dtype") else numpy.asarray(x)
-
-
 @implements(numpy.searchsorted)
 def searchsorted(a: Value, v: Value, side: str = "left", sorter: Value | None = None) -> Value:
     """`numpy.searchsorted`: where in the sorted array `a` the elements of `v` would be inserted."""
-    a = _array(a) if sorter is None else indexing.getitem(_array(a), (sorter,))
+    a = as_array(a) if sorter is None else indexing.getitem(as_array(a), (sorter,))
     if typeof(a).ndim != 1:
         raise ValueError(f"searchsorted: the sorted array has one dimension, got {typeof(a)}")
-    return searchsorted_p.bind(a, _array(v), side=side)
+    return searchsorted_p.bind(a, as_array(v), side=side)
 
 
 @implements(numpy.digitize)
 def digitize(x: Value, bins: Value, right: bool = False) -> Value:
     """`numpy.digitize`: the index of the bin that each element of `x` belongs to."""
-    return digitize_p.bind(_array(x), _array(bins), right=bool(right))
+    return digitize_p.bind(as_array(x), as_array(bins), right=bool(right))
 
 
 @implements(numpy.isin)
@@ -197,7 +193,7 @@ def isin(
     element: Value, test_elements: Value, assume_unique: bool = False, invert: bool = False, *, kind: str | None = None
 ) -> Value:
     """`numpy.isin`: which elements are among `test_elements`. (How they are found makes no difference.)"""
-    return isin_p.bind(_array(element), _array(test_elements), invert=bool(invert))
+    return isin_p.bind(as_array(element), as_array(test_elements), invert=bool(invert))
 
 
 # ---------------------------------------------------------------- counting
@@ -213,17 +209,17 @@ def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> V
     if weights is None:
         return numpy.bincount(x, minlength=minlength)
     size = max(numpy.bincount(x).size, minlength)
-    return indexing.scatter_add_p.bind(elementwise.convert(_array(weights), float), x.astype(INTP), shape=(size,))
+    return indexing.scatter_add_p.bind(elementwise.convert(as_array(weights), float), x.astype(INTP), shape=(size,))
 
 
 @implements(numpy.histogram_bin_edges)
 def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Value | None = None) -> Value:
     """`numpy.histogram_bin_edges`. Edges that a rule chooses (`bins="auto"`) are values, without a derivative."""
-    a = ravel(_array(a))
+    a = ravel(as_array(a))
     if isinstance(bins, str):
         return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
     if numpy.ndim(bins):
-        return _array(bins)
+        return as_array(bins)
     if range is None:
         range = (numpy.min(a), numpy.max(a)) if typeof(a).size else (0.0, 1.0)
     low, high = range
@@ -242,12 +238,12 @@ def histogram(
 ) -> tuple[Value, Value]:
     """`numpy.histogram`: `(counts, edges)`; with `weights`, their sums, differentiable in them."""
     edges = histogram_bin_edges(a, bins, range, weights)
-    a = ravel(_array(a))
+    a = ravel(as_array(a))
     count = typeof(edges).shape[0] - 1
     # Bins include their left edges, and the last one its right edge too. Before the first and after the last bin
     # there is one for what lies outside.
     place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
-    ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(_array(weights))
+    ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))
     sums = indexing.scatter_add_p.bind(ones, place, shape=(count + 2,))[1:-1]
     if density:
         sums = sums / (edges[1:] - edges[:-1]) / sums.sum()
@@ -265,16 +261,3 @@ def unique(ar: Value, return_index=False, return_inverse=False, return_counts=Fa
     found = indexing.take(ar, index, axis)
     results = (found, *([index] if return_index else []), *others)
     return results if len(results) > 1 else found
-
-
-# ---------------------------------------------------------------- methods
-
-
-def in_place(name: str):
-    """The method of `numpy.ndarray` that would rearrange a traced value in place: an error that says what to write."""
-
-    def method(x: Value, *args: Any, **options: Any) -> None:
-        raise TracerError(f"a traced value ({typeof(x)}) cannot be changed in place: write x = np.{name}(x)")
-
-    method.__name__ = method.__qualname__ = name
-    return method

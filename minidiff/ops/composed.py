@@ -1,0 +1,367 @@
+"""Elementwise functions of NumPy that are no operations of their own, but composed of operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, typeof
+from minidiff.ops import elementwise, indexing, reduction, shape
+from minidiff.ops.elementwise import convert, equal, nonzero, stop_gradient, where
+from minidiff.ops.kinds import Elementwise
+
+# ---------------------------------------------------------------- arithmetic
+
+
+@implements(numpy.positive)
+def positive(x: Value) -> Value:
+    """`numpy.positive`: x."""
+    return x
+
+
+@implements(numpy.copy)
+def copy(a: Value, order: str = "K", subok: bool = False) -> Value:
+    """`numpy.copy`: a itself, since traced values never change."""
+    return a
+
+
+@implements(numpy.float_power)
+def float_power(x: Value, y: Value) -> Value:
+    """`numpy.float_power`: x**y in double precision."""
+    dtype = numpy.dtype(complex if "c" in _kind(x) + _kind(y) else float)
+    return elementwise.power(*[v if isinstance(v, (int, float)) else convert(v, dtype) for v in (x, y)])
+
+
+@implements(numpy.divmod)
+def divmod(x: Value, y: Value) -> tuple[Value, Value]:
+    """`numpy.divmod`: the floored quotient and the remainder."""
+    return elementwise.floor_divide(x, y), elementwise.remainder(x, y)
+
+
+#: The two results of frexp, x = mantissa * 2**exponent, and the first one of modf.
+_mantissa = Elementwise("mantissa", lambda x: numpy.frexp(x)[0], (lambda out, x: nonzero(out) / nonzero(x),))
+_exponent = Elementwise("exponent", lambda x: numpy.frexp(x)[1], (None,))
+_fraction = Elementwise("fraction", lambda x: numpy.modf(x)[0], (lambda out, x: 1.0,))
+
+
+@implements(numpy.frexp)
+def frexp(x: Value) -> tuple[Value, Value]:
+    """`numpy.frexp`: the mantissa, differentiable, and the exponent."""
+    return _mantissa.bind(x), _exponent.bind(x)
+
+
+@implements(numpy.modf)
+def modf(x: Value) -> tuple[Value, Value]:
+    """`numpy.modf`: the fractional part, differentiable, and the integral one."""
+    fraction = _fraction.bind(x)
+    return fraction, convert(elementwise.trunc(x), fraction.dtype)
+
+
+@implements(numpy.angle)
+def angle(z: Value, deg: bool = False) -> Value:
+    """`numpy.angle`: the argument of complex numbers, in radians or degrees."""
+    parts = (elementwise.imag(z), elementwise.real(z)) if _kind(z) == "c" else (0.0, z)
+    angles = elementwise.arctan2(*parts)
+    return angles * (180 / math.pi) if deg else angles
+
+
+def _kind(x: Value) -> str:
+    return typeof(x).dtype.kind
+
+
+# ---------------------------------------------------------------- rounding and clipping
+
+
+@implements(numpy.round, numpy.around)
+def round(a: Value, decimals: int = 0) -> Value:
+    """`numpy.round`: to a number of decimals; its derivative is zero."""
+    scale = 10.0 ** abs(decimals)
+    if _kind(a) in "biu":
+        return a if decimals >= 0 else convert(elementwise.rint(a / scale) * scale, a.dtype)
+    if decimals == 0:
+        return elementwise.rint(a)
+    return elementwise.rint(a * scale) / scale if decimals > 0 else elementwise.rint(a / scale) * scale
+
+
+@implements(numpy.fix)
+def fix(x: Value) -> Value:
+    """`numpy.fix`: rounded towards zero."""
+    return elementwise.trunc(x)
+
+
+@implements(numpy.clip)
+def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
+    """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
+    low, high = a_min if min is None else min, a_max if max is None else max
+    if low is not None:
+        a = elementwise.maximum(a, _array(low))
+    return a if high is None else elementwise.minimum(a, _array(high))
+
+
+@implements(numpy.nan_to_num)
+def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Value:
+    """`numpy.nan_to_num`: what is not finite replaced by numbers; its derivative is zero there."""
+    if not is_differentiable(typeof(x).dtype):
+        return x
+    if _kind(x) == "c":
+        real, imag = (nan_to_num(f(x), True, nan, posinf, neginf) for f in (elementwise.real, elementwise.imag))
+        return real + 1j * imag
+    limits = numpy.finfo(x.dtype)
+    high = float(limits.max) if posinf is None else posinf
+    low = float(limits.min) if neginf is None else neginf
+    replaced = where(equal(x, numpy.inf), high, where(equal(x, -numpy.inf), low, x))
+    return convert(where(elementwise.isnan(x), nan, replaced), x.dtype)
+
+
+def _array(x: Any) -> Value:
+    """An argument that may be a list, as an array."""
+    return numpy.asarray(x) if isinstance(x, (list, tuple)) else x
+
+
+# ---------------------------------------------------------------- choosing
+
+
+@implements(numpy.select)
+def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Value = 0) -> Value:
+    """`numpy.select`: from the first of the choices whose condition holds."""
+    if len(condlist) != len(choicelist):
+        raise ValueError(f"select: {len(condlist)} conditions, but {len(choicelist)} choices")
+    out = _array(default)
+    for condition, choice in zip(reversed(condlist), reversed(choicelist)):
+        out = where(_array(condition), _array(choice), out)
+    return out
+
+
+@implements(numpy.piecewise)
+def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Value:
+    """`numpy.piecewise`: functions, or numbers, each where its condition holds; one more is for the rest.
+
+    A function gets an array of the shape of x, which has numbers of its own piece everywhere: it sees no others.
+    """
+    alone = numpy.isscalar(condlist) or (typeof(x).ndim and not numpy.ndim(condlist[0]))
+    conditions = [_array(c) for c in ([condlist] if alone else condlist)]
+    if len(funclist) == len(conditions) + 1:
+        rest = conditions[0]
+        for c in conditions[1:]:
+            rest = elementwise.logical_or(rest, c)
+        conditions.append(elementwise.logical_not(rest))
+    if len(funclist) != len(conditions):
+        raise ValueError(f"piecewise: {len(funclist)} functions for {len(conditions)} conditions")
+    out = numpy.zeros(typeof(x).shape, typeof(x).dtype)
+    for condition, f in zip(conditions, funclist):
+        out = where(condition, f(_inside(condition, x), *args, **kw) if callable(f) else f, out)
+    return convert(out, typeof(x).dtype)
+
+
+def _inside(condition: Value, x: Value) -> Value:
+    """x with all numbers for which the condition does not hold replaced by one for which it does."""
+    t = typeof(x)
+    if not t.size:
+        return x
+    first = reduction.argmax(shape.broadcast_to(condition, t.shape))
+    return where(condition, x, stop_gradient(shape.ravel(x)[first]))
+
+
+# ---------------------------------------------------------------- interpolation
+
+
+class Bracket(Primitive):
+    """The index i of the interval from xp[i] to xp[i + 1] in which x lies, or of the nearest one."""
+
+    def __init__(self):
+        super().__init__("bracket", self._search, lambda xp, x: (x.shape, numpy.dtype(numpy.intp)))
+
+    @staticmethod
+    def _search(xp: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+        return numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0))
+
+    def jvp(self, primals, tangents, params):
+        return self.bind(*primals), None
+
+    def batch(self, args, batched, params):
+        xp, x = args
+        if not batched[0]:
+            return self.bind(xp, x)
+        x = shape.expand_dims(x, -1)  # each x among its own xp: counted, since there is no search in many at once
+        xp = shape.reshape(xp, (xp.shape[0], *[1] * (typeof(x).ndim - 1 - batched[1]), xp.shape[1]))
+        count = reduction.sum(elementwise.greater_equal(x, xp), -1)
+        return clip(count - 1, 0, max(xp.shape[-1] - 2, 0))
+
+
+bracket_p = Bracket()
+
+
+@implements(numpy.interp)
+def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, period: float | None = None) -> Value:
+    """`numpy.interp`: through the points (xp, fp), piecewise linear; at a point its derivative is that of the right.
+
+    Differentiable in x, xp, fp, left and right.
+    """
+    x, xp, fp = (v if hasattr(v, "dtype") else numpy.asarray(v) for v in (x, xp, fp))
+    x, xp, fp = x.astype(float), xp.astype(float), fp.astype(complex if _kind(fp) == "c" else float)
+    if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
+        raise ValueError(f"interp: xp and fp are points on a line, as many, got {typeof(xp)} and {typeof(fp)}")
+    if period is not None:
+        x, xp, fp = _unrolled(x, xp, fp, abs(period))
+        left = right = None
+    i = bracket_p.bind(xp, x)
+    j = elementwise.minimum(i + 1, len(xp) - 1)
+    (x0, x1), (f0, f1) = ((indexing.getitem(v, i), indexing.getitem(v, j)) for v in (xp, fp))
+    y = f0 + (f1 - f0) / nonzero(x1 - x0) * (x - x0)
+    y = where(elementwise.greater(x, xp[-1]), fp[-1] if right is None else right, y)
+    return where(elementwise.less(x, xp[0]), fp[0] if left is None else left, y)
+
+
+def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
+    """Points of a periodic function as points in one period and one more on either side."""
+    if not period:
+        raise ValueError("interp: period must not be 0")
+    x, xp = x % period, xp % period
+    order = numpy.argsort(xp.concrete("np.interp with a period") if isinstance(xp, Tracer) else xp)
+    xp, fp = xp[order], fp[order]
+    xp = numpy.concatenate([xp[-1:] - period, xp, xp[:1] + period])
+    return x, xp, numpy.concatenate([fp[-1:], fp, fp[:1]])
+
+
+class Unwrap(Primitive):
+    """`numpy.unwrap`: it adds constants, multiples of the period, so that tangents stay as they are."""
+
+    def __init__(self):
+        super().__init__(
+            "unwrap",
+            lambda p, **params: numpy.unwrap(p, **params),
+            lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
+        )
+
+    def jvp(self, primals, tangents, params):
+        out = self.bind(*primals, **params)
+        return out, convert(tangents[0], out.dtype)
+
+    def batch(self, args, batched, params):
+        return self.bind(*args, **{**params, "axis": params["axis"] + 1})
+
+
+unwrap_p = Unwrap()
+
+
+@implements(numpy.unwrap)
+def unwrap(p: Value, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Value:
+    """`numpy.unwrap`: jumps of more than half a period along an axis taken out."""
+    axis = shape.normalize_axis(axis, typeof(p).ndim, "unwrap")
+    return unwrap_p.bind(p, discont=discont, axis=axis, period=period)
+
+
+# ---------------------------------------------------------------- comparing
+
+
+@implements(numpy.isclose)
+def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
+    """`numpy.isclose`: whether |a - b| <= atol + rtol * |b|."""
+    a, b = stop_gradient(_array(a)), stop_gradient(_array(b))
+    distance = elementwise.absolute(elementwise.difference(a, b))
+    near = elementwise.less_equal(distance, atol + rtol * elementwise.absolute(b))
+    close = elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), equal(a, b))
+    if equal_nan:
+        close = elementwise.logical_or(close, elementwise.logical_and(elementwise.isnan(a), elementwise.isnan(b)))
+    return close
+
+
+@implements(numpy.allclose)
+def allclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
+    """`numpy.allclose`: whether all elements are close."""
+    return _all(isclose(a, b, rtol, atol, equal_nan))
+
+
+@implements(numpy.array_equal)
+def array_equal(a1: Value, a2: Value, equal_nan: bool = False) -> Value:
+    """`numpy.array_equal`: whether two arrays have the same shape and elements."""
+    return typeof(_array(a1)).shape == typeof(_array(a2)).shape and _all(_same(_array(a1), _array(a2), equal_nan))
+
+
+@implements(numpy.array_equiv)
+def array_equiv(a1: Value, a2: Value) -> Value:
+    """`numpy.array_equiv`: whether two arrays are equal when they are broadcast."""
+    try:
+        numpy.broadcast_shapes(typeof(_array(a1)).shape, typeof(_array(a2)).shape)
+    except ValueError:
+        return False
+    return _all(_same(_array(a1), _array(a2), False))
+
+
+def _same(x: Value, y: Value, equal_nan: bool) -> Value:
+    same = equal(x, y)
+    return (
+        elementwise.logical_or(same, elementwise.logical_and(elementwise.isnan(x), elementwise.isnan(y)))
+        if equal_nan
+        else same
+    )
+
+
+def _all(x: Value) -> Value:
+    return equal(reduction.sum(elementwise.logical_not(x)), 0)
+
+
+@implements(numpy.isposinf)
+def isposinf(x: Value) -> Value:
+    """`numpy.isposinf`."""
+    return equal(x, numpy.inf)
+
+
+@implements(numpy.isneginf)
+def isneginf(x: Value) -> Value:
+    """`numpy.isneginf`."""
+    return equal(x, -numpy.inf)
+
+
+@implements(numpy.iscomplex)
+def iscomplex(x: Value) -> Value:
+    """`numpy.iscomplex`: where the imaginary part is not zero."""
+    return elementwise.not_equal(elementwise.imag(x), 0)
+
+
+@implements(numpy.isreal)
+def isreal(x: Value) -> Value:
+    """`numpy.isreal`: where the imaginary part is zero."""
+    return equal(elementwise.imag(x), 0)
+
+
+# ---------------------------------------------------------------- dtypes
+
+
+@implements(numpy.astype)
+def astype(
+    x: Value, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
+) -> Value:
+    """`numpy.astype`: x with another dtype; from complex to real it is the real part."""
+    if not numpy.can_cast(typeof(x).dtype, dtype, casting):
+        raise TypeError(f"astype: {typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
+    return convert(x, dtype)
+
+
+@implements(numpy.real_if_close)
+def real_if_close(a: Value, tol: float = 100) -> Value:
+    """`numpy.real_if_close`: the real part, if all imaginary parts are close to zero. It looks at the values."""
+    if _kind(a) != "c" or numpy.iscomplexobj(numpy.real_if_close(a.concrete("np.real_if_close"), tol)):
+        return a
+    return elementwise.real(a)
+
+
+def _of_dtypes(numpy_function: Callable) -> None:
+    """Declare a function that asks for nothing but dtypes: traced values answer by theirs."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return numpy_function(*[x.dtype if isinstance(x, Tracer) else x for x in args], **kwargs)
+
+    function.__name__ = numpy_function.__name__
+    implements(numpy_function)(function)
+
+
+_of_dtypes(numpy.result_type)
+_of_dtypes(numpy.can_cast)
+implements(numpy.min_scalar_type)(lambda x: typeof(x).dtype)
+implements(numpy.common_type)(lambda *arrays: numpy.common_type(*[numpy.empty(0, typeof(x).dtype) for x in arrays]))
+implements(numpy.iscomplexobj)(lambda x: _kind(x) == "c")
+implements(numpy.isrealobj)(lambda x: _kind(x) != "c")
