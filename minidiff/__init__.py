@@ -6,7 +6,7 @@
 1.0
 """
 
-from minidiff import numpy, testing, tree
+from minidiff import nn, numpy, testing, tree
 from minidiff.batching import vmap
 from minidiff.core import (
     LeakedTracerError,
@@ -35,6 +35,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "make_tape",
+    "nn",
     "numpy",
     "testing",
     "tree",

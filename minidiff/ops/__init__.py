@@ -2,6 +2,7 @@
 
 from minidiff.ops import (
     composed,
+    differences,
     discrete,
     elementwise,
     indexing,
@@ -11,11 +12,13 @@ from minidiff.ops import (
     reduction,
     shape,
     sorting,
+    statistics,
     updates,
 )
 
 __all__ = [
     "composed",
+    "differences",
     "discrete",
     "elementwise",
     "indexing",
@@ -25,5 +28,6 @@ __all__ = [
     "reduction",
     "shape",
     "sorting",
+    "statistics",
     "updates",
 ]

@@ -213,7 +213,8 @@ def where(condition: Value, x: Value = None, y: Value = None) -> Any:
 # ---------------------------------------------------------------- operations that derivatives are written in
 
 
-def _difference(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
+def difference_of(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
+    """x - y of arrays, where an infinity minus itself is 0."""
     with numpy.errstate(invalid="ignore"):
         return numpy.where(numpy.equal(x, y), 0, numpy.subtract(x, y))
 
@@ -223,19 +224,18 @@ def _larger(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
     return 0.5 * numpy.add(numpy.greater(x, y), numpy.greater_equal(x, y), dtype=dtype)
 
 
-def _sigmoid(x: numpy.ndarray) -> numpy.ndarray:
+def sigmoid_of(x: numpy.ndarray) -> numpy.ndarray:
+    """1 / (1 + exp(-x)) of an array."""
     small = numpy.exp(-numpy.fabs(x))  # at most 1: nothing overflows, and both tails are accurate
     return numpy.where(numpy.less(x, 0), small, 1) / (1 + small)
 
 
-#: x - y, where an infinity minus itself is 0.
-difference = function_of(Sum("difference", _difference, 1, -1))
+difference = function_of(Sum("difference", difference_of, 1, -1))
 
 #: The part of a maximum's derivative that is x's: 1 where x is larger than y, 1/2 at a tie, else 0.
 larger = function_of(Elementwise("larger", _larger, (None, None)))
 
-#: 1 / (1 + exp(-x)).
-sigmoid = function_of(Elementwise("sigmoid", _sigmoid, (lambda out, x: out * (1 - out),)))
+sigmoid = function_of(Elementwise("sigmoid", sigmoid_of, (lambda out, x: out * (1 - out),)))
 
 #: x, as if it were constant.
 stop_gradient = function_of(Elementwise("stop_gradient", lambda x: x, (None,)))

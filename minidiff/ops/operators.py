@@ -8,7 +8,18 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff.core import Tracer, Value, is_differentiable
-from minidiff.ops import composed, discrete, elementwise, indexing, linalg, reduction, shape, sorting, updates
+from minidiff.ops import (
+    composed,
+    discrete,
+    elementwise,
+    indexing,
+    linalg,
+    reduction,
+    shape,
+    sorting,
+    statistics,
+    updates,
+)
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,
@@ -89,8 +100,8 @@ _METHODS: dict[str, Callable] = {
     "prod": reduction.prod,
     "cumsum": reduction.cumsum,
     "cumprod": reduction.cumprod,
-    "var": reduction.var,
-    "std": reduction.std,
+    "var": statistics.var,
+    "std": statistics.std,
     "all": reduction.all,
     "any": reduction.any,
     "nonzero": discrete.nonzero,

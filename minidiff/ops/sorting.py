@@ -212,44 +212,6 @@ def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> V
     return indexing.scatter_add_p.bind(elementwise.convert(as_array(weights), float), x.astype(INTP), shape=(size,))
 
 
-@implements(numpy.histogram_bin_edges)
-def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Value | None = None) -> Value:
-    """`numpy.histogram_bin_edges`. Edges that a rule chooses (`bins="auto"`) are values, without a derivative."""
-    a = ravel(as_array(a))
-    if isinstance(bins, str):
-        return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
-    if numpy.ndim(bins):
-        return as_array(bins)
-    if range is None:
-        range = (numpy.min(a), numpy.max(a)) if typeof(a).size else (0.0, 1.0)
-    low, high = range
-    dtype = numpy.result_type(*[x.dtype if hasattr(x, "dtype") else x for x in (low, high, a)])
-    dtype = dtype if dtype.kind in "fc" else numpy.result_type(dtype, float)
-    alike = numpy.equal(low, high)
-    low, high = numpy.where(alike, low - 0.5, low), numpy.where(alike, high + 0.5, high)
-    count = operator.index(bins)
-    parts = numpy.arange(count + 1) / count
-    return elementwise.convert(low * (1 - parts) + high * parts, dtype)
-
-
-@implements(numpy.histogram)
-def histogram(
-    a: Value, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Value | None = None
-) -> tuple[Value, Value]:
-    """`numpy.histogram`: `(counts, edges)`; with `weights`, their sums, differentiable in them."""
-    edges = histogram_bin_edges(a, bins, range, weights)
-    a = ravel(as_array(a))
-    count = typeof(edges).shape[0] - 1
-    # Bins include their left edges, and the last one its right edge too. Before the first and after the last bin
-    # there is one for what lies outside.
-    place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
-    ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))
-    sums = indexing.scatter_add_p.bind(ones, place, shape=(count + 2,))[1:-1]
-    if density:
-        sums = sums / (edges[1:] - edges[:-1]) / sums.sum()
-    return sums, edges
-
-
 @implements(numpy.unique)
 def unique(ar: Value, return_index=False, return_inverse=False, return_counts=False, axis=None, **options: Any) -> Any:
     """`numpy.unique`, differentiable in the elements: each goes with its first occurrence.

@@ -175,6 +175,7 @@ ROWS = [
     *(row(f, x) for f in OF_COMPLEX for x in (real(2), np.array([1j, 2.0 + 0j]))),
     *(row(np.astype, real(2, 3), f=lambda x, d=d: np.astype(x, d), d=d) for d in (float, complex)),
     row(np.astype, complex_(3), f=lambda x: np.astype(x, complex)),
+    row(np.real_if_close, real(2)),
     row(np.can_cast, real(2), f=lambda x: np.can_cast(x, np.float32)),
     # operators and methods
     *(

@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/reduction.py`."""
+"""Rows of `minidiff/ops/reduction.py`, `statistics.py` and `differences.py`."""
 
 import operator
 from typing import Any

@@ -1,0 +1,286 @@
+"""Functions of neural networks: activations, softmax and its like. Names and arguments are those of `jax.nn`.
+
+Values and derivatives are finite wherever they should be: at large numbers, at infinities, at ties.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from minidiff.core import Primitive, ShapedArray, Value, is_differentiable, typeof
+from minidiff.ops import elementwise, reduction
+from minidiff.ops.composed import clip
+from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
+from minidiff.ops.kinds import Elementwise
+from minidiff.ops.shape import normalize_axes, normalize_axis, shift
+
+__all__ = [
+    *("elu", "erf", "erfc", "gelu", "leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "one_hot", "relu"),
+    *("sigmoid", "silu", "softmax", "softplus"),
+]
+
+# ---------------------------------------------------------------- the error function
+
+
+def _of_numbers(f: Callable[[float], float]) -> Callable:
+    """A function of Python's `math`, which is accurate to the last digit, on arrays."""
+
+    def impl(x: numpy.ndarray) -> numpy.ndarray:
+        x = numpy.asarray(x)
+        x = x if is_differentiable(x.dtype) else x.astype(float)
+        return numpy.fromiter(map(f, x.ravel().tolist()), x.dtype, x.size).reshape(x.shape)[()]
+
+    return impl
+
+
+_SLOPE = 2 / math.sqrt(math.pi)
+_erfc = _of_numbers(math.erfc)
+
+erf_p = Elementwise("erf", _of_numbers(math.erf), (lambda out, x: _SLOPE * exp(-x * x),))
+erfc_p = Elementwise("erfc", _erfc, (lambda out, x: -_SLOPE * exp(-x * x),))
+
+
+def erf(x: Value) -> Value:
+    """The error function of real numbers.
+
+    >>> float(erf(0.5))
+    0.5204998778130465
+    """
+    return erf_p.bind(x)
+
+
+def erfc(x: Value) -> Value:
+    """`1 - erf(x)`, accurate where that is small."""
+    return erfc_p.bind(x)
+
+
+# ---------------------------------------------------------------- activations
+
+# gelu and silu are x times a gate that goes from 0 to 1. Beyond these limits it is there: so that nothing is 0 * inf.
+_LIMIT = 40.0  # of gelu; its cube is a number in half precision, too
+_FAR = 1e4  # of silu
+
+
+def _tanh_gate(x: Value) -> Value:
+    return 0.5 * (1 + numpy.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def _gelu_tanh(x: numpy.ndarray) -> numpy.ndarray:
+    return numpy.maximum(x, -_LIMIT) * _tanh_gate(numpy.clip(x, -_LIMIT, _LIMIT))
+
+
+def _gelu_tanh_slope(out: Value, x: Value) -> Value:
+    x = clip(x, -_LIMIT, _LIMIT)
+    gate = _tanh_gate(x)
+    return gate + x * gate * (1 - gate) * (math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * x * x))
+
+
+def _gelu_erf(x: numpy.ndarray) -> numpy.ndarray:
+    return numpy.maximum(x, -_LIMIT) * (0.5 * _erfc(x * -math.sqrt(0.5)))
+
+
+def _gelu_erf_slope(out: Value, x: Value) -> Value:
+    x = clip(x, -_LIMIT, _LIMIT)
+    return 0.5 * erfc(x * -math.sqrt(0.5)) + x * exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+
+def _silu(x: numpy.ndarray) -> numpy.ndarray:
+    return numpy.maximum(x, -_FAR) * elementwise.sigmoid_of(x)
+
+
+def _silu_slope(out: Value, x: Value) -> Value:
+    gate = elementwise.sigmoid(x)
+    return gate * (1 + clip(x, -_FAR, _FAR) * (1 - gate))
+
+
+relu_p = Elementwise("relu", lambda x: numpy.maximum(x, 0), (lambda out, x: elementwise.greater(out, 0),))
+gelu_tanh_p = Elementwise("gelu_tanh", _gelu_tanh, (_gelu_tanh_slope,))
+gelu_erf_p = Elementwise("gelu_erf", _gelu_erf, (_gelu_erf_slope,))
+silu_p = Elementwise("silu", _silu, (_silu_slope,))
+
+
+def relu(x: Value) -> Value:
+    """`max(x, 0)`; at 0 its derivative is 0."""
+    return relu_p.bind(x)
+
+
+def gelu(x: Value, approximate: bool = True) -> Value:
+    """x times the normal distribution function of x, or the usual approximation of it by a tanh.
+
+    >>> round(float(gelu(1.0, approximate=False)), 12)
+    0.841344746069
+    """
+    return (gelu_tanh_p if approximate else gelu_erf_p).bind(x)
+
+
+def sigmoid(x: Value) -> Value:
+    """`1 / (1 + exp(-x))` of real numbers."""
+    return elementwise.sigmoid(x)
+
+
+def softplus(x: Value) -> Value:
+    """`log(1 + exp(x))`."""
+    return logaddexp(x, 0.0)
+
+
+def log_sigmoid(x: Value) -> Value:
+    """`log(sigmoid(x))`."""
+    return elementwise.negative(softplus(elementwise.negative(x)))
+
+
+def silu(x: Value) -> Value:
+    """`x * sigmoid(x)`."""
+    return silu_p.bind(x)
+
+
+def elu(x: Value, alpha: Value = 1.0) -> Value:
+    """x where it is positive, else `alpha * (exp(x) - 1)`."""
+    positive = elementwise.greater(x, 0)
+    return where(positive, x, elementwise.multiply(alpha, expm1(where(positive, 0.0, x))))
+
+
+def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
+    """x, times `negative_slope` where it is negative."""
+    return where(elementwise.greater_equal(x, 0), x, elementwise.multiply(negative_slope, x))
+
+
+# ---------------------------------------------------------------- softmax
+
+
+def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """The largest x along the axes, and x minus that: at most 0, and 0 somewhere, even if all are infinite."""
+    largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
+    return largest, elementwise.difference_of(x, largest)
+
+
+def _softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
+    powers = numpy.exp(_shifted(x, axes)[1])
+    return powers / numpy.sum(powers, axis=axes, keepdims=True)
+
+
+def _log_softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
+    shifted = _shifted(x, axes)[1]
+    return shifted - numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True))
+
+
+def _logsumexp(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
+    largest, shifted = _shifted(x, axes)
+    with numpy.errstate(divide="ignore"):  # of no numbers at all the sum is 0
+        total = numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True)) + largest
+    return numpy.squeeze(total, axes)[()]
+
+
+class _AlongAxes(Primitive):
+    """An operation of one operand and the axes along which it works: `tangent(out, x, t, axes)` is its derivative."""
+
+    def __init__(self, name: str, impl: Callable, tangent: Callable, reduces: bool = False):
+        super().__init__(name, impl, self._shape)
+        self.tangent = tangent
+        self.reduces = reduces
+
+    def _shape(self, x: ShapedArray, axes: tuple[int, ...]):
+        return tuple(n for i, n in enumerate(x.shape) if not (self.reduces and i in axes)), x.dtype
+
+    def jvp(self, primals, tangents, params):
+        out = self.bind(*primals, **params)
+        return out, self.tangent(out, *primals, *tangents, **params)
+
+    def batch(self, args, batched, params):
+        return self.bind(*args, axes=shift(params["axes"]))
+
+
+def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:
+    t = elementwise.multiply(out, t)
+    return t - elementwise.multiply(out, reduction.sum(t, axes, keepdims=True))
+
+
+def _log_softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:
+    return t - reduction.sum(elementwise.multiply(exp(out), t), axes, keepdims=True)
+
+
+softmax_p = _AlongAxes("softmax", _softmax, _softmax_tangent)
+log_softmax_p = _AlongAxes("log_softmax", _log_softmax, _log_softmax_tangent)
+logsumexp_p = _AlongAxes(
+    "logsumexp",
+    _logsumexp,
+    lambda out, x, t, axes: reduction.sum(elementwise.multiply(softmax_p.bind(x, axes=axes), t), axes),
+    reduces=True,
+)
+
+
+def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
+    """`exp(x) / sum(exp(x))` along an axis, several, or all (None): shape as x. 0 where the mask `where` does not hold.
+
+    Infinities share what there is: softmax([inf, inf, 0]) is [0.5, 0.5, 0].
+
+    >>> softmax(numpy.array([1e3, 1e3, -1e3]))
+    array([0.5, 0.5, 0. ])
+    """
+    y = _along_axes(softmax_p, x, axis, where)
+    return y if where is None else elementwise.where(where, y, 0.0)
+
+
+def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
+    """`log(softmax(x))` along an axis, several, or all (None): shape as x. -inf where `where` does not hold."""
+    y = _along_axes(log_softmax_p, x, axis, where)
+    return y if where is None else elementwise.where(where, y, -numpy.inf)
+
+
+def logsumexp(
+    a: Value,
+    axis: Any = None,
+    b: Value | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: Value | None = None,
+) -> Any:
+    """`log(sum(b * exp(a)))` along an axis, several, or all (None), of those numbers for which `where` holds.
+
+    With `return_sign` the logarithm of the absolute value, and the sign: a pair.
+
+    >>> float(logsumexp(numpy.array([1000.0, 1000.0])))
+    1000.6931471805599
+    """
+    a = _floating(a, where)
+    if b is None and not return_sign:
+        axes = normalize_axes(axis, typeof(a).ndim, "logsumexp")
+        results = [logsumexp_p.bind(a, axes=axes)]
+    else:
+        b = 1.0 if b is None else b
+        a = elementwise.where(elementwise.equal(b, 0), -numpy.inf, a)
+        axes = normalize_axes(axis, typeof(a).ndim, "logsumexp")
+        largest = stop_gradient(reduction.max(a, axes, keepdims=True))
+        total = reduction.sum(elementwise.multiply(b, exp(elementwise.difference(a, largest))), axes)
+        size = elementwise.absolute(total) if return_sign else total
+        results = [log(size) + numpy.reshape(largest, typeof(total).shape), elementwise.sign(total)]
+    y, *sign = [numpy.expand_dims(x, axes) for x in results] if keepdims else results
+    return (y, *sign) if return_sign else y
+
+
+def _floating(x: Value, mask: Value | None = None) -> Value:
+    """x as floating-point numbers, -inf where the mask does not hold."""
+    x = x if is_differentiable(typeof(x).dtype) else elementwise.convert(x, float)
+    return x if mask is None else where(mask, x, -numpy.inf)
+
+
+def _along_axes(primitive: _AlongAxes, x: Value, axis: Any, mask: Value | None) -> Value:
+    x = _floating(x, mask)
+    return primitive.bind(x, axes=normalize_axes(axis, typeof(x).ndim, primitive.name))
+
+
+def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Value:
+    """Integers as vectors along a new axis: 1 at the place that the integer says, else 0 (all 0 if there is none).
+
+    >>> one_hot(numpy.array([0, 2]), 3)
+    array([[1., 0., 0.],
+           [0., 0., 1.]])
+    """
+    x = numpy.asarray(x) if isinstance(x, (int, list, tuple)) else x
+    ndim = typeof(x).ndim
+    axis = normalize_axis(axis, ndim + 1, "one_hot")
+    classes = numpy.arange(num_classes).reshape(-1, *[1] * (ndim - axis))
+    return (numpy.expand_dims(x, axis) == classes).astype(dtype)

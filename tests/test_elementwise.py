@@ -1,0 +1,312 @@
+"""What a table of smooth points cannot say of elementwise functions: edges, complex numbers, and how to add one."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+from minidiff.core import NUMPY_FUNCTIONS
+from minidiff.ops.elementwise import elementwise
+from tests import test_ops
+from tests.table.rows import complex_, real, row
+
+INF, NAN = np.inf, np.nan
+OTHERS = ("matvec", "vecdot", "vecmat", "matmul")  # products of matrices
+
+
+def test_every_ufunc_is_there():
+    ufuncs = {f for f in vars(np).values() if isinstance(f, np.ufunc) and f.__name__ not in OTHERS}
+    assert {f.__name__ for f in ufuncs - set(NUMPY_FUNCTIONS)} == set()
+
+
+# ---------------------------------------------------------------- a function from outside, in one line
+
+CHECKS = [
+    *(test_ops.test_derivatives, test_ops.test_values_and_types_under_derivatives_are_numpys, test_ops.test_tapes),
+    *(test_ops.test_float32_stays, test_ops.test_tapes_of_derivatives, test_ops.test_vmap),
+    test_ops.test_vmap_of_derivatives,
+]
+
+
+def plain_softsign(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.abs(x))
+
+
+@pytest.fixture
+def softsign() -> Iterator[Callable]:
+    yield elementwise(plain_softsign, lambda out, x: (1 - abs(out)) ** 2)
+    del NUMPY_FUNCTIONS[plain_softsign]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("x", [real(2, 3), 0.7, real(0, 2)], ids=np.shape)
+def test_a_function_is_added_in_one_line(softsign, check, x):
+    check(row(softsign, x))
+
+
+# ---------------------------------------------------------------- edges
+
+#: Of (function, arguments): the derivative in each argument.
+EDGES: list[tuple[Callable, tuple, tuple]] = [
+    (np.abs, (0.0,), (0,)),
+    (np.sign, (0.0,), (0,)),
+    (np.sinc, (0.0,), (0,)),
+    (np.hypot, (0.0, 0.0), (0, 0)),
+    (np.hypot, (3e-200, 4e-200), (0.6, 0.8)),
+    (np.hypot, (3e200, 4e200), (0.6, 0.8)),
+    (np.arctan2, (0.0, 0.0), (0, 0)),
+    (np.arctan2, (0.0, 2e-200), (5e199, 0)),
+    (np.arctan2, (1.0, 0.0), (0, -1)),
+    (np.power, (0.0, 2.0), (0, 0)),
+    (np.power, (0.0, 1.0), (1, 0)),
+    (np.power, (0.0, 0.0), (0, 0)),
+    (np.power, (INF, 0.0), (0, INF)),
+    (np.power, (-2.0, 3), (12,)),
+    (lambda x: x**0, (0.0,), (0,)),
+    (lambda x: x**1, (0.0,), (1,)),
+    (np.float_power, (0.0, 2.0), (0, 0)),
+    (np.logaddexp, (0.0, 0.0), (0.5, 0.5)),
+    (np.logaddexp, (INF, INF), (0.5, 0.5)),
+    (np.logaddexp, (-INF, -INF), (0.5, 0.5)),
+    (np.logaddexp, (-INF, 0.0), (0, 1)),
+    (np.logaddexp, (INF, 0.0), (1, 0)),
+    (np.logaddexp, (1e3, -1e3), (1, 0)),
+    (np.logaddexp2, (-INF, -INF), (0.5, 0.5)),
+    (np.logaddexp2, (1e4, -1e4), (1, 0)),
+    (np.maximum, (1.0, 1.0), (0.5, 0.5)),
+    (np.maximum, (INF, INF), (0.5, 0.5)),
+    (np.maximum, (-INF, INF), (0, 1)),
+    (np.minimum, (-INF, INF), (1, 0)),
+    (np.fmax, (NAN, 1.0), (0, 1)),
+    (np.fmin, (1.0, NAN), (1, 0)),
+    (np.fmin, (1.0, 1.0), (0.5, 0.5)),
+    (np.fmod, (-7.0, 2.0), (1, 3)),
+    (np.fmod, (7.0, INF), (1, 0)),
+    (np.remainder, (-7.0, 2.0), (1, 4)),
+    (np.copysign, (2.0, -0.0), (-1, 0)),
+    (np.copysign, (-2.0, -1.0), (1, 0)),
+    (np.copysign, (0.0, -1.0), (0, 0)),
+    (np.heaviside, (0.0, 0.5), (0, 1)),
+    (np.tanh, (1e3,), (0,)),
+    (np.expm1, (-1e3,), (0,)),
+    (np.nan_to_num, (NAN,), (0,)),
+    (np.nan_to_num, (INF,), (0,)),
+    (lambda x: np.clip(x, 0, 1), (1.0,), (0.5,)),
+    (lambda x: np.clip(x, None, 1), (INF,), (0,)),
+    (lambda x: np.piecewise(x, [x > 0], [np.log, 0.0]), (np.array(0.0),), (0,)),
+    (lambda x: np.interp(x, [0.0, 1.0, 3.0], [0.0, 1.0, 7.0]), (1.0,), (3,)),
+    (lambda x: np.interp(x, [0.0, 1.0], [0.0, 1.0]), (2.0,), (0,)),
+    (lambda x: np.modf(x)[0], (-2.5,), (1,)),
+    (lambda x: np.frexp(x)[0], (6.0,), (1 / 8,)),
+]
+
+
+@pytest.mark.parametrize("f, args, expected", EDGES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_derivatives_at_edges(f, args, expected):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _, pullback = md.vjp(f, *args)
+        cts = pullback(1.0)[: len(expected)]
+        np.testing.assert_allclose(np.array(cts, float), expected, rtol=1e-14)
+        for i, e in enumerate(expected):
+            tangents = [float(i == j) if isinstance(x, float | np.ndarray) else x for j, x in enumerate(args)]
+            if all(isinstance(x, float | np.ndarray) for x in args):
+                np.testing.assert_allclose(md.jvp(f, args, [np.float64(t) for t in tangents])[1], e, rtol=1e-14)
+
+
+@pytest.mark.parametrize("f, expected", [(np.sqrt, INF), (np.cbrt, INF), (np.log, INF), (np.reciprocal, -INF)])
+def test_infinite_derivatives_are_infinite(f, expected):
+    with np.errstate(divide="ignore"):
+        assert md.grad(f)(0.0) == expected
+
+
+def test_derivatives_of_sinc_to_any_order():
+    # sinc(x) = sum of (-1)^k (pi x)^2k / (2k + 1)!
+    f, expected = np.sinc, [1, 0, -(np.pi**2) / 3, 0, np.pi**4 / 5, 0, -(np.pi**6) / 7]
+    for e in expected:
+        assert f(0.0) == pytest.approx(e, rel=1e-12)
+        assert f(1e-9) == pytest.approx(e, rel=1e-12, abs=1e-6)
+        f = md.grad(f)
+
+
+@pytest.mark.parametrize("x", [0.1, 0.9, 0.96, 3.0, 30.5, -2.0])
+def test_derivatives_of_sinc_satisfy_its_equation(x):
+    # x f'' + 2 f' + pi^2 x f = 0
+    f, df, ddf = np.sinc, md.grad(np.sinc), md.grad(md.grad(np.sinc))
+    assert x * ddf(x) + 2 * df(x) + np.pi**2 * x * f(x) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-6, 0.5, 8.0, 50.0, -3.0, 600.0])
+def test_derivatives_of_i0_satisfy_its_equation(x):
+    # x f'' + f' - x f = 0
+    f, df, ddf = np.i0, md.grad(np.i0), md.grad(md.grad(np.i0))
+    assert x * ddf(x) + df(x) == pytest.approx(x * f(x), rel=1e-12)
+    assert ddf(0.0) == 0.5
+
+
+def test_mixed_derivatives_of_powers():
+    both = md.grad(md.grad(np.power, 0), 1)  # x^(y-1) (1 + y log x)
+    for x, y in ((2.0, 0.0), (2.0, 3.0), (0.5, -1.0)):
+        assert both(x, y) == pytest.approx(x ** (y - 1) * (1 + y * np.log(x)))
+
+
+def test_second_derivatives_at_ties():
+    assert md.grad(md.grad(np.logaddexp))(1.0, 1.0) == 0.25
+    assert md.grad(md.grad(np.logaddexp, 0), 1)(INF, INF) == -0.25
+
+
+# ---------------------------------------------------------------- complex numbers
+
+#: Real functions of a complex number; their gradient is df/dx - i df/dy.
+REAL_VALUED = [
+    *(np.abs, np.angle, np.real, np.imag, lambda z: np.abs(z) ** 2, lambda z: np.real(z * np.conj(z)), md.nn.relu),
+    *(lambda z: np.real(np.sign(z) * z), lambda z: np.imag(np.exp(z) * np.conj(np.log(z))), lambda z: z.real * z.imag),
+]
+
+
+@pytest.mark.parametrize("f", [f for f in REAL_VALUED if f is not md.nn.relu])
+def test_gradients_of_real_functions_of_complex_numbers(f):
+    z, e = complex(complex_()), 1e-6
+    dx, dy = ((f(np.complex128(z + e * d)) - f(np.complex128(z - e * d))) / (2 * e) for d in (1, 1j))
+    assert md.grad(f)(z) == pytest.approx(dx - 1j * dy, rel=1e-6)
+
+
+def test_the_absolute_value_has_derivative_zero_at_a_complex_zero():
+    assert md.grad(np.abs)(0j) == 0
+
+
+@pytest.mark.parametrize("f", [np.arccosh, np.arcsin, np.arccos, np.arctanh, np.arcsinh, np.arctan, np.sqrt, np.log])
+@given(st.floats(-3, 3), st.floats(0.1, 3), st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_branches_of_complex_functions(f, x, y, below):
+    z, e = complex(x, -y if below else y), 1e-6
+    expected = (f(z + e) - f(z - e)) / (2 * e)
+    assert md.jvp(f, (z,), (1.0 + 0j,))[1] == pytest.approx(expected, rel=1e-5)
+
+
+# ---------------------------------------------------------------- values at special numbers
+
+SPECIAL = np.array([0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 3.5, NAN, INF, -INF, 1e-300, 1e300])
+ONE: list[Callable] = [
+    *(f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout) == (1, 1)),
+    *(np.sinc, np.round, np.fix, np.nan_to_num, np.angle, np.real, np.imag, np.isposinf, np.isneginf, np.iscomplex),
+    *(lambda x: np.modf(x)[0], lambda x: np.modf(x)[1], lambda x: np.frexp(x)[0], lambda x: np.frexp(x)[1]),
+    *(
+        lambda x: np.clip(x, -1, 1),
+        lambda x: np.clip(x, 1, -1),
+        lambda x: np.round(x, 1),
+        lambda x: x**-1,
+        lambda x: x**2,
+    ),
+    *(lambda x: np.interp(x, [-1.0, 0.0, 1.0], [3.0, 2.0, 5.0]), lambda x: np.interp(x, [1.0], [2.0])),
+]
+TWO: list[Callable] = [
+    *(f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout) == (2, 1) and f is not np.matmul),
+    *(lambda x, y: np.divmod(x, y)[0], lambda x, y: np.divmod(x, y)[1], np.isclose),
+    lambda x, y: np.isclose(x, y, equal_nan=True),
+]
+
+
+def compare_with_numpy(f: Callable, *args: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            expected = f(*args)
+        except TypeError:  # not of such numbers: an error on traced values, too
+            with pytest.raises(TypeError):
+                md.make_tape(f)(*args)
+            return
+        actual = md.make_tape(f)(*args)(*args)[0]
+    assert md.typeof(actual) == md.typeof(expected)
+    np.testing.assert_array_equal(actual, expected)
+    if np.asarray(expected).dtype.kind == "f":
+        np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
+
+
+@pytest.mark.parametrize("f", ONE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [float, np.float32, int, bool], ids=lambda d: d.__name__)
+def test_functions_of_special_numbers(f, dtype):
+    with np.errstate(all="ignore"):
+        compare_with_numpy(f, (SPECIAL if dtype in (float, np.float32) else np.arange(4)).astype(dtype))
+
+
+@pytest.mark.parametrize("f", TWO, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("dtype", [float, int], ids=lambda d: d.__name__)
+def test_functions_of_pairs_of_special_numbers(f, dtype):
+    x = SPECIAL if dtype is float else np.arange(4)
+    compare_with_numpy(f, x[:, None], x)
+
+
+# ---------------------------------------------------------------- values that are looked at, and errors
+
+
+def test_where_of_a_condition_alone_gives_indices():
+    def f(x):
+        return x[np.where(x > 0)].sum() + (x[np.where(x)] ** 2).sum()
+
+    assert md.grad(f)(np.array([-1.0, 2.0])).tolist() == [-2.0, 5.0]
+
+
+def test_real_if_close_looks_at_values():
+    def f(z):
+        return np.real_if_close(z).dtype.kind
+
+    seen = []
+    md.vjp(lambda z: seen.append(f(z * np.array([1.0, 2.0]))) or z, 1 + 0j)
+    md.vjp(lambda z: seen.append(f(z * np.array([1.0, 2.0]))) or z, 1 + 1j)
+    assert seen == ["f", "c"]
+
+
+def test_arrays_of_other_shapes_are_not_equal():
+    assert np.array_equal(np.ones(2), np.ones(3)) is False
+    seen = []
+    md.make_tape(lambda x: seen.append((np.array_equal(x, [1.0]), np.array_equiv(x, [1.0, 2.0]))) or x)(np.ones(3))
+    assert seen == [(False, False)]
+
+
+def test_interpolation_is_differentiable_in_its_points():
+    x, xp, fp = np.array([0.3, 1.7, -1.0, 5.0]), np.array([0.0, 1.0, 2.5]), np.array([1.0, -1.0, 4.0])
+    md.testing.check_grads(np.interp, (x, xp, fp))
+    md.testing.check_grads(lambda *args: np.interp(*args, left=0.5, right=0.7), (x, xp, fp))
+    many = md.vmap(np.interp, in_axes=(None, 0, 0))(x, np.stack([xp, xp + 1]), np.stack([fp, fp]))
+    np.testing.assert_allclose(many, [np.interp(x, xp, fp), np.interp(x, xp + 1, fp)])
+
+
+ERRORS: dict[str, tuple[Callable, type, str]] = {
+    "where": (lambda x: np.where(x > 0, x), ValueError, "both or neither"),
+    "select": (lambda x: np.select([x > 0], [x, x]), ValueError, "same length|1 conditions, but 2 choices"),
+    "piecewise": (lambda x: np.piecewise(x, [x > 0], [1.0, 2.0, 3.0]), ValueError, "3 functions for 1 conditions"),
+    "dtype": (
+        lambda x: np.exp(x, dtype=np.int64),
+        TypeError,
+        "exp: dtype=int64 cannot hold an operand of dtype float64",
+    ),
+    "out": (lambda x: np.exp(x, out=np.ones(2)), TypeError, "cannot write a traced value"),
+    "where=": (lambda x: np.exp(x, where=[True, False]), TypeError, "unexpected keyword argument 'where'"),
+    "interp": (lambda x: np.interp(x, x, x[:1]), ValueError, r"points on a line, .* f64\[2\] and f64\[1\]"),
+    "astype": (lambda x: x.astype(int, casting="safe"), TypeError, r"f64\[2\] cannot be cast to int64"),
+    "bits": (lambda x: x & 1, TypeError, "bitwise_and"),
+    "erf": (lambda x: md.nn.erf(x + 1j), TypeError, "real number"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_say_what_is_wrong(case):
+    f, error, message = ERRORS[case]
+    with pytest.raises(error, match=message):
+        md.make_tape(f)(np.ones(2))
+
+
+def test_a_plain_array_is_not_written_into():
+    def f(x):
+        y = np.zeros(2)
+        y += x
+        return y.sum()
+
+    with pytest.raises(TypeError, match="write a = a \\+ x"):
+        md.grad(f)(np.ones(2))
