@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements
+from minidiff.core import Primitive, Tracer, Value, implements, typeof
 
 # ---------------------------------------------------------------- operations
 
@@ -37,30 +37,25 @@ class Discrete(Primitive):
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
     """The batching rule of an operation that NumPy cannot apply to many arrays at once."""
-    return in_turn_p.bind(*args, primitive=primitive, batched=tuple(batched), params=params)
+    return in_turn_p.bind(*args, of=primitive, along=tuple(batched), params=params)
 
 
-def _in_turn_impl(*args, primitive, batched, params):
-    size = next(len(x) for x, b in zip(args, batched) if b)
-    results = [primitive.impl(*[x[i] if b else x for x, b in zip(args, batched)], **params) for i in range(size)]
+def _in_turn_impl(*args, of, along, params):
+    size = next(len(x) for x, b in zip(args, along) if b)
+    results = [of.impl(*[x[i] if b else x for x, b in zip(args, along)], **params) for i in range(size)]
     if results:
         return numpy.stack(results)
-    shape, dtype = _in_turn_shape(*map(_type, args), primitive=primitive, batched=batched, params=params)
+    shape, dtype = _in_turn_shape(*map(typeof, args), of=of, along=along, params=params)
     return numpy.zeros(shape, dtype)
 
 
-def _type(x: Any) -> ShapedArray:
-    return ShapedArray(numpy.shape(x), numpy.asarray(x).dtype)
-
-
-def _in_turn_shape(*types, primitive, batched, params):
-    size = next(t.shape[0] for t, b in zip(types, batched) if b)
-    elements = [t.update(shape=t.shape[1:]) if b else t for t, b in zip(types, batched)]
-    shape, dtype = primitive.shape_rule(*elements, **params)
+def _in_turn_shape(*types, of, along, params):
+    size = next(t.shape[0] for t, b in zip(types, along) if b)
+    shape, dtype = of.shape_rule(*[t.update(shape=t.shape[1:]) if b else t for t, b in zip(types, along)], **params)
     return (size, *shape), dtype
 
 
-#: `primitive`, applied to one element of the batch after the other.
+#: The operation `of`, applied to one element after the other of the operands that are batched, `along` says which.
 in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape)
 
 

@@ -25,7 +25,7 @@ from minidiff.ops.reduction import (
     reduced_shape,
     sum,
 )
-from minidiff.ops.shape import as_array, broadcast_to, normalize_axes, ravel, reshape, transpose
+from minidiff.ops.shape import as_array, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 
 # ---------------------------------------------------------------- average
@@ -263,7 +263,7 @@ def quantile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
     """`numpy.quantile`, by each of its methods; differentiable in `a`, and in `q` where the method interpolates."""
-    return _quantile(a, q, axis, method, keepdims, False, "quantile")
+    return _quantile(a, _checked(q, 1, "quantile"), axis, method, keepdims, False, "quantile")
 
 
 @implements(numpy.nanquantile)
@@ -271,7 +271,7 @@ def nanquantile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
     """`numpy.nanquantile`: the quantile without NaNs; NaN where nothing is left."""
-    return _quantile(a, q, axis, method, keepdims, True, "nanquantile")
+    return _quantile(a, _checked(q, 1, "nanquantile"), axis, method, keepdims, True, "nanquantile")
 
 
 @implements(numpy.percentile)
@@ -279,7 +279,7 @@ def percentile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
     """`numpy.percentile`: the quantile of q / 100."""
-    return _quantile(a, _hundredth(q), axis, method, keepdims, False, "percentile")
+    return _quantile(a, _hundredth(q, "percentile"), axis, method, keepdims, False, "percentile")
 
 
 @implements(numpy.nanpercentile)
@@ -287,11 +287,20 @@ def nanpercentile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
     """`numpy.nanpercentile`: the percentile without NaNs; NaN where nothing is left."""
-    return _quantile(a, _hundredth(q), axis, method, keepdims, True, "nanpercentile")
+    return _quantile(a, _hundredth(q, "nanpercentile"), axis, method, keepdims, True, "nanpercentile")
 
 
-def _hundredth(q: Value) -> Value:
-    return q / 100 if isinstance(q, (Tracer, int, float)) else numpy.asarray(q) / 100
+def _hundredth(q: Value, what: str) -> Value:
+    q = _checked(q, 100, what)
+    return q / 100
+
+
+def _checked(q: Any, most: int, what: str) -> Value:
+    """The place of a quantile: a number, an array or a traced value; those that are known are checked."""
+    q = q if isinstance(q, (int, float)) else as_array(q)
+    if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
+        raise ValueError(f"{what}: q lies between 0 and {most}, got {numpy.asarray(q).tolist()}")
+    return q
 
 
 def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_nan: bool, what: str) -> Value:
@@ -299,8 +308,6 @@ def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_n
         raise ValueError(f"{what}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
     if typeof(a).dtype.kind == "c":
         raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
-    if not isinstance(q, Tracer) and not numpy.all((numpy.asarray(q) >= 0) & (numpy.asarray(q) <= 1)):
-        raise ValueError(f"{what}: q is out of range")
     return _of_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
 
 
@@ -355,8 +362,8 @@ def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Va
     alike = numpy.equal(low, high)
     low, high = numpy.where(alike, low - 0.5, low), numpy.where(alike, high + 0.5, high)
     count = operator.index(bins)
-    parts = numpy.arange(count + 1) / count
-    return elementwise.convert(low * (1 - parts) + high * parts, dtype)
+    edges = concatenate([low + numpy.arange(count) * ((high - low) / count), reshape(high, (1,))])
+    return elementwise.convert(edges, dtype)
 
 
 @implements(numpy.histogram)
