@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
+import spmd
 from minidiff.ops.reduction import recurrence_p
 
-modest = settings(max_examples=60, deadline=None)
+modest = settings(max_examples=25, deadline=None)
 #: Small integers, so that zeros and ties are common and sums and products exact.
 vectors = st.lists(st.integers(-2, 2), min_size=1, max_size=6).map(lambda x: np.array(x, float))
 
@@ -170,6 +171,34 @@ def test_a_dtype_can_be_asked_for(f):
     assert (value.dtype, g.dtype) == (np.float64, np.float32)
 
 
+# ---------------------------------------------------------------- on ranks
+
+BODIES: dict[str, Callable] = {
+    "var": lambda x, w: np.var(x * w),
+    "prod": lambda x, w: np.prod(w) * np.prod(x),
+    "cumprod": lambda x, w: np.cumprod(x * w) @ np.cumprod(w),
+    "sort": lambda x, w: np.sort(x) @ w + np.sort(w) @ x,
+    "quantiles": lambda x, w: np.quantile(x * w, [0.2, 0.5]).sum() + np.nanmedian(x + w),
+    "searchsorted": lambda x, w: w[np.searchsorted(np.sort(x), np.array([0.1, 0.2])) % 4].sum(),
+    "histogram": lambda x, w: np.histogram(x, 3, (-1.0, 1.0), weights=w)[0][1],
+    "isin": lambda x, w: np.sum(np.where(np.isin(x, w), x, w) * x),
+    "gradient": lambda x, w: np.sum(np.gradient(x, np.sort(w))),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_reductions_of_blocks(name):
+    f, mesh = BODIES[name], spmd.make_mesh((3,), ("i",), backend="simulated")
+    x, w = np.random.default_rng(0).standard_normal((3, 4)), np.random.default_rng(1).standard_normal(4)
+    specs = {"mesh": mesh, "in_specs": (spmd.P("i"), spmd.P()), "out_specs": spmd.P("i")}
+    blocks = spmd.shard_map(lambda x, w: f(x[0], w)[None], **specs)
+    scale = np.array([1.0, 2.0, -1.0])
+    actual = md.value_and_grad(lambda x, w: (scale * blocks(x, w)).sum(), argnums=(0, 1))(x, w)
+    expected = md.value_and_grad(lambda x, w: scale @ np.stack([f(r, w) for r in x]), argnums=(0, 1))(x, w)
+    for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), e, rtol=1e-9, atol=1e-12)
+
+
 # ---------------------------------------------------------------- tapes
 
 
@@ -223,7 +252,11 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
     "cumulative_sum": (np.cumulative_sum, ValueError, r"cumulative_sum: give an axis for f64\[2,3\]"),
     "method": (lambda x: np.quantile(x, 0.5, method="low"), ValueError, r"quantile: method is one of linear, .*'low'"),
     "range": (lambda x: np.percentile(x, 101), ValueError, r"percentile: q lies between 0 and 100, got 101"),
-    "range of q": (lambda x: np.quantile(x, [0.5, 2]), ValueError, r"quantile: q lies between 0 and 1, got \[0.5, 2.0\]"),
+    "range of q": (
+        lambda x: np.quantile(x, [0.5, 2]),
+        ValueError,
+        r"quantile: q lies between 0 and 1, got \[0.5, 2.0\]",
+    ),
     "complex": (lambda x: np.quantile(x + 1j, 0.5), TypeError, r"quantile: complex numbers .*: c128\[2,3\]"),
     "diff": (lambda x: np.diff(x, -1), ValueError, r"diff: n counts .* -1"),
     "gradient": (lambda x: np.gradient(x, 1.0, 2.0, 3.0), TypeError, r"gradient: 3 spacings for 2 axes"),

@@ -18,6 +18,7 @@ from minidiff.ops.discrete import Discrete
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
+    batch_along,
     broadcast_to,
     broadcast_to_p,
     concatenate,
@@ -81,10 +82,14 @@ def inexact(a: Value) -> Value:
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
 
 
+def _size(x: Value | ShapedArray, axes: tuple[int, ...]) -> int:
+    return math.prod([x.shape[i] for i in axes])
+
+
 def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
     """How many elements are reduced to one: a number, or with `where` an array of numbers."""
     if where is True:
-        return math.prod([x.shape[a] for a in normalize_axes(axis, len(x.shape), what)])
+        return _size(x, normalize_axes(axis, len(x.shape), what))
     return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
@@ -128,20 +133,28 @@ def nansum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, ini
 # ---------------------------------------------------------------- mean
 
 
+#: The mean of floating-point or complex numbers.
+mean_p = Linear(
+    "mean",
+    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / _size(x, axes),
+    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
+    lambda ct, operands, axes, keepdims=False: [
+        _unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
+    ],
+    batch_reduction,
+)
+
+
 @implements(numpy.mean)
 def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
     """`numpy.mean` over one axis, several, or all."""
-    x, dtype = _averaged(a, dtype, where)
-    count = count_of(x, axis, where, keepdims, "mean")
-    total = bind_reduction(sum_p, x, axis, keepdims)
-    count = elementwise.convert(count, total.dtype) if hasattr(count, "dtype") else count
-    return elementwise.convert(elementwise.divide(total, count), dtype)
-
-
-def _averaged(a: Value, dtype: Any, where: Any) -> tuple[Value, numpy.dtype]:
-    """What is summed for a mean, and the dtype of the mean: integers are summed as f64, f16 as f32."""
     x = inexact(operand_of(a, dtype, where, 0))
-    return (elementwise.convert(x, numpy.float32) if x.dtype.char == "e" else x), x.dtype
+    if x.dtype.char == "e":  # as NumPy does it: summed in single precision
+        return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
+    if where is True:
+        return bind_reduction(mean_p, x, axis, keepdims)
+    count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
+    return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
 
 
 @implements(numpy.nanmean)
@@ -167,12 +180,6 @@ def _accumulate_shape(x, axis, reverse=False):
     return x.shape, _sum_dtype(x.dtype)
 
 
-def _batch_accumulation(primitive, args, batched, axis, **params):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1, **params)
-
-
 def _turned(reverse: bool) -> dict:
     """The parameter of the opposite direction; it is there only where it is true."""
     return {} if reverse else {"reverse": True}
@@ -184,7 +191,7 @@ cumsum_p = Linear(
     functools.partial(_accumulate, numpy.add),
     _accumulate_shape,
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
-    _batch_accumulation,
+    batch_along,
 )
 
 
@@ -214,7 +221,7 @@ class Recurrence(Primitive):
         return [None, self.bind(_delayed(a, 0, **back), ct, **back)]
 
     def batch(self, args, batched, params):
-        return _batch_accumulation(self, args, batched, **params)
+        return batch_along(self, args, batched, **params)
 
 
 def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
@@ -265,7 +272,7 @@ class CumulativeProduct(Primitive):
         return y, recurrence_p.bind(x, elementwise.multiply(_delayed(y, 1, **params), t), **params)
 
     def batch(self, args, batched, params):
-        return _batch_accumulation(self, args, batched, **params)
+        return batch_along(self, args, batched, **params)
 
 
 cumprod_p = CumulativeProduct()
@@ -370,7 +377,12 @@ prod_p = Product()
 
 @implements(numpy.prod)
 def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.prod`; its derivatives are right at zeros too."""
+    """`numpy.prod`; its derivatives are right at zeros too.
+
+    >>> from minidiff import grad
+    >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
+    array([0., 6., 0.])
+    """
     y = bind_reduction(prod_p, operand_of(a, dtype, where, 1), axis, keepdims)
     return y if initial is None else elementwise.multiply(y, _number(initial, y.dtype))
 
@@ -403,9 +415,10 @@ class Extremum(Primitive):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
         out = self.bind(x, **params)
-        attained = elementwise.convert(elementwise.equal(x, _unreduce(out, x, axes, keepdims)), t.dtype)
-        count = _unreduce(sum_p.bind(attained, **params), x, axes, keepdims)
-        return out, sum_p.bind(elementwise.multiply(elementwise.divide(attained, count), t), **params)
+        best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
+        attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
+        shared = sum_p.bind(elementwise.multiply(attained, t), **params)
+        return out, elementwise.divide(shared, sum_p.bind(attained, **params))
 
     def batch(self, args, batched, params):
         return batch_reduction(self, args, batched, **params)
@@ -427,7 +440,12 @@ min_p = Extremum("min", numpy.minimum, math.inf)
 
 @implements(numpy.max, numpy.amax)
 def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.max` over one axis, several, or all; elements that tie share the derivative."""
+    """`numpy.max` over one axis, several, or all; elements that tie share the derivative.
+
+    >>> from minidiff import grad
+    >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
+    array([0. , 0.5, 0.5])
+    """
     return _extremum(max_p, elementwise.maximum, a, axis, keepdims, initial, where)
 
 
@@ -525,7 +543,7 @@ def _position(numpy_function: Callable) -> Discrete:
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
-        lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
+        batch_along,
     )
 
 

@@ -15,7 +15,7 @@ from minidiff.core import Value, implements, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import as_array, broadcast_to, normalize_axis, ravel
+from minidiff.ops.shape import as_array, batch_along, normalize_axis, ravel
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -39,19 +39,13 @@ def _permute_impl(x: numpy.ndarray, indices: numpy.ndarray, axis: int, inverse: 
     return out
 
 
-def _permute_batch(primitive, args, batched, axis, inverse):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1, inverse=inverse)
-
-
 #: x with its elements rearranged along an axis: `indices` holds a permutation for each line. Transposed, its inverse.
 permute_p = Linear(
     "permute",
     _permute_impl,
     lambda x, indices, axis, inverse: (x.shape, x.dtype),
     lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
-    _permute_batch,
+    batch_along,
     linear_operands=1,
 )
 
@@ -59,14 +53,14 @@ argsort_p = Discrete(
     "argsort",
     lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
     lambda x, axis, stable: (x.shape, INTP),
-    lambda primitive, args, batched, axis, stable: primitive.bind(args[0], axis=axis + 1, stable=stable),
+    batch_along,
 )
 
 argpartition_p = Discrete(
     "argpartition",
     lambda x, kth, axis: numpy.argpartition(x, kth, axis),
     lambda x, kth, axis: (x.shape, INTP),
-    lambda primitive, args, batched, kth, axis: primitive.bind(args[0], kth=kth, axis=axis + 1),
+    batch_along,
 )
 
 # ---------------------------------------------------------------- sort, partition
@@ -79,7 +73,12 @@ def _line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
 
 @implements(numpy.sort)
 def sort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
-    """`numpy.sort` along an axis, or of all elements where that is None."""
+    """`numpy.sort` along an axis, or of all elements where that is None.
+
+    >>> from minidiff import grad
+    >>> grad(lambda x: sort(x)[0])(numpy.array([5.0, 3.0, 7.0]))
+    array([0., 1., 0.])
+    """
     x, axis = _line(a, axis, "sort")
     return permute_p.bind(x, argsort(x, axis, kind, stable=stable), axis=axis, inverse=False)
 
@@ -121,17 +120,11 @@ def sort_complex(a: Value) -> Value:
 # ---------------------------------------------------------------- lexsort, searchsorted, digitize, isin
 
 
-def _lexsort_batch(primitive, args, batched, axis):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1)
-
-
 lexsort_p = Discrete(
     "lexsort",
     lambda *keys, axis: numpy.lexsort(keys, axis),
     lambda *keys, axis: (keys[0].shape, INTP),
-    _lexsort_batch,
+    batch_along,
 )
 
 
