@@ -17,7 +17,15 @@ from minidiff.core import Primitive, Tracer, Value, implements, typeof
 # ---------------------------------------------------------------- operations
 
 
-class Discrete(Primitive):
+class ByTangent(Primitive):
+    """An operation whose author writes its tangent, from its result: `tangent(out, primals, tangents, params)`."""
+
+    def jvp(self, primals, tangents, params):
+        out = self.bind(*primals, **params)
+        return out, self.tangent(out, primals, tangents, params)
+
+
+class Discrete(ByTangent):
     """An operation without a derivative.
 
     `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Where there is none, the elements of
@@ -28,8 +36,8 @@ class Discrete(Primitive):
         super().__init__(name, impl, shape_rule)
         self.batch_rule = batch_rule or batch_in_turn
 
-    def jvp(self, primals, tangents, params):
-        return self.bind(*primals, **params), None
+    def tangent(self, out, primals, tangents, params):
+        return None
 
     def batch(self, args, batched, params):
         return self.batch_rule(self, args, batched, **params)

@@ -14,7 +14,7 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.discrete import Discrete
+from minidiff.ops.discrete import ByTangent, Discrete
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
@@ -195,7 +195,7 @@ cumsum_p = Linear(
 )
 
 
-class Recurrence(Primitive):
+class Recurrence(ByTangent):
     """y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end, y[i] = a[i] y[i+1] + b[i].
 
     Linear in b. It is what the derivative of `cumprod` is made of, and its own derivatives, so that nothing is
@@ -205,13 +205,12 @@ class Recurrence(Primitive):
     def __init__(self):
         super().__init__("recurrence", _recurrence_impl, lambda a, b, axis, reverse=False: (b.shape, b.dtype))
 
-    def jvp(self, primals, tangents, params):
-        (a, b), (ta, tb) = primals, tangents
-        y = self.bind(a, b, **params)
+    def tangent(self, out, primals, tangents, params):
+        a, (ta, tb) = primals[0], tangents
         terms = [] if tb is None else [tb]
         if ta is not None:
-            terms.append(elementwise.multiply(ta, _delayed(y, 0, **params)))
-        return y, self.bind(a, functools.reduce(elementwise.add, terms), **params) if terms else None
+            terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
+        return self.bind(a, functools.reduce(elementwise.add, terms), **params)
 
     def transpose(self, ct, operands, params):
         a, _ = operands
@@ -260,16 +259,15 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
     return concatenate([rest, start] if reverse else [start, rest], axis)
 
 
-class CumulativeProduct(Primitive):
+class CumulativeProduct(ByTangent):
     """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]; with `reverse` from the end."""
 
     def __init__(self):
         super().__init__("cumprod", functools.partial(_accumulate, numpy.multiply), _accumulate_shape)
 
-    def jvp(self, primals, tangents, params):
+    def tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
-        y = self.bind(x, **params)
-        return y, recurrence_p.bind(x, elementwise.multiply(_delayed(y, 1, **params), t), **params)
+        return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
 
     def batch(self, args, batched, params):
         return batch_along(self, args, batched, **params)
@@ -345,7 +343,7 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 
-class Product(Primitive):
+class Product(ByTangent):
     """`prod`: the derivative in each element is the product of the others, before it and after it."""
 
     def __init__(self):
@@ -359,14 +357,13 @@ class Product(Primitive):
     def _shape(x, axes, keepdims=False):
         return reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)
 
-    def jvp(self, primals, tangents, params):
+    def tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
-        out = self.bind(x, **params)
         x, t = merged(x, params["axes"]), merged(t, params["axes"])
         before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
         after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
         terms = elementwise.multiply(elementwise.multiply(before, after), t)
-        return out, reshape(sum_p.bind(terms, axes=(0,)), out.shape)
+        return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
 
     def batch(self, args, batched, params):
         return batch_reduction(self, args, batched, **params)
@@ -396,7 +393,7 @@ def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, in
 # ---------------------------------------------------------------- max, min
 
 
-class Extremum(Primitive):
+class Extremum(ByTangent):
     """`max` and `min`: the derivative is shared equally among the elements that attain it.
 
     `furthest` is the number that every other one beats; of integers, the last of their range on that side.
@@ -411,14 +408,13 @@ class Extremum(Primitive):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
         return reduced_shape(x, axes, keepdims), x.dtype
 
-    def jvp(self, primals, tangents, params):
+    def tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
-        out = self.bind(x, **params)
         best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
         attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
         shared = sum_p.bind(elementwise.multiply(attained, t), **params)
-        return out, elementwise.divide(shared, sum_p.bind(attained, **params))
+        return elementwise.divide(shared, sum_p.bind(attained, **params))
 
     def batch(self, args, batched, params):
         return batch_reduction(self, args, batched, **params)

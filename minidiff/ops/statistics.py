@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, typeof
+from minidiff.core import Tracer, Value, implements, typeof
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.discrete import concrete
+from minidiff.ops.discrete import ByTangent, concrete
 from minidiff.ops.reduction import (
     batch_reduction,
     bind_reduction,
@@ -63,7 +63,7 @@ def _spread_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 # ---------------------------------------------------------------- var, std
 
 
-class Variance(Primitive):
+class Variance(ByTangent):
     """`var`: the mean of |x - mean(x)|**2. What a step does to the mean has no part in the derivative: it cancels."""
 
     def __init__(self):
@@ -77,12 +77,12 @@ class Variance(Primitive):
     def _shape(x, axes, ddof, keepdims=False):
         return reduced_shape(x, axes, keepdims), _real_dtype(x.dtype)
 
-    def jvp(self, primals, tangents, params):
+    def tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
         products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
         freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
-        return self.bind(x, **params), elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
+        return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
 
     def batch(self, args, batched, params):
         return batch_reduction(self, args, batched, **params)
