@@ -171,23 +171,23 @@ def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
 class RecordedTracer(Tracer):
     """A value that is known only as a name on a tape."""
 
-    __slots__ = ("var",)
+    __slots__ = ("variable",)  # not `var`, which is a method of arrays
 
     def __init__(self, interpreter: Recorder, var: Var):
         self.interpreter = interpreter
-        self.var = var
+        self.variable = var
 
     @property
     def type(self) -> ShapedArray:
-        return self.var.type
+        return self.variable.type
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.var.type.shape
+        return self.variable.type.shape
 
     @property
     def dtype(self) -> numpy.dtype:
-        return self.var.type.dtype
+        return self.variable.type.dtype
 
     def concrete(self, use: str) -> numpy.ndarray:
         raise TracerError(
@@ -231,7 +231,7 @@ class Recorder(Interpreter):
 
     def atom(self, x: Value) -> Atom:
         if self.owns(x):
-            return x.var
+            return x.variable
         if isinstance(x, Tracer) and x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return x

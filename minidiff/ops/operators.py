@@ -8,7 +8,18 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff.core import Tracer, Value, is_differentiable
-from minidiff.ops import composed, elementwise, indexing, linalg, reduction, shape, updates
+from minidiff.ops import (
+    composed,
+    discrete,
+    elementwise,
+    indexing,
+    linalg,
+    reduction,
+    shape,
+    sorting,
+    statistics,
+    updates,
+)
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,
@@ -86,18 +97,25 @@ _METHODS: dict[str, Callable] = {
     "min": reduction.min,
     "argmax": reduction.argmax,
     "argmin": reduction.argmin,
+    "prod": reduction.prod,
+    "cumsum": reduction.cumsum,
+    "cumprod": reduction.cumprod,
+    "var": statistics.var,
+    "std": statistics.std,
+    "all": reduction.all,
+    "any": reduction.any,
+    "nonzero": discrete.nonzero,
+    "argsort": sorting.argsort,
+    "argpartition": sorting.argpartition,
+    "searchsorted": sorting.searchsorted,
+    "sort": _in_place("sort", "x = np.sort(x)"),
+    "partition": _in_place("partition", "x = np.partition(x, kth)"),
     "dot": linalg.dot,
     "__iter__": shape.iterate,
     "ravel": shape.ravel,
     "flatten": shape.ravel,
     "squeeze": shape.squeeze,
     "swapaxes": shape.swapaxes,
-    "astype": composed.astype,
-    "copy": composed.copy,
-    "clip": composed.clip,
-    "round": composed.round,
-    "conj": elementwise.conjugate,
-    "conjugate": elementwise.conjugate,
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),
     "transpose": _transpose,
     "compress": lambda x, condition, axis=None: indexing.compress(condition, x, axis),
@@ -107,6 +125,12 @@ _METHODS: dict[str, Callable] = {
     "put": _in_place("put", "x = x.at[index].set(values)"),
     "resize": _in_place("resize", "x = np.resize(x, shape)"),
     **{name: _method(name) for name in ("choose", "diagonal", "repeat", "take")},
+    "astype": composed.astype,
+    "copy": composed.copy,
+    "clip": composed.clip,
+    "round": composed.round,
+    "conj": elementwise.conjugate,
+    "conjugate": elementwise.conjugate,
 }
 
 
@@ -119,11 +143,11 @@ def _attach() -> None:
     for name, method in _METHODS.items():
         setattr(Tracer, name, method)
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
-    Tracer.real = property(elementwise.real, doc="The real part.")
-    Tracer.imag = property(elementwise.imag, doc="The imaginary part.")
     Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes exchanged.")
     Tracer.flat = property(shape.ravel, doc="All elements in one dimension, to be read.")
     Tracer.at = property(updates.At, doc="`x.at[index].set(v)`: x with v at index; .add, .multiply and more likewise.")
+    Tracer.real = property(elementwise.real, doc="The real part.")
+    Tracer.imag = property(elementwise.imag, doc="The imaginary part.")
 
 
 _attach()

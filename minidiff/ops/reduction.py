@@ -1,134 +1,562 @@
-"""Operations that reduce axes: sums, means, maxima."""
+"""Operations that reduce axes or accumulate along one: sums, products, means, extrema.
+
+The functions that leave out NaNs are those of the same name with `where=`.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
-from minidiff.ops import elementwise
+from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, typeof
+from minidiff.ops import elementwise, indexing
+from minidiff.ops.discrete import ByTangent, Discrete
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import broadcast_to, normalize_axes, reshape, shift
+from minidiff.ops.shape import (
+    as_array,
+    batch_along,
+    broadcast_to,
+    broadcast_to_p,
+    concatenate,
+    normalize_axes,
+    normalize_axis,
+    ravel,
+    reshape,
+    reshape_p,
+    shift,
+    transpose,
+)
+from minidiff.ops.sorting import INTP
+
+# ---------------------------------------------------------------- what reductions share
 
 
-def _reduced_shape(x: ShapedArray, axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(n for i, n in enumerate(x.shape) if i not in axes)
+def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
+    """The shape of a reduction of `x`: without `axes`, or with 1 in their places."""
+    if keepdims:
+        return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
+    return tuple([n for i, n in enumerate(x.shape) if i not in axes])
 
 
-def _kept_shape(x: ShapedArray, axes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(1 if i in axes else n for i, n in enumerate(x.shape))
+def _unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
+    """A reduced value, repeated along the axes of `x` that were reduced. `x` need only have a shape."""
+    if y.shape == x.shape:
+        return y
+    # Axes that were in front need no place kept for them: that is how broadcasting puts them back.
+    if not keepdims and axes != tuple(range(len(axes))):
+        y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
+    return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
 
 
-def _unreduce(y: Value, x: ShapedArray, axes: tuple[int, ...]) -> Value:
-    """A reduced value, repeated along the axes that were reduced."""
-    return broadcast_to(reshape(y, _kept_shape(x, axes)), x.shape)
+def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], **params) -> Value:
+    """The batching rule of reductions."""
+    return primitive.bind(args[0], axes=shift(axes), **params)
 
 
-# ---------------------------------------------------------------- sum, mean
+def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params) -> Value:
+    """Bind a reduction. `keepdims` is a parameter only where it is true: tapes are easier to read so."""
+    if keepdims:
+        params["keepdims"] = True
+    return primitive.bind(x, axes=normalize_axes(axis, len(x.shape), primitive.name), **params)
+
+
+def _number(x: Any, dtype: numpy.dtype) -> Value:
+    """A number of this dtype, from a Python number or any other."""
+    return elementwise.convert(x, dtype) if isinstance(x, Tracer) else numpy.asarray(x, dtype)[()]
+
+
+def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
+    """What is really reduced: `a` of the dtype asked for, with `fill` in place of what is left out."""
+    x = as_array(a)
+    if where is not True:
+        x = elementwise.where(where, x, fill)
+    return x if dtype is None else elementwise.convert(x, dtype)
+
+
+def inexact(a: Value) -> Value:
+    """`a`, with integers as f64."""
+    return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
+
+
+def _size(x: Value | ShapedArray, axes: tuple[int, ...]) -> int:
+    return math.prod([x.shape[i] for i in axes])
+
+
+def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
+    """How many elements are reduced to one: a number, or with `where` an array of numbers."""
+    if where is True:
+        return _size(x, normalize_axes(axis, len(x.shape), what))
+    return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
+
+
+def present(a: Value, where: Any) -> Any:
+    """The condition `where` of the functions that leave out NaNs; integers have none to leave out."""
+    if typeof(a).dtype.kind not in "fc":
+        return where
+    numbers = elementwise.logical_not(elementwise.isnan(a))
+    return numbers if where is True else elementwise.logical_and(numbers, where)
+
+
+# ---------------------------------------------------------------- sum
 
 sum_p = Linear(
     "sum",
-    lambda x, axes: numpy.sum(x, axis=axes),
-    lambda x, axes: (_reduced_shape(x, axes), numpy.sum(numpy.zeros(1, x.dtype)).dtype),
-    lambda ct, operands, axes: [_unreduce(ct, operands[0], axes)],
-    lambda primitive, args, batched, axes: primitive.bind(args[0], axes=shift(axes)),
+    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
+    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)),
+    lambda ct, operands, axes, keepdims=False: [_unreduce(ct, operands[0], axes, keepdims)],
+    batch_reduction,
 )
 
 
+@functools.cache
+def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return numpy.sum(numpy.zeros(1, dtype)).dtype
+
+
 @implements(numpy.sum)
-def sum(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
+def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
     """`numpy.sum` over one axis, several, or all."""
-    t = typeof(x)
-    axes = normalize_axes(axis, t.ndim, "sum")
-    y = sum_p.bind(x, axes=axes)
-    return reshape(y, _kept_shape(t, axes)) if keepdims else y
+    y = bind_reduction(sum_p, operand_of(a, dtype, where, 0), axis, keepdims)
+    return y if initial is None else elementwise.add(y, _number(initial, y.dtype))
+
+
+@implements(numpy.nansum)
+def nansum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
+    """`numpy.nansum`: the sum without NaNs."""
+    return sum(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
+
+
+# ---------------------------------------------------------------- mean
+
+
+#: The mean of floating-point or complex numbers.
+mean_p = Linear(
+    "mean",
+    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / _size(x, axes),
+    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
+    lambda ct, operands, axes, keepdims=False: [
+        _unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
+    ],
+    batch_reduction,
+)
 
 
 @implements(numpy.mean)
-def mean(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
+def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
     """`numpy.mean` over one axis, several, or all."""
-    t = typeof(x)
-    count = math.prod(t.shape[a] for a in normalize_axes(axis, t.ndim, "mean"))
-    return elementwise.divide(sum(x, axis, keepdims=keepdims), count)
+    x = inexact(operand_of(a, dtype, where, 0))
+    if x.dtype.char == "e":  # as NumPy does it: summed in single precision
+        return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
+    if where is True:
+        return bind_reduction(mean_p, x, axis, keepdims)
+    count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
+    return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
+
+
+@implements(numpy.nanmean)
+def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
+    """`numpy.nanmean`: the mean without NaNs; NaN where nothing is left."""
+    return mean(a, axis, dtype, keepdims=keepdims, where=present(a, where))
+
+
+# ---------------------------------------------------------------- cumsum, cumprod
+
+
+def _reversed(x: numpy.ndarray, axis: int) -> numpy.ndarray:
+    return x[(slice(None),) * axis + (slice(None, None, -1),)]
+
+
+def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
+    if reverse:
+        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, _sum_dtype(x.dtype)), axis)
+    return ufunc.accumulate(x, axis, _sum_dtype(x.dtype))
+
+
+def _accumulate_shape(x, axis, reverse=False):
+    return x.shape, _sum_dtype(x.dtype)
+
+
+def _turned(reverse: bool) -> dict:
+    """The parameter of the opposite direction; it is there only where it is true."""
+    return {} if reverse else {"reverse": True}
+
+
+#: Sums from the first element to each; with `reverse` from each to the last.
+cumsum_p = Linear(
+    "cumsum",
+    functools.partial(_accumulate, numpy.add),
+    _accumulate_shape,
+    lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
+    batch_along,
+)
+
+
+class Recurrence(ByTangent):
+    """y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end, y[i] = a[i] y[i+1] + b[i].
+
+    Linear in b. It is what the derivative of `cumprod` is made of, and its own derivatives, so that nothing is
+    ever divided by an element that may be zero.
+    """
+
+    def __init__(self):
+        super().__init__("recurrence", _recurrence_impl, lambda a, b, axis, reverse=False: (b.shape, b.dtype))
+
+    def tangent(self, out, primals, tangents, params):
+        a, (ta, tb) = primals[0], tangents
+        terms = [] if tb is None else [tb]
+        if ta is not None:
+            terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
+        return self.bind(a, functools.reduce(elementwise.add, terms), **params)
+
+    def transpose(self, ct, operands, params):
+        a, _ = operands
+        if isinstance(a, ShapedArray):
+            return super().transpose(ct, [a], params)
+        back = {"axis": params["axis"], **_turned(params.get("reverse", False))}
+        return [None, self.bind(_delayed(a, 0, **back), ct, **back)]
+
+    def batch(self, args, batched, params):
+        return batch_along(self, args, batched, **params)
+
+
+def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
+    if reverse:
+        return _reversed(_recurrence_impl(_reversed(a, axis), _reversed(b, axis), axis), axis)
+    a, b = numpy.moveaxis(a, axis, 0), numpy.moveaxis(b, axis, 0)
+    with numpy.errstate(over="ignore", invalid="ignore"):
+        y = _recurrence_by_doubling(a, b)
+    if not numpy.isfinite(y).all():  # a product of many a may overflow where no y does: go step by step
+        y = b.copy()
+        for i in range(1, len(y)):
+            y[i] += a[i] * y[i - 1]
+    return numpy.moveaxis(y, 0, axis)
+
+
+def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
+    """After k rounds each y is right as far as 2**k elements back; log2(n) rounds do instead of n steps."""
+    a, y, step = a.copy(), b.copy(), 1
+    while step < len(y):
+        y[step:] += a[step:] * y[:-step]
+        a[step:] = a[step:] * a[:-step]
+        step *= 2
+    return y
+
+
+recurrence_p = Recurrence()
+
+
+def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
+    """`x` moved one place along an axis, `first` moving in and the last element out; with `reverse` the other way."""
+    n = x.shape[axis]
+    if not n:
+        return x
+    start = numpy.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), first, x.dtype)
+    rest = indexing.getitem(x, (slice(None),) * axis + (slice(1, n) if reverse else slice(0, n - 1),))
+    return concatenate([rest, start] if reverse else [start, rest], axis)
+
+
+class CumulativeProduct(ByTangent):
+    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]; with `reverse` from the end."""
+
+    def __init__(self):
+        super().__init__("cumprod", functools.partial(_accumulate, numpy.multiply), _accumulate_shape)
+
+    def tangent(self, out, primals, tangents, params):
+        (x,), (t,) = primals, tangents
+        return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
+
+    def batch(self, args, batched, params):
+        return batch_along(self, args, batched, **params)
+
+
+cumprod_p = CumulativeProduct()
+
+
+def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
+    x = operand_of(a, dtype, where, fill)
+    if axis is None:
+        x, axis = ravel(x), 0
+    return primitive.bind(x, axis=normalize_axis(axis, len(x.shape), primitive.name))
+
+
+@implements(numpy.cumsum)
+def cumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+    """`numpy.cumsum`: the sums of the elements up to each."""
+    return _cumulative(cumsum_p, a, axis, dtype)
+
+
+@implements(numpy.cumprod)
+def cumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+    """`numpy.cumprod`: the products of the elements up to each; its derivatives are right at zeros too."""
+    return _cumulative(cumprod_p, a, axis, dtype)
+
+
+@implements(numpy.nancumsum)
+def nancumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+    """`numpy.nancumsum`: NaNs count as 0."""
+    return _cumulative(cumsum_p, a, axis, dtype, present(a, True), 0)
+
+
+@implements(numpy.nancumprod)
+def nancumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+    """`numpy.nancumprod`: NaNs count as 1."""
+    return _cumulative(cumprod_p, a, axis, dtype, present(a, True), 1)
+
+
+def _from_initial(cumulative: Callable, initial: int, x: Value, axis: Any, dtype: Any, include_initial: bool) -> Value:
+    if axis is None:
+        if len(x.shape) != 1:
+            raise ValueError(f"cumulative_{cumulative.__name__[3:]}: give an axis for {typeof(x)}")
+        axis = 0
+    y = cumulative(x, axis, dtype)
+    if not include_initial:
+        return y
+    axis = normalize_axis(axis, len(y.shape), cumulative.__name__)
+    return concatenate([numpy.full((*y.shape[:axis], 1, *y.shape[axis + 1 :]), initial, y.dtype), y], axis)
+
+
+if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
+
+    @implements(numpy.cumulative_sum)
+    def cumulative_sum(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
+        """`numpy.cumulative_sum`: `cumsum`, preceded by a zero with `include_initial`."""
+        return _from_initial(cumsum, 0, x, axis, dtype, include_initial)
+
+    @implements(numpy.cumulative_prod)
+    def cumulative_prod(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
+        """`numpy.cumulative_prod`: `cumprod`, preceded by a one with `include_initial`."""
+        return _from_initial(cumprod, 1, x, axis, dtype, include_initial)
+
+
+# ---------------------------------------------------------------- prod
+
+
+def merged(x: Value, axes: Sequence[int]) -> Value:
+    """`x` with some of its axes made one, which stands in front."""
+    shape = x.shape
+    kept = [i for i in range(len(shape)) if i not in axes]
+    x = transpose(x, (*axes, *kept))
+    return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
+
+
+class Product(ByTangent):
+    """`prod`: the derivative in each element is the product of the others, before it and after it."""
+
+    def __init__(self):
+        super().__init__("prod", self._impl, self._shape)
+
+    @staticmethod
+    def _impl(x, axes, keepdims=False):
+        return numpy.multiply.reduce(x, axis=axes, keepdims=keepdims)
+
+    @staticmethod
+    def _shape(x, axes, keepdims=False):
+        return reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)
+
+    def tangent(self, out, primals, tangents, params):
+        (x,), (t,) = primals, tangents
+        x, t = merged(x, params["axes"]), merged(t, params["axes"])
+        before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
+        after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
+        terms = elementwise.multiply(elementwise.multiply(before, after), t)
+        return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
+
+    def batch(self, args, batched, params):
+        return batch_reduction(self, args, batched, **params)
+
+
+prod_p = Product()
+
+
+@implements(numpy.prod)
+def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
+    """`numpy.prod`; its derivatives are right at zeros too.
+
+    >>> from minidiff import grad
+    >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
+    array([0., 6., 0.])
+    """
+    y = bind_reduction(prod_p, operand_of(a, dtype, where, 1), axis, keepdims)
+    return y if initial is None else elementwise.multiply(y, _number(initial, y.dtype))
+
+
+@implements(numpy.nanprod)
+def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
+    """`numpy.nanprod`: the product without NaNs."""
+    return prod(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
 
 
 # ---------------------------------------------------------------- max, min
 
 
-class Extremum(Primitive):
-    """`max` and `min`: the derivative is shared equally among the elements that attain it."""
+class Extremum(ByTangent):
+    """`max` and `min`: the derivative is shared equally among the elements that attain it.
 
-    def __init__(self, name: str, impl):
-        super().__init__(name, impl, lambda x, axes: (_reduced_shape(x, axes), x.dtype))
+    `furthest` is the number that every other one beats; of integers, the last of their range on that side.
+    """
 
-    def jvp(self, primals, tangents, params):
-        (x,), (t,), axes = primals, tangents, params["axes"]
-        out = self.bind(x, axes=axes)
-        attained = elementwise.convert(elementwise.equal(x, _unreduce(out, typeof(x), axes)), t.dtype)
-        share = elementwise.divide(attained, _unreduce(sum_p.bind(attained, axes=axes), typeof(x), axes))
-        return out, sum_p.bind(elementwise.multiply(share, t), axes=axes)
+    def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
+        super().__init__(name, functools.partial(_extremum_impl, ufunc), self._shape)
+        self.furthest = furthest
+
+    def _shape(self, x, axes, keepdims=False):
+        if _is_empty(x, axes):
+            raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
+        return reduced_shape(x, axes, keepdims), x.dtype
+
+    def tangent(self, out, primals, tangents, params):
+        (x,), (t,) = primals, tangents
+        axes, keepdims = params["axes"], params.get("keepdims", False)
+        best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
+        attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
+        shared = sum_p.bind(elementwise.multiply(attained, t), **params)
+        return elementwise.divide(shared, sum_p.bind(attained, **params))
 
     def batch(self, args, batched, params):
-        return self.bind(args[0], axes=shift(params["axes"]))
+        return batch_reduction(self, args, batched, **params)
+
+    def identity(self, dtype: numpy.dtype) -> Any:
+        if dtype.kind in "fc":
+            return self.furthest
+        least, most = (0, 1) if dtype.kind == "b" else (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max)
+        return dtype.type(most if self.furthest > 0 else least)
 
 
-max_p = Extremum("max", lambda x, axes: numpy.max(x, axis=axes))
-min_p = Extremum("min", lambda x, axes: numpy.min(x, axis=axes))
+def _extremum_impl(ufunc: numpy.ufunc, x: numpy.ndarray, axes: tuple[int, ...], keepdims: bool = False):
+    return ufunc.reduce(x, axis=axes, keepdims=keepdims)
 
 
-@implements(numpy.max)
-def max(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """`numpy.max` over one axis, several, or all; elements that tie share the derivative."""
-    return _extremum(max_p, x, axis, keepdims)
+max_p = Extremum("max", numpy.maximum, -math.inf)
+min_p = Extremum("min", numpy.minimum, math.inf)
 
 
-@implements(numpy.min)
-def min(x: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
+@implements(numpy.max, numpy.amax)
+def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
+    """`numpy.max` over one axis, several, or all; elements that tie share the derivative.
+
+    >>> from minidiff import grad
+    >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
+    array([0. , 0.5, 0.5])
+    """
+    return _extremum(max_p, elementwise.maximum, a, axis, keepdims, initial, where)
+
+
+@implements(numpy.min, numpy.amin)
+def min(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
     """`numpy.min` over one axis, several, or all; elements that tie share the derivative."""
-    return _extremum(min_p, x, axis, keepdims)
+    return _extremum(min_p, elementwise.minimum, a, axis, keepdims, initial, where)
 
 
-def _extremum(primitive: Extremum, x: Value, axis: Any, keepdims: bool) -> Value:
-    t = typeof(x)
-    axes = normalize_axes(axis, t.ndim, primitive.name)
-    y = primitive.bind(x, axes=axes)
-    return reshape(y, _kept_shape(t, axes)) if keepdims else y
+def _extremum(
+    primitive: Extremum, of_two: Callable, a: Value, axis: Any, keepdims: bool, initial: Any, where: Any
+) -> Value:
+    if initial is None:
+        if where is not True:
+            raise ValueError(f"{primitive.name}: with where= there may be no element left; say with initial= what then")
+        return bind_reduction(primitive, a, axis, keepdims)
+    x = operand_of(a, None, where, primitive.identity(a.dtype))
+    initial = _number(initial, x.dtype)
+    axes = normalize_axes(axis, len(x.shape), primitive.name)
+    if _is_empty(x, axes):
+        return broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims))
+    return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
+
+
+def _is_empty(x: Value, axes: Sequence[int]) -> bool:
+    return 0 in [x.shape[i] for i in axes]
+
+
+@implements(numpy.nanmax)
+def nanmax(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
+    """`numpy.nanmax`: the maximum without NaNs; NaN where nothing is left."""
+    return _nan_extremum(max_p, max, a, axis, keepdims, initial, where)
+
+
+@implements(numpy.nanmin)
+def nanmin(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
+    """`numpy.nanmin`: the minimum without NaNs; NaN where nothing is left."""
+    return _nan_extremum(min_p, min, a, axis, keepdims, initial, where)
+
+
+def _nan_extremum(primitive, extremum: Callable, a: Value, axis: Any, keepdims, initial: Any, where: Any) -> Value:
+    if initial is not None or a.dtype.kind not in "fc":
+        return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
+    if where is not True:
+        return extremum(a, axis, keepdims=keepdims, where=where)  # an error: what if nothing is left?
+    numbers = present(a, True)
+    y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
+    return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
+
+
+@implements(numpy.ptp)
+def ptp(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """`numpy.ptp`: the maximum less the minimum."""
+    return elementwise.subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
+
+
+# ---------------------------------------------------------------- all, any, count_nonzero
+
+
+def _truth(name: str, ufunc: numpy.ufunc) -> Discrete:
+    return Discrete(
+        name,
+        lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
+        lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
+        batch_reduction,
+    )
+
+
+all_p, any_p = _truth("all", numpy.logical_and), _truth("any", numpy.logical_or)
+
+
+@implements(numpy.all)
+def all(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
+    """`numpy.all`: whether all elements are true (not zero)."""
+    return bind_reduction(all_p, operand_of(a, None, where, True), axis, keepdims)
+
+
+@implements(numpy.any)
+def any(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
+    """`numpy.any`: whether an element is true (not zero)."""
+    return bind_reduction(any_p, operand_of(a, None, where, False), axis, keepdims)
+
+
+@implements(numpy.count_nonzero)
+def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """`numpy.count_nonzero`: how many elements are not zero."""
+    return sum(elementwise.not_equal(a, 0), axis, keepdims=keepdims)
 
 
 # ---------------------------------------------------------------- argmax, argmin
 
 
-class Position(Primitive):
-    """`argmax` and `argmin`: integers, so no derivative."""
-
-    def __init__(self, name: str, impl):
-        super().__init__(name, impl, lambda x, axis: (_reduced_shape(x, (axis,)), numpy.dtype(numpy.intp)))
-
-    def jvp(self, primals, tangents, params):
-        return self.bind(*primals, **params), None
-
-    def batch(self, args, batched, params):
-        return self.bind(args[0], axis=params["axis"] + 1)
+def _position(numpy_function: Callable) -> Discrete:
+    return Discrete(
+        numpy_function.__name__,
+        lambda x, axis: numpy_function(x, axis),
+        lambda x, axis: (reduced_shape(x, (axis,)), INTP),
+        batch_along,
+    )
 
 
-argmax_p = Position("argmax", lambda x, axis: numpy.argmax(x, axis))
-argmin_p = Position("argmin", lambda x, axis: numpy.argmin(x, axis))
+def _position_of(numpy_function: Callable) -> Callable:
+    primitive = _position(numpy_function)
+
+    def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
+        shape = typeof(a).shape
+        x, at = (ravel(a), 0) if axis is None else (a, normalize_axis(axis, len(shape), primitive.name))
+        y = primitive.bind(x, axis=at)
+        axes = range(len(shape)) if axis is None else (at,)
+        return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
+
+    position.__name__ = position.__qualname__ = primitive.name
+    position.__doc__ = f"`numpy.{primitive.name}`: integers, so no derivative."
+    return implements(numpy_function)(position)
 
 
-@implements(numpy.argmax)
-def argmax(x: Value, axis: int | None = None) -> Value:
-    """`numpy.argmax`."""
-    return _position(argmax_p, x, axis)
-
-
-@implements(numpy.argmin)
-def argmin(x: Value, axis: int | None = None) -> Value:
-    """`numpy.argmin`."""
-    return _position(argmin_p, x, axis)
-
-
-def _position(primitive: Position, x: Value, axis: int | None) -> Value:
-    x, axis = (reshape(x, (-1,)), 0) if axis is None else (x, axis)
-    return primitive.bind(x, axis=normalize_axes(axis, typeof(x).ndim, primitive.name)[0])
+argmax, argmin = _position_of(numpy.argmax), _position_of(numpy.argmin)
+nanargmax, nanargmin = _position_of(numpy.nanargmax), _position_of(numpy.nanargmin)

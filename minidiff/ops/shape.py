@@ -284,10 +284,11 @@ def _concatenate_transpose(ct, operands, axis):
     return cts
 
 
-def _concatenate_batch(primitive, args, batched, axis):
+def batch_along(primitive, args, batched, axis, **params):
+    """The batching rule of an operation along an axis of operands that are all of one rank."""
     size = next(x.shape[0] for x, b in zip(args, batched) if b)
     args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1)
+    return primitive.bind(*args, axis=axis + 1, **params)
 
 
 concatenate_p = Linear(
@@ -295,7 +296,7 @@ concatenate_p = Linear(
     lambda *arrays, axis: numpy.concatenate(arrays, axis),
     _concatenate_shape,
     _concatenate_transpose,
-    _concatenate_batch,
+    batch_along,
 )
 
 

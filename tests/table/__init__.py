@@ -2,12 +2,14 @@
 
 A family lists its `ROWS`; its functions that are `DISCRETE` (their results are integers or booleans, and carry no
 derivative); and those that are `LINEAR`, with the groups of arguments in which they are so jointly (None: in all).
+`CONCRETE` are functions that need the values of their arguments, and have no place on a tape: they are tested apart.
 """
 
-from tests.table import elementwise, indexing, linalg, nn, rearranging, reduction, shape, updates
+from tests.table import elementwise, indexing, linalg, nn, rearranging, reduction, shape, sorting, updates
 
-FAMILIES = (elementwise, nn, reduction, shape, rearranging, indexing, updates, linalg)
+FAMILIES = (elementwise, nn, reduction, sorting, shape, rearranging, indexing, updates, linalg)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]
 DISCRETE = {function for family in FAMILIES for function in family.DISCRETE}
 LINEAR = {function: groups for family in FAMILIES for function, groups in family.LINEAR.items()}
+CONCRETE = {function for family in FAMILIES for function in getattr(family, "CONCRETE", ())}

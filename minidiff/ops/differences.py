@@ -1,0 +1,122 @@
+"""Differences of neighbours, and what is made of them: slopes and integrals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from minidiff.core import Value, implements, typeof
+from minidiff.ops import elementwise, indexing
+from minidiff.ops.reduction import inexact, sum
+from minidiff.ops.shape import as_array, broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
+
+
+def _part(x: Value, axis: int, *bounds: int | None) -> Value:
+    return indexing.getitem(x, (slice(None),) * axis + (slice(*bounds),))
+
+
+@implements(numpy.diff)
+def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
+    """`numpy.diff`: the differences of neighbours along an axis, n times over."""
+    if n < 0:
+        raise ValueError(f"diff: n counts the times, and cannot be {n}")
+    if n == 0:
+        return a
+    a = as_array(a)
+    axis = normalize_axis(axis, len(a.shape), "diff")
+    if prepend is not None or append is not None:
+        parts = [_as_end(prepend, a.shape, axis), a, _as_end(append, a.shape, axis)]
+        a = concatenate([x for x in parts if x is not None], axis)
+    minus = elementwise.not_equal if a.dtype.kind == "b" else elementwise.subtract
+    for _ in range(n):
+        a = minus(_part(a, axis, 1, None), _part(a, axis, None, -1 if a.shape[axis] else None))
+    return a
+
+
+def _as_end(x: Any, shape: tuple[int, ...], axis: int) -> Value | None:
+    if x is None or len(as_array(x).shape):
+        return x
+    return broadcast_to(as_array(x), (*shape[:axis], 1, *shape[axis + 1 :]))
+
+
+@implements(numpy.ediff1d)
+def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
+    """`numpy.ediff1d`: the differences of neighbours in the flattened array, between `to_begin` and `to_end`."""
+    d = diff(ravel(as_array(ary)))
+    parts = [elementwise.convert(ravel(as_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
+    return concatenate([x for x in (parts[0], d, parts[1]) if x is not None])
+
+
+@implements(numpy.trapezoid)
+def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
+    """`numpy.trapezoid`: the integral along an axis, of values at `x`, or `dx` apart."""
+    y = as_array(y)
+    axis = normalize_axis(axis, len(y.shape), "trapezoid")
+    if x is not None:
+        x = as_array(x)
+        dx = diff(x, axis=axis if len(x.shape) > 1 else -1)
+        if len(x.shape) == 1:
+            dx = reshape(dx, [-1 if i == axis else 1 for i in range(len(y.shape))])
+    return sum(dx * (_part(y, axis, 1, None) + _part(y, axis, None, -1)) / 2.0, axis)
+
+
+@implements(numpy.gradient)
+def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """`numpy.gradient`: central differences, one-sided at the ends; a tuple of them for several axes."""
+    f = inexact(as_array(f))
+    axes = normalize_axes(axis, len(f.shape), "gradient")
+    spacings = list(varargs) or [1.0]
+    if len(spacings) == 1 and not len(as_array(spacings[0]).shape):
+        spacings = spacings * len(axes)
+    if len(spacings) != len(axes):
+        raise TypeError(f"gradient: {len(varargs)} spacings for {len(axes)} axes; give one for all, or one for each")
+    if edge_order not in (1, 2):
+        raise ValueError(f"gradient: edge_order is 1 or 2, got {edge_order}")
+    out = tuple(_slope(f, i, _steps(h, f.shape[i]), edge_order) for i, h in zip(axes, spacings))
+    return out[0] if len(out) == 1 else out
+
+
+def _steps(spacing: Any, n: int) -> Value:
+    """The distances between neighbours: `n - 1` of them from coordinates, else one number."""
+    h = as_array(spacing)
+    if not h.shape:
+        return spacing
+    if h.shape != (n,):
+        raise ValueError(f"gradient: coordinates of shape {h.shape} for an axis of size {n}")
+    return diff(inexact(h))
+
+
+def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
+    n = f.shape[axis]
+    if n < edge_order + 1:
+        raise ValueError(f"gradient: axis {axis} of {typeof(f)} needs {edge_order + 1} elements at least")
+    uniform = not len(as_array(h).shape)
+
+    def at(*bounds: int | None) -> Value:
+        return _part(f, axis, *bounds)
+
+    def step(i: int) -> Value:
+        return h if uniform else h[i]
+
+    if uniform:
+        middle = (at(2, None) - at(None, -2)) / (2.0 * h)
+    else:
+        along = [-1 if i == axis else 1 for i in range(len(f.shape))]
+        left, right = reshape(h[:-1], along) if n > 2 else 1.0, reshape(h[1:], along) if n > 2 else 1.0
+        middle = (
+            at(2, None) * (left / (right * (left + right)))
+            + at(1, -1) * ((right - left) / (left * right))
+            - at(None, -2) * (right / (left * (left + right)))
+        )
+    if edge_order == 1:
+        first, last = (at(1, 2) - at(0, 1)) / step(0), (at(n - 1, n) - at(n - 2, n - 1)) / step(-1)
+    else:
+        first = _one_sided(at(0, 1), at(1, 2), at(2, 3), step(0), step(1))
+        last = -_one_sided(at(n - 1, n), at(n - 2, n - 1), at(n - 3, n - 2), step(-1), step(-2))
+    return elementwise.convert(concatenate([first, middle, last], axis), f.dtype)
+
+
+def _one_sided(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
+    """The slope at f0 of the parabola through three values, `h1` and `h2` apart."""
+    return f1 * ((h1 + h2) / (h1 * h2)) - f0 * ((2.0 * h1 + h2) / (h1 * (h1 + h2))) - f2 * (h1 / (h2 * (h1 + h2)))

@@ -1,0 +1,93 @@
+"""Functions whose results are integers or booleans: they carry no derivative.
+
+Those whose result has a shape that follows from the types of their arguments are operations (:class:`Discrete`).
+The others are applied to the values behind tracers: they are listed at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import Primitive, Tracer, Value, implements, typeof
+
+# ---------------------------------------------------------------- operations
+
+
+class ByTangent(Primitive):
+    """An operation whose author writes its tangent, from its result: `tangent(out, primals, tangents, params)`."""
+
+    def jvp(self, primals, tangents, params):
+        out = self.bind(*primals, **params)
+        return out, self.tangent(out, primals, tangents, params)
+
+
+class Discrete(ByTangent):
+    """An operation without a derivative.
+
+    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Where there is none, the elements of
+    a batch take their turns.
+    """
+
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable | None = None):
+        super().__init__(name, impl, shape_rule)
+        self.batch_rule = batch_rule or batch_in_turn
+
+    def tangent(self, out, primals, tangents, params):
+        return None
+
+    def batch(self, args, batched, params):
+        return self.batch_rule(self, args, batched, **params)
+
+
+def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
+    """The batching rule of an operation that NumPy cannot apply to many arrays at once."""
+    return in_turn_p.bind(*args, of=primitive, along=tuple(batched), params=params)
+
+
+def _in_turn_impl(*args, of, along, params):
+    size = next(len(x) for x, b in zip(args, along) if b)
+    results = [of.impl(*[x[i] if b else x for x, b in zip(args, along)], **params) for i in range(size)]
+    if results:
+        return numpy.stack(results)
+    shape, dtype = _in_turn_shape(*map(typeof, args), of=of, along=along, params=params)
+    return numpy.zeros(shape, dtype)
+
+
+def _in_turn_shape(*types, of, along, params):
+    size = next(t.shape[0] for t, b in zip(types, along) if b)
+    shape, dtype = of.shape_rule(*[t.update(shape=t.shape[1:]) if b else t for t, b in zip(types, along)], **params)
+    return (size, *shape), dtype
+
+
+#: The operation `of`, applied to one element after the other of the operands that are batched, `along` says which.
+in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape)
+
+
+# ---------------------------------------------------------------- functions of values
+
+
+def concrete(x: Any, numpy_function: Callable) -> Any:
+    """`x` with the arrays behind its tracers, also in lists and tuples.
+
+    Raises TracerError, naming the function, where there is no array behind one: on a tape, and under vmap.
+    """
+    use = f"np.{numpy_function.__name__}"
+    return tree.map(lambda leaf: leaf.concrete(use) if isinstance(leaf, Tracer) else leaf, x)
+
+
+def of_values(numpy_function: Callable) -> Callable:
+    """A NumPy function on tracers, called with the arrays behind them. Its result must carry no derivative."""
+
+    def function(*args: Any, **options: Any) -> Any:
+        return numpy_function(*concrete(args, numpy_function), **concrete(options, numpy_function))
+
+    function.__name__ = function.__qualname__ = numpy_function.__name__
+    function.__doc__ = f"`numpy.{numpy_function.__name__}` of the values behind tracers; its result is a plain one."
+    return implements(numpy_function)(function)
+
+
+nonzero, flatnonzero, argwhere = map(of_values, (numpy.nonzero, numpy.flatnonzero, numpy.argwhere))

@@ -1,0 +1,218 @@
+"""Sorting, searching and counting.
+
+A sorted array is a rearrangement of the array, so its derivative is the same rearrangement of the tangent. Where
+elements tie, it goes to the one that the algorithm put in the place.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy
+
+from minidiff.core import Value, implements, typeof
+from minidiff.ops import elementwise, indexing
+from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
+from minidiff.ops.kinds import Linear
+from minidiff.ops.shape import as_array, batch_along, normalize_axis, ravel
+
+INTP = numpy.dtype(numpy.intp)
+
+# ---------------------------------------------------------------- permutations
+
+
+def _along(array: numpy.ndarray, indices: numpy.ndarray, axis: int) -> tuple:
+    """The index of `array` that means `indices` along one axis, and every other axis as it is."""
+    shape = array.shape
+    return tuple(
+        indices if a == axis else numpy.arange(n).reshape((n,) + (1,) * (len(shape) - a - 1))
+        for a, n in enumerate(shape)
+    )
+
+
+def _permute_impl(x: numpy.ndarray, indices: numpy.ndarray, axis: int, inverse: bool) -> numpy.ndarray:
+    if not inverse:
+        return x[_along(x, indices, axis)]
+    out = numpy.empty_like(x)
+    out[_along(x, indices, axis)] = x
+    return out
+
+
+#: x with its elements rearranged along an axis: `indices` holds a permutation for each line. Transposed, its inverse.
+permute_p = Linear(
+    "permute",
+    _permute_impl,
+    lambda x, indices, axis, inverse: (x.shape, x.dtype),
+    lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
+    batch_along,
+    linear_operands=1,
+)
+
+argsort_p = Discrete(
+    "argsort",
+    lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
+    lambda x, axis, stable: (x.shape, INTP),
+    batch_along,
+)
+
+argpartition_p = Discrete(
+    "argpartition",
+    lambda x, kth, axis: numpy.argpartition(x, kth, axis),
+    lambda x, kth, axis: (x.shape, INTP),
+    batch_along,
+)
+
+# ---------------------------------------------------------------- sort, partition
+
+
+def _line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
+    """An array and a non-negative axis of it; the flattened array where that is None."""
+    return (ravel(a), 0) if axis is None else (a, normalize_axis(axis, typeof(a).ndim, what))
+
+
+@implements(numpy.sort)
+def sort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
+    """`numpy.sort` along an axis, or of all elements where that is None.
+
+    >>> from minidiff import grad
+    >>> grad(lambda x: sort(x)[0])(numpy.array([5.0, 3.0, 7.0]))
+    array([0., 1., 0.])
+    """
+    x, axis = _line(a, axis, "sort")
+    return permute_p.bind(x, argsort(x, axis, kind, stable=stable), axis=axis, inverse=False)
+
+
+@implements(numpy.argsort)
+def argsort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
+    """`numpy.argsort`: the indices that sort an array along an axis."""
+    if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
+        raise ValueError(f"sort: kind is 'quicksort', 'heapsort', 'mergesort' or 'stable', got {kind!r}")
+    x, axis = _line(a, axis, "argsort")
+    return argsort_p.bind(x, axis=axis, stable=bool(stable) or kind in ("mergesort", "stable"))
+
+
+@implements(numpy.partition)
+def partition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
+    """`numpy.partition`: the elements at `kth` are where sorting would put them, smaller ones before them."""
+    x, axis = _line(a, axis, "partition")
+    return permute_p.bind(x, argpartition(x, kth, axis, kind), axis=axis, inverse=False)
+
+
+@implements(numpy.argpartition)
+def argpartition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
+    """`numpy.argpartition`: the indices that partition an array."""
+    x, axis = _line(a, axis, "argpartition")
+    size = typeof(x).shape[axis]
+    kth = tuple(map(int, kth)) if numpy.ndim(kth) else (operator.index(kth),)
+    for k in kth:
+        if not -size <= k < size:
+            raise ValueError(f"partition: kth={k} is out of bounds for an axis of size {size}")
+    return argpartition_p.bind(x, kth=tuple(k % size for k in kth), axis=axis)
+
+
+@implements(numpy.sort_complex)
+def sort_complex(a: Value) -> Value:
+    """`numpy.sort_complex`: sorted along the last axis, as complex numbers."""
+    return elementwise.convert(sort(a), numpy.sort_complex(numpy.zeros(1, typeof(a).dtype)).dtype)
+
+
+# ---------------------------------------------------------------- lexsort, searchsorted, digitize, isin
+
+
+lexsort_p = Discrete(
+    "lexsort",
+    lambda *keys, axis: numpy.lexsort(keys, axis),
+    lambda *keys, axis: (keys[0].shape, INTP),
+    batch_along,
+)
+
+
+@implements(numpy.lexsort)
+def lexsort(keys: Any, axis: int = -1) -> Value:
+    """`numpy.lexsort`: the indices that sort by the last of the keys, then by the one before it, and so on."""
+    keys = list(keys)
+    if len({typeof(k).shape for k in keys}) != 1:
+        raise ValueError(f"lexsort: all keys must have one shape, got {', '.join(str(typeof(k)) for k in keys)}")
+    return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
+
+
+def _batch_unless(table: int):
+    """The batching rule of a search in a table: the elements that are searched for may be many."""
+
+    def rule(primitive, args, batched, **params):
+        return batch_in_turn(primitive, args, batched, **params) if batched[table] else primitive.bind(*args, **params)
+
+    return rule
+
+
+searchsorted_p = Discrete(
+    "searchsorted",
+    lambda a, v, side: numpy.searchsorted(a, v, side),
+    lambda a, v, side: (numpy.shape(v), INTP),
+    _batch_unless(0),
+)
+digitize_p = Discrete(
+    "digitize",
+    lambda x, bins, right: numpy.digitize(x, bins, right),
+    lambda x, bins, right: (x.shape, INTP),
+    _batch_unless(1),
+)
+isin_p = Discrete(
+    "isin",
+    lambda element, test, invert: numpy.isin(element, test, invert=invert),
+    lambda element, test, invert: (element.shape, numpy.dtype(bool)),
+    _batch_unless(1),
+)
+
+
+@implements(numpy.searchsorted)
+def searchsorted(a: Value, v: Value, side: str = "left", sorter: Value | None = None) -> Value:
+    """`numpy.searchsorted`: where in the sorted array `a` the elements of `v` would be inserted."""
+    a = as_array(a) if sorter is None else indexing.getitem(as_array(a), (sorter,))
+    if typeof(a).ndim != 1:
+        raise ValueError(f"searchsorted: the sorted array has one dimension, got {typeof(a)}")
+    return searchsorted_p.bind(a, as_array(v), side=side)
+
+
+@implements(numpy.digitize)
+def digitize(x: Value, bins: Value, right: bool = False) -> Value:
+    """`numpy.digitize`: the index of the bin that each element of `x` belongs to."""
+    return digitize_p.bind(as_array(x), as_array(bins), right=bool(right))
+
+
+@implements(numpy.isin)
+def isin(
+    element: Value, test_elements: Value, assume_unique: bool = False, invert: bool = False, *, kind: str | None = None
+) -> Value:
+    """`numpy.isin`: which elements are among `test_elements`. (How they are found makes no difference.)"""
+    return isin_p.bind(as_array(element), as_array(test_elements), invert=bool(invert))
+
+
+# ---------------------------------------------------------------- counting
+
+
+@implements(numpy.bincount)
+def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> Value:
+    """`numpy.bincount`: how often each integer occurs in `x`, or the sum of its `weights`, differentiable in those.
+
+    The length of the result depends on the integers: they must be known (not names on a tape, nor batched).
+    """
+    x = numpy.asarray(concrete(x, numpy.bincount))
+    if weights is None:
+        return numpy.bincount(x, minlength=minlength)
+    size = max(numpy.bincount(x).size, minlength)
+    return indexing.scatter_add_p.bind(elementwise.convert(as_array(weights), float), x.astype(INTP), shape=(size,))
+
+
+@implements(numpy.unique)
+def unique(ar: Value, return_index=False, return_inverse=False, return_counts=False, axis=None, **options: Any) -> Any:
+    """`numpy.unique`, differentiable in the elements: each goes with its first occurrence.
+
+    How many there are depends on their values, so those must be known (not names on a tape, nor batched).
+    """
+    values = concrete(ar, numpy.unique)
+    _, index, *others = numpy.unique(values, True, return_inverse, return_counts, axis, **options)
+    found = indexing.take(ar, index, axis)
+    results = (found, *([index] if return_index else []), *others)
+    return results if len(results) > 1 else found

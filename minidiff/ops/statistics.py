@@ -1,0 +1,384 @@
+"""Statistics: weighted averages, variances, medians and quantiles, histograms."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+
+from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.ops import elementwise, indexing
+from minidiff.ops.discrete import ByTangent, concrete
+from minidiff.ops.reduction import (
+    batch_reduction,
+    bind_reduction,
+    count_of,
+    inexact,
+    mean,
+    merged,
+    operand_of,
+    present,
+    reduced_shape,
+    sum,
+)
+from minidiff.ops.shape import as_array, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
+from minidiff.ops.sorting import INTP, searchsorted, sort
+
+# ---------------------------------------------------------------- average
+
+
+@implements(numpy.average)
+def average(a: Value, axis: Any = None, weights: Value | None = None, returned: bool = False, *, keepdims=False):
+    """`numpy.average`, differentiable in the weights too. Where they sum to zero the result is not finite."""
+    a = as_array(a)
+    if weights is None:
+        y = mean(a, axis, keepdims=keepdims)
+        total = numpy.full(y.shape, count_of(a, axis, True, keepdims, "average"), y.dtype)
+    else:
+        w = _spread_weights(as_array(weights), a.shape, axis)
+        dtype = numpy.result_type(a.dtype, w.dtype, *([float] if a.dtype.kind in "biu" else []))
+        total = sum(w, axis, dtype, keepdims=keepdims)
+        y = elementwise.divide(sum(elementwise.multiply(a, w), axis, dtype, keepdims=keepdims), total)
+        total = broadcast_to(total, y.shape)
+    return (y, total) if returned else y
+
+
+def _spread_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
+    """Weights of the elements of an array, from weights of all of them, or of places along `axis`."""
+    if weights.shape == shape:
+        return weights
+    axes = normalize_axes(axis, len(shape), "average")
+    if axis is None or weights.shape != tuple(shape[i] for i in axes):
+        raise ValueError(
+            f"average: weights of shape {weights.shape} fit neither the array's shape {shape} nor its axis {axis}"
+        )
+    weights = transpose(weights, tuple(int(i) for i in numpy.argsort(axes)))
+    return broadcast_to(reshape(weights, tuple(n if i in axes else 1 for i, n in enumerate(shape))), shape)
+
+
+# ---------------------------------------------------------------- var, std
+
+
+class Variance(ByTangent):
+    """`var`: the mean of |x - mean(x)|**2. What a step does to the mean has no part in the derivative: it cancels."""
+
+    def __init__(self):
+        super().__init__("var", self._impl, self._shape)
+
+    @staticmethod
+    def _impl(x, axes, ddof, keepdims=False):
+        return numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims)
+
+    @staticmethod
+    def _shape(x, axes, ddof, keepdims=False):
+        return reduced_shape(x, axes, keepdims), _real_dtype(x.dtype)
+
+    def tangent(self, out, primals, tangents, params):
+        (x,), (t,) = primals, tangents
+        axes, keepdims = params["axes"], params.get("keepdims", False)
+        products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
+        freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
+        return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
+
+    def batch(self, args, batched, params):
+        return batch_reduction(self, args, batched, **params)
+
+
+var_p = Variance()
+
+
+@functools.cache
+def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return numpy.zeros(1, dtype).real.dtype
+
+
+def _inner(x: Value, y: Value) -> Value:
+    """Re(conj(x) y): the product of real numbers; of complex ones, as of vectors in the plane."""
+    if x.dtype.kind != "c":
+        return elementwise.multiply(x, y)
+    return elementwise.real(elementwise.multiply(elementwise.conjugate(x), y))
+
+
+def _freedom(count: Any, ddof: Any, dtype: numpy.dtype) -> Any:
+    """Degrees of freedom: the count without `ddof`, not less than 0."""
+    if not hasattr(count, "dtype"):
+        return count - ddof if count > ddof else 0
+    return elementwise.maximum(elementwise.convert(count, dtype) - ddof, 0)
+
+
+def _ddof(ddof: Any, correction: Any, what: str) -> Any:
+    if correction is None:
+        return ddof
+    if ddof != 0:
+        raise ValueError(f"{what}: ddof and correction are names of one thing; give one of them")
+    return correction
+
+
+def _deviations(a: Value, axis: Any, dtype: Any, where: Any, about: Value | None) -> Value:
+    """a - mean(a), or a - about; zero for elements that are left out."""
+    x = operand_of(a, dtype, True, 0)
+    about = mean(x, axis, keepdims=True, where=where) if about is None else about
+    return operand_of(elementwise.subtract(x, about), None, where, 0)
+
+
+@implements(numpy.var)
+def var(
+    a: Value,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    ddof: Any = 0,
+    keepdims: bool = False,
+    where: Any = True,
+    mean: Value | None = None,
+    correction: Any = None,
+) -> Value:
+    """`numpy.var`: the mean square of the deviations from the mean; real, also of complex numbers.
+
+    With `mean=` the deviations are from that, and the derivative in it is its own.
+    """
+    ddof = _ddof(ddof, correction, "var")
+    if where is True and mean is None:
+        x = operand_of(a, dtype, True, 0)
+        return bind_reduction(
+            var_p, elementwise.convert(x, float) if x.dtype.kind in "biu" else x, axis, keepdims, ddof=ddof
+        )
+    d = _deviations(a, axis, dtype, where, mean)
+    squares = sum(_inner(d, d), axis, keepdims=keepdims)
+    return elementwise.divide(squares, _freedom(count_of(d, axis, where, keepdims, "var"), ddof, squares.dtype))
+
+
+@implements(numpy.nanvar)
+def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, correction: Any = None, **options: Any):
+    """`numpy.nanvar`: the variance without NaNs; NaN where not more than `ddof` elements are left."""
+    if typeof(a).dtype.kind not in "fc":
+        return var(a, axis, dtype, ddof=ddof, correction=correction, **options)
+    ddof = _ddof(ddof, correction, "nanvar")
+    numbers = present(a, options.pop("where", True))
+    y = var(a, axis, dtype, ddof=ddof, where=numbers, **options)
+    count = sum(numbers, axis, keepdims=options.get("keepdims", False))
+    return elementwise.where(elementwise.greater(count, ddof), y, numpy.nan)
+
+
+def _root(y: Value) -> Value:
+    """The square root, with derivative 0 at 0: of the slopes that a norm has there, the middle one."""
+    zero = elementwise.equal(y, 0)
+    return elementwise.where(zero, 0, elementwise.sqrt(elementwise.where(zero, 1, y)))
+
+
+@implements(numpy.std)
+def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
+    """`numpy.std`, the root of :func:`var`, with the same arguments. Where it is 0, so is its derivative."""
+    return _root(var(a, axis, dtype, **options))
+
+
+@implements(numpy.nanstd)
+def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
+    """`numpy.nanstd`, the root of :func:`nanvar`, with the same arguments. Where it is 0, so is its derivative."""
+    return _root(nanvar(a, axis, dtype, **options))
+
+
+# ---------------------------------------------------------------- median, quantiles
+
+
+@implements(numpy.median)
+def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
+    """`numpy.median`: the middle element in order, or the mean of the two in the middle; NaN if there is one."""
+    return _of_sorted(_median, a, axis, keepdims, "median")
+
+
+@implements(numpy.nanmedian)
+def nanmedian(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
+    """`numpy.nanmedian`: the median without NaNs; NaN where nothing is left."""
+    return nanquantile(inexact(a), 0.5, axis, keepdims=keepdims)
+
+
+def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
+    """`rule` of the elements in order, along axis 0: its result's last axes are those that stay."""
+    a = as_array(a)
+    axes = normalize_axes(axis, len(a.shape), what)
+    x = merged(a, axes)
+    y = rule(sort(x, 0))
+    kept = len(x.shape) - 1
+    return reshape(y, (*y.shape[: len(y.shape) - kept], *reduced_shape(a, axes, True))) if keepdims else y
+
+
+def _median(s: Value) -> Value:
+    n = s.shape[0]
+    if not n:
+        return mean(s, 0)
+    middle = mean(indexing.getitem(s, (slice((n - 1) // 2, n // 2 + 1),)), 0)
+    return _nan_of(s, middle)
+
+
+def _nan_of(s: Value, y: Value) -> Value:
+    """`y`, but NaN where a NaN stands among the elements: sorted, it is the last."""
+    if s.dtype.kind not in "fc":
+        return y
+    last = indexing.getitem(s, (-1,))
+    return elementwise.where(elementwise.isnan(last), last, y)
+
+
+def _between(alpha: float, beta: float) -> Callable:
+    return lambda n, q: n * q + (alpha + q * (1 - alpha - beta)) - 1
+
+
+def _averaged_step(n: Any, q: Any) -> Any:
+    v = n * q - 1
+    return numpy.where(v % 1 == 0, v + 0.5, numpy.ceil(v))
+
+
+def _nearest_even(n: Any, q: Any) -> Any:
+    v = numpy.floor(n * q - 1.5)
+    return numpy.where((n * q - 1.5 == v) & (v % 2 == 1), v, v + 1)
+
+
+#: The place of the quantile q among n elements in order, by each method; where it has a fraction, the quantile
+#: lies between two elements.
+QUANTILE_METHODS: dict[str, Callable] = {
+    "linear": lambda n, q: (n - 1) * q,
+    "interpolated_inverted_cdf": _between(0, 1),
+    "hazen": _between(0.5, 0.5),
+    "weibull": _between(0, 0),
+    "median_unbiased": _between(1 / 3, 1 / 3),
+    "normal_unbiased": _between(3 / 8, 3 / 8),
+    "midpoint": lambda n, q: 0.5 * (numpy.floor((n - 1) * q) + numpy.ceil((n - 1) * q)),
+    "averaged_inverted_cdf": _averaged_step,
+    "inverted_cdf": lambda n, q: numpy.ceil(n * q - 1),
+    "closest_observation": _nearest_even,
+    "lower": lambda n, q: numpy.floor((n - 1) * q),
+    "higher": lambda n, q: numpy.ceil((n - 1) * q),
+    "nearest": lambda n, q: numpy.rint((n - 1) * q),
+}
+#: The methods whose quantile is always one of the elements.
+DISCRETE_METHODS = {"inverted_cdf", "closest_observation", "lower", "higher", "nearest"}
+
+
+@implements(numpy.quantile)
+def quantile(
+    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
+) -> Value:
+    """`numpy.quantile`, by each of its methods; differentiable in `a`, and in `q` where the method interpolates."""
+    return _quantile(a, _checked(q, 1, "quantile"), axis, method, keepdims, False, "quantile")
+
+
+@implements(numpy.nanquantile)
+def nanquantile(
+    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
+) -> Value:
+    """`numpy.nanquantile`: the quantile without NaNs; NaN where nothing is left."""
+    return _quantile(a, _checked(q, 1, "nanquantile"), axis, method, keepdims, True, "nanquantile")
+
+
+@implements(numpy.percentile)
+def percentile(
+    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
+) -> Value:
+    """`numpy.percentile`: the quantile of q / 100."""
+    return _quantile(a, _hundredth(q, "percentile"), axis, method, keepdims, False, "percentile")
+
+
+@implements(numpy.nanpercentile)
+def nanpercentile(
+    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
+) -> Value:
+    """`numpy.nanpercentile`: the percentile without NaNs; NaN where nothing is left."""
+    return _quantile(a, _hundredth(q, "nanpercentile"), axis, method, keepdims, True, "nanpercentile")
+
+
+def _hundredth(q: Value, what: str) -> Value:
+    q = _checked(q, 100, what)
+    return q / 100
+
+
+def _checked(q: Any, most: int, what: str) -> Value:
+    """The place of a quantile: a number, an array or a traced value; those that are known are checked."""
+    q = q if isinstance(q, (int, float)) else as_array(q)
+    if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
+        raise ValueError(f"{what}: q lies between 0 and {most}, got {numpy.asarray(q).tolist()}")
+    return q
+
+
+def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_nan: bool, what: str) -> Value:
+    if method not in QUANTILE_METHODS:
+        raise ValueError(f"{what}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
+    if typeof(a).dtype.kind == "c":
+        raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
+    return _of_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
+
+
+def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:
+    weak = type(q) in (int, float)  # it does not decide the dtype of the result
+    q, n, kept = as_array(q), s.shape[0], s.shape[1:]
+    if skip_nan and s.dtype.kind == "f":
+        n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)
+        q = reshape(q, (*q.shape, *[1] * len(kept)))
+    place = QUANTILE_METHODS[method](n, q)
+    low = numpy.floor(place)
+    below, above = (_at(s, _clipped(i, n), skip_nan) for i in (low, low + 1))
+    if method in DISCRETE_METHODS or place.dtype.kind in "iu":
+        y = below
+    else:
+        part = place - low
+        part = elementwise.convert(part, s.dtype) if weak and s.dtype.kind == "f" else part
+        part = part if skip_nan else reshape(part, (*part.shape, *[1] * len(kept)))
+        y = below + (above - below) * part
+    return y if skip_nan else _nan_of(s, y)
+
+
+def _clipped(place: Value, n: Any) -> Value:
+    return elementwise.convert(numpy.maximum(numpy.minimum(place, n - 1), 0), INTP)
+
+
+def _at(s: Value, index: Value, own: bool) -> Value:
+    """The elements of each line of `s` at `index`; with `own`, each line has its own: the index's last axes."""
+    if not own or s.dtype.kind != "f":
+        return indexing.getitem(s, (index,))
+    columns = math.prod(s.shape[1:])
+    lines, rows = reshape(s, (s.shape[0], columns)), math.prod(index.shape[: len(index.shape) - len(s.shape) + 1])
+    return reshape(indexing.getitem(lines, (reshape(index, (rows, columns)), numpy.arange(columns))), index.shape)
+
+
+# ---------------------------------------------------------------- histogram
+
+
+@implements(numpy.histogram_bin_edges)
+def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Value | None = None) -> Value:
+    """`numpy.histogram_bin_edges`. Edges that a rule chooses (`bins="auto"`) are values, without a derivative."""
+    a = ravel(as_array(a))
+    if isinstance(bins, str):
+        return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
+    if numpy.ndim(bins):
+        return as_array(bins)
+    if range is None:
+        range = (numpy.min(a), numpy.max(a)) if typeof(a).size else (0.0, 1.0)
+    low, high = range
+    dtype = numpy.result_type(*[x.dtype if hasattr(x, "dtype") else x for x in (low, high, a)])
+    dtype = dtype if dtype.kind in "fc" else numpy.result_type(dtype, float)
+    alike = numpy.equal(low, high)
+    low, high = numpy.where(alike, low - 0.5, low), numpy.where(alike, high + 0.5, high)
+    count = operator.index(bins)
+    edges = concatenate([low + numpy.arange(count) * ((high - low) / count), reshape(high, (1,))])
+    return elementwise.convert(edges, dtype)
+
+
+@implements(numpy.histogram)
+def histogram(
+    a: Value, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Value | None = None
+) -> tuple[Value, Value]:
+    """`numpy.histogram`: `(counts, edges)`; with `weights`, their sums, differentiable in them."""
+    edges = histogram_bin_edges(a, bins, range, weights)
+    a = ravel(as_array(a))
+    count = typeof(edges).shape[0] - 1
+    # Bins include their left edges, and the last one its right edge too. Before the first and after the last bin
+    # there is one for what lies outside.
+    place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
+    ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))
+    sums = indexing.scatter_add_p.bind(ones, place, shape=(count + 2,))[1:-1]
+    if density:
+        sums = sums / (edges[1:] - edges[:-1]) / sums.sum()
+    return sums, edges
