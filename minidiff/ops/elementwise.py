@@ -174,6 +174,20 @@ def where(condition: Value, x: Value, y: Value) -> Value:
     return where_p.bind(condition, x, y)
 
 
+# ---------------------------------------------------------------- parts of complex numbers
+
+
+def _linear(numpy_function: Callable, transpose: Callable) -> Callable:
+    shape_rule = functools.partial(elementwise_shape, numpy_function)
+    return function_of(
+        numpy_function, Linear(numpy_function.__name__, numpy_function, shape_rule, transpose, bind_aligned)
+    )
+
+
+conjugate = _linear(numpy.conjugate, lambda ct, operands: [conjugate(ct)])
+real = _linear(numpy.real, lambda ct, operands: [convert(ct, operands[0].dtype)])
+imag = _linear(numpy.imag, lambda ct, operands: [convert(multiply(ct, -1j), operands[0].dtype)])
+
 # ---------------------------------------------------------------- functions, by their derivatives
 
 exp = elementwise(numpy.exp, lambda out, x: out)

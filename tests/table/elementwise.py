@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import Row, form, positive, real, row
+from tests.table.rows import Row, complex_, form, positive, real, row
 
 
 def right_of(operator: Callable, y: Any, x: Any) -> Any:
@@ -35,7 +35,7 @@ DISCRETE = {
     *(np.logical_and, np.logical_or, np.logical_not, "comparison"),
 }
 
-LINEAR = dict.fromkeys([np.add, np.subtract, np.negative])
+LINEAR = dict.fromkeys([np.add, np.subtract, np.negative, np.conjugate, np.real, np.imag])
 LINEAR |= {np.where: [(1, 2)], np.divide: [(0,)], np.multiply: [(0,), (1,)]}
 
 ROWS = [
@@ -46,6 +46,7 @@ ROWS = [
     *(row(f, real(3), f=lambda x, f=f: f(x, 0.3)) for f in (np.remainder, np.floor_divide)),
     *(row(f, 3 * positive(2, 3), np.array([0.7, 1.3, 9.0])) for f in (np.remainder, np.floor_divide)),
     *(row(f, real(2, 3)) for f in (np.negative, np.exp, np.sin, np.cos, np.tanh, np.square, np.absolute, np.sign)),
+    *(row(f, z) for f in (np.conjugate, np.real, np.imag) for z in (complex_(2, 3), real(3))),
     *(row(f, positive(2, 3)) for f in (np.log, np.sqrt, np.floor, np.ceil)),
     *(row(f, 0.7) for f in (np.negative, np.exp, np.sin, np.absolute, np.square)),
     *(row(f, real(2, 3), np.array([[0.0], [np.inf]])) for f in (np.equal, np.not_equal, np.less, np.less_equal)),
