@@ -49,6 +49,7 @@ _METHODS: dict[str, Callable] = {
     "argmax": reduction.argmax,
     "argmin": reduction.argmin,
     "dot": linalg.dot,
+    "trace": linalg.trace,
     "ravel": shape.ravel,
     "flatten": shape.ravel,
     "squeeze": shape.squeeze,
