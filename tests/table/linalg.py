@@ -102,10 +102,7 @@ ROWS = [
     row(np.tensordot, real(2, 3), real(2, 3, 2), axes=2),
     row(np.tensordot, complex_(2, 3, 4), complex_(4, 2), axes=([0, -1], [1, 0])),
     row(np.linalg.tensordot, real(2, 3), real(3, 2), axes=1),
-    *(
-        row(np.einsum, *map(lambda s: real(*s), shapes), f=lambda *xs, s=s: np.einsum(s, *xs), s=s)
-        for s, *shapes in EINSUM
-    ),
+    *(row(np.einsum, *(real(*z) for z in shapes), f=lambda *xs, s=s: np.einsum(s, *xs), s=s) for s, *shapes in EINSUM),
     *(
         row(np.einsum, complex_(2, 3), complex_(3, 2), f=lambda *xs, s: np.einsum(s, *xs), s=s)
         for s in ("ij,jk->ki", "ij,ji", "ij,kl->jk")
