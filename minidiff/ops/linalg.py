@@ -211,10 +211,11 @@ einsum_p = Multilinear(
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
     """The sum of products along pairs of axes; the other axes of x, then of y, stay."""
-    a = list(_LETTERS[: len(x.shape)])
-    b = list(_LETTERS[len(a) : len(a) + len(y.shape)])
+    letters = string.ascii_letters
+    a = list(letters[: len(x.shape)])
+    b = list(letters[len(a) : len(a) + len(y.shape)])
     if len(b) < len(y.shape):
-        raise ValueError(f"tensordot: {len(_LETTERS)} axes at most, got {typeof(x)} and {typeof(y)}")
+        raise ValueError(f"tensordot: {len(letters)} axes at most, got {typeof(x)} and {typeof(y)}")
     for i, j in zip(x_axes, y_axes):
         b[j] = a[i]
     out = [i for i in a + b if (i in a) != (i in b)]

@@ -150,7 +150,7 @@ ROWS = [
         for full in (True, False)
         for name, f in (
             ("s", part(LA.svd, 1, full_matrices=full)),
-            ("u", part(LA.svd, 0, lambda u, k=min(s[-2:]): projectors(u[..., :k]), full_matrices=full)),
+            ("u", part(LA.svd, 0, lambda u, s=s: projectors(u[..., : min(s[-2:])]), full_matrices=full)),
             ("uv", paired(lambda x, full=full: LA.svd(x, full_matrices=full))),
         )
     ),
