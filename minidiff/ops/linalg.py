@@ -240,8 +240,10 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     """
     subscripts, values = _operands(operands)
     values = values if dtype is None else [convert(x, dtype) for x in values]
+    terms, out, as_it_stands = _parse(subscripts, tuple([x.shape for x in values]))
+    if as_it_stands:
+        return einsum_p.bind(*values, subscripts=as_it_stands)
     types = [typeof(x) for x in values]
-    terms, out = _parse(subscripts, tuple(t.shape for t in types))
     sizes = {i: n for term, t in zip(terms, types) for i, n in zip(term, t.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
     todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
@@ -287,8 +289,11 @@ def _term(labels: Sequence) -> str:
 
 
 @functools.lru_cache(4096)
-def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str]:
-    """The labels of each operand and of the result, all written out: no ellipsis, no implicit result."""
+def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | None]:
+    """The labels of each operand and of the result, all written out: no ellipsis, no implicit result.
+
+    And the subscripts of `einsum_p`, where the operands are two that it takes as they are.
+    """
 
     def refuse(why: str):
         raise ValueError(f"einsum: {why} in '{subscripts}' for operands of shapes {', '.join(map(str, shapes))}")
@@ -326,7 +331,10 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str]:
     for i, found in sizes.items():
         if len(found - {1}) > 1:
             refuse(f"sizes {sorted(found)} of the axis '{i}' differ")
-    return tuple(terms), out
+    plain = len(terms) == 2 and all(len(found) == 1 for found in sizes.values())
+    plain = plain and all(term.count(i) == 1 for term in terms for i in term)
+    plain = plain and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
+    return tuple(terms), out, f"{terms[0]},{terms[1]}->{out}" if plain else None
 
 
 def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
