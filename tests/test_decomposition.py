@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
+import spmd
+from collectives import psum
+from spmd import P
 
 LA: Any = np.linalg
 X = np.array([[2.0, 1.0], [0.5, 3.0]])
@@ -271,3 +274,28 @@ def test_solutions_are_not_linear_in_the_matrix():
 def test_matrices_that_are_not_positive_definite_raise_numpys_error():
     with pytest.raises(LA.LinAlgError, match="not positive definite"):
         md.vjp(LA.cholesky, -np.eye(2))
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def test_decompositions_in_the_bodies_of_shard_map():
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    xs, shared = np.stack([X, X @ X]), X.T
+
+    def f(x, shared):
+        w, v = LA.eigh(x + x.T)
+        u, s, vh = LA.svd(shared)
+        return np.sin(LA.solve(x, v * w @ u) @ vh + np.einsum("ij,jk,k->ik", x, shared, s)) + LA.norm(shared) * LA.det(
+            x
+        )
+
+    body = spmd.shard_map(lambda x, y: psum(f(x[0], y), "i"), mesh=mesh, in_specs=(P("i"), P()), out_specs=P())
+
+    def alone(xs, y):
+        return f(xs[0], y) + f(xs[1], y)
+
+    np.testing.assert_allclose(body(xs, shared), alone(xs, shared))
+    cts, expected = (md.vjp(g, xs, shared)[1](np.eye(2)) for g in (body, alone))
+    for ct, number in zip(cts, expected, strict=True):
+        np.testing.assert_allclose(ct, number)
