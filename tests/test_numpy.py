@@ -108,9 +108,9 @@ ERRORS = {
     "writing into an array": (lambda x: np.copyto(np.zeros((2, 2)), x), TypeError, r"np\.copyto is not supported"),
     "writing a row": (lambda x: np.zeros((2, 2)).__setitem__(0, x[0]), TypeError, r"cannot become a plain NumPy array"),
     "unsupported function": (
-        np.linalg.svd,
+        np.packbits,
         TypeError,
-        r"np\.svd is not supported on traced values \(f64\[2,2\]\); supported: absolute, add, .*, where",
+        r"np\.packbits is not supported on traced values \(f64\[2,2\]\); supported: absolute, add, .*, where",
     ),
     "unsupported ufunc": (
         np.frompyfunc(math.gamma, 1, 1),

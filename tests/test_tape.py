@@ -24,12 +24,9 @@ def test_printing():
         "  c:f64[3] = constant",
         "  d:f64[] = sin(a)",
         "  e:f64[] = multiply(d, 2.0)",
-        "  f:f64[1,3] = reshape(b, shape=(1, 3))",
-        "  g:f64[3,1] = reshape(c, shape=(3, 1))",
-        "  h:f64[1,1] = matmul(f, g)",
-        "  i:f64[] = reshape(h, shape=())",
-        "  j:f64[] = add(e, i)",
-        "  return (j, c)",
+        "  f:f64[] = matmul(b, c)",
+        "  g:f64[] = add(e, f)",
+        "  return (g, c)",
     ]
 
 

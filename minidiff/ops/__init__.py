@@ -2,6 +2,7 @@
 
 from minidiff.ops import (
     composed,
+    decomposition,
     differences,
     discrete,
     elementwise,
@@ -18,6 +19,7 @@ from minidiff.ops import (
 
 __all__ = [
     "composed",
+    "decomposition",
     "differences",
     "discrete",
     "elementwise",

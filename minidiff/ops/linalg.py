@@ -1,77 +1,651 @@
-"""Products of matrices."""
+"""Products of vectors, matrices and tensors.
+
+Three operations stand behind them all: `matmul`; `einsum` of two operands, of which every other contraction
+is made; and `convolve`.
+"""
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+import re
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, implements, typeof
-from minidiff.ops.elementwise import multiply
-from minidiff.ops.kinds import Multilinear, match
-from minidiff.ops.shape import moveaxis, reshape, swapaxes
+from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.ops.elementwise import conjugate, convert, multiply, subtract
+from minidiff.ops.indexing import getitem
+from minidiff.ops.kinds import Multilinear, align, match
+from minidiff.ops.reduction import sum
+from minidiff.ops.shape import (
+    expand_dims,
+    moveaxis,
+    normalize_axes,
+    ravel,
+    reshape,
+    reshape_p,
+    squeeze,
+    stack,
+    swapaxes,
+    transpose,
+    transpose_p,
+)
+
+
+def conj(x: Value) -> Value:
+    """The complex conjugate; of what is real, itself."""
+    return conjugate(x) if typeof(x).dtype.kind == "c" else x
+
+
+@implements(numpy.linalg.matrix_transpose)
+def matrix_transpose(x: Value, /) -> Value:
+    """`numpy.linalg.matrix_transpose`: the last two axes exchanged."""
+    return transpose_p.bind(x, axes=(1, 0)) if len(x.shape) == 2 else swapaxes(x, -1, -2)
+
+
+def adjoint(x: Value) -> Value:
+    """The conjugate transpose of a matrix, or of a stack of them."""
+    return conj(matrix_transpose(x))
+
+
+# ---------------------------------------------------------------- matmul
 
 
 def _matmul_shape(x: ShapedArray, y: ShapedArray):
     batch = numpy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    return (*batch, x.shape[-2], y.shape[-1]), numpy.result_type(x.dtype, y.dtype)
+    columns = y.shape[-1:] if y.ndim > 1 else ()
+    return (*batch, *x.shape[-2:-1], *columns), numpy.result_type(x.dtype, y.dtype)
+
+
+def _rows(x: Value) -> Value:
+    """A stack of matrices as one matrix of all their rows."""
+    return x if len(x.shape) == 2 else reshape_p.bind(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _matmul_left(ct: Value, operands: Sequence) -> Value:
+    x, y = operands
+    m, n = len(x.shape), len(y.shape)
+    if n == 1:
+        return match(multiply(expand_dims(ct, -1), y), x)
+    if m == 1:
+        axes = (*range(n - 2), -1)
+        return match(matmul_p.bind(y, ct) if n == 2 else contract(y, ct, axes, axes), x)
+    if m == 2 and n > 2:
+        axes = (*range(n - 2), -1)
+        return match(contract(ct, y, axes, axes), x)
+    return match(matmul_p.bind(ct, matrix_transpose(y)), x)
+
+
+def _matmul_right(ct: Value, operands: Sequence) -> Value:
+    x, y = operands
+    m, n = len(x.shape), len(y.shape)
+    if m == 1:
+        return match(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
+    if n == 1:
+        return match(matmul_p.bind(ravel(ct), _rows(x)), y)
+    if n == 2:
+        return match(matmul_p.bind(matrix_transpose(_rows(x)), _rows(ct)), y)
+    return match(matmul_p.bind(matrix_transpose(x), ct), y)
 
 
 def _matmul_batch(primitive, args, batched):
-    rank = max(len(x.shape) - b for x, b in zip(args, batched))
+    x, y = args
+    m, n = (len(a.shape) - b for a, b in zip(args, batched))
+    if not batched[1] and (n == 1 or (m == 1 and n == 2)):  # a batch of vectors is a matrix
+        return primitive.bind(x, y)
+    if not batched[0] and m == 1:
+        return primitive.bind(x, y) if n > 1 else primitive.bind(y, x)
+    if not batched[0] and m == 2 and n == 1:
+        return primitive.bind(y, matrix_transpose(x))
+    x, y = expand_dims(x, -2) if m == 1 else x, expand_dims(y, -1) if n == 1 else y
+    z = primitive.bind(*align((x, y), batched))
+    dropped = ((-2,) if m == 1 else ()) + ((-1,) if n == 1 else ())
+    return squeeze(z, dropped) if dropped else z
 
-    def pad(x, b):  # the batch axis first, then as many axes as the other has
-        missing = rank - (len(x.shape) - b)
-        return reshape(x, (x.shape[0],) + (1,) * missing + tuple(x.shape[1:])) if b and missing else x
 
-    return primitive.bind(*map(pad, args, batched))
+#: The product of matrices, of stacks of them (whose leading dimensions broadcast), and of vectors on either side.
+matmul_p = Multilinear("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_right), _matmul_batch)
 
 
-#: The product of matrices of two or more dimensions, whose leading dimensions broadcast.
-matmul_p = Multilinear(
-    "matmul",
-    numpy.matmul,
-    _matmul_shape,
-    (
-        lambda ct, operands: match(matmul_p.bind(ct, swapaxes(operands[1], -1, -2)), operands[0]),
-        lambda ct, operands: match(matmul_p.bind(swapaxes(operands[0], -1, -2), ct), operands[1]),
-    ),
-    _matmul_batch,
+@implements(numpy.matmul, numpy.linalg.matmul)
+def matmul(x: Value, y: Value, /) -> Value:
+    """`numpy.matmul`: `x @ y`, with vectors on either side."""
+    try:
+        shape, other = x.shape, y.shape
+    except AttributeError:  # typeof has the words for what is no array
+        shape, other = typeof(x).shape, typeof(y).shape
+    if len(shape) == 2 == len(other) and shape[1] == other[0]:
+        return matmul_p.bind(x, y)
+    if not shape or not other:
+        raise ValueError(f"matmul: operands need one dimension at least, got {typeof(x)} and {typeof(y)}")
+    if shape[-1] != other[max(-2, -len(other))]:
+        raise ValueError(f"matmul: inner dimensions differ in {typeof(x)} @ {typeof(y)}")
+    if any(n != m and 1 not in (n, m) for n, m in zip(shape[-3::-1], other[-3::-1])):
+        raise ValueError(f"matmul: leading dimensions differ in {typeof(x)} @ {typeof(y)}")
+    return matmul_p.bind(x, y)
+
+
+# ---------------------------------------------------------------- einsum of two operands
+
+_LETTERS = string.ascii_uppercase + string.ascii_lowercase  # in the order in which NumPy numbers them
+
+
+@functools.lru_cache(4096)
+def _kernel(subscripts: str) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.ndarray]:
+    """The contraction as the fastest of what NumPy has: a product of numbers, of matrices, or its own loop."""
+    terms, out = subscripts.split("->")
+    a, b = terms.split(",")
+    both = [i for i in out if i in a and i in b]
+    left, right = [i for i in out if i not in b], [i for i in out if i not in a]
+    summed = [i for i in a if i not in out]
+    if not summed:
+        return _product_of_numbers(a, b, out)
+    if both and not left and not right:
+        return functools.partial(numpy.einsum, subscripts)
+    x_axes = [a.index(i) for i in (*both, *left, *summed)]
+    y_axes = [b.index(i) for i in (*both, *summed, *right)]
+    made = [*both, *left, *right]
+    return _product_of_matrices(x_axes, y_axes, len(both), len(left), [made.index(i) for i in out])
+
+
+def _product_of_numbers(a: str, b: str, out: str) -> Callable:
+    x_axes, y_axes = ([term.index(i) for i in out if i in term] for term in (a, b))
+    x_index, y_index = (tuple(slice(None) if i in term else None for i in out) for term in (a, b))
+    return lambda x, y: x.transpose(x_axes)[x_index] * y.transpose(y_axes)[y_index]
+
+
+def _product_of_matrices(x_axes: list, y_axes: list, both: int, left: int, axes: list) -> Callable:
+    inner = len(x_axes) - left  # where y's own axes begin
+
+    def product(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
+        x, y = x.transpose(x_axes), y.transpose(y_axes)
+        batch, rows, columns = x.shape[:both], x.shape[both : both + left], y.shape[inner:]
+        n = math.prod(y.shape[both:inner])
+        x = x.reshape(*batch, math.prod(rows), n)
+        y = y.reshape(*batch, n, math.prod(columns))
+        return numpy.matmul(x, y).reshape(batch + rows + columns).transpose(axes)[()]
+
+    return product
+
+
+def _einsum_shape(x: ShapedArray, y: ShapedArray, subscripts: str):
+    terms, out = subscripts.split("->")
+    sizes = dict(zip(terms.replace(",", ""), x.shape + y.shape))
+    return tuple(sizes[i] for i in out), numpy.result_type(x.dtype, y.dtype)
+
+
+def _einsum_transpose(side: int, ct: Value, operands: Sequence, subscripts: str) -> Value:
+    terms, out = subscripts.split("->")
+    terms = terms.split(",")
+    other, wanted = terms[1 - side], terms[side]
+    if side == 0:
+        ct = einsum_p.bind(ct, operands[1], subscripts=f"{out},{other}->{wanted}")
+    else:
+        ct = einsum_p.bind(operands[0], ct, subscripts=f"{other},{out}->{wanted}")
+    return match(ct, operands[side])
+
+
+def _einsum_batch(primitive, args, batched, subscripts):
+    new = next((i for i in _LETTERS if i not in subscripts), None)
+    if new is None:
+        raise ValueError(f"einsum: no letter is left for the axis of vmap in '{subscripts}'")
+    terms, out = subscripts.split("->")
+    terms = ",".join(new + term if b else term for term, b in zip(terms.split(","), batched))
+    return primitive.bind(*args, subscripts=f"{terms}->{new}{out}")
+
+
+#: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label stands once in an operand, and in the other
+#: operand or the result as well: so the transposes are contractions of the same kind.
+einsum_p = Multilinear(
+    "einsum",
+    lambda x, y, subscripts: _kernel(subscripts)(x, y),
+    _einsum_shape,
+    tuple(functools.partial(_einsum_transpose, side) for side in (0, 1)),
+    _einsum_batch,
 )
 
 
-@implements(numpy.matmul)
-def matmul(x: Value, y: Value) -> Value:
-    """`numpy.matmul`: `x @ y`, with vectors on either side."""
-    tx, ty = typeof(x), typeof(y)
-    if not tx.ndim or not ty.ndim:
-        raise ValueError(f"matmul: operands need one dimension at least, got {tx} and {ty}")
-    if tx.shape[-1] != ty.shape[max(-2, -ty.ndim)]:
-        raise ValueError(f"matmul: inner dimensions differ in {tx} @ {ty}")
-    if any(n != m and 1 not in (n, m) for n, m in zip(tx.shape[-3::-1], ty.shape[-3::-1])):
-        raise ValueError(f"matmul: leading dimensions differ in {tx} @ {ty}")
-    z = matmul_p.bind(
-        reshape(x, (1, *tx.shape)) if tx.ndim == 1 else x, reshape(y, (*ty.shape, 1)) if ty.ndim == 1 else y
-    )
-    shape = z.shape
-    if ty.ndim == 1:
-        shape = shape[:-1]
-    if tx.ndim == 1:
-        shape = shape[:-2] + shape[-1:] if ty.ndim > 1 else shape[:-1]
-    return reshape(z, shape)
+def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
+    """The sum of products along pairs of axes; the other axes of x, then of y, stay."""
+    letters = string.ascii_letters
+    a = list(letters[: len(x.shape)])
+    b = list(letters[len(a) : len(a) + len(y.shape)])
+    if len(b) < len(y.shape):
+        raise ValueError(f"tensordot: {len(letters)} axes at most, got {typeof(x)} and {typeof(y)}")
+    for i, j in zip(x_axes, y_axes):
+        b[j] = a[i]
+    out = [i for i in a + b if (i in a) != (i in b)]
+    return einsum_p.bind(x, y, subscripts=f"{''.join(a)},{''.join(b)}->{''.join(out)}")
+
+
+# ---------------------------------------------------------------- einsum
+
+
+@implements(numpy.einsum)
+def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
+    """`numpy.einsum`, of any number of operands, its subscripts a string or lists between the operands.
+
+    Operands are contracted two by two, in the order that `numpy.einsum_path` finds for `optimize`, so that
+    derivatives share what the value has computed. Sizes of 1 broadcast.
+
+    >>> from minidiff import make_tape
+    >>> print(make_tape(lambda x, y: einsum("ij,jk", x, y))(numpy.ones((2, 3)), numpy.ones((3, 4))))
+    lambda a:f64[2,3], b:f64[3,4]:
+      c:f64[2,4] = einsum(a, b, subscripts='ij,jk->ik')
+      return c
+    """
+    subscripts, values = _operands(operands)
+    values = values if dtype is None else [convert(x, dtype) for x in values]
+    terms, out, as_it_stands = _parse(subscripts, tuple([x.shape for x in values]))
+    if as_it_stands:
+        return einsum_p.bind(*values, subscripts=as_it_stands)
+    types = [typeof(x) for x in values]
+    sizes = {i: n for term, t in zip(terms, types) for i, n in zip(term, t.shape) if n != 1}
+    todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
+    todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
+    shapes = tuple(typeof(x).shape for x, _ in todo)
+    for step in _path(tuple(term for _, term in todo), out, shapes, _hashable(optimize)):
+        group = [todo[i] for i in step]
+        todo = [pair for i, pair in enumerate(todo) if i not in step]
+        while len(group) > 1:
+            (x, a), (y, b), *group = group
+            rest = _labels(todo + group)
+            c = "".join(i for i in dict.fromkeys(a + b) if i in out + rest) if todo or group else out
+            group.insert(0, (einsum_p.bind(x, y, subscripts=f"{a},{b}->{c}"), c))
+        todo += group
+    ((x, term),) = todo
+    return convert(transpose(x, [term.index(i) for i in out]), numpy.result_type(*[t.dtype for t in types]))
+
+
+def _labels(pairs: Sequence[tuple[Value, str]]) -> str:
+    return "".join(term for _, term in pairs)
+
+
+def _hashable(optimize: Any) -> Any:
+    return tuple(optimize) if isinstance(optimize, list) else optimize
+
+
+def _operands(operands: Sequence) -> tuple[str, list[Value]]:
+    """The subscripts, in letters, and the arrays, of either way to call `einsum`."""
+    if operands and isinstance(operands[0], str):
+        subscripts, values = operands[0].replace(" ", ""), operands[1:]
+    else:
+        values, lists = operands[: len(operands) // 2 * 2 : 2], operands[1::2]
+        subscripts = ",".join(map(_term, lists))
+        if len(operands) % 2:
+            subscripts += "->" + _term(operands[-1])
+    return subscripts, [x if isinstance(x, Tracer) else numpy.asarray(x) for x in values]
+
+
+def _term(labels: Sequence) -> str:
+    try:
+        return "".join("..." if i is Ellipsis else _LETTERS[operator.index(i)] for i in labels)
+    except (TypeError, IndexError):
+        raise ValueError(f"einsum: labels are integers below {len(_LETTERS)}, or '...'; got {labels!r}") from None
+
+
+@functools.lru_cache(4096)
+def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | None]:
+    """The labels of each operand and of the result, all written out: no ellipsis, no implicit result.
+
+    And the subscripts of `einsum_p`, where the operands are two that it takes as they are.
+    """
+
+    def refuse(why: str):
+        raise ValueError(f"einsum: {why} in '{subscripts}' for operands of shapes {', '.join(map(str, shapes))}")
+
+    left, arrow, out = subscripts.partition("->")
+    terms = left.split(",")
+    for term in (*terms, out):
+        if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term):
+            refuse(f"labels are letters, with one ellipsis at most; got '{term}'")
+    if len(terms) != len(shapes):
+        refuse(f"there are labels for {len(terms)} operands, not {len(shapes)},")
+    free = [i for i in reversed(_LETTERS) if i not in subscripts]
+    ranks = [len(shape) - len(term.replace("...", "")) for term, shape in zip(terms, shapes)]
+    for term, rank in zip(terms, ranks):
+        if rank < 0 or (rank and "..." not in term):
+            refuse(f"the number of labels in '{term}' does not fit its operand")
+    if max(ranks) > len(free):
+        refuse("there are too many labels")
+    spread = "".join(reversed(free[: max(ranks)]))
+    if not arrow:
+        out = "..." + "".join(i for i in sorted(set(left) - set(".,")) if left.count(i) == 1)
+    if spread and "..." not in out:
+        refuse("the result has no ellipsis, but operands have dimensions there,")
+    out = out.replace("...", spread)
+    terms = [term.replace("...", spread[len(spread) - rank :]) for term, rank in zip(terms, ranks)]
+    for i in out:
+        if out.count(i) > 1 or not any(i in term for term in terms):
+            refuse(f"the result's label '{i}' " + ("is there twice" if out.count(i) > 1 else "is in no operand"))
+    sizes: dict[str, set] = {}
+    for term, shape in zip(terms, shapes):
+        for i, n in zip(term, shape):
+            sizes.setdefault(i, set()).add(n)
+            if any(m != n for j, m in zip(term, shape) if j == i):
+                refuse(f"the axes '{i}' of one operand differ in size")
+    for i, found in sizes.items():
+        if len(found - {1}) > 1:
+            refuse(f"sizes {sorted(found)} of the axis '{i}' differ")
+    plain = len(terms) == 2 and all(len(found) == 1 for found in sizes.values())
+    plain = plain and all(term.count(i) == 1 for term in terms for i in term)
+    plain = plain and all(i in other + out for term, other in (terms, terms[::-1]) for i in term)
+    return tuple(terms), out, f"{terms[0]},{terms[1]}->{out}" if plain else None
+
+
+def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
+    """An operand without the axes that are repeated to the size of others, and with diagonals for repeated labels."""
+    stretched = tuple(k for k, i in enumerate(term) if typeof(x).shape[k] == 1 and i in sizes)
+    if stretched:
+        x, term = squeeze(x, stretched), "".join(i for k, i in enumerate(term) if k not in stretched)
+    for i in term:
+        while term.count(i) > 1:
+            j, k = term.index(i), term.rindex(i)
+            x, term = diagonal(x, 0, j, k), term[:j] + term[j + 1 : k] + term[k + 1 :] + i
+    return x, term
+
+
+def _with_labels_of(x: Value, term: str, wanted: str) -> tuple[Value, str]:
+    """An operand, summed along the axes whose label stands nowhere else."""
+    alone = tuple(k for k, i in enumerate(term) if i not in wanted)
+    return (sum(x, alone), "".join(i for i in term if i in wanted)) if alone else (x, term)
+
+
+@functools.lru_cache(4096)
+def _path(terms: tuple[str, ...], out: str, shapes: tuple, optimize: Any) -> list[tuple[int, ...]]:
+    """Which operands to contract, step by step; each result is put at the end."""
+    if len(terms) < 3:
+        return [tuple(range(len(terms)))]
+    if isinstance(optimize, tuple) and optimize[0] == "einsum_path":
+        optimize = list(optimize)
+    arrays = [numpy.broadcast_to(numpy.empty(()), shape) for shape in shapes]
+    return numpy.einsum_path(f"{','.join(terms)}->{out}", *arrays, optimize=optimize)[0][1:]
+
+
+@implements(numpy.einsum_path)
+def einsum_path(*operands: Any, optimize: Any = "greedy") -> tuple[list, str]:
+    """`numpy.einsum_path`: the order of contraction, found from the operands' shapes."""
+    subscripts, values = _operands(operands)
+    arrays = [numpy.broadcast_to(numpy.empty(()), typeof(x).shape) for x in values]
+    return numpy.einsum_path(subscripts, *arrays, optimize=optimize)
+
+
+# ---------------------------------------------------------------- other products
 
 
 @implements(numpy.dot)
-def dot(x: Value, y: Value) -> Value:
-    """`numpy.dot`: the last axis of x against the last but one of y (its only one, if y is a vector)."""
-    tx, ty = typeof(x), typeof(y)
-    if not tx.ndim or not ty.ndim:
-        return multiply(x, y)
-    if tx.ndim <= 2 and ty.ndim <= 2:
-        return matmul(x, y)
-    if tx.shape[-1] != ty.shape[max(-2, -ty.ndim)]:
-        raise ValueError(f"dot: inner dimensions differ in dot({tx}, {ty})")
-    y = moveaxis(y, max(-2, -ty.ndim), 0)
-    rows, columns = tx.shape[:-1], y.shape[1:]  # multiplied out below, not -1: the inner dimension may be 0
-    product = matmul(reshape(x, (math.prod(rows), tx.shape[-1])), reshape(y, (y.shape[0], math.prod(columns))))
-    return reshape(product, (*rows, *columns))
+def dot(a: Value, b: Value) -> Value:
+    """`numpy.dot`: the last axis of a against the last but one of b (its only one, if b is a vector)."""
+    ta, tb = typeof(a), typeof(b)
+    if not ta.ndim or not tb.ndim:
+        return multiply(a, b)
+    if ta.ndim <= 2 and tb.ndim <= 2:
+        return matmul(a, b)
+    axis = max(-2, -tb.ndim)
+    if ta.shape[-1] != tb.shape[axis]:
+        raise ValueError(f"dot: inner dimensions differ in dot({ta}, {tb})")
+    return contract(a, b, (-1,), (axis,))
+
+
+@implements(numpy.inner)
+def inner(a: Value, b: Value, /) -> Value:
+    """`numpy.inner`: the last axis of a against the last of b."""
+    ta, tb = typeof(a), typeof(b)
+    if not ta.ndim or not tb.ndim:
+        return multiply(a, b)
+    if ta.shape[-1] != tb.shape[-1]:
+        raise ValueError(f"inner: last dimensions differ in inner({ta}, {tb})")
+    return matmul_p.bind(a, b) if ta.ndim == tb.ndim == 1 else contract(a, b, (-1,), (-1,))
+
+
+@implements(numpy.outer)
+def outer(a: Value, b: Value) -> Value:
+    """`numpy.outer`: the product of each element of a and each of b, both flattened."""
+    return multiply(reshape(a, (typeof(a).size, 1)), reshape(b, (1, typeof(b).size)))
+
+
+@implements(numpy.linalg.outer)
+def _outer_of_vectors(x1: Value, x2: Value, /) -> Value:
+    if typeof(x1).ndim != 1 or typeof(x2).ndim != 1:
+        raise ValueError(f"linalg.outer: vectors are wanted, got {typeof(x1)} and {typeof(x2)}; np.outer flattens")
+    return outer(x1, x2)
+
+
+@implements(numpy.vdot)
+def vdot(a: Value, b: Value, /) -> Value:
+    """`numpy.vdot`: the inner product of all elements, those of a conjugated."""
+    return matmul(ravel(conj(a)), ravel(b))
+
+
+def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tuple[int, int]) -> None:
+    """Raise ValueError where operands have too few axes, or the summed ones differ in size."""
+    t, u = typeof(x), typeof(y)
+    if t.ndim < ranks[0] or u.ndim < ranks[1] or t.shape[axes[0]] != u.shape[axes[1]]:
+        raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must be there, and have one size")
+
+
+@implements(numpy.vecdot, numpy.linalg.vecdot)
+def vecdot(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
+    """`numpy.vecdot`: inner products along an axis, x1 conjugated; the others broadcast."""
+    if axis != -1:
+        x1, x2 = moveaxis(x1, axis, -1), moveaxis(x2, axis, -1)
+    _check_core("vecdot", x1, x2, (1, 1), (-1, -1))
+    return einsum("...n,...n->...", conj(x1), x2)
+
+
+def matvec(x1: Value, x2: Value, /) -> Value:
+    """`numpy.matvec`: matrices times vectors, whose leading dimensions broadcast."""
+    _check_core("matvec", x1, x2, (2, 1), (-1, -1))
+    return einsum("...mn,...n->...m", x1, x2)
+
+
+def vecmat(x1: Value, x2: Value, /) -> Value:
+    """`numpy.vecmat`: vectors, conjugated, times matrices; leading dimensions broadcast."""
+    _check_core("vecmat", x1, x2, (1, 2), (-1, -2))
+    return einsum("...n,...nm->...m", conj(x1), x2)
+
+
+if hasattr(numpy, "matvec"):  # of NumPy 2.2
+    implements(numpy.matvec)(matvec)
+    implements(numpy.vecmat)(vecmat)
+
+
+@implements(numpy.tensordot, numpy.linalg.tensordot)
+def tensordot(a: Value, b: Value, axes: Any = 2) -> Value:
+    """`numpy.tensordot`: sums of products along pairs of axes; an int n for the last n of a, the first n of b."""
+    ta, tb = typeof(a), typeof(b)
+    try:
+        count = operator.index(axes)
+        if not 0 <= count <= min(ta.ndim, tb.ndim):
+            raise ValueError(f"tensordot: {count} axes, but the operands are {ta} and {tb}")
+        a_axes, b_axes = tuple(range(ta.ndim - count, ta.ndim)), tuple(range(count))
+    except TypeError:
+        a_axes, b_axes = axes
+        a_axes, b_axes = normalize_axes(a_axes, ta.ndim, "tensordot"), normalize_axes(b_axes, tb.ndim, "tensordot")
+    if [ta.shape[i] for i in a_axes] != [tb.shape[i] for i in b_axes]:
+        raise ValueError(f"tensordot: axes {a_axes} of {ta} and {b_axes} of {tb} differ in size")
+    return contract(a, b, a_axes, b_axes)
+
+
+@implements(numpy.linalg.multi_dot)
+def multi_dot(arrays: Sequence[Value]) -> Value:
+    """`numpy.linalg.multi_dot`: a product of matrices in the order that takes the fewest steps.
+
+    The first and the last may be vectors. Raises ValueError for less than two arrays.
+    """
+    arrays = list(arrays)
+    if len(arrays) < 2:
+        raise ValueError(f"multi_dot: two arrays at least are multiplied, got {len(arrays)}")
+    shapes = [typeof(x).shape for x in arrays]
+    if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
+        raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
+    first = shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])
+    sizes = (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:]))
+    return _multiplied(arrays, _splits(sizes), 0, len(arrays) - 1)
+
+
+@functools.lru_cache(256)
+def _splits(sizes: tuple[int, ...]) -> dict[tuple[int, int], int]:
+    """Where to split the product of matrices i to j, of sizes[i] x sizes[i + 1] each, so that it is cheapest."""
+    n = len(sizes) - 1
+    cost, split = {(i, i): 0 for i in range(n)}, {}
+    for length in range(1, n):
+        for i in range(n - length):
+            j = i + length
+            costs = [cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)]
+            cost[i, j] = min(costs)
+            split[i, j] = i + costs.index(cost[i, j])
+    return split
+
+
+def _multiplied(arrays: list, split: dict, i: int, j: int) -> Value:
+    if i == j:
+        return arrays[i]
+    k = split[i, j]
+    return matmul(_multiplied(arrays, split, i, k), _multiplied(arrays, split, k + 1, j))
+
+
+# ---------------------------------------------------------------- diagonals
+
+
+def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    """The diagonal of two axes, as a last axis. It is a slice: every (n + 1)th element of a square, flattened."""
+    ndim = typeof(x).ndim
+    if ndim < 2:
+        raise ValueError(f"diagonal: two dimensions at least, got {typeof(x)}")
+    axes = normalize_axes((axis1, axis2), ndim, "diagonal")
+    x = moveaxis(x, axes, (-2, -1))
+    *batch, m, n = x.shape
+    up, right = max(-offset, 0), max(offset, 0)
+    size = max(min(m - up, n - right), 0)
+    square = getitem(x, (..., slice(up, up + size), slice(right, right + size)))
+    return getitem(reshape(square, (*batch, size * size)), (..., slice(None, None, size + 1)))
+
+
+@implements(numpy.linalg.diagonal)
+def _diagonal_of_last(x: Value, /, *, offset: int = 0) -> Value:
+    return diagonal(x, offset, -2, -1)
+
+
+@implements(numpy.trace)
+def trace(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Value:
+    """`numpy.trace`: the sum along a diagonal."""
+    a = a if dtype is None else convert(a, dtype)
+    total = sum(diagonal(a, offset, axis1, axis2), -1)
+    return total if dtype is None else convert(total, dtype)
+
+
+@implements(numpy.linalg.trace)
+def _trace_of_last(x: Value, /, *, offset: int = 0, dtype: Any = None) -> Value:
+    return trace(x, offset, -2, -1, dtype)
+
+
+# ---------------------------------------------------------------- cross
+
+
+@implements(numpy.cross)
+def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Value:
+    """`numpy.cross`: the cross product of vectors of two or three elements (of two and two, its last component)."""
+    if axis is not None:
+        axisa = axisb = axisc = axis
+    a, b = moveaxis(a, axisa, -1), moveaxis(b, axisb, -1)
+    if {a.shape[-1], b.shape[-1]} - {2, 3}:
+        raise ValueError(f"cross: vectors have 2 or 3 elements, got {a.shape[-1]} and {b.shape[-1]}")
+    (a0, a1, *a2), (b0, b1, *b2) = ([getitem(x, (..., i)) for i in range(x.shape[-1])] for x in (a, b))
+    last = subtract(multiply(a0, b1), multiply(a1, b0))
+    if not a2 and not b2:
+        return last
+    first = _difference([multiply(a1, z) for z in b2], [multiply(z, b1) for z in a2])
+    second = _difference([multiply(z, b0) for z in a2], [multiply(a0, z) for z in b2])
+    return moveaxis(stack([first, second, last], -1), -1, axisc)
+
+
+def _difference(plus: list, minus: list) -> Value:
+    """Of two terms either of which may be missing: vectors of two elements have no third."""
+    return subtract(plus[0] if plus else 0, minus[0]) if minus else plus[0]
+
+
+@implements(numpy.linalg.cross)
+def _cross_of_three(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
+    if typeof(x1).shape[axis] != 3 or typeof(x2).shape[axis] != 3:
+        raise ValueError(f"linalg.cross: vectors have 3 elements, got {typeof(x1)} and {typeof(x2)} along axis {axis}")
+    return cross(x1, x2, axis=axis)
+
+
+# ---------------------------------------------------------------- convolve, correlate
+
+
+def _convolve_impl(x: numpy.ndarray, y: numpy.ndarray, mode: str) -> numpy.ndarray:
+    if x.ndim == y.ndim == 1:
+        return numpy.convolve(x, y, mode)
+    n = y.shape[-1]
+    if mode == "full":
+        x = numpy.pad(x, [(0, 0)] * (x.ndim - 1) + [(n - 1, n - 1)])
+    windows = numpy.lib.stride_tricks.sliding_window_view(x, n, axis=-1)
+    return numpy.matmul(windows, y[..., ::-1, None])[..., 0]
+
+
+def _convolve_shape(x: ShapedArray, y: ShapedArray, mode: str):
+    n, m = x.shape[-1], y.shape[-1]
+    batch = numpy.broadcast_shapes(x.shape[:-1], y.shape[:-1])
+    return (*batch, n + m - 1 if mode == "full" else n - m + 1), numpy.result_type(x.dtype, y.dtype)
+
+
+def _reversed(x: Value) -> Value:
+    return getitem(x, (..., slice(None, None, -1)))
+
+
+def _convolve_left(ct: Value, operands: Sequence, mode: str) -> Value:
+    mode = "valid" if mode == "full" else "full"
+    return match(convolve_p.bind(ct, _reversed(operands[1]), mode=mode), operands[0])
+
+
+def _convolve_right(ct: Value, operands: Sequence, mode: str) -> Value:
+    x = _reversed(operands[0])
+    return match(convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid"), operands[1])
+
+
+#: The convolution along the last axis, `mode` being "full" or "valid" (then y is the shorter); leading axes broadcast.
+convolve_p = Multilinear(
+    "convolve",
+    _convolve_impl,
+    _convolve_shape,
+    (_convolve_left, _convolve_right),
+    lambda primitive, args, batched, mode: primitive.bind(*align(args, batched), mode=mode),
+)
+
+
+@implements(numpy.convolve)
+def convolve(a: Value, v: Value, mode: str = "full") -> Value:
+    """`numpy.convolve`, of two vectors; `mode` is "full", "same" or "valid"."""
+    n, m = _lengths("convolve", a, v, mode)
+    return _convolved(a, v, mode, (min(n, m) - 1) // 2)
+
+
+@implements(numpy.correlate)
+def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
+    """`numpy.correlate`, of two vectors, the second conjugated; `mode` is "full", "same" or "valid"."""
+    n, m = _lengths("correlate", a, v, mode)
+    return _convolved(a, _reversed(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
+
+
+def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
+    ta, tv = typeof(a), typeof(v)
+    if ta.ndim != 1 or tv.ndim != 1 or not ta.size or not tv.size:
+        raise ValueError(f"{name}: operands are vectors, not empty, got {ta} and {tv}")
+    if mode not in ("full", "same", "valid"):
+        raise ValueError(f"{name}: mode is 'full', 'same' or 'valid', got {mode!r}")
+    return ta.size, tv.size
+
+
+def _convolved(x: Value, y: Value, mode: str, start: int) -> Value:
+    """x longer than y, or exchanged; of "same", the part of the full convolution that begins at `start`."""
+    if typeof(x).size < typeof(y).size:
+        x, y = y, x
+    if mode != "same":
+        return convolve_p.bind(x, y, mode=mode)
+    return getitem(convolve_p.bind(x, y, mode="full"), slice(start, start + typeof(x).size))

@@ -112,6 +112,7 @@ _METHODS: dict[str, Callable] = {
     "partition": _in_place("partition", "x = np.partition(x, kth)"),
     "dot": linalg.dot,
     "__iter__": shape.iterate,
+    "trace": linalg.trace,
     "ravel": shape.ravel,
     "flatten": shape.ravel,
     "squeeze": shape.squeeze,

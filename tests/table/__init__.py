@@ -5,9 +5,20 @@ derivative); and those that are `LINEAR`, with the groups of arguments in which 
 `CONCRETE` are functions that need the values of their arguments, and have no place on a tape: they are tested apart.
 """
 
-from tests.table import elementwise, indexing, linalg, nn, rearranging, reduction, shape, sorting, updates
+from tests.table import (
+    decomposition,
+    elementwise,
+    indexing,
+    linalg,
+    nn,
+    rearranging,
+    reduction,
+    shape,
+    sorting,
+    updates,
+)
 
-FAMILIES = (elementwise, nn, reduction, sorting, shape, rearranging, indexing, updates, linalg)
+FAMILIES = (elementwise, nn, reduction, sorting, shape, rearranging, indexing, updates, linalg, decomposition)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]
 DISCRETE = {function for family in FAMILIES for function in family.DISCRETE}

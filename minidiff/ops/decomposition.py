@@ -1,0 +1,774 @@
+"""Matrix equations, decompositions and norms: `numpy.linalg`.
+
+All of it works on stacks of matrices, real and complex. Where NumPy's function does not say all, derivatives follow
+these conventions:
+
+- `cholesky`, `eigh` and `eigvalsh` read one triangle of a matrix that is taken to be Hermitian: their derivative is
+  that of the function of its Hermitian part, (a + a^H) / 2. So is that of `svd` and `pinv` with `hermitian=True`.
+- Eigenvectors and singular vectors are determined up to a factor of modulus 1, which is taken not to change: a vector
+  v moves at right angles to itself, v^H dv = 0 (for a pair u, v of singular vectors, u^H du + v^H dv = 0). For real
+  matrices that is the derivative of what NumPy computes; for complex ones, differentiate what does not depend on
+  the factors.
+- Vectors that belong to one eigenvalue or singular value (equal numbers, to the last digit) have no derivative within
+  the space that they span; it is taken to be zero. So is that of what would divide by a singular value 0.
+- `qr` keeps the diagonal of r real, as LAPACK does. The columns before the last row must be independent.
+- `pinv` and `lstsq` take the rank not to change; `matrix_rank` has no derivative.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+from numpy.linalg import LinAlgError
+
+from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
+from minidiff.ops import reduction
+from minidiff.ops.elementwise import (
+    absolute,
+    convert,
+    equal,
+    greater,
+    imag,
+    not_equal,
+    real,
+    sqrt,
+    square,
+    where,
+)
+from minidiff.ops.indexing import getitem
+from minidiff.ops.kinds import align, match
+from minidiff.ops.linalg import adjoint, conj, diagonal, matmul, matrix_transpose
+from minidiff.ops.shape import (
+    broadcast_to,
+    concatenate,
+    expand_dims,
+    moveaxis,
+    normalize_axes,
+    ravel,
+    reshape,
+    squeeze,
+    transpose,
+)
+
+# NumPy has no public name for the types of its results.
+EigResult, EighResult, SVDResult, QRResult, SlogdetResult = (
+    type(f(numpy.eye(1)))
+    for f in (numpy.linalg.eig, numpy.linalg.eigh, numpy.linalg.svd, numpy.linalg.qr, numpy.linalg.slogdet)
+)
+
+
+# ---------------------------------------------------------------- what the rules share
+
+
+class OfMatrix(Primitive):
+    """A function of one matrix, or of a stack of them: further axes in front are a larger stack.
+
+    `rule(x, t, **params)` gives the result at x, and its tangent for the tangent t.
+    """
+
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, multiple_results: bool = False):
+        super().__init__(name, impl, shape_rule)
+        self.rule = rule
+        self.multiple_results = multiple_results
+
+    def jvp(self, primals, tangents, params):
+        return self.rule(primals[0], tangents[0], **params)
+
+    def batch(self, args, batched, params):
+        return self.bind(args[0], **params)
+
+
+def _checked(name: str, x: Value, square: bool = False) -> Value:
+    """A matrix, or a stack of them, of numbers that LAPACK computes with."""
+    t = typeof(x)
+    if t.ndim < 2:
+        raise LinAlgError(f"{name}: matrices have two dimensions at least, got {t}")
+    if square and t.shape[-1] != t.shape[-2]:
+        raise LinAlgError(f"{name}: the matrix must be square, got {t}")
+    return _floating(name, x)
+
+
+def _floating(name: str, x: Value) -> Value:
+    t = typeof(x)
+    if t.dtype.kind in "biu":
+        return convert(x, float)
+    if t.dtype.char not in "fdFD":
+        raise TypeError(f"{name}: numpy.linalg does not compute with {t}; convert it to float32 or float64")
+    return x
+
+
+def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return numpy.finfo(dtype).dtype
+
+
+def _is_complex(x: Value) -> bool:
+    return typeof(x).dtype.kind == "c"
+
+
+def _real(x: Value) -> Value:
+    return real(x) if _is_complex(x) else x
+
+
+def _eye(n: int, like: Value) -> numpy.ndarray:
+    return numpy.eye(n, dtype=_real_dtype(like.dtype))
+
+
+def _hermitian(x: Value) -> Value:
+    """The Hermitian part of a matrix."""
+    return 0.5 * (x + adjoint(x))
+
+
+def _diagonal(x: Value) -> Value:
+    return diagonal(x, 0, -2, -1)
+
+
+def _row(x: Value) -> Value:
+    """A vector as a matrix of one row: factors of columns."""
+    return expand_dims(x, -2)
+
+
+def _column(x: Value) -> Value:
+    """A vector as a matrix of one column: factors of rows."""
+    return expand_dims(x, -1)
+
+
+def _along(u: Value, t: Value, v: Value) -> Value:
+    """The diagonal of u^H t v."""
+    return reduction.sum(conj(u) * matmul(t, v), -2)
+
+
+def _reciprocal(x: Value) -> Value:
+    """1 / x, and 0 where x is."""
+    zero = equal(x, 0)
+    return where(zero, 0.0, 1 / where(zero, 1.0, x))
+
+
+def _gaps(w: Value) -> Value:
+    """The matrix of 1 / (w_j - w_i); 0 where they are equal."""
+    return _reciprocal(_row(w) - _column(w))
+
+
+def _completed(q: Value, dq: Value, rest: Value) -> Value:
+    """The tangent of all columns of a unitary matrix, from that of the first, q: the rest stays at right angles."""
+    return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
+
+
+def _first(x: Value, n: int) -> Value:
+    """The first n columns."""
+    return getitem(x, (..., slice(None, n)))
+
+
+def _rest(x: Value, n: int) -> Value:
+    """The columns after the first n."""
+    return getitem(x, (..., slice(n, None)))
+
+
+# ---------------------------------------------------------------- solve
+
+
+class Solve(Primitive):
+    """The solution x of a x = b, for matrices b: linear in b."""
+
+    def jvp(self, primals, tangents, params):
+        (a, b), (ta, tb) = primals, tangents
+        x = _solve(a, b)
+        if ta is None:
+            return x, _solve(a, tb)
+        moved = -matmul(ta, x)
+        return x, _solve(a, moved if tb is None else tb + moved)
+
+    def transpose(self, ct, operands, params):
+        a, b = operands
+        if isinstance(a, ShapedArray):
+            return super().transpose(ct, [a], params)
+        return [None, match(_solve(matrix_transpose(a), ct), b)]
+
+    def batch(self, args, batched, params):
+        return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
+
+
+def _solve_shape(a: ShapedArray, b: ShapedArray):
+    batch = numpy.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
+
+
+solve_p = Solve("solve", numpy.linalg.solve, _solve_shape)
+
+
+def _solve(a: Value, b: Value) -> Value:
+    """One matrix is factorised once, for the columns of all right sides together."""
+    shape = b.shape
+    if len(a.shape) > 2 or len(shape) == 2:
+        return solve_p.bind(a, b)
+    columns = reshape(moveaxis(b, -2, 0), (shape[-2], math.prod(shape[:-2]) * shape[-1]))
+    return moveaxis(reshape(solve_p.bind(a, columns), (shape[-2], *shape[:-2], shape[-1])), 0, -2)
+
+
+@implements(numpy.linalg.solve)
+def solve(a: Value, b: Value) -> Value:
+    """`numpy.linalg.solve`: x such that `a @ x = b`, for a vector b or (stacks of) matrices.
+
+    >>> from minidiff import grad
+    >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
+    array([0.5 , 0.25])
+    """
+    a, b = _checked("solve", a, square=True), _floating("solve", b)
+    ta, tb = typeof(a), typeof(b)
+    if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
+        raise ValueError(f"solve: the rows of the right side must be as many as those of the matrix, got {ta} and {tb}")
+    if tb.ndim == 1:
+        return squeeze(_solve(a, _column(b)), -1)
+    return _solve(a, b)
+
+
+# ---------------------------------------------------------------- inverses
+
+
+def _inv_rule(x, t):
+    y = inv_p.bind(x)
+    return y, -matmul(matmul(y, t), y)
+
+
+inv_p = OfMatrix("inv", numpy.linalg.inv, lambda x: (x.shape, x.dtype), _inv_rule)
+
+
+@implements(numpy.linalg.inv)
+def inv(a: Value) -> Value:
+    """`numpy.linalg.inv`: the inverse. Raises LinAlgError where there is none."""
+    return inv_p.bind(_checked("inv", a, square=True))
+
+
+def _pinv_rule(x, t, rcond, hermitian):
+    y = pinv_p.bind(x, rcond=rcond, hermitian=hermitian)
+    t = _hermitian(t) if hermitian else t
+    m, n = x.shape[-2:]
+    yh, th = adjoint(y), adjoint(t)
+    left, right = _eye(m, x) - matmul(x, y), _eye(n, x) - matmul(y, x)
+    across = matmul(matmul(y, yh), matmul(th, left)) + matmul(matmul(right, th), matmul(yh, y))
+    return y, across - matmul(matmul(y, t), y)
+
+
+pinv_p = OfMatrix(
+    "pinv",
+    lambda x, rcond, hermitian: numpy.linalg.pinv(x, rcond, hermitian),
+    lambda x, rcond, hermitian: ((*x.shape[:-2], x.shape[-1], x.shape[-2]), x.dtype),
+    _pinv_rule,
+)
+
+
+@implements(numpy.linalg.pinv)
+def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = numpy._NoValue) -> Value:
+    """`numpy.linalg.pinv`: the pseudo-inverse, differentiable where the rank does not change."""
+    x = _checked("pinv", a, square=hermitian)
+    if rcond is None:
+        rcond = 1e-15 if rtol is numpy._NoValue else rtol
+    return pinv_p.bind(x, rcond=_default_tolerance(x) if rcond is None else rcond, hermitian=hermitian)
+
+
+def _default_tolerance(x: Value) -> float:
+    """How small singular values may be, relative to the largest, until they count as zero."""
+    return max(x.shape[-2:]) * float(numpy.finfo(x.dtype).eps)
+
+
+@implements(numpy.linalg.lstsq)
+def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value, Value, Value]:
+    """`numpy.linalg.lstsq`: the x of least norm among those that minimise |a x - b|; residuals, rank, singular values.
+
+    There are residuals where `a` has more rows than columns (NumPy has none where these are dependent, but a value,
+    the rank, cannot decide about a shape). Rank and singular values are those of `matrix_rank` and `svdvals`.
+    """
+    a, b = _checked("lstsq", a), _floating("lstsq", b)
+    ta, tb = typeof(a), typeof(b)
+    if ta.ndim != 2 or tb.ndim not in (1, 2) or tb.shape[0] != ta.shape[0]:
+        raise LinAlgError(f"lstsq: a matrix, and as many rows on the right side, are wanted; got {ta} and {tb}")
+    rcond = _default_tolerance(a) if rcond is None else rcond
+    x = matmul(pinv(a, rcond), b)
+    s = svdvals(a)
+    if ta.shape[0] > ta.shape[1]:
+        residuals = reshape(reduction.sum(_squared(matmul(a, x) - b), 0), (-1,))
+    else:
+        residuals = numpy.zeros(0, _real_dtype(x.dtype))
+    return x, residuals, _count_above(s, rcond), s
+
+
+@implements(numpy.linalg.tensorinv)
+def tensorinv(a: Value, ind: int = 2) -> Value:
+    """`numpy.linalg.tensorinv`: the inverse of `tensordot(a, ·, ind)`, the first `ind` axes standing for rows."""
+    shape = typeof(a).shape
+    if ind <= 0:
+        raise ValueError(f"tensorinv: ind is a positive number of axes, got {ind}")
+    rows = math.prod(shape[:ind])
+    if rows != math.prod(shape[ind:]):
+        raise LinAlgError(f"tensorinv: the first {ind} axes of {typeof(a)} do not have as many elements as the others")
+    return reshape(inv(reshape(a, (rows, rows))), shape[ind:] + shape[:ind])
+
+
+@implements(numpy.linalg.tensorsolve)
+def tensorsolve(a: Value, b: Value, axes: Any = None) -> Value:
+    """`numpy.linalg.tensorsolve`: x such that `tensordot(a, x, x.ndim) = b`; `axes` of a are moved to its end first."""
+    ta, tb = typeof(a), typeof(b)
+    if axes is not None:
+        last = normalize_axes(axes, ta.ndim, "tensorsolve")
+        a = transpose(a, (*[i for i in range(ta.ndim) if i not in last], *last))
+    shape = a.shape[tb.ndim :]
+    if math.prod(shape) ** 2 != ta.size or tb.size != math.prod(shape):
+        raise LinAlgError(f"tensorsolve: {typeof(a)} is no square matrix beside a right side of {tb}")
+    return reshape(solve(reshape(a, (tb.size, tb.size)), ravel(b)), shape)
+
+
+@implements(numpy.linalg.matrix_power)
+def matrix_power(a: Value, n: int) -> Value:
+    """`numpy.linalg.matrix_power`: the product of n factors, by repeated squaring; of inverses for negative n."""
+    t = typeof(a)
+    if t.ndim < 2 or t.shape[-1] != t.shape[-2]:
+        raise LinAlgError(f"matrix_power: the matrix must be square, got {t}")
+    n = operator.index(n)
+    if n == 0:
+        return broadcast_to(numpy.eye(t.shape[-1], dtype=t.dtype), t.shape)
+    factor, out = inv(a) if n < 0 else a, None
+    bits = f"{abs(n):b}"
+    for i, bit in enumerate(reversed(bits)):
+        factor = factor if i == 0 else matmul(factor, factor)
+        if bit == "1":
+            out = factor if out is None else matmul(factor, out)
+    return out
+
+
+# ---------------------------------------------------------------- determinants
+
+
+def _det_rule(x, t):
+    return det_p.bind(x), reduction.sum(cofactor_p.bind(x) * t, (-2, -1))
+
+
+def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
+    """By the singular values, of which all but one are multiplied: a singular matrix has cofactors too."""
+    u, s, vh = numpy.linalg.svd(x)
+    ones = numpy.ones_like(s[..., :1])
+    before = numpy.cumprod(numpy.concatenate([ones, s[..., :-1]], -1), -1)
+    after = numpy.cumprod(numpy.concatenate([ones, s[..., :0:-1]], -1), -1)[..., ::-1]
+    phase = numpy.linalg.det(u) * numpy.linalg.det(vh)
+    products = phase[..., None] * before * after
+    return numpy.conjugate(numpy.matmul(u * numpy.conjugate(products)[..., None, :], vh))
+
+
+def _cofactor_rule(x, t):
+    c = cofactor_p.bind(x)
+    along = reduction.sum(c * t, (-2, -1), keepdims=True)
+    scale = expand_dims(det_p.bind(x), (-2, -1))
+    return c, (c * along - matmul(matmul(c, matrix_transpose(t)), c)) / scale
+
+
+det_p = OfMatrix("det", numpy.linalg.det, lambda x: (x.shape[:-2], x.dtype), _det_rule)
+
+#: The derivative of the determinant: the determinants of the minors, with their signs.
+cofactor_p = OfMatrix("cofactor", _cofactor_impl, lambda x: (x.shape, x.dtype), _cofactor_rule)
+
+
+@implements(numpy.linalg.det)
+def det(a: Value) -> Value:
+    """`numpy.linalg.det`. At singular matrices there is a first derivative, but no second."""
+    return det_p.bind(_checked("det", a, square=True))
+
+
+def _slogdet_rule(x, t):
+    sign, logabsdet = slogdet_p.bind(x)
+    moved = reduction.sum(matrix_transpose(inv_p.bind(x)) * t, (-2, -1))
+    if not _is_complex(x):
+        return [sign, logabsdet], [None, moved]
+    return [sign, logabsdet], [sign * (1j * imag(moved)), real(moved)]
+
+
+slogdet_p = OfMatrix(
+    "slogdet",
+    lambda x: list(numpy.linalg.slogdet(x)),
+    lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], _real_dtype(x.dtype))],
+    _slogdet_rule,
+    multiple_results=True,
+)
+
+
+@implements(numpy.linalg.slogdet)
+def slogdet(a: Value) -> Any:
+    """`numpy.linalg.slogdet`: the sign of the determinant, and the logarithm of its modulus."""
+    return SlogdetResult(*slogdet_p.bind(_checked("slogdet", a, square=True)))
+
+
+# ---------------------------------------------------------------- cholesky, qr
+
+
+def _cholesky_rule(x, t, upper):
+    out = cholesky_p.bind(x, upper=upper)
+    factor = adjoint(out) if upper else out
+    inverse = inv_p.bind(factor)
+    inner = matmul(matmul(inverse, _hermitian(t)), adjoint(inverse))
+    n = x.shape[-1]
+    moved = matmul(factor, inner * (numpy.tri(n, k=-1, dtype=_real_dtype(x.dtype)) + 0.5 * _eye(n, x)))
+    return out, adjoint(moved) if upper else moved
+
+
+def _cholesky_impl(x: numpy.ndarray, upper: bool) -> numpy.ndarray:
+    return numpy.linalg.cholesky(x, upper=upper)
+
+
+cholesky_p = OfMatrix("cholesky", _cholesky_impl, lambda x, upper: (x.shape, x.dtype), _cholesky_rule)
+
+
+@implements(numpy.linalg.cholesky)
+def cholesky(a: Value, /, *, upper: bool = False) -> Value:
+    """`numpy.linalg.cholesky`: l such that `a = l @ l^H`; with `upper`, l^H.
+
+    The derivative is that of the function of the Hermitian part of a. Raises LinAlgError where a is not positive
+    definite.
+    """
+    return cholesky_p.bind(_checked("cholesky", a, square=True), upper=upper)
+
+
+def _qr_shape(x: ShapedArray, mode: str):
+    *batch, m, n = x.shape
+    k = m if mode == "complete" else min(m, n)
+    r = ((*batch, k, n), x.dtype)
+    return [r] if mode == "r" else [((*batch, m, k), x.dtype), r]
+
+
+def _qr_impl(x: numpy.ndarray, mode: str) -> list[numpy.ndarray]:
+    out = numpy.linalg.qr(x, mode)
+    return [out] if mode == "r" else list(out)
+
+
+def _qr_rule(x, t, mode):
+    if mode == "r":
+        (_, r), (_, dr) = _qr_rule(x, t, "reduced")
+        return [r], [dr]
+    *_, m, n = x.shape
+    k = min(m, n)
+    outs = qr_p.bind(x, mode=mode)
+    q, r = _first(outs[0], k), getitem(outs[1], (..., slice(None, k), slice(None)))
+    square = _first(r, k)
+    moved = matmul(_first(t, k), inv_p.bind(square))
+    turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=_real_dtype(x.dtype))
+    # q^H dq is skew-Hermitian and dr r^-1 triangular with a real diagonal: their sum, `turned`, determines both.
+    triangular = turned * below.T + adjoint(turned * below) + _eye(k, x) * _real(turned)
+    dq, dr = moved - matmul(q, triangular), matmul(triangular, square)
+    if n > k:
+        right = matmul(adjoint(q), _rest(t, k)) + matmul(matmul(adjoint(dq), q), _rest(r, k))
+        dr = concatenate([dr, right], -1)
+    if mode == "complete" and m > k:
+        dq = _completed(q, dq, _rest(outs[0], k))
+        dr = concatenate([dr, numpy.zeros((*dr.shape[:-2], m - k, n), x.dtype)], -2)
+    return outs, [dq, dr]
+
+
+qr_p = OfMatrix("qr", _qr_impl, _qr_shape, _qr_rule, multiple_results=True)
+
+
+@implements(numpy.linalg.qr)
+def qr(a: Value, mode: str = "reduced") -> Any:
+    """`numpy.linalg.qr`: orthonormal columns q and a triangular r, `a = q @ r`; `mode` "reduced", "complete" or "r".
+
+    Differentiable where the first columns, as many as r has rows, are independent.
+    """
+    if mode not in ("reduced", "complete", "r"):
+        raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
+    outs = qr_p.bind(_checked("qr", a), mode=mode)
+    return outs[0] if mode == "r" else QRResult(*outs)
+
+
+# ---------------------------------------------------------------- eigenvalues
+
+
+def _eigh_rule(x, t, UPLO):
+    w, v = eigh_p.bind(x, UPLO=UPLO)
+    inner = matmul(adjoint(v), matmul(_hermitian(t), v))
+    return [w, v], [_real(_diagonal(inner)), matmul(v, _gaps(w) * inner)]
+
+
+def _eigvalsh_rule(x, t, UPLO):
+    w, v = eigh_p.bind(x, UPLO=UPLO)
+    return w, _real(_along(v, t, v))
+
+
+def _eig_rule(x, t):
+    w, v = eig_p.bind(x)
+    inner = solve_p.bind(v, matmul(t, v))
+    moved = matmul(v, _gaps(w) * inner)
+    return [w, v], [_diagonal(inner), moved - v * reduction.sum(conj(v) * moved, -2, keepdims=True)]
+
+
+def _eigvals_rule(x, t):
+    w, v = eig_p.bind(x)
+    return w, reduction.sum(matrix_transpose(inv_p.bind(v)) * matmul(t, v), -2)
+
+
+def _complex_dtype(x: ShapedArray) -> numpy.dtype:
+    return numpy.result_type(x.dtype, numpy.complex64)
+
+
+eigh_p = OfMatrix(
+    "eigh",
+    lambda x, UPLO: list(numpy.linalg.eigh(x, UPLO)),
+    lambda x, UPLO: [(x.shape[:-1], _real_dtype(x.dtype)), (x.shape, x.dtype)],
+    _eigh_rule,
+    multiple_results=True,
+)
+eigvalsh_p = OfMatrix(
+    "eigvalsh", numpy.linalg.eigvalsh, lambda x, UPLO: (x.shape[:-1], _real_dtype(x.dtype)), _eigvalsh_rule
+)
+eig_p = OfMatrix(
+    "eig",
+    lambda x: [y.astype(_complex_dtype(x), copy=False) for y in numpy.linalg.eig(x)],
+    lambda x: [(x.shape[:-1], _complex_dtype(x)), (x.shape, _complex_dtype(x))],
+    _eig_rule,
+    multiple_results=True,
+)
+eigvals_p = OfMatrix(
+    "eigvals",
+    lambda x: numpy.linalg.eigvals(x).astype(_complex_dtype(x), copy=False),
+    lambda x: (x.shape[:-1], _complex_dtype(x)),
+    _eigvals_rule,
+)
+
+
+def _triangle(UPLO: str) -> str:
+    if UPLO.upper() not in ("L", "U"):
+        raise ValueError(f"eigh: UPLO is 'L' or 'U', got {UPLO!r}")
+    return UPLO.upper()
+
+
+@implements(numpy.linalg.eigh)
+def eigh(a: Value, UPLO: str = "L") -> Any:
+    """`numpy.linalg.eigh`: eigenvalues, in ascending order, and eigenvectors of a Hermitian matrix.
+
+    The derivative is that of the function of the Hermitian part of a; on factors of vectors, and on eigenvalues that
+    are equal, see the module.
+    """
+    return EighResult(*eigh_p.bind(_checked("eigh", a, square=True), UPLO=_triangle(UPLO)))
+
+
+@implements(numpy.linalg.eigvalsh)
+def eigvalsh(a: Value, UPLO: str = "L") -> Value:
+    """`numpy.linalg.eigvalsh`: the eigenvalues of a Hermitian matrix, in ascending order."""
+    return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
+
+
+@implements(numpy.linalg.eig)
+def eig(a: Value) -> Any:
+    """`numpy.linalg.eig`: eigenvalues and eigenvectors, of norm 1.
+
+    They are complex always: values cannot decide about a dtype.
+    """
+    return EigResult(*eig_p.bind(_checked("eig", a, square=True)))
+
+
+@implements(numpy.linalg.eigvals)
+def eigvals(a: Value) -> Value:
+    """`numpy.linalg.eigvals`: the eigenvalues, complex always: values cannot decide about a dtype."""
+    return eigvals_p.bind(_checked("eigvals", a, square=True))
+
+
+# ---------------------------------------------------------------- singular values
+
+
+def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
+    *batch, m, n = x.shape
+    k = min(m, n)
+    u, vh = ((m, m), (n, n)) if full_matrices else ((m, k), (k, n))
+    return [((*batch, *u), x.dtype), ((*batch, k), _real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
+
+
+def _svd_rule(x, t, full_matrices, hermitian):
+    outs = svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian)
+    s, t = outs[1], _hermitian(t) if hermitian else t
+    k = s.shape[-1]
+    u, v = _first(outs[0], k), _first(adjoint(outs[2]), k)
+    inner = matmul(adjoint(u), matmul(t, v))
+    gaps = _reciprocal((_row(s) - _column(s)) * (_row(s) + _column(s)))
+    right, left = inner * _row(s), _column(s) * inner
+    turn_u, turn_v = gaps * (right + adjoint(right)), gaps * (left + adjoint(left))
+    if _is_complex(x):  # a turn of a pair's factors, half of it for each
+        factor = _eye(k, x) * _row(0.5j * imag(_diagonal(inner)) * _reciprocal(s))
+        turn_u, turn_v = turn_u + factor, turn_v - factor
+    du = _singular_vectors(outs[0], u, turn_u, t, v, inner, s)
+    dv = _singular_vectors(adjoint(outs[2]), v, turn_v, adjoint(t), u, adjoint(inner), s)
+    return outs, [du, _real(_diagonal(inner)), adjoint(dv)]
+
+
+def _singular_vectors(all_u, u, turn, t, v, inner, s):
+    """The tangent of u, which turns within its space and moves out of it, and of the columns that complete it."""
+    du = matmul(u, turn)
+    if u.shape[-2] > s.shape[-1]:
+        du = du + (matmul(t, v) - matmul(u, inner)) * _row(_reciprocal(s))
+    return _completed(u, du, _rest(all_u, s.shape[-1])) if all_u.shape[-1] > s.shape[-1] else du
+
+
+def _svdvals_rule(x, t, hermitian):
+    u, s, vh = svd_p.bind(x, full_matrices=False, hermitian=hermitian)
+    return s, _real(_along(u, _hermitian(t) if hermitian else t, adjoint(vh)))
+
+
+svd_p = OfMatrix(
+    "svd",
+    lambda x, full_matrices, hermitian: list(numpy.linalg.svd(x, full_matrices, hermitian=hermitian)),
+    _svd_shape,
+    _svd_rule,
+    multiple_results=True,
+)
+svdvals_p = OfMatrix(
+    "svdvals",
+    lambda x, hermitian: numpy.linalg.svd(x, compute_uv=False, hermitian=hermitian),
+    lambda x, hermitian: ((*x.shape[:-2], min(x.shape[-2:])), _real_dtype(x.dtype)),
+    _svdvals_rule,
+)
+
+
+@implements(numpy.linalg.svd)
+def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    """`numpy.linalg.svd`: `a = u @ diag(s) @ vh`; the singular values s alone if not `compute_uv`.
+
+    On factors of vectors, and on singular values that are equal or 0, see the module.
+    """
+    x = _checked("svd", a, square=hermitian)
+    if not compute_uv:
+        return svdvals_p.bind(x, hermitian=hermitian)
+    return SVDResult(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
+
+
+@implements(numpy.linalg.svdvals)
+def svdvals(x: Value, /) -> Value:
+    """`numpy.linalg.svdvals`: the singular values, in descending order."""
+    return svdvals_p.bind(_checked("svdvals", x), hermitian=False)
+
+
+@implements(numpy.linalg.matrix_rank)
+def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
+    """`numpy.linalg.matrix_rank`: how many singular values are greater than `tol`, or `rtol` times the largest."""
+    if typeof(A).ndim < 2:
+        return convert(reduction.max(not_equal(A, 0)), int)
+    x = _checked("matrix_rank", A, square=hermitian)
+    s = svdvals_p.bind(x, hermitian=hermitian)
+    if tol is not None:
+        return reduction.sum(greater(s, expand_dims(tol, -1) if numpy.ndim(tol) else tol), -1)
+    return _count_above(s, _default_tolerance(x) if rtol is None else rtol)
+
+
+def _count_above(s: Value, rtol: Any) -> Value:
+    rtol = expand_dims(rtol, -1) if numpy.ndim(rtol) else rtol
+    return reduction.sum(greater(s, reduction.max(s, -1, keepdims=True) * rtol), -1)
+
+
+@implements(numpy.linalg.cond)
+def cond(x: Value, p: Any = None) -> Value:
+    """`numpy.linalg.cond`: the condition number in the norm of order `p`, 2 by default."""
+    x = _checked("cond", x, square=p not in (None, 2, -2))
+    if p in (None, 2, -2):
+        s = svdvals_p.bind(x, hermitian=False)
+        largest, smallest = getitem(s, (..., 0)), getitem(s, (..., -1))
+        return smallest / largest if p == -2 else largest / smallest
+    return norm(x, p, (-2, -1)) * norm(inv_p.bind(x), p, (-2, -1))
+
+
+# ---------------------------------------------------------------- norms
+
+
+@implements(numpy.linalg.norm)
+def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
+    """`numpy.linalg.norm`, of vectors (one axis) or matrices (two); of all elements by default.
+
+    Where a norm is 0, its derivative is 0.
+
+    >>> from minidiff import grad
+    >>> grad(norm)(numpy.array([3.0, 4.0])), grad(norm)(numpy.zeros(2))
+    (array([0.6, 0.8]), array([0., 0.]))
+    """
+    x = _inexact(x)
+    ndim = typeof(x).ndim
+    axes = normalize_axes(axis, ndim, "norm")
+    if axis is None and ord is None:
+        return _euclidean(x, axes, keepdims)
+    if len(axes) == 1:
+        return _vector_norm(x, ord, axes, keepdims)
+    if len(axes) == 2:
+        return _matrix_norm(x, ord, axes, keepdims)
+    raise ValueError(f"norm: a norm is over one axis (vectors) or two (matrices), got {len(axes)} of {typeof(x)}")
+
+
+@implements(numpy.linalg.vector_norm)
+def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
+    """`numpy.linalg.vector_norm`: of the elements along any number of axes."""
+    x = _inexact(x)
+    return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
+
+
+@implements(numpy.linalg.matrix_norm)
+def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
+    """`numpy.linalg.matrix_norm`: of the matrices in the last two axes."""
+    x = _inexact(x)
+    return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
+
+
+def _inexact(x: Value) -> Value:
+    return convert(x, float) if typeof(x).dtype.kind in "biu" else x
+
+
+def _squared(x: Value) -> Value:
+    """|x|², of each element."""
+    return real(x * conj(x)) if _is_complex(x) else square(x)
+
+
+def _root(x: Value, n: float) -> Value:
+    """The nth root; its derivative at 0, where there is none, is taken to be 0."""
+    zero = equal(x, 0)
+    positive = where(zero, 1.0, x)
+    return where(zero, 0.0, sqrt(positive) if n == 2 else positive ** (1 / n))
+
+
+def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+    return _root(reduction.sum(_squared(x), axes, keepdims=keepdims), 2)
+
+
+def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
+    if isinstance(ord, str):
+        raise ValueError(f"norm: of vectors the order is a number, got {ord!r}")
+    if ord is None or ord == 2:
+        return _euclidean(x, axes, keepdims)
+    if ord == 0:
+        return reduction.sum(convert(not_equal(x, 0), _real_dtype(x.dtype)), axes, keepdims=keepdims)
+    if abs(ord) == math.inf:
+        return (reduction.max if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
+    if ord == 1:
+        return reduction.sum(absolute(x), axes, keepdims=keepdims)
+    total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
+    return _root(total, ord) if ord > 0 else total ** (1 / ord)
+
+
+#: Norms that depend on the singular values, and those that are extremes of sums along rows (0) or columns (1).
+_SPECTRAL: dict[Any, Callable] = {
+    "nuc": functools.partial(reduction.sum, axis=-1),
+    2: functools.partial(reduction.max, axis=-1),
+    -2: functools.partial(reduction.min, axis=-1),
+}
+_SUMMED: dict[Any, tuple[int, Callable]] = {
+    1: (0, reduction.max),
+    -1: (0, reduction.min),
+    math.inf: (1, reduction.max),
+    -math.inf: (1, reduction.min),
+}
+
+
+def _matrix_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
+    if ord is None or ord in ("fro", "f"):
+        return _euclidean(x, axes, keepdims)
+    if ord in _SPECTRAL:
+        y = _SPECTRAL[ord](svdvals(moveaxis(x, axes, (-2, -1))))
+        return expand_dims(y, sorted(axes)) if keepdims else y
+    if ord not in _SUMMED:
+        raise ValueError(f"norm: of matrices the order is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
+    summed, extreme = _SUMMED[ord]
+    y = reduction.sum(absolute(x), axes[summed], keepdims=True)
+    y = extreme(y, axes[1 - summed], keepdims=True)
+    return y if keepdims else squeeze(y, axes)

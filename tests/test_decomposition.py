@@ -1,0 +1,301 @@
+"""numpy.linalg: what a table of smooth points cannot say."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import spmd
+from collectives import psum
+from spmd import P
+
+LA: Any = np.linalg
+X = np.array([[2.0, 1.0], [0.5, 3.0]])
+
+
+def adjoint(x: Any) -> Any:
+    return np.conjugate(np.swapaxes(x, -1, -2))
+
+
+def draw(seed: int, is_complex: bool, *shape: int) -> np.ndarray:
+    numbers = np.random.default_rng(seed).standard_normal((2, *shape))
+    return numbers[0] + 1j * numbers[1] if is_complex else numbers[0]
+
+
+# ---------------------------------------------------------------- together again
+
+
+def _of_hermitian(x: Any) -> Any:
+    return x + adjoint(x)
+
+
+def _positive(x: Any) -> Any:
+    return x @ adjoint(x) + np.eye(x.shape[-1])
+
+
+def _cholesky(x: Any) -> Any:
+    factor = LA.cholesky(x)
+    return factor @ adjoint(factor)
+
+
+def _eigh(x: Any) -> Any:
+    w, v = LA.eigh(x)
+    return v * w[..., None, :] @ adjoint(v)
+
+
+def _eig(x: Any) -> Any:
+    w, v = LA.eig(x)
+    return v * w[..., None, :] @ LA.inv(v)
+
+
+def _svd(x: Any, full: bool) -> Any:
+    u, s, vh = LA.svd(x, full_matrices=full)
+    k = s.shape[-1]
+    return u[..., :k] * s[..., None, :] @ vh[..., :k, :]
+
+
+def _qr(x: Any, mode: str) -> Any:
+    q, r = LA.qr(x, mode)
+    return q @ r
+
+
+SQUARE, WIDE, TALL, STACK = (3, 3), (2, 4), (4, 2), (2, 3, 3)
+PARTS: dict[str, tuple[Callable, Callable, list]] = {
+    "cholesky": (_positive, _cholesky, [SQUARE, STACK]),
+    "eigh": (_of_hermitian, _eigh, [SQUARE, STACK]),
+    "eig": (lambda x: x, _eig, [SQUARE, STACK]),
+    "svd": (lambda x: x, lambda x: _svd(x, False), [SQUARE, STACK, WIDE, TALL]),
+    "full svd": (lambda x: x, lambda x: _svd(x, True), [WIDE, TALL]),
+    "qr": (lambda x: x, lambda x: _qr(x, "reduced"), [SQUARE, STACK, WIDE, TALL]),
+    "complete qr": (lambda x: x, lambda x: _qr(x, "complete"), [TALL]),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data(), seed=st.integers(0, 10**6), is_complex=st.booleans())
+def test_what_is_taken_apart_moves_as_the_whole(name, data, seed, is_complex):
+    make, again, shapes = PARTS[name]
+    shape = data.draw(st.sampled_from(shapes))
+    x, t = draw(seed, is_complex, *shape), draw(seed + 1, is_complex, *shape)
+    whole, expected = md.jvp(make, (x,), (t,))
+    value, moved = md.jvp(again, (whole,), (expected,))
+    scale = max(1.0, np.abs(expected).max()) * max(LA.cond(LA.eig(whole)[1]).max() if name == "eig" else 1.0, 1.0)
+    np.testing.assert_allclose(value, whole, atol=1e-8 * scale)
+    np.testing.assert_allclose(moved, expected, atol=1e-7 * scale**2)
+
+
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize(
+    "f", [lambda x: LA.svd(x)[0], lambda x: LA.svd(x)[2], lambda x: LA.qr(x, "complete")[0]], ids=["u", "vh", "q"]
+)
+@pytest.mark.parametrize("shape", [(3, 3), (5, 2), (2, 4)])
+def test_unitary_matrices_stay_unitary(f, shape, is_complex):
+    x, t = draw(0, is_complex, *shape), draw(1, is_complex, *shape)
+    moved = md.jvp(lambda x: adjoint(f(x)) @ f(x), (x,), (t,))[1]
+    np.testing.assert_allclose(moved, np.zeros_like(moved), atol=1e-10)
+
+
+def test_vectors_move_at_right_angles_to_themselves():
+    x, t = draw(0, True, 3, 3), draw(1, True, 3, 3)
+    for f in (LA.eig, lambda x: LA.eigh(x + adjoint(x))):
+        v, dv = md.jvp(lambda x, f=f: f(x).eigenvectors, (x,), (t,))
+        np.testing.assert_allclose((np.conj(v) * dv).sum(0), np.zeros(3), atol=1e-12)
+
+
+# ---------------------------------------------------------------- results
+
+
+def test_results_are_named_as_numpys():
+    names = {}
+
+    def f(x):
+        results = [LA.eigh(x), LA.eig(x), LA.svd(x), LA.qr(x), LA.slogdet(x)]
+        names.update((type(r), r._fields) for r in results)
+        return LA.eigh(x).eigenvalues.sum() + LA.svd(x).S.sum() + LA.qr(x).R.sum() + LA.slogdet(x).logabsdet
+
+    md.grad(f)(X)
+    assert names == {type(r): r._fields for r in (LA.eigh(X), LA.eig(X), LA.svd(X), LA.qr(X), LA.slogdet(X))}
+
+
+def test_named_results_pass_through_transformations():
+    value, moved = md.jvp(LA.svd, (X,), (X,))
+    assert type(value) is type(moved) is type(LA.svd(X))
+    np.testing.assert_allclose(moved.S, LA.svdvals(X))  # twice the matrix has twice the singular values
+    assert md.vmap(LA.eigh)(np.stack([X, X])).eigenvectors.shape == (2, 2, 2)
+
+
+def test_eigenvalues_of_general_matrices_are_complex():
+    assert LA.eigvals(X).dtype.kind in "fc"  # NumPy looks at the values
+    w, v = md.jvp(LA.eig, (X,), (X,))[0]
+    assert (w.dtype, v.dtype, md.vjp(LA.eigvals, X.astype("f4"))[0].dtype) == (complex, complex, np.complex64)
+
+
+@pytest.mark.parametrize("shape", [(4, 2), (2, 2), (2, 4)])
+@pytest.mark.parametrize("right", [(), (3,)])
+def test_least_squares(shape, right):
+    a, b = draw(0, False, *shape), draw(1, False, shape[0], *right)
+    expected = LA.lstsq(a, b)
+    for actual, number in zip(md.jvp(LA.lstsq, (a, b), (a, b))[0], expected, strict=True):
+        np.testing.assert_allclose(actual, number, atol=1e-12)
+
+
+def test_rank_and_condition_of_singular_matrices():
+    x = np.outer(np.arange(3.0), np.arange(1.0, 3.0))
+    assert md.jvp(LA.matrix_rank, (x,), (x,))[0] == 1
+    assert md.vmap(LA.matrix_rank)(np.stack([x, 0 * x, np.eye(3, 2)])).tolist() == [1, 0, 2]
+    assert md.jvp(LA.matrix_rank, (np.zeros(2),), (np.ones(2),))[0] == 0
+    assert md.vjp(LA.cond, np.diag([1.0, 2.0**-100]))[0] == 2.0**100
+
+
+# ---------------------------------------------------------------- where derivatives need a word
+
+
+def test_the_derivative_at_hermitian_matrices_is_hermitian():
+    for f in (LA.cholesky, lambda x: LA.eigh(x)[1] ** 2 @ np.arange(2.0), lambda x: LA.eigvalsh(x)):
+        (ct,) = md.vjp(f, _positive(X))[1](np.ones_like(f(X)))
+        np.testing.assert_allclose(ct, ct.T)
+
+
+def test_equal_eigenvalues():
+    trace_of_cube = md.grad(lambda x: (LA.eigvalsh(x) ** 3).sum())
+    np.testing.assert_allclose(trace_of_cube(2 * np.eye(3)), 12 * np.eye(3))
+    _, (dw, dv) = md.jvp(LA.eigh, (np.eye(2),), (np.diag([1.0, 2.0]),))
+    assert (dw.tolist(), dv.tolist()) == ([1.0, 2.0], [[0.0, 0.0], [0.0, 0.0]])
+
+
+def test_singular_values_that_are_0():
+    x = np.diag([2.0, 0.0])
+    for f in (lambda x: LA.norm(x, "nuc"), lambda x: LA.svd(x)[1].sum(), lambda x: LA.norm(x, 2)):
+        assert np.isfinite(md.grad(f)(x)).all()
+    assert all(np.isfinite(t).all() for t in md.jvp(LA.svd, (x[:, :1] * 0,), (np.ones((2, 1)),))[1])
+
+
+@pytest.mark.parametrize("ord", [None, 2, 1, 3, np.inf])
+def test_the_norm_of_zero_has_derivative_zero(ord):
+    f = md.grad(lambda x: LA.norm(x, ord))
+    assert f(np.zeros(2)).tolist() == [0.0, 0.0]
+    assert md.jvp(f, (np.zeros(2),), (np.ones(2),))[1].tolist() == [0.0, 0.0]
+    assert md.grad(lambda x: LA.norm(x))(np.zeros((2, 2), complex)).tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("f", [LA.norm, LA.vector_norm, lambda x: LA.norm(x, np.inf)])
+def test_norms_of_integers(f):
+    x = np.array([3, 4])
+    assert md.make_tape(f)(x)(x)[0] == f(x)
+
+
+def test_the_determinant_of_singular_matrices_has_a_derivative():
+    np.testing.assert_allclose(md.grad(LA.det)(np.diag([2.0, 3.0, 0.0])), np.diag([0.0, 0.0, 6.0]), atol=1e-15)
+    np.testing.assert_allclose(md.grad(LA.det)(np.zeros((3, 3))), np.zeros((3, 3)))
+    np.testing.assert_allclose(md.grad(LA.det)(np.zeros((1, 1))), np.ones((1, 1)))
+    z = np.array([[1j, 2.0], [2.0, -4j]])
+    np.testing.assert_allclose(md.jvp(LA.det, (z,), (np.diag([1.0 + 0j, 0.0]),))[1], -4j)
+
+
+def test_empty_matrices():
+    x = np.zeros((0, 0))
+    assert md.jvp(LA.det, (x,), (x,)) == (1.0, 0.0)
+    for f in (LA.inv, LA.slogdet, LA.eigvalsh):
+        md.vjp(f, x)
+
+
+# ---------------------------------------------------------------- work
+
+
+def test_one_matrix_is_factorised_once_for_all_right_sides():
+    a, b = np.eye(3), np.ones((5, 3))
+    solves = [e for e in md.make_tape(md.vmap(lambda b: LA.solve(a, b)))(b).equations if e.primitive.name == "solve"]
+    assert [e.outputs[0].type.shape for e in solves] == [(3, 5)]
+    (ct,) = md.vjp(lambda a: LA.solve(a, np.ones((5, 3, 2))), a)[1](np.ones((5, 3, 2)))
+    np.testing.assert_allclose(ct, -10 * np.ones((3, 3)))
+
+
+def test_powers_take_few_products():
+    tape = md.make_tape(lambda x: LA.matrix_power(x, 10))(X)
+    assert len(tape.equations) == 4  # x², x⁴, x⁸, x¹⁰
+    np.testing.assert_allclose(tape(X)[0], LA.matrix_power(X, 10))
+
+
+# ---------------------------------------------------------------- errors
+
+ERRORS: dict[str, tuple[Callable, type, str]] = {
+    "square": (lambda x: LA.inv(x[:1]), LA.LinAlgError, r"inv: the matrix must be square, got f64\[1,2\]"),
+    "vector": (lambda x: LA.svd(x[0]), LA.LinAlgError, r"svd: matrices have two dimensions at least, got f64\[2\]"),
+    "solve": (lambda x: LA.solve(x, x[:1]), ValueError, r"solve: the rows .* got f64\[2,2\] and f64\[1,2\]"),
+    "float16": (lambda x: LA.det(x.astype("f2")), TypeError, r"det: .* f16\[2,2\]; convert it to float32 or float64"),
+    "qr": (
+        lambda x: LA.qr(x, "raw"),
+        ValueError,
+        r"qr: .* mode is 'reduced', 'complete' or 'r', got 'raw'",
+    ),
+    "eigh": (lambda x: LA.eigh(x, "X"), ValueError, r"UPLO is 'L' or 'U', got 'X'"),
+    "order of a vector": (lambda x: LA.norm(x[0], "fro"), ValueError, r"of vectors the order is a number, got 'fro'"),
+    "order of a matrix": (lambda x: LA.norm(x, 3), ValueError, r"of matrices the order is 'fro', .*, got 3"),
+    "norm": (
+        lambda x: LA.norm(x[None], 2),
+        ValueError,
+        r"one axis \(vectors\) or two .*, got 3 of f64\[1,2,2\]",
+    ),
+    "matrix_power": (lambda x: LA.matrix_power(x, 1.5), TypeError, r"float"),
+    "tensorinv": (lambda x: LA.tensorinv(x, 0), ValueError, r"ind is a positive number of axes, got 0"),
+    "tensorinv of": (lambda x: LA.tensorinv(x[:1], 1), LA.LinAlgError, r"the first 1 axes of f64\[1,2\] do not have"),
+    "tensorsolve": (
+        lambda x: LA.tensorsolve(x, x),
+        LA.LinAlgError,
+        r"no square matrix beside .* of f64\[2,2\]",
+    ),
+    "lstsq": (lambda x: LA.lstsq(x, x[:1]), LA.LinAlgError, r"lstsq: .* got f64\[2,2\] and f64\[1,2\]"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_say_what_does_not_fit(case):
+    f, error, message = ERRORS[case]
+    with pytest.raises(error, match=message):
+        md.make_tape(f)(X)
+
+
+@pytest.mark.parametrize("f", [LA.inv, lambda x: LA.solve(x, np.ones(2)), lambda x: LA.slogdet(x)[1]])
+def test_singular_matrices_raise_numpys_error(f):
+    with pytest.raises(LA.LinAlgError, match="Singular matrix"):
+        md.vjp(f, np.ones((2, 2)))
+
+
+def test_solutions_are_not_linear_in_the_matrix():
+    with pytest.raises(TypeError, match=r"solve cannot be transposed: .* the operand of type f64\[2,2\]"):
+        md.linear_transpose(lambda a: LA.solve(a, np.ones(2)), X)(np.ones(2))
+
+
+def test_matrices_that_are_not_positive_definite_raise_numpys_error():
+    with pytest.raises(LA.LinAlgError, match="not positive definite"):
+        md.vjp(LA.cholesky, -np.eye(2))
+
+
+# ---------------------------------------------------------------- on ranks
+
+
+def test_decompositions_in_the_bodies_of_shard_map():
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    xs, shared = np.stack([X, X @ X]), X.T
+
+    def f(x, shared):
+        w, v = LA.eigh(x + x.T)
+        u, s, vh = LA.svd(shared)
+        return np.sin(LA.solve(x, v * w @ u) @ vh + np.einsum("ij,jk,k->ik", x, shared, s)) + LA.norm(shared) * LA.det(
+            x
+        )
+
+    body = spmd.shard_map(lambda x, y: psum(f(x[0], y), "i"), mesh=mesh, in_specs=(P("i"), P()), out_specs=P())
+
+    def alone(xs, y):
+        return f(xs[0], y) + f(xs[1], y)
+
+    np.testing.assert_allclose(body(xs, shared), alone(xs, shared))
+    cts, expected = (md.vjp(g, xs, shared)[1](np.eye(2)) for g in (body, alone))
+    for ct, number in zip(cts, expected, strict=True):
+        np.testing.assert_allclose(ct, number)
