@@ -226,7 +226,6 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
     "out of bounds": (lambda x: x[np.array([0, 5])], IndexError, r"\[0, 5\] is out of bounds .* size 2"),
     "mask": (lambda x: x[[True] * 3], IndexError, r"mask of shape \(3,\) does not fit f64\[2,3\] from axis 0"),
     "mask, later": (lambda x: x[:, [True] * 2], IndexError, r"of shape \(2,\) does not fit f64\[2,3\] from axis 1"),
-    "list": (lambda x: np.add(x, [1.0, 2.0, 3.0]), TypeError, r"expected an array or a number, got list"),
 }
 
 

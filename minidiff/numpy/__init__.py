@@ -13,8 +13,6 @@ import numpy as _numpy
 
 from minidiff.numpy import replaced as _replaced
 
-_own = ("array", "asarray", "take")
-
 __all__ = list(_numpy.__all__)
 
-globals().update({name: getattr(_replaced, name) if name in _own else getattr(_numpy, name) for name in __all__})
+globals().update({name: getattr(_replaced if name in _replaced.__all__ else _numpy, name) for name in __all__})

@@ -1,5 +1,5 @@
 """The operations: one file a family, each operation with all its rules beside each other."""
 
-from minidiff.ops import elementwise, fft, indexing, linalg, operators, reduction, shape
+from minidiff.ops import creation, elementwise, fft, indexing, linalg, operators, reduction, shape
 
-__all__ = ["elementwise", "fft", "indexing", "linalg", "operators", "reduction", "shape"]
+__all__ = ["creation", "elementwise", "fft", "indexing", "linalg", "operators", "reduction", "shape"]
