@@ -34,7 +34,7 @@ FROM_TYPES = _names(
 FROM_VALUES = _names(
     """nonzero flatnonzero argwhere allclose array_equal array_equiv array_str array_repr array2string lexsort
     searchsorted digitize bincount isin histogram histogram2d histogramdd histogram_bin_edges min_scalar_type
-    shares_memory may_share_memory ravel_multi_index unravel_index packbits unpackbits"""
+    shares_memory may_share_memory ravel_multi_index unravel_index packbits unpackbits in1d"""
 )
 
 PLAIN = {
@@ -45,10 +45,10 @@ PLAIN = {
         "files and buffers": """load loadtxt genfromtxt fromfile fromregex fromstring frombuffer memmap""",
         "printing and settings": """printoptions set_printoptions get_printoptions binary_repr base_repr info
             format_float_positional format_float_scientific errstate seterr geterr seterrcall geterrcall setbufsize
-            getbufsize show_config show_runtime get_include test __array_namespace_info__""",
+            getbufsize show_config show_runtime get_include test""",
         "dtypes": """dtype finfo iinfo isdtype issubdtype promote_types mintypecode typename ndarray ufunc""",
         "shapes": "isscalar iterable broadcast_shapes ndindex",
-        "aliases, which hand over themselves": "row_stack in1d trapz",
+        "aliases, which hand over themselves": "row_stack trapz",
         "dates": """busday_count busday_offset is_busday busdaycalendar datetime_as_string datetime_data""",
         "errors": "linalg.LinAlgError",
     }.items()
@@ -103,6 +103,7 @@ def public_callables() -> dict[str, Callable]:
         prefix + name: f
         for prefix, namespace in NAMESPACES.items()
         for name in namespace.__all__
+        if not name.startswith("_")
         if callable(f := getattr(namespace, name)) and not (isinstance(f, type) and issubclass(f, numpy.generic))
     }
 

@@ -85,8 +85,8 @@ def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
 
 
 def asfortranarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.asfortranarray`, of traced values too: they have no order in memory."""
-    return array(a, dtype) if _holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
+    """`numpy.asfortranarray`, of traced values too: they have no order in memory, but one dimension at least."""
+    return array(a, dtype, ndmin=1) if _holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
 
 
 def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Value:

@@ -4,9 +4,9 @@ A family lists its `ROWS`; its functions that are `DISCRETE` (their results are 
 derivative); and those that are `LINEAR`, with the groups of arguments in which they are so jointly (None: in all).
 """
 
-from tests.table import creation, elementwise, fft, indexing, linalg, reduction, shape, ufunc_methods
+from tests.table import creation, elementwise, fft, indexing, linalg, reduction, replaced, shape, ufunc_methods
 
-FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, ufunc_methods)
+FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, ufunc_methods, replaced)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]
 DISCRETE = {function for family in FAMILIES for function in family.DISCRETE}
