@@ -7,7 +7,6 @@ the errors for what is not possible, which say what is.
 from __future__ import annotations
 
 import difflib
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -36,10 +35,8 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
             f"{full_name(ufunc)}.at writes into an array that exists, which traced values cannot do; write "
             "y = x.at[i].add(v), or .multiply, .min, .max, .set"
         )
-    function = functools.partial(getattr(ufunc_methods, method), ufunc)
-    if form := in_another_form("", getattr(ufunc, method), function, inputs, kwargs):
-        inputs, kwargs = form
-    return function(*inputs, **kwargs)
+    given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
+    return getattr(ufunc_methods, method)(ufunc, *inputs, **given)
 
 
 def _without_out(name: str, kwargs: dict) -> dict:
@@ -164,6 +161,8 @@ def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
     name = full_name(func)
     shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
     message = f"{name} is not supported on traced values" + (f" ({shown})" if shown else "")
+    if isinstance(func, numpy.ufunc) and func not in public_callables().values():
+        name = "np.frompyfunc"  # it made this one
     if name[3:] in REFUSED:
         return TypeError(f"{message}: {REFUSED[name[3:]]}")
     names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
