@@ -2,12 +2,28 @@
 
 A family lists its `ROWS`; its functions that are `DISCRETE` (their results are integers or booleans, and carry no
 derivative); and those that are `LINEAR`, with the groups of arguments in which they are so jointly (None: in all).
+`CONCRETE` are functions that need the values of their arguments, and have no place on a tape: they are tested apart.
 """
 
-from tests.table import creation, elementwise, fft, indexing, linalg, reduction, replaced, shape, ufunc_methods
+from tests.table import (
+    creation,
+    elementwise,
+    fft,
+    indexing,
+    linalg,
+    polynomial,
+    reduction,
+    replaced,
+    sets,
+    shape,
+    statistics,
+    ufunc_methods,
+)
 
-FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, ufunc_methods, replaced)
+FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, polynomial, statistics, sets)
+FAMILIES += (ufunc_methods, replaced)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]
 DISCRETE = {function for family in FAMILIES for function in family.DISCRETE}
 LINEAR = {function: groups for family in FAMILIES for function, groups in family.LINEAR.items()}
+CONCRETE = {function for family in FAMILIES for function in getattr(family, "CONCRETE", ())}
