@@ -5,7 +5,6 @@ Each is in one class:
 - an *operation*: registered by `implements`. Most are differentiable; those with integers or booleans for results
   have no derivative;
 - *replaced*: NumPy does not hand it over, and `minidiff.numpy` has a function of its own under the name;
-- *from types*: answered from shapes and dtypes alone;
 - *from values*: computed by NumPy on the values behind, where there are any (not on a tape, not under `vmap`). The
   results are integers, booleans or text, or edges of bins: they carry no derivative;
 - *plain*: it takes nothing that could be traced;
@@ -26,15 +25,9 @@ def _names(text: str) -> list[str]:
     return text.split()
 
 
-FROM_TYPES = _names(
-    """result_type can_cast common_type iscomplexobj isrealobj einsum_path empty_like zeros_like ones_like
-    tril_indices_from triu_indices_from diag_indices_from"""
-)
-
 FROM_VALUES = _names(
-    """nonzero flatnonzero argwhere allclose array_equal array_equiv array_str array_repr array2string lexsort
-    searchsorted digitize bincount isin histogram histogram2d histogramdd histogram_bin_edges min_scalar_type
-    shares_memory may_share_memory ravel_multi_index unravel_index packbits unpackbits in1d"""
+    """array_str array_repr array2string histogram2d histogramdd ravel_multi_index unravel_index packbits unpackbits
+    shares_memory may_share_memory in1d"""
 )
 
 PLAIN = {
@@ -117,9 +110,8 @@ def classes(name: str) -> list[str]:
         label
         for label, yes in {
             # What is both an operation and replaced is an operation that NumPy does not always hand over.
-            "operation": f in NUMPY_FUNCTIONS,
+            "operation": f in NUMPY_FUNCTIONS and name not in REFUSED,
             "replaced": name in replaced.__all__ and f not in NUMPY_FUNCTIONS,
-            "from types": name in FROM_TYPES,
             "from values": name in FROM_VALUES,
             "plain": name in PLAIN,
             "refused": name in REFUSED,

@@ -1,6 +1,6 @@
 """Calls of NumPy's functions on traced values that need more than looking the function up.
 
-Keywords of ufuncs and their methods (`np.add.reduce`); functions that answer from types or from values alone; and
+Keywords of ufuncs and their methods (`np.add.reduce`); functions that answer from values alone; and
 the errors for what is not possible, which say what is.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import NUMPY_FUNCTIONS, Tracer
-from minidiff.numpy.coverage import FROM_TYPES, FROM_VALUES, REFUSED, full_name, public_callables
+from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.replaced import array, asarray
 from minidiff.ops import ufunc_methods
 from minidiff.ops.elementwise import convert
@@ -83,30 +83,23 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
 
 
 def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """A function that is no operation: answered from types or values alone, or refused."""
+    """A function that is no operation: answered from the values behind, or refused."""
     name = full_name(func)
-    if name[3:] in FROM_TYPES:
-        return func(*_replace(args, _stand_in), **_replace(kwargs, _stand_in))
     if name[3:] in FROM_VALUES:
         weights = kwargs.get("weights")
         if isinstance(weights, Tracer):
             raise TypeError(f"{name} on traced values has no derivative, so its weights cannot be traced")
-        return func(*_replace(args, lambda x: x.concrete(name)), **_replace(kwargs, lambda x: x.concrete(name)))
+        return func(*_concrete(args, name), **_concrete(kwargs, name))
     raise unsupported(func, (*args, *kwargs.values()))
 
 
-def _replace(x: Any, f: Callable[[Tracer], Any]) -> Any:
-    """Arguments with `f` applied to each traced value in them, also in lists, tuples and dictionaries."""
+def _concrete(x: Any, use: str) -> Any:
+    """Arguments with the values behind the traced ones in them, also in lists, tuples and dictionaries."""
     if isinstance(x, Tracer):
-        return f(x)
+        return x.concrete(use)
     if isinstance(x, dict):
-        return {k: _replace(v, f) for k, v in x.items()}
-    return type(x)([_replace(v, f) for v in x]) if type(x) in (list, tuple) else x
-
-
-def _stand_in(x: Tracer) -> numpy.ndarray:
-    """An array of the type of x. No data stands behind its shape."""
-    return numpy.broadcast_to(numpy.empty((), x.dtype), x.shape)
+        return {k: _concrete(v, use) for k, v in x.items()}
+    return type(x)([_concrete(v, use) for v in x]) if type(x) in (list, tuple) else x
 
 
 def in_another_form(error: str, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:

@@ -1,6 +1,7 @@
 """The operations: one file a family, each operation with all its rules beside each other."""
 
 from minidiff.ops import (
+    choosing,
     creation,
     elementwise,
     fft,
@@ -14,5 +15,5 @@ from minidiff.ops import (
     statistics,
 )
 
-__all__ = ["creation", "elementwise", "fft", "indexing", "linalg", "operators", "polynomial", "reduction", "sets"]
-__all__ += ["shape", "statistics"]
+__all__ = ["choosing", "creation", "elementwise", "fft", "indexing", "linalg", "operators", "polynomial", "reduction"]
+__all__ += ["sets", "shape", "statistics"]

@@ -6,6 +6,7 @@ derivative); and those that are `LINEAR`, with the groups of arguments in which 
 """
 
 from tests.table import (
+    choosing,
     creation,
     elementwise,
     fft,
@@ -20,7 +21,7 @@ from tests.table import (
     ufunc_methods,
 )
 
-FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, polynomial, statistics, sets)
+FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, choosing, polynomial, statistics, sets)
 FAMILIES += (ufunc_methods, replaced)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]

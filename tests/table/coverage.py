@@ -10,9 +10,9 @@ from __future__ import annotations
 import pathlib
 
 from minidiff.core import NUMPY_FUNCTIONS
-from minidiff.numpy.coverage import FROM_TYPES, FROM_VALUES, public_callables
+from minidiff.numpy.coverage import FROM_VALUES, REFUSED, public_callables
 from minidiff.numpy.replaced import __all__ as REPLACED
-from tests.table import DISCRETE, FAMILIES, TABLE
+from tests.table import CONCRETE, DISCRETE, FAMILIES, TABLE
 
 README = pathlib.Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
@@ -39,9 +39,13 @@ def coverage_table() -> str:
             if group:
                 lines.append(_line(label, group, mark, mark, mark, YES))
     tabled = {r.function for r in TABLE}
-    static = [n for n, f in public.items() if f in NUMPY_FUNCTIONS and f not in tabled]
-    lines.append(_line("from types alone", sorted({*static, *FROM_TYPES} & set(public)), NO, NO, NO, YES))
-    lines.append(_line("from values, no derivative", sorted(set(FROM_VALUES) & set(public)), NO, NO, NO, NO))
+    for discrete, mark in ((False, YES), (True, NO)):
+        names = [n for n, f in public.items() if f in CONCRETE and (f in DISCRETE) is discrete]
+        names += FROM_VALUES if discrete else []
+        title = "from values, discrete" if discrete else "chosen by values"
+        lines.append(_line(title, sorted(set(names) & set(public)), mark, mark, mark, NO))
+    rest = [n for n, f in public.items() if f in NUMPY_FUNCTIONS and f not in tabled | CONCRETE and n not in REFUSED]
+    lines.append(_line("from types", sorted(rest), NO, NO, NO, YES))
     own = {n for n in REPLACED if public.get(n) not in NUMPY_FUNCTIONS}
     lines.append(_line("in `minidiff.numpy`", sorted(own & tabled), YES, YES, YES, YES))
     lines.append(_line("in `minidiff.numpy`, need values", sorted(own - tabled), YES, YES, YES, NO))

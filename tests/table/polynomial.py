@@ -20,6 +20,12 @@ def remainder(u: Any, v: Any) -> Any:
 
 
 ROWS = [
+    row(np.polyfit, real(6), real(6), f=np.polyfit, deg=2),
+    row(np.polyfit, real(5), real(5, 2), f=np.polyfit, deg=1, w=np.arange(1.0, 6.0)),
+    *(
+        row(np.polyfit, real(5), real(5), f=lambda x, y, **o: np.polyfit(x, y, 1, **o)[1], cov=c)
+        for c in ("unscaled", True)
+    ),
     *(row(np.polyval, make(3), make(*s)) for make in (real, complex_) for s in ((), (2,), (2, 2))),
     form("polynomials of lists", "polyval", lambda a, x: np.polyval([a, 2.0, a], x), real(), real(2)),
     form("polynomials of lists", "polyadd", lambda a: np.polyadd([1, 2], a), real(3)),
