@@ -30,8 +30,10 @@ def on_tracer(f):
 
 
 def test_the_namespace_is_numpys():
-    assert set(mnp.__all__) == set(np.__all__)
-    assert {name for name in np.__all__ if getattr(mnp, name) is not getattr(np, name)} == set(replaced.__all__)
+    assert set(mnp.__all__) == {*np.__all__, *replaced.__all__}
+    assert {
+        name for name in mnp.__all__ if not hasattr(np, name) or getattr(mnp, name) is not getattr(np, name)
+    } == set(replaced.__all__)
 
 
 def test_every_public_function_is_in_one_class():

@@ -13,6 +13,6 @@ import numpy as _numpy
 
 from minidiff.numpy import replaced as _replaced
 
-__all__ = list(_numpy.__all__)
+__all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
 globals().update({name: getattr(_replaced if name in _replaced.__all__ else _numpy, name) for name in __all__})

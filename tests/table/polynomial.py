@@ -19,6 +19,10 @@ def remainder(u: Any, v: Any) -> Any:
     return np.polydiv(u, v)[1]
 
 
+def covariance(x: Any, y: Any, **options: Any) -> Any:
+    return np.polyfit(x, y, 1, **options)[1]
+
+
 ROWS = [
     row(np.polyfit, real(6), real(6), f=np.polyfit, deg=2),
     row(np.polyfit, real(5), real(5, 2), f=np.polyfit, deg=1, w=np.arange(1.0, 6.0)),
