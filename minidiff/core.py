@@ -526,7 +526,7 @@ class Tracer:
                     return function(*inputs)
                 except TypeError as error:
                     inputs, _ = _in_another_form(error, ufunc, function, inputs, {})
-                return function(*inputs)
+                return self.__array_ufunc__(ufunc, method, *inputs)
         from minidiff.numpy import dispatch
 
         return dispatch.call_ufunc(ufunc, method, inputs, kwargs)
@@ -541,7 +541,7 @@ class Tracer:
             return function(*args, **kwargs)
         except TypeError as error:
             args, kwargs = _in_another_form(error, func, function, args, kwargs)
-        return function(*args, **kwargs)
+        return self.__array_function__(func, types, args, kwargs)
 
 
 def _in_another_form(error: TypeError, func: Callable, function: Callable, args: tuple, kwargs: dict):

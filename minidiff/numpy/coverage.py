@@ -48,17 +48,18 @@ PLAIN = {
     for name in _names(names)
 }
 
-_WRITES = "it writes into an array that exists; build the new array instead: "
+_WRITES = "it writes into its argument, which would change the past of the computation. Build the new value instead: "
+_AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
 _SAVES = "save the values behind: return the traced value from the function first"
 
 #: What to use instead of functions that are refused.
 REFUSED = {
-    "copyto": _WRITES + "np.where(mask, values, x)",
-    "putmask": _WRITES + "np.where(mask, values, x)",
-    "place": _WRITES + "np.where(mask, values, x), or x.at[mask].set(values)",
-    "put": _WRITES + "x.at[indices].set(values)",
-    "put_along_axis": _WRITES + "x.at[indices].set(values)",
-    "fill_diagonal": _WRITES + "np.where(np.eye(n, dtype=bool), value, x)",
+    "copyto": _WRITES + "x = np.where(mask, values, x), or " + _AT,
+    "putmask": _WRITES + "x = np.where(mask, values, x), or " + _AT,
+    "place": _WRITES + "x = np.where(mask, values, x), or " + _AT,
+    "put": _WRITES + "of a flat x, " + _AT,
+    "put_along_axis": _WRITES + _AT,
+    "fill_diagonal": _WRITES + "with i = np.arange(n), x = x.at[i, i].set(values)",
     "save": _SAVES,
     "savez": _SAVES,
     "savez_compressed": _SAVES,

@@ -22,8 +22,9 @@ __all__ = [
 # ---------------------------------------------------------------- arrays of nested lists
 
 
-def _holds_tracer(x: Any) -> bool:
-    return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(_holds_tracer, x)))
+def holds_tracer(x: Any) -> bool:
+    """Whether x is a traced value, or a list or tuple that holds one at any depth."""
+    return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
 
 
 def array(
@@ -40,7 +41,7 @@ def array(
 
     A traced value is never written into, so it is not copied, and has no order in memory.
     """
-    if not _holds_tracer(object):
+    if not holds_tracer(object):
         return numpy.array(object, dtype, copy=copy, order=order, subok=subok, ndmin=ndmin, like=like)
     x = object if isinstance(object, Tracer) else _nested(object)
     if dtype is not None:
@@ -57,7 +58,7 @@ def _nested(x: Any) -> Value:
 
 def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
     """Append what x holds to `parts`, in rows, and return the shape of x."""
-    if isinstance(x, (list, tuple)) and _holds_tracer(x):
+    if isinstance(x, (list, tuple)) and holds_tracer(x):
         shapes = [_collect(item, parts) for item in x]
         if len(set(shapes)) > 1:
             raise ValueError(f"array: what stands in a list must be of one shape, got {' and '.join(map(str, shapes))}")
@@ -69,29 +70,29 @@ def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
 
 def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
     """`numpy.asarray`, of traced values too."""
-    if _holds_tracer(a):
+    if holds_tracer(a):
         return array(a, dtype)
     return numpy.asarray(a, dtype, order, **options)
 
 
 def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
     """`numpy.asanyarray`, of traced values too."""
-    return array(a, dtype) if _holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
+    return array(a, dtype) if holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
 
 
 def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
     """`numpy.ascontiguousarray`, of traced values too: they have no order in memory, but one dimension at least."""
-    return array(a, dtype, ndmin=1) if _holds_tracer(a) else numpy.ascontiguousarray(a, dtype, **options)
+    return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.ascontiguousarray(a, dtype, **options)
 
 
 def asfortranarray(a: Any, dtype: Any = None, **options: Any) -> Value:
     """`numpy.asfortranarray`, of traced values too: they have no order in memory, but one dimension at least."""
-    return array(a, dtype, ndmin=1) if _holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
+    return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
 
 
 def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Value:
     """`numpy.asarray_chkfinite`, of traced values too, if there is a value behind that can be checked."""
-    if not _holds_tracer(a):
+    if not holds_tracer(a):
         return numpy.asarray_chkfinite(a, dtype, order)
     x = array(a, dtype)
     numpy.asarray_chkfinite(x.concrete("asarray_chkfinite"))
@@ -103,7 +104,7 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Va
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **options: Any) -> Value:
     """`numpy.full`, of a traced value too."""
-    if not _holds_tracer(fill_value):
+    if not holds_tracer(fill_value):
         return numpy.full(shape, fill_value, dtype, order, **options)
     return broadcast_to(array(fill_value, dtype), shape)
 
@@ -111,7 +112,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **opt
 def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Value:
     """`numpy.arange`, also from a traced start in traced steps; how many there are is decided by the values."""
     start, stop = (0, start) if stop is None else (0 if start is None else start, stop)
-    if not _holds_tracer((start, stop, step)):
+    if not holds_tracer((start, stop, step)):
         return numpy.arange(start, stop, step, dtype, **options)
     known = [x.concrete("the length of arange") if isinstance(x, Tracer) else x for x in (start, stop, step)]
     count = max(0, math.ceil((known[1] - known[0]) / known[2]))
@@ -129,12 +130,12 @@ def _seeing(numpy_function: Callable) -> Callable:
     def function(*args: Any, **kwargs: Any) -> Any:
         if args and not isinstance(args[0], Tracer):
             for x in (*args[1:], *kwargs.values()):
-                if _holds_tracer(x):
+                if holds_tracer(x):
                     return x_of(x).__array_function__(numpy_function, (), args, kwargs)
         return numpy_function(*args, **kwargs)
 
     def x_of(x: Any) -> Tracer:
-        return x if isinstance(x, Tracer) else next(x_of(item) for item in x if _holds_tracer(item))
+        return x if isinstance(x, Tracer) else next(x_of(item) for item in x if holds_tracer(item))
 
     return function
 
@@ -164,10 +165,10 @@ def _joining(template: Any) -> Any:
         def __getitem__(self, key: Any) -> Value:
             items = key if isinstance(key, tuple) else (key,)
             items = [
-                _traced_slice(i) if isinstance(i, slice) and _holds_tracer((i.start, i.stop, i.step)) else i
+                _traced_slice(i) if isinstance(i, slice) and holds_tracer((i.start, i.stop, i.step)) else i
                 for i in items
             ]
-            if not _holds_tracer(items):
+            if not holds_tracer(items):
                 return super().__getitem__(key)
             places, parts, count = [], [], 0
             for item in items:
@@ -192,7 +193,7 @@ class vectorize(numpy.vectorize):
     """`numpy.vectorize`, of traced values too: a loop over the elements. `md.vmap` is the fast way."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not _holds_tracer((*args, *kwargs.values())):
+        if not holds_tracer((*args, *kwargs.values())):
             return super().__call__(*args, **kwargs)
         if self.signature is not None:
             raise TypeError("np.vectorize with a signature takes no traced values; use md.vmap")
