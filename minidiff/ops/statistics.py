@@ -34,7 +34,7 @@ def cov(
 ) -> Value:
     """`numpy.cov`: the covariances of variables: rows of m (and of y), or columns unless `rowvar`."""
     given = [z if hasattr(z, "dtype") else numpy.asarray(z) for z in (m, y) if z is not None]
-    dtype = numpy.result_type(*given, numpy.float64) if dtype is None else dtype
+    dtype = numpy.result_type(*[z.dtype for z in given], numpy.float64) if dtype is None else dtype
     rows = [_variables(z, rowvar, dtype) for z in given]
     x = concatenate(rows, 0) if len(rows) == 2 else rows[0]
     ddof = ddof if ddof is not None else 0 if bias else 1

@@ -26,6 +26,8 @@ ROWS = [
     *(method("reduce", f, X, where=np.array([True, False, True])) for f in (np.add, np.multiply)),
     method("reduce", np.maximum, X, axis=1, where=np.array([True, False, True]), initial=-1.0),
     *(method("reduce", f, np.zeros((0, 2))) for f in (np.add, np.multiply)),
+    *(method("reduce", np.logaddexp, X, **o) for o in ({}, {"axis": None, "keepdims": True}, {"initial": 0.5})),
+    method("accumulate", np.logaddexp, X),
     *(method("accumulate", f, X) for f in (np.add, np.multiply, np.maximum, np.subtract)),
     *(method("accumulate", f, X, axis=-1) for f in (np.add, np.multiply, np.minimum)),
     *(method("reduceat", f, distinct(5, 2), [0, 3, 1, 4]) for f in (np.add, np.multiply)),
