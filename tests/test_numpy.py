@@ -296,8 +296,6 @@ ERRORS = {
         IndexError,
         "add.reduceat: index 2 is out of bounds for an axis of",
     ),
-    "choice": (lambda x: np.choose([2, 0], [x[0], x[1]]), ValueError, "[2, 0] names other than the 2 choices"),
-    "number of a choice": (lambda x: np.choose(x, [x, x]), TypeError, "choose: the choices are numbered"),
     "vectorize": (
         lambda x: mnp.vectorize(np.sum, signature="(n)->()")(x),
         TypeError,

@@ -1,7 +1,7 @@
 """The operations: one file a family, each operation with all its rules beside each other."""
 
 from minidiff.ops import (
-    choosing,
+    covariance,
     creation,
     elementwise,
     fft,
@@ -12,8 +12,7 @@ from minidiff.ops import (
     reduction,
     sets,
     shape,
-    statistics,
 )
 
-__all__ = ["choosing", "creation", "elementwise", "fft", "indexing", "linalg", "operators", "polynomial", "reduction"]
-__all__ += ["sets", "shape", "statistics"]
+__all__ = ["covariance", "creation", "elementwise", "fft", "indexing", "linalg", "operators", "polynomial", "reduction"]
+__all__ += ["sets", "shape"]

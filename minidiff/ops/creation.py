@@ -8,15 +8,7 @@ import numpy
 
 from minidiff.core import Value, implements, typeof
 from minidiff.ops.elementwise import convert, floor
-from minidiff.ops.shape import broadcast_to, moveaxis
-
-
-@implements(numpy.full_like)
-def full_like(a: Value, fill_value: Value, dtype: Any = None, *, shape: Any = None) -> Value:
-    """`numpy.full_like`: an array like `a`, filled with a value."""
-    t = typeof(a)
-    x = fill_value if hasattr(fill_value, "dtype") else numpy.asarray(fill_value)
-    return broadcast_to(convert(x, t.dtype if dtype is None else dtype), t.shape if shape is None else shape)
+from minidiff.ops.shape import moveaxis
 
 
 @implements(numpy.linspace)

@@ -6,7 +6,7 @@ derivative); and those that are `LINEAR`, with the groups of arguments in which 
 """
 
 from tests.table import (
-    choosing,
+    covariance,
     creation,
     elementwise,
     fft,
@@ -17,11 +17,10 @@ from tests.table import (
     replaced,
     sets,
     shape,
-    statistics,
     ufunc_methods,
 )
 
-FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, choosing, polynomial, statistics, sets)
+FAMILIES = (elementwise, reduction, shape, indexing, linalg, fft, creation, polynomial, covariance, sets)
 FAMILIES += (ufunc_methods, replaced)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]

@@ -24,7 +24,4 @@ ROWS = [
     *(row(np.geomspace, 0.5, 2.0, **options) for options in POINTS[:3]),
     *(row(np.geomspace, s * positive(2), s * positive(2), num=3, axis=a) for s, a in ((1, 0), (-1, -1))),
     row(np.geomspace, complex_(2), complex_(2), num=3),
-    row(np.full_like, real(2, 3), 1.5),
-    row(np.full_like, real(2, 3), real(3)),
-    row(np.full_like, real(2, 3), real(), f=lambda a, v: np.full_like(a, v, shape=(2, 2))),
 ]

@@ -1,4 +1,4 @@
-"""Rows of `minidiff/ops/statistics.py`."""
+"""Rows of `minidiff/ops/covariance.py`."""
 
 import numpy as np
 
