@@ -123,7 +123,7 @@ def test_traced_ends_of_arange(args):
 def test_finite_arrays_are_checked_by_their_values():
     check_grads(mnp.asarray_chkfinite, (X,))
     with pytest.raises(ValueError, match="infs or NaNs"):
-        md.grad(lambda x: mnp.asarray_chkfinite(x / 0.0 * 0.0).sum())(X)
+        md.grad(lambda x: mnp.asarray_chkfinite(x).sum())(np.array([1.0, np.inf]))
 
 
 def test_vectorized_functions_may_branch_on_each_element():
