@@ -554,26 +554,36 @@ class Tracer:
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         if _state.interpreter is EVALUATE:
             raise LeakedTracerError(leak_message(self))
-        if kwargs.get("out") is not None:
-            raise TypeError(
-                f"np.{ufunc.__name__} cannot write a traced value into an existing array (out= or an in-place "
-                "operator such as a += x); write a = a + x"
-            )
-        if method != "__call__":
-            raise TypeError(f"np.{ufunc.__name__}.{method} is not supported on traced values ({self.type})")
-        return self.__array_function__(ufunc, (), inputs, kwargs)
+        if method == "__call__" and not kwargs:  # the way that nearly all calls take
+            function = NUMPY_FUNCTIONS.get(ufunc)
+            if function is not None:
+                try:
+                    return function(*inputs)
+                except TypeError as error:
+                    inputs, _ = _in_another_form(error, ufunc, function, inputs, {})
+                return self.__array_ufunc__(ufunc, method, *inputs)
+        from minidiff.numpy import dispatch
+
+        return dispatch.call_ufunc(ufunc, method, inputs, kwargs)
 
     def __array_function__(self, func, types, args, kwargs):
         function = NUMPY_FUNCTIONS.get(func)
         if function is None:
-            name = getattr(func, "__name__", str(func))
-            raise TypeError(
-                f"np.{name} is not supported on traced values ({self.type}); "
-                f"supported: {', '.join(sorted(f.__name__ for f in NUMPY_FUNCTIONS))}"
-            )
+            from minidiff.numpy import dispatch
+
+            return dispatch.call_otherwise(func, args, kwargs)
         try:
             return function(*args, **kwargs)
         except TypeError as error:
-            if "unexpected keyword argument" in str(error):
-                raise TypeError(f"np.{func.__name__} on traced values: {error}") from None
-            raise
+            args, kwargs = _in_another_form(error, func, function, args, kwargs)
+        return self.__array_function__(func, types, args, kwargs)
+
+
+def _in_another_form(error: TypeError, func: Callable, function: Callable, args: tuple, kwargs: dict):
+    """Arguments that `function` may take instead of those it refused; the error again, or a better one, if none."""
+    from minidiff.numpy import dispatch  # needed where something is wrong, and only there
+
+    form = dispatch.in_another_form(str(error), func, function, args, kwargs)
+    if form is None:
+        raise error
+    return form

@@ -14,8 +14,6 @@ import numpy as _numpy
 
 from minidiff.numpy import replaced as _replaced
 
-_own = _replaced.__all__
+__all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
-__all__ = [*_numpy.__all__, "at"]
-
-globals().update({name: getattr(_replaced, name) if name in _own else getattr(_numpy, name) for name in __all__})
+globals().update({name: getattr(_replaced if name in _replaced.__all__ else _numpy, name) for name in __all__})

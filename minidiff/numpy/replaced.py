@@ -2,65 +2,198 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value
-from minidiff.ops import indexing, rearranging
-from minidiff.ops.elementwise import convert
-from minidiff.ops.shape import as_array, holds_tracer
-from minidiff.ops.updates import at
+from minidiff.core import NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.ops.elementwise import add, convert, multiply
+from minidiff.ops.indexing import getitem
+from minidiff.ops.shape import as_array, broadcast_to, concatenate, holds_tracer, ravel, reshape
+from minidiff.ops.updates import at as at
 
-__all__ = ["array", "asanyarray", "asarray", "ascontiguousarray", "asfortranarray", "at", "full", "full_like"]
-__all__ += ["require", "take"]
+__all__ = [
+    *("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite"),
+    *("full", "full_like", "arange", "take", "pad", "vectorize", "r_", "c_", "at"),
+]
 
-
-def array(x: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.array`, of nested lists that may hold traced values."""
-    if holds_tracer(x):
-        x = as_array(x)
-        return x if dtype is None else convert(x, dtype)
-    return numpy.array(x, dtype, **options)
+# ---------------------------------------------------------------- arrays of nested lists
 
 
-def _conversion(name: str) -> Callable:
-    numpy_function = getattr(numpy, name)
+def array(
+    object: Any,
+    dtype: Any = None,
+    *,
+    copy: bool | None = True,
+    order: str | None = "K",
+    subok: bool = False,
+    ndmin: int = 0,
+    like: Any = None,
+) -> Value:
+    """`numpy.array`, also of traced values and of nested lists that hold some among arrays and numbers.
 
-    def function(x: Any, dtype: Any = None, *args: Any, **options: Any) -> Value:
-        if holds_tracer(x):
-            return array(x, dtype)
-        return numpy_function(x, dtype, *args, **options)
+    A traced value is never written into, so it is not copied, and has no order in memory.
+    """
+    if not holds_tracer(object):
+        return numpy.array(object, dtype, copy=copy, order=order, subok=subok, ndmin=ndmin, like=like)
+    x = as_array(object)
+    if dtype is not None:
+        x = convert(x, dtype)
+    return x if x.ndim >= ndmin else reshape(x, (1,) * (ndmin - x.ndim) + x.shape)
 
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`numpy.{name}`, of traced values too, which have no layout in memory."
+
+def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
+    """`numpy.asarray`, of traced values too."""
+    if holds_tracer(a):
+        return array(a, dtype)
+    return numpy.asarray(a, dtype, order, **options)
+
+
+def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
+    """`numpy.asanyarray`, of traced values too."""
+    return array(a, dtype) if holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
+
+
+def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
+    """`numpy.ascontiguousarray`, of traced values too: they have no order in memory, but one dimension at least."""
+    return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.ascontiguousarray(a, dtype, **options)
+
+
+def asfortranarray(a: Any, dtype: Any = None, **options: Any) -> Value:
+    """`numpy.asfortranarray`, of traced values too: they have no order in memory, but one dimension at least."""
+    return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
+
+
+def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Value:
+    """`numpy.asarray_chkfinite`, of traced values too, if there is a value behind that can be checked."""
+    if not holds_tracer(a):
+        return numpy.asarray_chkfinite(a, dtype, order)
+    x = array(a, dtype)
+    numpy.asarray_chkfinite(x.concrete("asarray_chkfinite"))
+    return x
+
+
+# ---------------------------------------------------------------- filled and counted arrays
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **options: Any) -> Value:
+    """`numpy.full`, of a traced value too."""
+    if not holds_tracer(fill_value):
+        return numpy.full(shape, fill_value, dtype, order, **options)
+    return broadcast_to(array(fill_value, dtype), shape)
+
+
+def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Value:
+    """`numpy.arange`, also from a traced start in traced steps; how many there are is decided by the values."""
+    start, stop = (0, start) if stop is None else (0 if start is None else start, stop)
+    if not holds_tracer((start, stop, step)):
+        return numpy.arange(start, stop, step, dtype, **options)
+    known = [x.concrete("the length of arange") if isinstance(x, Tracer) else x for x in (start, stop, step)]
+    count = max(0, math.ceil((known[1] - known[0]) / known[2]))
+    points = add(start, multiply(step, numpy.arange(count)))
+    return convert(points, numpy.result_type(*known) if dtype is None else dtype)
+
+
+# ---------------------------------------------------------------- functions that look for traced values in one place
+
+
+def _seeing(numpy_function: Callable) -> Callable:
+    """A function that NumPy hands over where its first argument is traced, handed over where any argument is."""
+
+    @functools.wraps(numpy_function)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if args and not isinstance(args[0], Tracer):
+            for x in (*args[1:], *kwargs.values()):
+                if holds_tracer(x):
+                    return x_of(x).__array_function__(numpy_function, (), args, kwargs)
+        return numpy_function(*args, **kwargs)
+
+    def x_of(x: Any) -> Tracer:
+        return x if isinstance(x, Tracer) else next(x_of(item) for item in x if holds_tracer(item))
+
     return function
 
 
-asarray = _conversion("asarray")
-asanyarray = _conversion("asanyarray")
-ascontiguousarray = _conversion("ascontiguousarray")
-asfortranarray = _conversion("asfortranarray")
-require = _conversion("require")
+take = _seeing(numpy.take)
+full_like = _seeing(numpy.full_like)
+pad = _seeing(numpy.pad)
+
+# ---------------------------------------------------------------- r_, c_
 
 
-def take(x: Any, indices: Any, axis: int | None = None, **options: Any) -> Value:
-    """`numpy.take`, also of plain arrays at traced indices."""
-    if isinstance(x, Tracer) or isinstance(indices, Tracer):
-        return indexing.take(x, indices, axis, **options)
-    return numpy.take(x, indices, axis, **options)
+def _traced_slice(s: slice) -> Value:
+    """`r_[start:stop:step]`, where a step of 5j means 5 points."""
+    start, step = 0 if s.start is None else s.start, 1 if s.step is None else s.step
+    if isinstance(step, complex):
+        return NUMPY_FUNCTIONS[numpy.linspace](start, s.stop, int(abs(step)))
+    return arange(start, s.stop, step)
 
 
-def full(shape: Any, fill_value: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.full`, also of a traced value."""
-    if isinstance(fill_value, Tracer):
-        return rearranging.full(shape, fill_value, dtype)
-    return numpy.full(shape, fill_value, dtype, **options)
+def _joining(template: Any) -> Any:
+    """`np.r_` or `np.c_`, of traced values too.
+
+    NumPy joins the numbers of the elements, which is what its rules are about; the elements are then taken by these.
+    """
+
+    class Joining(type(template)):
+        def __getitem__(self, key: Any) -> Value:
+            items = key if isinstance(key, tuple) else (key,)
+            items = [
+                _traced_slice(i) if isinstance(i, slice) and holds_tracer((i.start, i.stop, i.step)) else i
+                for i in items
+            ]
+            if not holds_tracer(items):
+                return super().__getitem__(key)
+            places, parts, count = [], [], 0
+            for item in items:
+                if not isinstance(item, str):
+                    x = super().__getitem__(item) if isinstance(item, slice) else asarray(item)
+                    parts.append(ravel(x) if isinstance(x, Tracer) else x.ravel())
+                    item = count if not x.shape else numpy.arange(count, count + x.size).reshape(x.shape)
+                    count += x.size
+                places.append(item)
+            return getitem(concatenate(parts), numpy.asarray(super().__getitem__(tuple(places))))
+
+    return Joining()
 
 
-def full_like(x: Any, fill_value: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.full_like`, also of a traced value."""
-    if isinstance(x, Tracer) or isinstance(fill_value, Tracer):
-        return rearranging.full_like(x, fill_value, dtype, **options)
-    return numpy.full_like(x, fill_value, dtype, **options)
+r_ = _joining(numpy.r_)
+c_ = _joining(numpy.c_)
+
+# ---------------------------------------------------------------- vectorize
+
+
+class vectorize(numpy.vectorize):
+    """`numpy.vectorize`, of traced values too: a loop over the elements. `md.vmap` is the fast way."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not holds_tracer((*args, *kwargs.values())):
+            return super().__call__(*args, **kwargs)
+        if self.signature is not None:
+            raise TypeError("np.vectorize with a signature takes no traced values; use md.vmap")
+        arguments = {k: v for k, v in (*enumerate(args), *kwargs.items()) if k not in self.excluded}
+        arguments = {k: asarray(v) for k, v in arguments.items()}
+        shape = numpy.broadcast_shapes(*[x.shape for x in arguments.values()])
+        if 0 in shape:
+            raise ValueError("np.vectorize has nothing to call the function on: a traced value has no elements")
+        arguments = {k: broadcast_to(x, shape) for k, x in arguments.items()}
+
+        def element(index: tuple[int, ...]) -> Any:
+            def at(k, v):
+                return arguments[k][index] if k in arguments else v
+
+            return self.pyfunc(*[at(k, v) for k, v in enumerate(args)], **{k: at(k, v) for k, v in kwargs.items()})
+
+        return self._stacked([element(index) for index in numpy.ndindex(shape)], shape)
+
+    def _stacked(self, results: Sequence[Any], shape: tuple[int, ...]) -> Any:
+        """The results of the elements as one array; as a tuple of arrays, if each is a tuple."""
+        dtypes = self.otypes or [None]
+        if isinstance(results[0], tuple):
+            columns = list(zip(*results))
+            dtypes = dtypes if len(dtypes) == len(columns) else [None] * len(columns)
+            return tuple(reshape(array(list(c), d), shape) for c, d in zip(columns, dtypes))
+        return reshape(array(list(results), dtypes[0]), shape)

@@ -357,26 +357,3 @@ def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
 def extract(condition: Any, arr: Value) -> Value:
     """`numpy.extract`: the elements of `arr` where a condition of its size holds, in one dimension."""
     return take(arr, numpy.flatnonzero(concrete_mask(condition, "np.extract")))
-
-
-# ---------------------------------------------------------------- functions that write
-
-
-def _writes(numpy_function: Callable, instead: str) -> None:
-    name = numpy_function.__name__
-
-    def refuse(*args, **kwargs):
-        raise TypeError(
-            f"np.{name} is not supported on traced values: it writes into its argument, which would change the past "
-            f"of the computation. Build the new value instead: {instead}"
-        )
-
-    implements(numpy_function)(refuse)
-
-
-_AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
-_writes(numpy.put, "of a flat x, " + _AT)
-_writes(numpy.put_along_axis, _AT)
-_writes(numpy.fill_diagonal, "with i = np.arange(n), x = x.at[i, i].set(values)")
-for _function in (numpy.place, numpy.putmask, numpy.copyto):
-    _writes(_function, "x = np.where(mask, values, x), or " + _AT)

@@ -44,13 +44,32 @@ def as_array(x: Any) -> Value:
     if hasattr(x, "dtype"):
         return x
     if isinstance(x, (list, tuple)) and holds_tracer(x):
-        return stack([as_array(item) for item in x])
+        return _nested(x)
     return numpy.asarray(x)
 
 
 def holds_tracer(x: Any) -> bool:
     """Whether x is a traced value, or nested lists with one in them."""
     return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
+
+
+def _nested(x: Any) -> Value:
+    """Nested lists as one array: all that they hold joined in one row, which is given its shape."""
+    parts: list[Value] = []
+    shape = _collect(x, parts)
+    return reshape(concatenate(parts), shape)
+
+
+def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
+    """Append what x holds to `parts`, in rows, and return the shape of x."""
+    if isinstance(x, (list, tuple)) and holds_tracer(x):
+        shapes = [_collect(item, parts) for item in x]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"array: what stands in a list must be of one shape, got {' and '.join(map(str, shapes))}")
+        return (len(x), *shapes[0])
+    x = x if isinstance(x, Tracer) else numpy.asarray(x)
+    parts.append(x.reshape((x.size,)))
+    return x.shape
 
 
 implements(numpy.shape)(lambda x: typeof(x).shape)

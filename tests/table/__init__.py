@@ -6,19 +6,44 @@ derivative); and those that are `LINEAR`, with the groups of arguments in which 
 """
 
 from tests.table import (
+    covariance,
+    creation,
     decomposition,
     elementwise,
+    fft,
     indexing,
     linalg,
     nn,
+    polynomial,
     rearranging,
     reduction,
+    replaced,
+    sets,
     shape,
     sorting,
+    ufunc_methods,
     updates,
 )
 
-FAMILIES = (elementwise, nn, reduction, sorting, shape, rearranging, indexing, updates, linalg, decomposition)
+FAMILIES = (
+    elementwise,
+    nn,
+    reduction,
+    sorting,
+    shape,
+    rearranging,
+    indexing,
+    updates,
+    linalg,
+    decomposition,
+    fft,
+    creation,
+    polynomial,
+    covariance,
+    sets,
+    ufunc_methods,
+    replaced,
+)
 
 TABLE = [row for family in FAMILIES for row in family.ROWS]
 DISCRETE = {function for family in FAMILIES for function in family.DISCRETE}

@@ -1,0 +1,121 @@
+"""What becomes of each public function of NumPy on traced values.
+
+Each is in one class:
+
+- an *operation*: registered by `implements`. Most are differentiable; those with integers or booleans for results
+  have no derivative;
+- *replaced*: NumPy does not hand it over, and `minidiff.numpy` has a function of its own under the name;
+- *from values*: computed by NumPy on the values behind, where there are any (not on a tape, not under `vmap`). The
+  results are integers, booleans or text, or edges of bins: they carry no derivative;
+- *plain*: it takes nothing that could be traced;
+- *refused*: with an error that says what to use instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import numpy
+
+from minidiff.core import NUMPY_FUNCTIONS
+
+
+def _names(text: str) -> list[str]:
+    return text.split()
+
+
+FROM_VALUES = _names(
+    """array_str array_repr array2string histogram2d histogramdd ravel_multi_index unravel_index packbits unpackbits
+    shares_memory may_share_memory in1d"""
+)
+
+PLAIN = {
+    name: group
+    for group, names in {
+        "creation": """zeros ones empty tri eye identity indices fromfunction fromiter diag_indices tril_indices
+            triu_indices mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq""",
+        "files and buffers": """load loadtxt genfromtxt fromfile fromregex fromstring frombuffer memmap""",
+        "printing and settings": """printoptions set_printoptions get_printoptions binary_repr base_repr info
+            format_float_positional format_float_scientific errstate seterr geterr seterrcall geterrcall setbufsize
+            getbufsize show_config show_runtime get_include test""",
+        "dtypes": """dtype finfo iinfo isdtype issubdtype promote_types mintypecode typename ndarray ufunc""",
+        "shapes": "isscalar iterable broadcast_shapes ndindex",
+        "aliases, which hand over themselves": "row_stack trapz",
+        "dates": """busday_count busday_offset is_busday busdaycalendar datetime_as_string datetime_data""",
+        "errors": "linalg.LinAlgError",
+    }.items()
+    for name in _names(names)
+}
+
+_WRITES = "it writes into its argument, which would change the past of the computation. Build the new value instead: "
+_AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
+_SAVES = "save the values behind: return the traced value from the function first"
+
+#: What to use instead of functions that are refused.
+REFUSED = {
+    "copyto": _WRITES + "x = np.where(mask, values, x), or " + _AT,
+    "putmask": _WRITES + "x = np.where(mask, values, x), or " + _AT,
+    "place": _WRITES + "x = np.where(mask, values, x), or " + _AT,
+    "put": _WRITES + "of a flat x, " + _AT,
+    "put_along_axis": _WRITES + _AT,
+    "fill_diagonal": _WRITES + "with i = np.arange(n), x = x.at[i, i].set(values)",
+    "save": _SAVES,
+    "savez": _SAVES,
+    "savez_compressed": _SAVES,
+    "savetxt": _SAVES,
+    "frompyfunc": "it makes arrays of objects; use np.vectorize of minidiff.numpy, or md.vmap",
+    "from_dlpack": "it shares memory with another library; pass the traced value itself",
+    "require": "traced values have no memory layout; use np.asarray of minidiff.numpy",
+    "isfortran": "traced values have no memory layout",
+    "asmatrix": "matrices are no arrays; use arrays and the operator @",
+    "bmat": "matrices are no arrays; use np.block",
+    "matrix": "matrices are no arrays; use arrays and the operator @",
+    "poly1d": "use np.polyval, np.polyadd, np.polymul on arrays of coefficients",
+    "broadcast": "use np.broadcast_arrays",
+    "nditer": "iterate over x itself, or over np.ndindex(x.shape)",
+    "nested_iters": "iterate over x itself, or over np.ndindex(x.shape)",
+    "ndenumerate": "iterate over np.ndindex(x.shape), and index with what it yields",
+    "flatiter": "iterate over x.ravel()",
+    "recarray": "structured arrays carry no derivatives; use dictionaries or named tuples of arrays",
+}
+
+NAMESPACES = {"": numpy, "linalg.": numpy.linalg, "fft.": numpy.fft}
+
+
+def full_name(f: Callable) -> str:
+    """The name of a NumPy function with its namespace: `np.linalg.svd`."""
+    module = getattr(f, "__module__", None) or "numpy"
+    name = getattr(f, "__name__", str(f))
+    return f"np.{module[6:]}.{name}" if module.startswith("numpy.") else f"np.{name}"
+
+
+@functools.cache
+def public_callables() -> dict[str, Callable]:
+    """All public functions of NumPy by their names without `np.`: `linalg.svd`. Types of numbers are left out."""
+    return {
+        prefix + name: f
+        for prefix, namespace in NAMESPACES.items()
+        for name in namespace.__all__
+        if not name.startswith("_")
+        if callable(f := getattr(namespace, name)) and not (isinstance(f, type) and issubclass(f, numpy.generic))
+    }
+
+
+def classes(name: str) -> list[str]:
+    """The classes that a public function is in: there should be one."""
+    from minidiff.numpy import replaced
+
+    f = public_callables()[name]
+    return [
+        label
+        for label, yes in {
+            # What is both an operation and replaced is an operation that NumPy does not always hand over.
+            "operation": f in NUMPY_FUNCTIONS and name not in REFUSED,
+            "replaced": name in replaced.__all__ and f not in NUMPY_FUNCTIONS,
+            "from values": name in FROM_VALUES,
+            "plain": name in PLAIN,
+            "refused": name in REFUSED,
+        }.items()
+        if yes
+    ]

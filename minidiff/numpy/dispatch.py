@@ -1,0 +1,175 @@
+"""Calls of NumPy's functions on traced values that need more than looking the function up.
+
+Keywords of ufuncs and their methods (`np.add.reduce`); functions that answer from values alone; and
+the errors for what is not possible, which say what is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy
+
+from minidiff.core import NUMPY_FUNCTIONS, Tracer
+from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
+from minidiff.numpy.replaced import array, asarray, holds_tracer
+from minidiff.ops import ufunc_methods
+from minidiff.ops.elementwise import convert
+
+# ---------------------------------------------------------------- ufuncs
+
+
+def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> Any:
+    """What `np.<ufunc>.<method>(*inputs, **kwargs)` means on traced values."""
+    function = NUMPY_FUNCTIONS.get(ufunc)
+    if function is None:
+        raise unsupported(ufunc, inputs)
+    kwargs = _without_out(full_name(ufunc), kwargs)
+    if method == "__call__":
+        return _call_with_keywords(ufunc, function, inputs, kwargs)
+    if method == "at":
+        raise TypeError(
+            f"{full_name(ufunc)}.at writes into an array that exists, which traced values cannot do; write "
+            "y = x.at[i].add(v), or .multiply, .min, .max, .set"
+        )
+    given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
+    return getattr(ufunc_methods, method)(ufunc, *inputs, **given)
+
+
+def _without_out(name: str, kwargs: dict) -> dict:
+    """The keywords without an `out` that is None."""
+    if "out" not in kwargs:
+        return kwargs
+    out = kwargs["out"]
+    if any(o is not None for o in (out if isinstance(out, tuple) else (out,))):
+        raise TypeError(
+            f"{name} cannot write a traced value into an existing array (out= or an in-place operator such as "
+            f"a += x); write y = {name}(x), or a = a + x"
+        )
+    return {k: v for k, v in kwargs.items() if k != "out"}
+
+
+def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, kwargs: dict) -> Any:
+    """A ufunc with keywords: `dtype` is that of the operation; `order` and `subok` mean nothing here."""
+    kwargs = dict(kwargs)
+    dtype, casting = kwargs.pop("dtype", None), kwargs.pop("casting", "same_kind")
+    kwargs.pop("order", None)
+    kwargs.pop("subok", None)
+    if kwargs.get("where") is True:
+        del kwargs["where"]
+    if "where" in kwargs:
+        name = full_name(ufunc)
+        raise TypeError(f"{name} on traced values takes no where=; write np.where(mask, {name}(x), x)")
+    if form := in_another_form("", ufunc, function, inputs, kwargs):
+        inputs, kwargs = form
+    if dtype is not None:
+        inputs = _in_dtype(ufunc, inputs, dtype, casting)
+    return function(*inputs, **kwargs)
+
+
+def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> list:
+    """The operands converted to what NumPy converts them to where the result is to have `dtype`."""
+    operands = [x if isinstance(x, Tracer) or type(x) in (int, float, complex) else asarray(x) for x in inputs]
+    wanted = (*[None] * ufunc.nin, *[numpy.dtype(dtype)] * ufunc.nout)
+    given = [getattr(x, "dtype", type(x)) for x in operands]
+    loop = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=wanted, casting=casting)
+    return [convert(x, d) if isinstance(x, Tracer) else numpy.asarray(x, d) for x, d in zip(operands, loop)]
+
+
+# ---------------------------------------------------------------- functions
+
+
+def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
+    """A function that is no operation: answered from the values behind, or refused."""
+    name = full_name(func)
+    if name[3:] in FROM_VALUES:
+        weights = kwargs.get("weights")
+        if isinstance(weights, Tracer):
+            raise TypeError(f"{name} on traced values has no derivative, so its weights cannot be traced")
+        return func(*_concrete(args, name), **_concrete(kwargs, name))
+    raise unsupported(func, (*args, *kwargs.values()))
+
+
+def _concrete(x: Any, use: str) -> Any:
+    """Arguments with the values behind the traced ones in them, also in lists, tuples and dictionaries."""
+    if isinstance(x, Tracer):
+        return x.concrete(use)
+    if isinstance(x, dict):
+        return {k: _concrete(v, use) for k, v in x.items()}
+    return type(x)([_concrete(v, use) for v in x]) if type(x) in (list, tuple) else x
+
+
+def in_another_form(error: str, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:
+    """Arguments in the form that `function` takes, which refused these with `error`.
+
+    Keywords that have NumPy's default are left out, lists of numbers become arrays. None if the arguments are of the
+    right form already: the error is about something else. Raises TypeError if they have no such form.
+    """
+    if "got list" in error or "got tuple" in error:
+        kind = list if "got list" in error else tuple
+        found = [type(x) is kind and holds_tracer(x) for x in args]
+        if not any(found):  # where a list holds traced values, a plain one may well be an axis or a shape
+            found = [type(x) is kind for x in args]
+        form = tuple(_as_arrays(x) if yes else x for x, yes in zip(args, found))
+        return None if all(x is y for x, y in zip(form, args)) else (form, kwargs)
+    if _misfit(function, args, kwargs) is None:
+        return None
+    kwargs = _without_out(full_name(func), kwargs)
+    defaults = _defaults(func)
+    kept = {k: v for k, v in kwargs.items() if k not in defaults or v is not defaults[k]}
+    misfit = _misfit(function, args, kept)
+    if misfit is None:
+        return args, kept
+    name = full_name(func)
+    raise TypeError(f"{name} on traced values: {misfit}; it takes {name}{_shown_signature(function)}") from None
+
+
+def _as_arrays(x: Any) -> Any:
+    """Lists of numbers as arrays; lists of lists as lists of arrays, which the function may have wanted."""
+    if type(x) not in (list, tuple):
+        return x
+    inner = [_as_arrays(item) for item in x]
+    return array(x) if all(y is item for y, item in zip(inner, x)) else inner
+
+
+def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:
+    """What is wrong with a call's arguments, by the function's signature."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError as error:
+        return str(error)
+    return None
+
+
+def _defaults(func: Callable) -> dict:
+    try:
+        parameters = inspect.signature(func).parameters
+    except (TypeError, ValueError):  # a ufunc has none before NumPy 2.4
+        return {}
+    return {k: p.default for k, p in parameters.items() if p.default is not p.empty}
+
+
+def _shown_signature(function: Callable) -> str:
+    signature = inspect.signature(function)
+    plain = [p.replace(annotation=p.empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=plain, return_annotation=signature.empty))
+
+
+# ---------------------------------------------------------------- errors
+
+
+def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
+    """The error for a function that traced values do not support: what to use instead, or what is named alike."""
+    name = full_name(func)
+    shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
+    message = f"{name} is not supported on traced values" + (f" ({shown})" if shown else "")
+    if isinstance(func, numpy.ufunc) and func not in public_callables().values():
+        name = "np.frompyfunc"  # it made this one
+    if name[3:] in REFUSED:
+        return TypeError(f"{message}: {REFUSED[name[3:]]}")
+    names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
+    near = difflib.get_close_matches(name[3:], names, n=3, cutoff=0.7)
+    return TypeError(message + (f"; named alike: {', '.join('np.' + n for n in near)}" if near else ""))

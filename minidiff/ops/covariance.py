@@ -1,0 +1,69 @@
+"""Covariances and correlations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from minidiff.core import Tracer, Value, implements
+from minidiff.ops.elementwise import convert
+from minidiff.ops.shape import concatenate, reshape, squeeze
+
+
+def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:
+    """Observations as a matrix with a row for each variable."""
+    x = m if isinstance(m, Tracer) else numpy.asarray(m)
+    if x.ndim > 2:
+        raise ValueError(f"cov: observations have two dimensions at most, got {x.ndim}")
+    x = reshape(x, (1, x.size)) if x.ndim < 2 else x if rowvar else x.T
+    return convert(x, dtype)
+
+
+@implements(numpy.cov)
+def cov(
+    m: Value,
+    y: Value | None = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    *,
+    dtype: Any = None,
+) -> Value:
+    """`numpy.cov`: the covariances of variables: rows of m (and of y), or columns unless `rowvar`."""
+    given = [z if hasattr(z, "dtype") else numpy.asarray(z) for z in (m, y) if z is not None]
+    dtype = numpy.result_type(*[z.dtype for z in given], numpy.float64) if dtype is None else dtype
+    rows = [_variables(z, rowvar, dtype) for z in given]
+    x = concatenate(rows, 0) if len(rows) == 2 else rows[0]
+    ddof = ddof if ddof is not None else 0 if bias else 1
+    weights = None
+    for w in (fweights, aweights):
+        if w is not None:
+            w = w if isinstance(w, Tracer) else numpy.asarray(w)
+            weights = w if weights is None else weights * w
+    total = x.shape[1] if weights is None else weights.sum()
+    if weights is None or aweights is None or ddof == 0:
+        norm = total - ddof
+    else:
+        norm = total - ddof * (weights * aweights).sum() / total
+    weighted = x if weights is None else x * weights
+    x = x - weighted.sum(axis=1, keepdims=True) / total
+    right = x if weights is None else x * weights
+    right = right.T if right.dtype.kind != "c" else numpy.conjugate(right.T)
+    return squeeze(numpy.matmul(x, right) / norm)
+
+
+@implements(numpy.corrcoef)
+def corrcoef(x: Value, y: Value | None = None, rowvar: bool = True, *, dtype: Any = None) -> Value:
+    """`numpy.corrcoef`: the correlations of variables, given as for `cov`."""
+    c = cov(x, y, rowvar, dtype=dtype)
+    if not c.shape:
+        return c / c
+    n = numpy.arange(c.shape[0])
+    variances = c[n, n]
+    deviations = numpy.sqrt(numpy.real(variances) if c.dtype.kind == "c" else variances)
+    c = c / deviations[:, None] / deviations[None, :]
+    # Rounding must not lead outside the range of correlations.
+    return c if c.dtype.kind == "c" else numpy.where(c > 1, 1, numpy.where(c < -1, -1, c))

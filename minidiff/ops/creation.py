@@ -1,0 +1,72 @@
+"""Arrays made from traced end points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from minidiff.core import Value, implements, typeof
+from minidiff.ops.elementwise import convert, floor
+from minidiff.ops.shape import moveaxis
+
+
+@implements(numpy.linspace)
+def linspace(
+    start: Value,
+    stop: Value,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Value:
+    """`numpy.linspace`: `num` points from `start` to `stop`, evenly spaced; with `retstep` their distance too."""
+    start, stop = _value(start), _value(stop)
+    steps = num - 1 if endpoint else num
+    weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
+    work = numpy.result_type(*[getattr(x, "dtype", x) for x in (start, stop)], float(num))
+    weights = weights.astype(work).reshape(num, *(1,) * max(numpy.ndim(start), numpy.ndim(stop)))
+    points = start * (1 - weights) + stop * weights  # which is exact at both ends
+    if dtype is not None and numpy.issubdtype(dtype, numpy.integer):
+        points = floor(points)
+    points = moveaxis(convert(points, work if dtype is None else dtype), 0, axis)
+    return (points, (stop - start) / (steps if steps > 0 else numpy.nan)) if retstep else points
+
+
+@implements(numpy.logspace)
+def logspace(
+    start: Value,
+    stop: Value,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Value = 10.0,
+    dtype: Any = None,
+    axis: int = 0,
+) -> Value:
+    """`numpy.logspace`: powers of `base`, the exponents evenly spaced."""
+    start, stop, base = _value(start), _value(stop), _value(base)
+    if numpy.ndim(base):
+        shape = numpy.broadcast_shapes(*[numpy.shape(x) for x in (start, stop, base)])
+        start, base = numpy.broadcast_to(start, shape), numpy.expand_dims(numpy.broadcast_to(base, shape), axis)
+    points = numpy.power(base, numpy.linspace(start, stop, num, endpoint, axis=axis))
+    return points if dtype is None else convert(points, dtype)
+
+
+@implements(numpy.geomspace)
+def geomspace(
+    start: Value, stop: Value, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
+) -> Value:
+    """`numpy.geomspace`: points from `start` to `stop`, each the same multiple of the one before."""
+    start, stop = _value(start), _value(stop)
+    size = numpy.absolute(start)
+    direction = start / size if typeof(start).dtype.kind == "c" else numpy.sign(start)
+    exponents = numpy.linspace(numpy.log(size), numpy.log(stop / direction), num, endpoint, axis=axis)
+    points = (numpy.expand_dims(direction, axis) if numpy.ndim(direction) else direction) * numpy.exp(exponents)
+    # NumPy computes in double precision here, whatever the precision of the end points.
+    return convert(points, numpy.result_type(points.dtype, float) if dtype is None else dtype)
+
+
+def _value(x: Any) -> Value:
+    """An argument as an array, a number or a traced value. What is computed of plain ones alone is not recorded."""
+    return numpy.asarray(x) if isinstance(x, (list, tuple)) else x

@@ -1,0 +1,289 @@
+"""Fourier transforms: linear, and under the pairing Re(sum(ct * t)) each transpose is itself a transform.
+
+The matrix of `fft` is symmetric, so `fft` is its own transpose, and so is `ifft`. The transforms between n real
+numbers and half of their spectrum (the other half follows from it) are transposes of each other up to weights:
+a number of the half that stands for two of the whole spectrum counts twice. `rfft` and `hfft` share one sign of
+the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.ops.elementwise import convert, multiply
+from minidiff.ops.indexing import slice_p, unslice_p
+from minidiff.ops.kinds import Linear
+from minidiff.ops.shape import concatenate, normalize_axes, normalize_axis, shift
+
+
+@functools.cache
+def _complex(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype of spectra of arrays of `dtype`."""
+    return numpy.fft.fft(numpy.zeros(1, dtype)).dtype
+
+
+@functools.cache
+def _real(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype of real arrays with a half spectrum of `dtype`."""
+    return numpy.fft.irfft(numpy.zeros(1, dtype), 1).dtype
+
+
+# ---------------------------------------------------------------- whole spectra
+
+
+def _whole(name: str, transform) -> Linear:
+    """A transform along several axes, its own transpose. A real operand is a complex one without imaginary part."""
+    primitive = Linear(
+        name,
+        transform,
+        lambda x, axes, **norm: (x.shape, _complex(x.dtype)),
+        lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
+        lambda primitive, args, batched, axes, **norm: primitive.bind(args[0], axes=shift(axes), **norm),
+    )
+    return primitive
+
+
+fft_p = _whole("fft", lambda x, axes, **norm: numpy.fft.fftn(x, axes=axes, **norm))
+ifft_p = _whole("ifft", lambda x, axes, **norm: numpy.fft.ifftn(x, axes=axes, **norm))
+
+# ---------------------------------------------------------------- half spectra
+
+
+def _weighted(x: Value, n: int, axis: int, weight: float) -> Value:
+    """A half spectrum of n points, its numbers that stand for two of the whole spectrum multiplied by `weight`."""
+    t = typeof(x)
+    weights = numpy.full(n // 2 + 1, weight, _real(t.dtype))
+    weights[0] = 1
+    if n % 2 == 0:
+        weights[-1] = 1
+    return multiply(x, weights.reshape(-1, *(1,) * (t.ndim - 1 - axis)))
+
+
+def _resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
+    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
+
+
+def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
+    """The transform of n real numbers to half of their spectrum, and its transpose up to weights."""
+
+    def transpose_half(ct, operands, axis, **norm):
+        n = operands[0].shape[axis]
+        x = from_half_p.bind(_weighted(ct, n, axis, 0.5), n=n, axis=axis, **norm)
+        return [convert(x, operands[0].dtype)]
+
+    def transpose_whole(ct, operands, n, axis, **norm):
+        return [convert(_weighted(to_half_p.bind(ct, axis=axis, **norm), n, axis, 2.0), operands[0].dtype)]
+
+    def batch(primitive, args, batched, axis, **params):
+        return primitive.bind(args[0], axis=axis + 1, **params)
+
+    to_half_p = Linear(
+        to_half,
+        half,
+        lambda x, axis, **norm: (_resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
+        transpose_half,
+        batch,
+    )
+    from_half_p = Linear(
+        from_half,
+        whole,
+        lambda x, n, axis, **norm: (_resized(x, axis, n), _real(x.dtype)),
+        transpose_whole,
+        batch,
+    )
+    return to_half_p, from_half_p
+
+
+rfft_p, hfft_p = _halves(
+    "rfft",
+    "hfft",
+    lambda x, axis, **norm: numpy.fft.rfft(x, None, axis, **norm),
+    lambda x, n, axis, **norm: numpy.fft.hfft(x, n, axis, **norm),
+)
+ihfft_p, irfft_p = _halves(
+    "ihfft",
+    "irfft",
+    lambda x, axis, **norm: numpy.fft.ihfft(x, None, axis, **norm),
+    lambda x, n, axis, **norm: numpy.fft.irfft(x, n, axis, **norm),
+)
+
+# ---------------------------------------------------------------- arguments
+
+
+def _norm(norm: str | None) -> dict:
+    """The scaling as parameters of a transform: none where it is the usual one, so that tapes stay short."""
+    if norm not in (None, "backward", "ortho", "forward"):
+        raise ValueError(f"fft: norm is 'backward', 'ortho' or 'forward', got {norm!r}")
+    return {} if norm in (None, "backward") else {"norm": norm}
+
+
+def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
+    """x with the given sizes along some axes: cut at the end, or filled up with zeros there."""
+    shape = typeof(x).shape
+    for axis, n in sizes.items():
+        if n < 1:
+            raise ValueError(f"{what}: a transform has one point at least, got {n} along axis {axis} of {typeof(x)}")
+    cut = tuple(slice(0, min(n, sizes.get(a, n))) for a, n in enumerate(shape))
+    if any(part.stop != n for part, n in zip(cut, shape)):
+        x = slice_p.bind(x, index=cut)
+    target = tuple(sizes.get(a, n) for a, n in enumerate(shape))
+    return x if target == x.shape else unslice_p.bind(x, index=cut, shape=target)
+
+
+def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
+    """The points along each axis, and the axes, from NumPy's arguments; `half` where the last axis has half of them."""
+    t = typeof(a)
+    if axes is None:
+        axes = range(t.ndim) if s is None else range(t.ndim - len(s), t.ndim)
+    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in axes)
+    if s is not None and len(s) != len(axes):
+        raise ValueError(f"{what}: the shape s={tuple(s)} and the axes {axes} differ in number")
+    sizes = [t.shape[axis] if n is None or n == -1 else int(n) for n, axis in zip(s or [None] * len(axes), axes)]
+    if half and not axes:
+        raise ValueError(f"{what}: a transform of real numbers needs one axis at least")
+    if half and what.startswith("ir") and s is None:
+        sizes[-1] = 2 * (t.shape[axes[-1]] - 1)
+    return sizes, axes
+
+
+def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence[int], norm: Any, what: str) -> Value:
+    """A transform to whole spectra, along several axes at once."""
+    if not axes:
+        return a
+    if len(set(axes)) == len(axes):
+        return primitive.bind(_fit(a, dict(zip(axes, sizes)), what), axes=tuple(axes), **_norm(norm))
+    for n, axis in zip(sizes[::-1], axes[::-1]):  # NumPy transforms again along an axis that is named again
+        a = _transform(primitive, a, [n], [axis], norm, what)
+    return a
+
+
+def _to_half(primitive: Linear, a: Value, n: int | None, axis: int, norm: Any, what: str) -> Value:
+    t = typeof(a)
+    if t.dtype.kind == "c":
+        raise TypeError(f"{what} transforms real numbers, got {t}; use np.fft.fft, or take the .real part")
+    axis = normalize_axis(axis, t.ndim, what)
+    return primitive.bind(_fit(a, {axis: t.shape[axis] if n is None else n}, what), axis=axis, **_norm(norm))
+
+
+def _from_half(primitive: Linear, a: Value, n: int | None, axis: int, norm: Any, what: str) -> Value:
+    t = typeof(a)
+    axis = normalize_axis(axis, t.ndim, what)
+    n = 2 * (t.shape[axis] - 1) if n is None else n
+    if n < 1:
+        raise ValueError(f"{what}: a transform has one point at least, got n={n} for {t}")
+    return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
+
+
+# ---------------------------------------------------------------- NumPy's functions
+
+
+@implements(numpy.fft.fft)
+def fft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """`numpy.fft.fft`: the spectrum of n points along an axis, which is cut or filled up with zeros to n."""
+    return fftn(a, None if n is None else (n,), (axis,), norm)
+
+
+@implements(numpy.fft.ifft)
+def ifft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """`numpy.fft.ifft`: the inverse of `fft`."""
+    return ifftn(a, None if n is None else (n,), (axis,), norm)
+
+
+@implements(numpy.fft.fft2)
+def fft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
+    """`numpy.fft.fft2`: the spectrum along two axes."""
+    return fftn(a, s, axes, norm)
+
+
+@implements(numpy.fft.ifft2)
+def ifft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
+    """`numpy.fft.ifft2`: the inverse of `fft2`."""
+    return ifftn(a, s, axes, norm)
+
+
+@implements(numpy.fft.fftn)
+def fftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
+    """`numpy.fft.fftn`: the spectrum along several axes, each cut or filled up with zeros to its entry in `s`."""
+    return _transform(fft_p, a, *_points(a, s, axes, "fft"), norm, "fft")
+
+
+@implements(numpy.fft.ifftn)
+def ifftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
+    """`numpy.fft.ifftn`: the inverse of `fftn`."""
+    return _transform(ifft_p, a, *_points(a, s, axes, "ifft"), norm, "ifft")
+
+
+@implements(numpy.fft.rfft)
+def rfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """`numpy.fft.rfft`: half of the spectrum of real numbers, n // 2 + 1 of n."""
+    return _to_half(rfft_p, a, n, axis, norm, "rfft")
+
+
+@implements(numpy.fft.irfft)
+def irfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """`numpy.fft.irfft`: the inverse of `rfft`: the n real numbers (by default an even n) with this half spectrum."""
+    return _from_half(irfft_p, a, n, axis, norm, "irfft")
+
+
+@implements(numpy.fft.hfft)
+def hfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """`numpy.fft.hfft`: the spectrum, which is real, of a signal of Hermitian symmetry given by its first half."""
+    return _from_half(hfft_p, a, n, axis, norm, "hfft")
+
+
+@implements(numpy.fft.ihfft)
+def ihfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+    """`numpy.fft.ihfft`: the inverse of `hfft`."""
+    return _to_half(ihfft_p, a, n, axis, norm, "ihfft")
+
+
+@implements(numpy.fft.rfft2)
+def rfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
+    """`numpy.fft.rfft2`: the spectrum of real numbers along two axes, of the last one half."""
+    return rfftn(a, s, axes, norm)
+
+
+@implements(numpy.fft.irfft2)
+def irfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
+    """`numpy.fft.irfft2`: the inverse of `rfft2`."""
+    return irfftn(a, s, axes, norm)
+
+
+@implements(numpy.fft.rfftn)
+def rfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
+    """`numpy.fft.rfftn`: the spectrum of real numbers along several axes, of the last one half."""
+    sizes, axes = _points(a, s, axes, "rfft", half=True)
+    return _transform(fft_p, rfft(a, sizes[-1], axes[-1], norm), sizes[:-1], axes[:-1], norm, "rfft")
+
+
+@implements(numpy.fft.irfftn)
+def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
+    """`numpy.fft.irfftn`: the inverse of `rfftn`."""
+    sizes, axes = _points(a, s, axes, "irfft", half=True)
+    return irfft(_transform(ifft_p, a, sizes[:-1], axes[:-1], norm, "irfft"), sizes[-1], axes[-1], norm)
+
+
+@implements(numpy.fft.fftshift)
+def fftshift(x: Value, axes: Any = None) -> Value:
+    """`numpy.fft.fftshift`: frequency 0 moved from the start of each axis to its middle."""
+    return _rotated(x, {a: (n + 1) // 2 for a, n in enumerate(typeof(x).shape)}, axes, "fftshift")
+
+
+@implements(numpy.fft.ifftshift)
+def ifftshift(x: Value, axes: Any = None) -> Value:
+    """`numpy.fft.ifftshift`: the inverse of `fftshift`."""
+    return _rotated(x, {a: n // 2 for a, n in enumerate(typeof(x).shape)}, axes, "ifftshift")
+
+
+def _rotated(x: Value, starts: dict[int, int], axes: Any, what: str) -> Value:
+    """x, begun at `starts[a]` along each of the axes."""
+    for a in normalize_axes(axes, len(starts), what):
+        whole = (slice(None),) * a
+        parts = [slice_p.bind(x, index=(*whole, part)) for part in (slice(starts[a], None), slice(0, starts[a]))]
+        x = concatenate(parts, a)
+    return x

@@ -1,0 +1,205 @@
+"""Polynomials: rows of coefficients, that of the highest power first.
+
+NumPy leaves out leading coefficients that are zero; of traced values none is left out, since the shape of a result
+must not depend on values.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from minidiff.core import Primitive, Tracer, Value, implements, typeof
+from minidiff.ops.elementwise import convert
+from minidiff.ops.kinds import zeros_like
+from minidiff.ops.shape import concatenate, expand_dims, reshape, stack
+
+
+def _row(p: Any) -> Value:
+    """Coefficients as an array of one dimension."""
+    if isinstance(p, (list, tuple)) and any(isinstance(c, Tracer) for c in p):
+        p = stack([c if isinstance(c, Tracer) else numpy.asarray(c) for c in p])
+    p = p if isinstance(p, Tracer) else numpy.asarray(p)
+    if p.ndim > 1:
+        raise ValueError(f"the coefficients of a polynomial have one dimension, got {typeof(p)}")
+    return reshape(p, (p.size,)) if isinstance(p, Tracer) else p.reshape(-1)
+
+
+def _joined(*parts: Value) -> Value:
+    """Rows joined; plain ones by NumPy, so that they are not recorded."""
+    return concatenate(parts, 0) if any(isinstance(p, Tracer) for p in parts) else numpy.concatenate(parts)
+
+
+def _zeros(n: int, like: Value) -> numpy.ndarray:
+    return numpy.zeros(n, like.dtype)
+
+
+@implements(numpy.polyval)
+def polyval(p: Value, x: Value) -> Value:
+    """`numpy.polyval`: the polynomial at each element of x, by Horner's scheme."""
+    p, x = _row(p), x if isinstance(x, Tracer) else numpy.asarray(x)
+    y = numpy.zeros(x.shape, x.dtype)
+    for coefficient in p:
+        y = y * x + coefficient
+    return y
+
+
+@implements(numpy.polyadd)
+def polyadd(a1: Value, a2: Value) -> Value:
+    """`numpy.polyadd`: the sum of two polynomials."""
+    return numpy.add(*_of_one_length(a1, a2))
+
+
+@implements(numpy.polysub)
+def polysub(a1: Value, a2: Value) -> Value:
+    """`numpy.polysub`: the difference of two polynomials."""
+    return numpy.subtract(*_of_one_length(a1, a2))
+
+
+def _of_one_length(a1: Any, a2: Any) -> list[Value]:
+    rows = [_row(a1), _row(a2)]
+    length = max(p.size for p in rows)
+    return [p if p.size == length else _joined(_zeros(length - p.size, p), p) for p in rows]
+
+
+@implements(numpy.polymul)
+def polymul(a1: Value, a2: Value) -> Value:
+    """`numpy.polymul`: the product of two polynomials."""
+    a, b = _row(a1), _row(a2)
+    if a.size > b.size:
+        a, b = b, a
+    margin = _zeros(a.size - 1, b)
+    shifted = numpy.arange(a.size + b.size - 1) + numpy.arange(a.size)[::-1, None]  # row i: b, moved by i
+    return numpy.matmul(a, _joined(margin, b, margin)[shifted])
+
+
+@implements(numpy.polydiv)
+def polydiv(u: Value, v: Value) -> tuple[Value, Value]:
+    """`numpy.polydiv`: quotient and remainder; the remainder has as many coefficients as v, less one."""
+    u, v = _row(u), _row(v)
+    steps = u.size - v.size + 1
+    if steps < 1:
+        return numpy.zeros(1, numpy.result_type(u.dtype, v.dtype)), u
+    quotient = []
+    for _ in range(steps):
+        quotient.append(u[0] / v[0])
+        u = _joined(u[1 : v.size] - quotient[-1] * v[1:], u[v.size :])
+    return stack(quotient), u if u.size else _zeros(1, quotient[0])
+
+
+@implements(numpy.polyder)
+def polyder(p: Value, m: int = 1) -> Value:
+    """`numpy.polyder`: the coefficients of the m-th derivative."""
+    p = _row(p)
+    for _ in range(m):
+        p = p[:-1] * numpy.arange(p.size - 1, 0, -1)
+    return p
+
+
+@implements(numpy.polyint)
+def polyint(p: Value, m: int = 1, k: Any = None) -> Value:
+    """`numpy.polyint`: the coefficients of the m-th antiderivative, with constants `k` (zero by default)."""
+    p = _row(p)
+    constants = _row(numpy.zeros(m) if k is None else k)
+    if constants.size not in (1, m):
+        raise ValueError(f"polyint: {m} constants are needed, or one for all, got {constants.size}")
+    for i in range(m):
+        constant = constants[i : i + 1] if constants.size == m else constants
+        p = _joined(p / numpy.arange(p.size, 0, -1), constant)
+    return p
+
+
+@implements(numpy.poly)
+def poly(seq_of_zeros: Value) -> Value:
+    """`numpy.poly`: the coefficients of the polynomial with these roots, or of the characteristic one of a matrix.
+
+    Of complex traced roots they are complex, also if the roots are conjugate pairs.
+    """
+    roots = seq_of_zeros
+    if not isinstance(roots, (list, tuple)) and typeof(roots).ndim == 2:
+        roots = numpy.linalg.eigvals(roots)
+    roots = _row(roots)
+    p = numpy.ones(1, roots.dtype)
+    for root in roots:
+        p = _joined(p, _zeros(1, p)) - _joined(_zeros(1, p), root * p)
+    return p
+
+
+@implements(numpy.polyfit)
+def polyfit(
+    x: Value, y: Value, deg: int, rcond: float | None = None, full: bool = False, w: Any = None, cov: Any = False
+) -> Any:
+    """`numpy.polyfit`: the polynomial of degree `deg` that is nearest to the points, by least squares."""
+    x, y = [z if isinstance(z, Tracer) else numpy.asarray(z) for z in (x, y)]
+    if x.ndim != 1 or y.ndim not in (1, 2) or x.shape[0] != y.shape[0]:
+        raise ValueError(f"polyfit: x has one dimension, y one or two, and both one length; got {x.shape}, {y.shape}")
+    work = numpy.promote_types(x.dtype, int)  # as NumPy has it: the powers of float32 are float64
+    rcond = x.size * numpy.finfo(numpy.result_type(x.dtype, 0.0)).eps if rcond is None else rcond
+    powers = (convert(x, work) if isinstance(x, Tracer) else x.astype(work))[:, None] ** numpy.arange(deg, -1, -1)
+    if w is not None:
+        w = w if isinstance(w, Tracer) else numpy.asarray(w)
+        powers, y = powers * w[:, None], y * (w[:, None] if y.ndim == 2 else w)
+    scale = numpy.sqrt((powers * powers).sum(axis=0))
+    powers = powers / scale
+    c, residuals, rank, singular = numpy.linalg.lstsq(powers, y, rcond)
+    c = (c.T / scale).T
+    if full:
+        return c, residuals, rank, singular, rcond
+    if not cov:
+        return c
+    covariance = numpy.linalg.inv(powers.T @ powers) / (scale[:, None] * scale)
+    factor = 1 if cov == "unscaled" else residuals / (x.size - deg - 1)
+    return c, covariance * factor if y.ndim == 1 else covariance[:, :, None] * factor
+
+
+# ---------------------------------------------------------------- roots
+
+
+def _roots(p: numpy.ndarray) -> numpy.ndarray:
+    """Eigenvalues of companion matrices, as NumPy has it, along the last axis."""
+    n = p.shape[-1] - 1
+    companion = numpy.zeros((*p.shape[:-1], n, n), p.dtype)
+    companion[..., numpy.arange(1, n), numpy.arange(n - 1)] = 1
+    companion[..., 0, :] = -p[..., 1:] / p[..., :1]
+    return numpy.linalg.eigvals(companion).astype(numpy.result_type(p.dtype, numpy.complex64))
+
+
+class Roots(Primitive):
+    """The roots of polynomials whose leading coefficient is not zero: p(r) = 0 gives dr = -dp(r) / p'(r)."""
+
+    def __init__(self):
+        super().__init__(
+            "roots",
+            _roots,
+            lambda p: ((*p.shape[:-1], p.shape[-1] - 1), numpy.result_type(p.dtype, numpy.complex64)),
+        )
+
+    def jvp(self, primals, tangents, params):
+        (p,), (t,) = primals, tangents
+        out = self.bind(p)
+        powers = numpy.arange(p.shape[-1] - 1, 0, -1).astype(typeof(p).dtype)
+        return out, -_horner(t, out) / _horner(p[..., :-1] * powers, out)
+
+    def batch(self, args, batched, params):
+        return self.bind(*args)
+
+
+def _horner(p: Value, x: Value) -> Value:
+    """Polynomials along the last axis of p, each at its points along the last axis of x."""
+    y = zeros_like(x)
+    for i in range(p.shape[-1]):
+        y = y * x + expand_dims(p[..., i], -1)
+    return y
+
+
+roots_p = Roots()
+
+
+@implements(numpy.roots)
+def roots(p: Value) -> Value:
+    """`numpy.roots`: of traced coefficients complex numbers, also if they are all real."""
+    p = _row(p)
+    if p.dtype.kind not in "fc":
+        p = convert(p, float)
+    return roots_p.bind(p) if p.size > 1 else numpy.zeros(0)

@@ -1,0 +1,83 @@
+"""Arrays as sets of their elements: which elements remain is decided by the values, and those are gathered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+
+from minidiff.core import Tracer, Value, implements
+from minidiff.ops.indexing import getitem
+from minidiff.ops.shape import concatenate, ravel
+
+
+def _line(x: Any) -> Value:
+    return ravel(x) if isinstance(x, Tracer) else numpy.ravel(x)
+
+
+def _behind(x: Value, name: str) -> numpy.ndarray:
+    return numpy.asarray(x.concrete(name) if isinstance(x, Tracer) else x)
+
+
+def _first(values: numpy.ndarray) -> numpy.ndarray:
+    """Where each distinct value stands first, in the order of the values."""
+    return numpy.unique(values, return_index=True)[1]
+
+
+@implements(numpy.union1d)
+def union1d(ar1: Value, ar2: Value) -> Value:
+    """`numpy.union1d`: the distinct elements of both, sorted; one that is in both is that of the first."""
+    both = concatenate([_line(ar1), _line(ar2)], 0)
+    return getitem(both, _first(_behind(both, "np.union1d")))
+
+
+@implements(numpy.intersect1d)
+def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indices: bool = False) -> Any:
+    """`numpy.intersect1d`: the distinct elements of the first that are in the second too, sorted."""
+    x, values = _line(ar1), [_behind(_line(y), "np.intersect1d") for y in (ar1, ar2)]
+    _, first, second = numpy.intersect1d(*values, assume_unique=assume_unique, return_indices=True)
+    common = getitem(x, first)
+    return (common, first, second) if return_indices else common
+
+
+@implements(numpy.setdiff1d)
+def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
+    """`numpy.setdiff1d`: the distinct elements of the first that are not in the second, sorted."""
+    x, (one, two) = _line(ar1), [_behind(_line(y), "np.setdiff1d") for y in (ar1, ar2)]
+    index = numpy.arange(one.size) if assume_unique else _first(one)
+    return getitem(x, index[~numpy.isin(one[index], two)])
+
+
+@implements(numpy.setxor1d)
+def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
+    """`numpy.setxor1d`: the distinct elements that are in one of the two only, sorted."""
+    both = concatenate([_line(ar1), _line(ar2)], 0)
+    one, two = [_behind(_line(y), "np.setxor1d") for y in (ar1, ar2)]
+    index = numpy.concatenate([_first(one), one.size + _first(two)])
+    _, first, counts = numpy.unique(numpy.concatenate([one, two])[index], return_index=True, return_counts=True)
+    return getitem(both, index[first[counts == 1]])
+
+
+def _unique(x: Value, numpy_function: Any) -> Any:
+    """What a function of NumPy gives, its `values` gathered from x."""
+    x = _line(x)
+    values = _behind(x, f"np.{numpy_function.__name__}")
+    found = numpy_function(values)
+    distinct = getitem(x, _first(values))
+    return found._replace(values=distinct) if hasattr(found, "_replace") else distinct
+
+
+implements(numpy.unique_values)(lambda x: _unique(x, numpy.unique_values))
+implements(numpy.unique_counts)(lambda x: _unique(x, numpy.unique_counts))
+
+
+@implements(numpy.unique_all)
+def unique_all(x: Value) -> Any:
+    """`numpy.unique_all`: distinct elements with indices, inverse indices and counts."""
+    return _unique(x, numpy.unique_all)
+
+
+@implements(numpy.unique_inverse)
+def unique_inverse(x: Value) -> Any:
+    """`numpy.unique_inverse`: distinct elements, and for each of x's which it is."""
+    return _unique(x, numpy.unique_inverse)

@@ -1,0 +1,134 @@
+"""The methods of ufuncs on traced values: `np.add.reduce`, `np.multiply.outer` and so on, of any binary ufunc.
+
+Where NumPy has a function of its own for it (`np.sum`), that is what is meant; else the ufunc is applied slice by
+slice.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import NUMPY_FUNCTIONS, Tracer, Value, typeof
+from minidiff.ops.elementwise import convert, exp, isfinite, log, where
+from minidiff.ops.indexing import getitem
+from minidiff.ops.reduction import max as maximum_of
+from minidiff.ops.reduction import sum as sum_of
+from minidiff.ops.shape import moveaxis, normalize_axes, normalize_axis, reshape, stack
+
+
+def _logsumexp(x: Value, axis: Any, keepdims: bool = False) -> Value:
+    """log(sum(exp(x))), where no exponential overflows."""
+    top = maximum_of(x, axis, keepdims=True)
+    top = where(isfinite(top), top, 0.0)
+    total = log(sum_of(exp(x - top), axis, keepdims=keepdims))
+    return total + (top if keepdims else reshape(top, total.shape))
+
+
+#: The functions that some ufuncs' methods amount to.
+REDUCTIONS: dict[numpy.ufunc, Callable] = {
+    numpy.add: numpy.sum,
+    numpy.multiply: numpy.prod,
+    numpy.maximum: numpy.max,
+    numpy.minimum: numpy.min,
+    numpy.logical_and: numpy.all,
+    numpy.logical_or: numpy.any,
+}
+ACCUMULATIONS: dict[numpy.ufunc, Callable] = {numpy.add: numpy.cumsum, numpy.multiply: numpy.cumprod}
+
+
+def reduce(
+    ufunc: numpy.ufunc,
+    array: Value,
+    axis: Any = 0,
+    dtype: Any = None,
+    *,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = True,
+) -> Value:
+    """`np.<ufunc>.reduce`: the ufunc between all elements along an axis (all axes: None)."""
+    _check_binary(ufunc, "reduce")
+    array, mask = convert(array, dtype) if dtype is not None else array, where
+    function = NUMPY_FUNCTIONS.get(REDUCTIONS.get(ufunc))
+    given = {k: v for k, v in (("initial", initial), ("where", mask)) if v is not None and v is not True}
+    if function is not None and set(given) <= set(inspect.signature(function).parameters):
+        return function(array, axis=axis, keepdims=keepdims, **given)
+    t = typeof(array)
+    axes = normalize_axes(axis, t.ndim, f"{ufunc.__name__}.reduce")
+    if ufunc is numpy.logaddexp and not given and all(t.shape):
+        return _logsumexp(array, axes, keepdims)
+    if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
+        raise ValueError(f"{ufunc.__name__}.reduce: the order matters, so it reduces one axis at a time, got {axis}")
+    if mask is not True:
+        array = _masked(ufunc, array, mask, initial)
+    rest = tuple(n for a, n in enumerate(t.shape) if a not in axes)
+    slices = moveaxis(array, axes, tuple(range(len(axes))))
+    slices = list(reshape(slices, (math.prod(t.shape[a] for a in axes), *rest)))
+    start = ufunc.identity if initial is None and not slices else initial
+    if start is not None:
+        slices.insert(0, numpy.full(rest, start, array.dtype) if not isinstance(start, Tracer) else start)
+    if not slices:
+        raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
+    out = functools.reduce(NUMPY_FUNCTIONS[ufunc], slices)
+    return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(t.shape))) if keepdims else out
+
+
+def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
+    """The array with what does not count replaced by what does not change anything."""
+    neutral = ufunc.identity if ufunc.identity is not None else initial
+    if neutral is None:
+        raise ValueError(f"{ufunc.__name__}.reduce has no identity, so where= needs initial=")
+    return convert(where(mask, array, neutral), array.dtype)
+
+
+def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = None) -> Value:
+    """`np.<ufunc>.accumulate`: the results of reducing ever more elements along an axis."""
+    _check_binary(ufunc, "accumulate")
+    array = convert(array, dtype) if dtype is not None else array
+    t = typeof(array)
+    axis = normalize_axis(axis, t.ndim, f"{ufunc.__name__}.accumulate")
+    function = NUMPY_FUNCTIONS.get(ACCUMULATIONS.get(ufunc))
+    if function is not None:
+        return function(array, axis=axis)
+    if not t.shape[axis]:
+        return array
+    sums: list[Value] = []
+    for part in moveaxis(array, axis, 0):
+        sums.append(NUMPY_FUNCTIONS[ufunc](sums[-1], part) if sums else part)
+    return stack(sums, axis)
+
+
+def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
+    """`np.<ufunc>.reduceat`: the reductions from each index to the next, or one element where that is not larger."""
+    _check_binary(ufunc, "reduceat")
+    array = convert(array, dtype) if dtype is not None else array
+    n = typeof(array).shape[axis]
+    indices = indices.concrete("reduceat") if isinstance(indices, Tracer) else indices
+    starts = [int(i) for i in numpy.asarray(indices)]
+    for i in starts:
+        if not 0 <= i < n:
+            raise IndexError(f"{ufunc.__name__}.reduceat: index {i} is out of bounds for an axis of size {n}")
+    x = moveaxis(array, axis, 0)
+    parts = [
+        reduce(ufunc, getitem(x, slice(i, j))) if i < j else getitem(x, i) for i, j in zip(starts, [*starts[1:], n])
+    ]
+    return stack(parts, normalize_axis(axis, typeof(array).ndim, "reduceat"))
+
+
+def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
+    """`np.<ufunc>.outer`: the ufunc between each element of A and each of B."""
+    _check_binary(ufunc, "outer")
+    A, B = [x if isinstance(x, Tracer) else numpy.asarray(x) for x in (A, B)]
+    A = A.reshape(A.shape + (1,) * B.ndim)
+    return ufunc(A, B) if dtype is None else ufunc(A, B, dtype=dtype)
+
+
+def _check_binary(ufunc: numpy.ufunc, method: str) -> None:
+    if ufunc.nin != 2 or ufunc.nout != 1 or ufunc.signature is not None:
+        raise ValueError(f"np.{ufunc.__name__}.{method}: only functions of two numbers that return one have it")
