@@ -17,6 +17,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import jvp
+from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
@@ -31,6 +32,10 @@ __all__ = [
     "UnboundAxisError",
     "VarianceError",
     "grad",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
     "jvp",
     "linear_transpose",
     "linearize",
