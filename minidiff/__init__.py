@@ -16,6 +16,7 @@ from minidiff.core import (
     VarianceError,
     typeof,
 )
+from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
 from minidiff.forward import jvp
 from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
@@ -31,6 +32,8 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "custom_jvp",
+    "custom_vjp",
     "grad",
     "hessian",
     "hvp",
@@ -41,6 +44,7 @@ __all__ = [
     "linearize",
     "make_tape",
     "numpy",
+    "stop_gradient",
     "testing",
     "tree",
     "typeof",

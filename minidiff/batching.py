@@ -72,6 +72,10 @@ class Batch(Interpreter):
     def owns(self, x: Value) -> bool:
         return type(x) is BatchTracer and x.interpreter is self
 
+    def in_front(self, x: Value) -> Value:
+        """The batch behind `x`, along its first axis; what is no batch as it is."""
+        return moveaxis(x.value, x.axis, 0) if self.owns(x) else x
+
     def adopt_own(self, x: BatchTracer) -> Value:
         return BatchTracer(self, self.below.adopt(x.value), x.axis)
 
@@ -104,7 +108,7 @@ def vmap(f: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
             outs, out_structure = tree.flatten(out)
             outs = [as_value(x) for x in outs]
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
-        return tree.unflatten(out_structure, [_stacked(batch, x, a) for x, a in zip(outs, places)])
+        return tree.unflatten(out_structure, [stacked(batch, x, a) for x, a in zip(outs, places)])
 
     return mapped
 
@@ -113,7 +117,8 @@ def _is_axis(x: Any) -> bool:
     return x is None or isinstance(x, (int, numpy.integer))
 
 
-def _stacked(batch: Batch, x: Value, axis: int | None) -> Value:
+def stacked(batch: Batch, x: Value, axis: int | None) -> Value:
+    """A result of a batch's function with the batch along `axis`: repeated, where it does not depend on the batch."""
     if not batch.owns(x):
         if axis is None:
             return x
