@@ -36,7 +36,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     def jacobian(*args: Any, **kwargs: Any) -> Any:
         at = _Linearized("jacfwd", f, args, kwargs, argnums, has_aux)
         _check_kinds("jacfwd", at.in_names, at.in_types, "c" if holomorphic else "f", holomorphic)
-        columns = vmap(at.push_forward, out_axes=-1)(*_basis(at.in_types))
+        columns = vmap(at.push_forward, out_axes=-1, axis_size=_size(at.in_types))(*_basis(at.in_types))
         return at.result([_parts(column, at.in_types, -1) for column in columns])
 
     return jacobian
@@ -57,7 +57,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
         at = _Linearized("jacrev", f, args, kwargs, argnums, has_aux)
         _check_kinds("jacrev", at.in_names, at.in_types, "c" if holomorphic else "fc", holomorphic)
         _check_kinds("jacrev", at.out_names, at.out_types, "c" if holomorphic else "f", holomorphic)
-        rows = vmap(at.pull_back)(*_basis(at.out_types))
+        rows = vmap(at.pull_back, axis_size=_size(at.out_types))(*_basis(at.out_types))
         return at.result(list(zip(*[_parts(row, at.out_types, 0) for row in rows])))
 
     return jacobian
@@ -140,9 +140,13 @@ class _Linearized:
         return (jacobian, tree.unflatten(self.flat.aux_structure, self.aux)) if self.has_aux else jacobian
 
 
+def _size(types: Sequence[ShapedArray]) -> int:
+    return sum(t.size for t in types)
+
+
 def _basis(types: Sequence[ShapedArray]) -> Iterator[numpy.ndarray]:
     """All unit vectors of a list of arrays, counted by a new first axis: for each array its part of them."""
-    total, start = sum(t.size for t in types), 0
+    total, start = _size(types), 0
     for t in types:
         yield numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape)
         start += t.size
