@@ -8,6 +8,7 @@
 
 from minidiff import numpy, testing, tree
 from minidiff.batching import vmap
+from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -32,6 +33,9 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
     "custom_jvp",
     "custom_vjp",
     "grad",
@@ -44,6 +48,7 @@ __all__ = [
     "linearize",
     "make_tape",
     "numpy",
+    "remat",
     "stop_gradient",
     "testing",
     "tree",
