@@ -193,19 +193,9 @@ class Interpreter:
         self.lifted: dict = {}  # (id of value, axes) -> (value, the value lifted along the axes)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
-    @property
-    def ground(self) -> Interpreter:
-        """The interpreter that primal values belong to, where tangents belong to this one."""
-        return self
-
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         """The result of an operation. What rules it needs, it runs under the interpreter `below`."""
         raise NotImplementedError
-
-    def push(self, primitive: Primitive, out: Value, primals: Sequence[Value], tangents: Sequence, params: dict):
-        """The tangent of `out`, the result of an operation on `primals`: its derivative, applied to `tangents`."""
-        with running(self):
-            return primitive.tangent(out, primals, tangents, params)
 
     def adopt(self, x: Value) -> Value:
         """A value that a `shard_map` body closes over, as a value of this interpreter's body.
@@ -386,7 +376,8 @@ class Primitive:
         self.name = name
         self.impl = impl
         self.shape_rule = shape_rule
-        self.by_parts = type(self).jvp is Primitive.jvp  # the tangent is computed from the result
+        # Whether the tangent is computed from the result, which may then be computed elsewhere.
+        self.by_parts = type(self).jvp is Primitive.jvp and not self.has_body
 
     def bind(self, *args: Value, **params) -> Value:
         """Apply the operation: the current interpreter decides what that means."""
@@ -431,8 +422,12 @@ class Primitive:
     def tangent(self, out, primals, tangents, params):
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
 
-    def linearized(self, out, primals, tangents, params) -> tuple[Primitive, list, dict] | None:
-        """The tangent as one linear equation, an operation with its operands and parameters; None if it takes more."""
+    def linearized(self, out, type, primals, active, names, params) -> Any:
+        """The tangent as one linear equation: an operation, its operands and its parameters.
+
+        `type` is that of `out`; `active` are the positions of the operands that have a tangent, `names` the names of
+        these on the tape. One of the names is returned where the tangent is just that, None where it takes more.
+        """
         return None
 
     def transpose(self, ct, operands, params):
@@ -552,6 +547,8 @@ class Tracer:
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        if _state.interpreter is EVALUATE:
+            raise LeakedTracerError(leak_message(self))
         if kwargs.get("out") is not None:
             raise TypeError(
                 f"np.{ufunc.__name__} cannot write a traced value into an existing array (out= or an in-place "

@@ -91,15 +91,11 @@ class JVP(Interpreter):
                 break
         else:
             return primitive.apply(below, args, params)
-        if primitive.by_parts:
-            out = primitive.apply(below.ground, primals, params)
-            tangent = below.push(primitive, out, primals, tangents, params)
-        else:
-            with running(below):
-                out, tangent = primitive.jvp(primals, tangents, params)
+        with running(below):
+            out, tangent = primitive.jvp(primals, tangents, params)
         if primitive.multiple_results:
             return [self.join(x, t) for x, t in zip(out, tangent)]
-        return out if tangent is None else JVPTracer(self, out, tangent)
+        return self.join(out, tangent)
 
     def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
         """The primals of `args`, and their tangents: None for what is constant here."""
@@ -120,9 +116,8 @@ class JVP(Interpreter):
         return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
 
 
-def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], below: Interpreter):
+def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], forward: JVP):
     """`f` of flat primals, with tangents pushed through: lists of results and of their tangents (None for zero)."""
-    forward = JVP(below)
     with transforming(forward):
         outs = f(*[forward.join(p, t) for p, t in zip(primals, tangents)])
     return forward.split(outs)
@@ -130,6 +125,8 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
 
 def as_value(x: Any) -> Value:
     """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
+    if type(x) is numpy.ndarray and x.dtype.isnative:
+        return x
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         return numpy.asarray(x)[()]
     if isinstance(x, Tracer):
@@ -165,7 +162,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
         out, out_structure = tree.flatten(f(*tree.unflatten(structure, leaves)))
         return [as_value(x) for x in out]
 
-    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, current_interpreter())
+    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, JVP(current_interpreter()))
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 

@@ -15,10 +15,12 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import (
-    Interpreter,
+    EVALUATE,
     ShapedArray,
+    Tracer,
     Value,
     VarianceError,
+    array_type,
     current_interpreter,
     is_differentiable,
     lift_to,
@@ -27,30 +29,17 @@ from minidiff.core import (
     typeof,
     variance_of,
 )
-from minidiff.forward import as_value, checked_tangent, float0, instantiate, push_forward
+from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
+from minidiff.ops.kinds import Differential, match
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
+from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
 
 
 class Linearize(Recorder):
     """Operations on tangents are recorded; those on values alone are left to the interpreter below."""
 
     name = "the linear part of a derivative"
-
-    @property
-    def ground(self) -> Interpreter:
-        return self.below
-
-    def push(self, primitive, out, primals, tangents, params):
-        """Record the derivative as it stands: its factors are computed when, and if, it is transposed or applied."""
-        linear = primitive.linearized(out, primals, tangents, params)
-        if linear is None:
-            return super().push(primitive, out, primals, tangents, params)
-        primitive, inputs, params = linear
-        var = Var(typeof(out))
-        self.equations.append(Equation(primitive, inputs, params, (var,)))
-        return RecordedTracer(self, var)
 
     def process(self, primitive, args, params):
         if primitive.has_body:
@@ -62,6 +51,53 @@ class Linearize(Recorder):
         return self.below.process(primitive, args, params)
 
 
+class Sweep(JVP):
+    """Forward mode on top of a `Linearize`: values are computed, and the tape of their derivatives is written.
+
+    It is what every operation goes through under `grad`. A tangent is nothing but a name on the tape; where it can, an
+    operation's derivative is recorded whole, and its factors are computed when, and if, it is transposed or applied.
+    """
+
+    def process(self, primitive, args, params):
+        primals, names, active, foreign = [], [], (), False
+        for x in args:
+            if type(x) is JVPTracer and x.interpreter is self:
+                active += (len(primals),)
+                primals.append(x.primal)
+                names.append(x.tangent)
+            else:
+                foreign = foreign or isinstance(x, Tracer)
+                primals.append(x)
+        if not active or not primitive.by_parts:
+            return super().process(primitive, args, params)
+        recorder = self.below
+        if recorder.below is EVALUATE and not foreign:  # as the lines after `else`, without a detour
+            out = primitive.impl(*primals, **params)
+            type_ = array_type(out.shape, out.dtype)
+        else:
+            out = primitive.apply(recorder.below, primals, params)
+            type_ = typeof(out)
+        linear = primitive.linearized(out, type_, primals, active, names, params)
+        if type(linear) is tuple:
+            name = Var(type_)
+            recorder.equations.append(Equation(*linear, (name,)))
+            return JVPTracer(self, out, name)
+        if linear is not None:
+            return JVPTracer(self, out, linear)
+        with running(recorder):
+            return self.join(out, primitive.tangent(out, primals, self.split(args)[1], params))
+
+    def split(self, args):
+        primals, tangents = super().split(args)
+        return primals, [None if t is None else RecordedTracer(self.below, t) for t in tangents]
+
+    def join(self, primal, tangent):
+        return primal if tangent is None else JVPTracer(self, primal, tangent.var)
+
+    def adopt_own(self, x):
+        return self.join(self.below.adopt(x.primal), self.below.adopt(RecordedTracer(x.interpreter.below, x.tangent)))
+
+
 def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]) -> tuple[list[Value], Tape]:
     """The results of `f`, and its derivative there in the `active` primals: a linear tape.
 
@@ -70,8 +106,10 @@ def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]
     recorder = Linearize(current_interpreter())
     tangents = [recorder.new_input(typeof(p)) if yes else None for p, yes in zip(primals, active)]
     with transforming(recorder):
-        outs, out_tangents = push_forward(f, primals, tangents, recorder)
-        return outs, recorder.tape(out_tangents)
+        outs, out_tangents = push_forward(f, primals, tangents, Sweep(recorder))
+        tape = recorder.tape(out_tangents)
+        tape.linear = True
+        return outs, tape
 
 
 # ---------------------------------------------------------------- transposition
@@ -85,52 +123,75 @@ def backward_pass(
     `values` are those of all inputs (ignored where linear). A cotangent that is zero is None. With
     `consume` the tape is emptied on the way, so that what it holds can be freed.
     """
-    env, linear_vars, equations = _evaluate_constants(tape, linear, values, consume)
+    env, equations = _evaluate_constants(tape, linear, values, consume)
     adjoints: dict[Var, Value] = {}
-    _accumulate(adjoints, linear_vars, tape.outputs, cts)
+    owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
+    for a, ct in zip(tape.outputs, cts):
+        if ct is not None and type(a) is Var and a not in env:
+            _accumulate(adjoints, owned, a, ct)
+    plain = not env and current_interpreter() is EVALUATE
     while equations:
         eqn = equations.pop()
-        primitive = eqn.primitive
-        out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
-        if not primitive.multiple_results:
-            (out_cts,) = out_cts
+        primitive, inputs = eqn.primitive, eqn.inputs
+        if primitive.multiple_results:
+            out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
+            if all(ct is None for ct in out_cts):
+                continue
+        else:
+            out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
-        elif all(ct is None for ct in out_cts):
-            continue
-        operands = [(a.type if a in linear_vars else env[a]) if type(a) is Var else a for a in eqn.inputs]
-        _accumulate(adjoints, linear_vars, eqn.inputs, primitive.transpose(out_cts, operands, eqn.params))
+            if plain and type(primitive) is Differential and primitive.pulls is not None:
+                count = primitive.count
+                for a, pull in zip(inputs[count:], primitive.pulls):
+                    ct = pull(out_cts, *inputs[:count])
+                    t = a.type
+                    if ct.shape != t.shape or ct.dtype is not t.dtype:
+                        ct = match(ct, t)
+                    if a in adjoints:
+                        _accumulate(adjoints, owned, a, ct)
+                    else:
+                        adjoints[a] = ct
+                continue
+        operands = [env.get(a, a.type) if type(a) is Var else a for a in inputs]
+        for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
+            if ct is not None and type(a) is Var and a not in env:
+                _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
-def _accumulate(
-    adjoints: dict[Var, Value], linear_vars: set[Var], atoms: Sequence[Atom], cts: Sequence[Value | None]
-) -> None:
-    """Add cotangents to those that the linear names among `atoms` have already."""
-    for a, ct in zip(atoms, cts):
-        if ct is not None and type(a) is Var and a in linear_vars:
-            ct = _agree(ct, a.type)
-            adjoints[a] = add(adjoints[a], ct) if a in adjoints else ct
+def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) -> None:
+    """Add a cotangent to what the name has already."""
+    if a.type.variance or isinstance(ct, Tracer):
+        ct = _agree(ct, a.type)
+    if a not in adjoints:
+        adjoints[a] = ct
+    elif a in owned and type(ct) is numpy.ndarray:
+        numpy.add(adjoints[a], ct, out=adjoints[a])
+    else:
+        adjoints[a] = total = add(adjoints[a], ct)
+        if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
+            owned.add(a)
 
 
 def _evaluate_constants(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], consume: bool
-) -> tuple[dict[Var, Value], set[Var], list[Equation]]:
-    """The values that do not depend on linear inputs, the names that do, and the equations that define those."""
+) -> tuple[dict[Var, Value], list[Equation]]:
+    """The values that do not depend on linear inputs, and the equations that do."""
+    if tape.linear:
+        return {}, (tape.equations if consume else list(tape.equations))
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
     equations = []
     for eqn in tape.equations:
-        for a in eqn.inputs:
-            if type(a) is Var and a in linear_vars:
-                linear_vars.update(eqn.outputs)
-                equations.append(eqn)
-                break
+        if any(type(a) is Var and a in linear_vars for a in eqn.inputs):
+            linear_vars.update(eqn.outputs)
+            equations.append(eqn)
         else:
             evaluate_equation(eqn, env)
     if consume:
         tape.equations.clear()
-    return env, linear_vars, equations
+    return env, equations
 
 
 def _agree(ct: Value, type: ShapedArray) -> Value:
@@ -285,30 +346,30 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    name = getattr(f, "__name__", "f")
+
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        name = getattr(f, "__name__", "f")
-        numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-        chosen = [_argument(args, n, name) for n in numbers]
-        paths, structure = tree.flatten_with_paths(chosen)
-        values = [as_value(x) for _, x in paths]
-        for (path, _), x in zip(paths, values):
-            _check_argument(path, x, numbers, name)
+        leaves, structure = tree.flatten([_argument(args, n, name) for n in numbers])
+        values = [as_value(x) for x in leaves]
+        for i, x in enumerate(values):
+            if x.dtype.kind not in "fc":
+                raise TypeError(_not_differentiable(tree.paths(structure)[i], x, numbers, name))
 
         def of_chosen(*replaced):
             full = list(args)
             for n, x in zip(numbers, replaced):
-                full[n % len(args)] = x
+                full[n] = x
             return f(*full, **kwargs)
 
         flat = _Flat(of_chosen, structure, has_aux)
-        outs, tape = linearize_flat(flat, values, [True] * len(values))
-        count = flat.out_structure.size
-        value = _check_scalar(tree.unflatten(flat.out_structure, outs[:count]), name)
-        aux = tree.unflatten(flat.aux_structure, outs[count:])
-        seed = numpy.ones((), typeof(value).dtype)[()]
-        cts = backward_pass(tape, [True] * len(values), values, [seed], consume=True)
+        active = [True] * len(values)
+        outs, tape = linearize_flat(flat, values, active)
+        value = _check_scalar(flat.out_structure, outs, name)
+        cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
-        return ((value, aux) if has_aux else value), (grads[0] if isinstance(argnums, int) else tuple(grads))
+        grads = grads[0] if isinstance(argnums, int) else tuple(grads)
+        return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
 
     return gradient
 
@@ -337,24 +398,22 @@ def _argument(args: tuple, n: int, name: str) -> Any:
     return args[n]
 
 
-def _check_argument(path: str, x: Value, numbers: Sequence[int], name: str) -> None:
-    t = typeof(x)
-    if not is_differentiable(t.dtype):
-        index, _, rest = path[1:].partition("]")
-        raise TypeError(
-            f"grad: argument {numbers[int(index)]}{rest} of {name} has type {t}; gradients are of floating-point "
-            "numbers: convert it with .astype(float), or choose other arguments with argnums"
-        )
+def _not_differentiable(path: str, x: Value, numbers: Sequence[int], name: str) -> str:
+    index, _, rest = path[1:].partition("]")
+    return (
+        f"grad: argument {numbers[int(index)]}{rest} of {name} has type {typeof(x)}; gradients are of floating-point "
+        "numbers: convert it with .astype(float), or choose other arguments with argnums"
+    )
 
 
-def _check_scalar(value: Any, name: str) -> Value:
-    leaves = tree.leaves(value)
-    if len(leaves) != 1 or leaves[0] is not value:
-        raise TypeError(f"grad: {name} must return one scalar, got {tree.structure(value)} (for more, has_aux=True)")
-    t = typeof(value)
-    if t.shape or t.dtype.kind != "f":
+def _check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
+    """The one real number that the function returned, or an error."""
+    if structure is not tree.LEAF:
+        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+    value = outs[0]
+    if value.shape or value.dtype.kind != "f":
         raise TypeError(
-            f"grad: {name} must return a real scalar, got {t}; reduce it to one number (with .sum(), say), "
+            f"grad: {name} must return a real scalar, got {typeof(value)}; reduce it to one number (with .sum(), say), "
             "or use md.vjp for a result of several"
         )
     return value

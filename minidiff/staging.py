@@ -43,8 +43,8 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
     >>> print(make_tape(grad(lambda x: x * x))(3.0))
     lambda a:f64[]:
       b:f64[] = multiply(a, a)
-      c:f64[] = multiply(a, 1.0)
-      d:f64[] = multiply(1.0, a)
+      c:f64[] = multiply(1.0, a)
+      d:f64[] = multiply(a, 1.0)
       e:f64[] = add(c, d)
       return e
     """

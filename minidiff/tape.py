@@ -47,7 +47,7 @@ _PYTHON_NUMBERS = (bool, int, float, complex)
 
 WIDTH = 112  # of printed tapes, within the outermost body
 
-Atom = Any  # what an equation takes: a Var, or a constant's value itself
+Atom = Any  # what an equation takes: a Var, a constant's value itself, or a type where no value is needed
 
 
 class Equation:
@@ -72,6 +72,7 @@ class Tape:
         self.inputs = list(inputs)
         self.equations = equations
         self.outputs = list(outputs)
+        self.linear = False  # whether every equation is known to depend on the inputs, linearly
 
     @property
     def in_types(self) -> list[ShapedArray]:
@@ -85,7 +86,7 @@ class Tape:
     def constants(self) -> list[Value]:
         """The arrays that the tape holds itself, each once. Numbers are not counted: they are written in place."""
         atoms = itertools.chain(*(eqn.inputs for eqn in self.equations), self.outputs)
-        found = {id(a): a for a in atoms if not isinstance(a, Var) and not is_scalar_constant(a)}
+        found = {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}
         return list(found.values())
 
     def __call__(self, *values: Value) -> list[Value]:
@@ -123,7 +124,7 @@ class Tape:
                 found = ", ".join(str(v.type) for v in eqn.outputs)
                 raise TypeError(f"{eqn.primitive}: the tape says {found}, the rules say {', '.join(map(str, types))}")
             if typed:
-                arrays = [atom_type(a) for a in eqn.inputs if not is_scalar_constant(a)]
+                arrays = [atom_type(a) for a in eqn.inputs if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
                 eqn.primitive.check_variance(arrays, eqn.params)
             known.update(eqn.outputs)
         for a in self.outputs:
@@ -253,6 +254,8 @@ def _lines(tape: Tape, names: Iterator[str]) -> Iterator[str]:
     def show(a: Atom) -> str:
         if isinstance(a, Var):
             return known[a]
+        if isinstance(a, ShapedArray):
+            return str(a)
         return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
 
     def declare(a: Atom) -> str:

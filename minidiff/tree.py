@@ -39,29 +39,31 @@ class Structure:
         return hash((self.node, self.keys, self.children))
 
     def __repr__(self) -> str:
-        return repr(unflatten(self, [_LEAF] * self.size))
+        return repr(unflatten(self, [_STAR] * self.size))
 
 
-class _Leaf:
+class _Star:
     def __repr__(self) -> str:
         return "*"
 
 
-_LEAF = _Leaf()
+_STAR = _Star()
+
+LEAF = Structure(None)
 
 
 def _children(tree: Any) -> tuple[tuple, list] | None:
     """The keys and the children of a node; None for a leaf."""
     kind = type(tree)
-    if tree is None:
-        return (), []
     if kind is tuple or kind is list:
-        return tuple(range(len(tree))), list(tree)
+        return tuple(range(len(tree))), tree
     if kind is dict:
         keys = tuple(_sorted(tree))
         return keys, [tree[k] for k in keys]
+    if tree is None:
+        return (), []
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return tuple(tree._fields), list(tree)
+        return tuple(tree._fields), tree
     return None
 
 
@@ -72,29 +74,34 @@ def _sorted(keys: Any) -> list:
         return list(keys)
 
 
-def _walk(tree: Any, path: str, found: list[tuple[str, Any]]) -> Structure:
+def _walk(tree: Any, found: list) -> Structure:
     node = _children(tree)
     if node is None:
-        found.append((path, tree))
-        return Structure(None)
+        found.append(tree)
+        return LEAF
     keys, children = node
-    fields = hasattr(tree, "_fields")
-    structures = [
-        _walk(child, f"{path}.{key}" if fields else f"{path}[{key!r}]", found) for key, child in zip(keys, children)
-    ]
-    return Structure(type(tree), keys, tuple(structures))
+    return Structure(type(tree), keys, tuple([_walk(child, found) for child in children]))
 
 
 def flatten(tree: Any) -> tuple[list, Structure]:
     """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key."""
-    found, structure = flatten_with_paths(tree)
-    return [leaf for _, leaf in found], structure
+    found: list = []
+    return found, _walk(tree, found)
+
+
+def paths(structure: Structure, root: str = "") -> list[str]:
+    """Where the leaves of a tree of this structure stand: `root[0]['w']`."""
+    if structure.node is None:
+        return [root]
+    fields = hasattr(structure.node, "_fields")
+    children = zip(structure.keys, structure.children)
+    return [p for key, child in children for p in paths(child, f"{root}.{key}" if fields else f"{root}[{key!r}]")]
 
 
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:
     """As `flatten`, but each leaf with where it stands: `root[0]['w']`."""
-    found: list[tuple[str, Any]] = []
-    return found, _walk(tree, root, found)
+    found, structure = flatten(tree)
+    return list(zip(paths(structure, root), found)), structure
 
 
 def unflatten(structure: Structure, leaves: Any) -> Any:
@@ -109,6 +116,8 @@ def _build(structure: Structure, leaves: Iterator) -> Any:
     if node is type(None):
         return None
     children = [_build(child, leaves) for child in structure.children]
+    if node is list:
+        return children
     if node is dict:
         return dict(zip(structure.keys, children))
     return node(*children) if hasattr(node, "_fields") else node(children)

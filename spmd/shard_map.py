@@ -85,7 +85,7 @@ class ShardMap(Primitive):
         out_moving: list[int] = []
 
         def body(*blocks):
-            inside = JVP(current_interpreter(), outer=outside)
+            inside = type(outside)(current_interpreter(), outer=outside)
             block_tangents = dict(zip(moving, blocks[len(primals) :]))
             with transforming(inside):
                 outs, specs = run_body(

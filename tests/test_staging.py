@@ -58,10 +58,10 @@ def test_a_tape_of_grad_prints_as_a_program():
     assert str(md.make_tape(md.grad(lambda x: np.sin(x) * 2.0))(1.0)).splitlines() == [
         "lambda a:f64[]:",
         "  b:f64[] = sin(a)",
-        "  c:f64[] = cos(a)",
-        "  d:f64[] = multiply(b, 2.0)",
-        "  e:f64[] = multiply(1.0, 2.0)",
-        "  f:f64[] = multiply(c, e)",
+        "  c:f64[] = multiply(b, 2.0)",
+        "  d:f64[] = multiply(1.0, 2.0)",
+        "  e:f64[] = cos(a)",
+        "  f:f64[] = multiply(d, e)",
         "  return f",
     ]
 

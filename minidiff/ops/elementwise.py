@@ -12,16 +12,26 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, ShapedArray, Value, implements, is_differentiable, typeof
-from minidiff.ops.kinds import Elementwise, Linear, Multilinear, add_all, bind_aligned, elementwise_shape, match, spread
+from minidiff.core import EVALUATE, Primitive, ShapedArray, Value, _state, implements, is_differentiable, typeof
+from minidiff.ops.kinds import Elementwise, Linear, Multilinear, bind_aligned, elementwise_shape, match, spread
 
 # ---------------------------------------------------------------- how they are declared
+
+
+_NO_PARAMS: dict = {}
 
 
 def function_of(numpy_function: Callable, primitive: Primitive) -> Callable:
     """What users call: the operation as a function of its operands, standing for `numpy_function` on tracers."""
 
+    direct = isinstance(numpy_function, numpy.ufunc)  # NumPy hands traced values back
+
     def function(*operands: Value) -> Value:
+        interpreter = _state.interpreter
+        if interpreter is EVALUATE and direct:
+            return numpy_function(*operands)
+        if interpreter.scope is None:
+            return interpreter.process(primitive, operands, _NO_PARAMS)
         return primitive.bind(*operands)
 
     function.__name__ = function.__qualname__ = numpy_function.__name__
@@ -37,7 +47,13 @@ def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Call
     return function_of(numpy_function, Elementwise(numpy_function.__name__, numpy_function, derivatives))
 
 
-def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Multilinear) -> Callable:
+class Product(Multilinear):
+    """Linear in each operand separately, number by number."""
+
+    broadcasts = True
+
+
+def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
     """Declare an elementwise operation that is linear in each operand, by its transpose in each."""
     shape_rule = functools.partial(elementwise_shape, numpy_function)
     return function_of(
@@ -62,9 +78,10 @@ class Sum(Primitive):
             return self.bind(x, y)
         return spread(x if y is None else y if self.signs[1] > 0 else negative(y), out)
 
-    def linearized(self, out, primals, tangents, params):
-        x, y = tangents
-        return None if x is None or y is None else (self, [x.var, y.var], params)
+    def linearized(self, out, type, primals, active, names, params):
+        if len(active) == 2:
+            return self, names, params
+        return names[0] if names[0].type == type and self.signs[active[0]] > 0 else None
 
     def transpose(self, ct, operands, params):
         return [
@@ -76,18 +93,18 @@ class Sum(Primitive):
         return bind_aligned(self, args, batched)
 
 
-class Divide(Multilinear):
+class Divide(Product):
     """Linear in the numerator; in the denominator, d(x/y) = -(x/y)/y dy."""
 
     def reads(self, i, count):
-        return (0, 2) if i else (2,)
+        return {0, 2} if i else {2}
 
     def term(self, i, t, out, primals, params):
-        x, y = primals
+        y = primals[1]
         return multiply(negative(divide(out, y)), t) if i else divide(t, y)
 
     def cotangent(self, i, ct, out, primals, type, params):
-        x, y = primals
+        y = primals[1]
         return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
 
 
@@ -97,8 +114,12 @@ class Convert(Linear):
     def tangent(self, out, primals, tangents, params):
         return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
 
-    def linearized(self, out, primals, tangents, params):
-        return super().linearized(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
+    def linearized(self, out, type, primals, active, names, params):
+        return (
+            super().linearized(out, type, primals, active, names, params)
+            if is_differentiable(params["dtype"])
+            else None
+        )
 
     def transpose(self, ct, operands, params):
         if is_differentiable(params["dtype"]):

@@ -13,14 +13,19 @@ other       a jvp written in operations  as written                   the transp
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs: they are made of these kinds
-from minidiff.core import Primitive, ShapedArray, Value, is_scalar_constant, typeof
+from minidiff.core import EVALUATE, Primitive, ShapedArray, Value, is_scalar_constant, running, typeof
+
+if TYPE_CHECKING:
+    from minidiff.tape import Tape
 
 
 class Linear(Primitive):
@@ -43,12 +48,9 @@ class Linear(Primitive):
         moved = [zeros_like(p) if t is None else t for p, t in zip(primals[:n], tangents)]
         return self.bind(*moved, *primals[n:], **params)
 
-    def linearized(self, out, primals, tangents, params):
+    def linearized(self, out, type, primals, active, names, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
-        for t in tangents[:n]:
-            if t is None:
-                return None
-        return self, [*[t.var for t in tangents[:n]], *primals[n:]], params
+        return (self, (*names, *primals[n:]), params) if len(active) == n and active[-1] == n - 1 else None
 
     def transpose(self, ct, operands, params):
         if self.linear_operands is None:
@@ -65,79 +67,79 @@ class Linear(Primitive):
 class Differentiable(Primitive):
     """Differentiable in each operand separately: the sum over operands, of the derivative in each times its tangent.
 
-    `reads(i, count)` says which of `(out, *operands)`, `count` operands, the derivative in operand i is computed from;
-    `term(i, t, out, primals, params)` applies that derivative to a tangent of the operand;
+    `term(i, t, out, primals, params)` applies the derivative in operand i to a tangent of that operand;
     `cotangent(i, ct, out, primals, type, params)` applies its transpose to a cotangent of the result, where `type`
     is that of the operand. Both give None for a derivative that is zero everywhere.
     """
 
+    broadcasts = False  # it is applied number by number, and so is its derivative
+
     def __init__(self, name: str, impl: Callable, shape_rule: Callable):
         super().__init__(name, impl, shape_rule)
-        self._differentials: dict[tuple[tuple[int, ...], int], Differential | None] = {}
+        self._differentials: dict[tuple, Differential | None] = {}
+
+    def reads(self, i: int, count: int) -> set[int] | None:
+        """Which of `(out, *operands)` the derivative in operand i of `count` is computed from; None if it is zero."""
+        raise NotImplementedError
 
     def tangent(self, out, primals, tangents, params):
         terms = [self.term(i, t, out, primals, params) for i, t in enumerate(tangents) if t is not None]
         return add_all([term for term in terms if term is not None])
 
-    def linearized(self, out, primals, tangents, params):
-        active = tuple([i for i, t in enumerate(tangents) if t is not None])
+    def linearized(self, out, type, primals, active, names, params):
         key = active, len(primals)
         try:
             differential = self._differentials[key]
         except KeyError:
             differential = self._differentials[key] = self._differential(*key)
-        if differential is None:
-            return None
-        inputs = [primals[j - 1] if j else out for j in differential.reads]
-        for i in active:
-            inputs.append(tangents[i].var)
-        return differential, inputs, {"out": typeof(out), **params}
+        return differential and (differential, differential.keep((type, out, *primals, *names)), params)
 
     def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
         reads = [self.reads(i, count) for i in active]
         if all(r is None for r in reads):
             return None
-        return Differential(self, active, tuple(sorted({j for r in reads if r is not None for j in r})), count)
+        pulls = [_compiled_cotangent(self, i, count) for i in active] if self.broadcasts else [None]
+        return Differential(self, active, count, set().union(*[r for r in reads if r]), pulls)
 
 
 class Differential(Primitive):
     """The derivative of an operation at given values, in those of its operands that are `active`, as one operation.
 
-    Its operands are the values that it `reads`, by position among `(out, *operands)`, then the tangents. It stands on
-    the tapes of linear parts only: applied or transposed it is the operations that the derivative is made of.
+    Its operands are the result and the operands of that operation (for those it does not read, the result's type), then
+    tangents. It stands on the tapes of linear parts only: applied or transposed it is the operations that the
+    derivative is made of.
     """
 
     lifts_operands = False
 
-    def __init__(self, of: Differentiable, active: tuple[int, ...], reads: tuple[int, ...], count: int):
+    def __init__(
+        self, of: Differentiable, active: tuple[int, ...], count: int, reads: set[int], pulls: list[Callable | None]
+    ):
         super().__init__(f"d_{of.name}")
         self.of = of
         self.active = active
-        self.reads = reads
-        self.count = count
+        self.count = 1 + count  # of the operands that are no tangents
+        #: The operands, out of (the result's type, the result, its operands…, tangents…).
+        self.keep = operator.itemgetter(
+            *[1 + j if j in reads else 0 for j in range(1 + count)], *range(2 + count, 2 + count + len(active))
+        )
+        #: For each tangent, its cotangent as one NumPy function of `(ct, result, *operands)`: the same rule, compiled.
+        self.pulls = None if None in pulls else pulls
 
-    def values(self, operands: Sequence[Value], out: ShapedArray) -> tuple[Value, list[Value]]:
-        """The result and the operands of the operation; of a result that is not read, the type."""
-        values = [out, *[None] * self.count]
-        for j, x in zip(self.reads, operands):
-            values[j] = x
-        return values[0], values[1:]
-
-    def bind(self, *operands: Value, out: ShapedArray, **params) -> Value:
-        result, primals = self.values(operands, out)
-        tangents = operands[len(self.reads) :]
+    def bind(self, *operands: Value, **params) -> Value:
+        result, *primals = operands[: self.count]
+        tangents = operands[self.count :]
         terms = [self.of.term(i, t, result, primals, params) for i, t in zip(self.active, tangents)]
         return add_all([term for term in terms if term is not None])
 
     def transpose(self, ct, operands, params):
-        params = dict(params)
-        out, primals = self.values(operands, params.pop("out"))
-        read = len(self.reads)
-        cts = [self.of.cotangent(i, ct, out, primals, t, params) for i, t in zip(self.active, operands[read:])]
-        return [None] * read + cts
+        result, *primals = operands[: self.count]
+        types, cotangent = operands[self.count :], self.of.cotangent
+        cts = [cotangent(i, ct, result, primals, t, params) for i, t in zip(self.active, types)]
+        return [None] * self.count + cts
 
     def typecheck(self, types, params):
-        return [params["out"]]
+        return [types[0]]
 
 
 class Multilinear(Differentiable):
@@ -149,7 +151,7 @@ class Multilinear(Differentiable):
         self.batch_rule = batch_rule
 
     def reads(self, i, count):
-        return tuple(j + 1 for j in range(count) if j != i)
+        return {j + 1 for j in range(count) if j != i}
 
     def term(self, i, t, out, primals, params):
         return self.bind(*primals[:i], t, *primals[i + 1 :], **params)
@@ -179,6 +181,8 @@ class Elementwise(Differentiable):
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
         self.derivatives = derivatives
 
+    broadcasts = True
+
     def reads(self, i, count):
         return _arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
 
@@ -194,19 +198,58 @@ class Elementwise(Differentiable):
         return bind_aligned(self, args, batched)
 
 
-def _arguments_read(rule: Callable, count: int) -> tuple[int, ...]:
-    """Which of its arguments a derivative is computed from: those that its own tape uses, real or complex."""
+# ---------------------------------------------------------------- rules, read off their own tapes
+
+
+def _scalar_tapes(rule: Callable, count: int) -> list[Tape]:
+    """A rule of numbers, staged: for real ones, and for complex ones if it is a rule for those too."""
     from minidiff.staging import make_tape  # staging stands above the operations
 
-    read: set[int] = set()
+    tapes = []
     for dtype in (float, complex):
-        try:
-            tape = make_tape(lambda *xs: rule(*xs))(*[ShapedArray((), dtype)] * count)
-        except TypeError:  # not a function of complex numbers
-            continue
-        used = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
-        read.update(i for i, v in enumerate(tape.inputs) if id(v) in used)
-    return tuple(sorted(read))
+        with contextlib.suppress(TypeError), running(EVALUATE):
+            tapes.append(make_tape(rule)(*[ShapedArray((), dtype)] * count))
+    return tapes
+
+
+def _arguments_read(rule: Callable, count: int) -> set[int]:
+    """Which of its arguments a derivative is computed from: those that its tape uses."""
+    used: set[int] = set()
+    for tape in _scalar_tapes(lambda *xs: rule(*xs), count):
+        atoms = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
+        used |= {i for i, v in enumerate(tape.inputs) if id(v) in atoms}
+    return used
+
+
+def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callable | None:
+    """A rule's cotangent in operand i as one NumPy function, for what is applied number by number.
+
+    None where the rule has cases, or parameters: then it depends on more than numbers.
+    """
+
+    def rule(ct, out, *operands):
+        return primitive.cotangent(i, ct, out, operands, typeof(operands[i]), {})
+
+    functions: dict[str, Callable] = {}
+    sources = {_expression(tape, functions) for tape in _scalar_tapes(rule, 2 + count)}
+    if len(sources) != 1 or None in sources:
+        return None
+    arguments = ", ".join(f"x{k}" for k in range(2 + count))
+    return eval(f"lambda {arguments}: {sources.pop()}", functions)
+
+
+def _expression(tape: Tape, functions: dict[str, Callable]) -> str | None:
+    """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls."""
+    texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
+    for eqn in tape.equations:
+        uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
+        if eqn.params or eqn.primitive.impl is None or uses > 1:
+            return None
+        functions[eqn.primitive.name] = eqn.primitive.impl
+        arguments = ", ".join(texts[a] if a in texts else repr(a) for a in eqn.inputs)
+        texts[eqn.outputs[0]] = f"{eqn.primitive.name}({arguments})"
+    (result,) = tape.outputs
+    return texts.get(result)
 
 
 # ---------------------------------------------------------------- elementwise shapes
@@ -261,15 +304,15 @@ def add_all(terms: Sequence[Value]) -> Value | None:
 
 def match(ct: Value, operand: ShapedArray) -> Value:
     """A cotangent of the result of broadcasting and promoting an operand, as a cotangent of the operand."""
-    shape = ct.shape
-    if shape != operand.shape:
-        extra = len(shape) - len(operand.shape)
-        stretched = [i + extra for i, n in enumerate(operand.shape) if n == 1 and shape[i + extra] != 1]
+    shape = operand.shape
+    if ct.shape != shape:
+        extra = len(ct.shape) - len(shape)
+        stretched = [i + extra for i, n in enumerate(shape) if n == 1 and ct.shape[i + extra] != 1]
         axes = (*range(extra), *stretched)
         ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
-        if ct.shape != operand.shape:
-            ct = ops.shape.reshape_p.bind(ct, shape=operand.shape)
-    return ops.elementwise.convert(ct, operand.dtype)
+        if ct.shape != shape:
+            ct = ops.shape.reshape_p.bind(ct, shape=shape)
+    return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
 
 
 def spread(tangent: Value, out: Value) -> Value:
