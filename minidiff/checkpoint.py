@@ -27,7 +27,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP, JVPTracer, as_value
-from minidiff.reverse import Linearize, _Flat, backward_pass
+from minidiff.reverse import Linearize, Sweep, _Flat, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, evaluate_equation
 
@@ -114,12 +114,17 @@ class LinearInside(Continued, Linearize):
             return x
         return x.var if self.owns(x) else self.below.adopt(x).var
 
-    def push(self, primitive, out, primals, tangents, params):
-        before = len(self.equations)
-        tangent = super().push(primitive, out, primals, tangents, params)
-        for eqn in self.equations[before:]:
-            eqn.inputs = [x if isinstance(x, Var) else self.atom(x) for x in eqn.inputs]
-        return tangent
+
+class SweepInside(Continued, Sweep):
+    """The forward sweep of reverse mode, continued inside a checkpointed function."""
+
+    def process(self, primitive, args, params):
+        linear = self.below
+        before = len(linear.equations)
+        out = super().process(primitive, args, params)
+        for eqn in linear.equations[before:]:  # the tape holds no values
+            eqn.inputs = [x if isinstance(x, Var) else linear.atom(x) for x in eqn.inputs]
+        return out
 
 
 # ---------------------------------------------------------------- the operation
@@ -129,8 +134,8 @@ class Checkpoint(Call):
     """Parameters: `body`, a function of leaves or a Tape, and `policy`."""
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
-        if isinstance(outside.below, Linearize):
-            return self._linearize(outside, outside.below, args, params)
+        if isinstance(outside, Sweep):
+            return self._linearize(outside, args, params)
         primals, tangents = outside.split(args)
         moving = [i for i, t in enumerate(tangents) if t is not None]
         out_moving: list[int] = []
@@ -149,11 +154,12 @@ class Checkpoint(Call):
         found = dict(zip(out_moving, results[count:]))
         return [outside.join(x, found.get(i)) for i, x in enumerate(results[:count])]
 
-    def _linearize(self, outside: JVP, recorder: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+    def _linearize(self, outside: Sweep, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the function, and record its derivative as one equation."""
-        known = Known(recorder.ground, params["policy"])
+        recorder = outside.below
+        known = Known(recorder.below, params["policy"])
         linear = LinearInside(known, outer=recorder)
-        inside = JVPInside(linear, outer=outside)
+        inside = SweepInside(linear, outer=outside)
         primals, tangents = outside.split(args)
         given = [t for t in tangents if t is not None]
         inputs = [
@@ -189,11 +195,10 @@ class Checkpoint(Call):
             else:
                 known.append(eqn)
         wanted = [v for v in tape.inputs if v in linear_vars]
-        residuals = dict.fromkeys(a for e in linear for a in e.inputs if isinstance(a, Var) and a not in linear_vars)
-        values = _run(known, {v: x for v, x in env.items() if v not in linear_vars}, residuals)
-        rest = Tape([*residuals, *wanted], linear, tape.outputs)
-        flags = [False] * len(residuals) + [True] * len(wanted)
-        found = dict(zip(wanted, backward_pass(rest, flags, [*values, *wanted], cts, consume=True)))
+        residuals = {a for e in linear for a in e.inputs if isinstance(a, Var) and a not in linear_vars}
+        rest = Tape(wanted, _with_values(linear, _run(known, env, residuals)), tape.outputs)
+        rest.linear = True
+        found = dict(zip(wanted, backward_pass(rest, [True] * len(wanted), wanted, cts, consume=True)))
         return [found.get(v) for v in tape.inputs]
 
     def show_params(self, params):
@@ -215,7 +220,7 @@ def _needed(equations: Sequence[Equation], outputs: Sequence[Atom], given: Any) 
     return kept[::-1], needed
 
 
-def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: Any) -> list[Value]:
+def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var]) -> dict[Var, Value]:
     """The values of the names `wanted`; others are let go after their last use."""
     last: dict[Var, int] = {}
     for i, eqn in enumerate(equations):
@@ -225,7 +230,15 @@ def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: Any) -> l
         for a in (*eqn.inputs, *eqn.outputs):
             if isinstance(a, Var) and last[a] == i and a not in wanted:
                 env.pop(a, None)
-    return [env[v] for v in wanted]
+    return {v: env[v] for v in wanted}
+
+
+def _with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
+    """Equations with values in the place of their names: each lets go of them when it goes itself."""
+    return [
+        Equation(e.primitive, [values.get(a, a) if isinstance(a, Var) else a for a in e.inputs], e.params, e.outputs)
+        for e in equations
+    ]
 
 
 # ---------------------------------------------------------------- what users call
