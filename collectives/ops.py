@@ -20,6 +20,8 @@ section "Tracking device invariance in avals". How they run is in `stacked.py` a
 
 Where the running `shard_map` has `check_rep=False` there are no types: `psum` is then an operation
 that is its own transpose, and the two operations that exist for the types' sake are done without.
+So it is along the axis of a `vmap(f, axis_name=...)`, whose elements are ranks as well: they are stacked,
+and the collectives run in `stacked.py`. A collective may name axes of both kinds together.
 
 The examples take for granted `np`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
@@ -27,11 +29,14 @@ The examples take for granted `np`, `spmd`, `P` (which is `spmd.P`), and two ran
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from collectives.stacked import Stacked
 from minidiff import core, tree
+from minidiff.batching import Batch, BatchTracer, named_axes
 from minidiff.core import (
     Primitive,
     Scope,
@@ -40,6 +45,7 @@ from minidiff.core import (
     UnboundAxisError,
     Value,
     VarianceError,
+    current_interpreter,
     current_scope,
     enter,
     running,
@@ -48,7 +54,7 @@ from minidiff.core import (
 from minidiff.forward import as_value
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import normalize_axis
+from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
 
 AxisName = str | tuple[str, ...]
 
@@ -68,7 +74,7 @@ class Collective(Linear):
     lifts_operands = False
 
     def __init__(self, name, takes, gives, communicates, shape_rule, transpose_rule, batch_rule):
-        super().__init__(name, None, shape_rule, transpose_rule, batch_rule)
+        super().__init__(name, functools.partial(_unbound, name), shape_rule, transpose_rule, batch_rule)
         self.takes = takes
         self.gives = gives
         self.communicates = communicates
@@ -91,9 +97,29 @@ class Collective(Linear):
             if self.takes == INVARIANT and x.variance.intersection(params["axes"]):
                 raise VarianceError(f"{self.name} over {params['axes']} takes a value that is invariant there, got {x}")
 
+    def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
+        """Over the axis of a named batch, whose elements are the ranks."""
+        (x,) = args
+        name = "all_gather_invariant" if self.name == "all_gather" else self.name  # no copy for each element
+        held = (batch.axis_name,) if batch.owns(x) else ()
+        return _unstacked(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
+
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
         return ", ".join([_show_axes(params["axes"]), *others])
+
+
+def _ranks(batch: Batch) -> Stacked:
+    """The elements of a named batch as simulated ranks."""
+    return Stacked({batch.axis_name: batch.size_of_batch})
+
+
+def _unstacked(batch: Batch, data: Value, held: tuple) -> Value:
+    return BatchTracer(batch, data, 0) if held else data
+
+
+def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> Value:
+    raise UnboundAxisError(f"{name} over {axes}: nothing binds these axes where it is run; it was recorded in a vmap")
 
 
 def _show_axes(axes: tuple[str, ...]) -> str:
@@ -223,10 +249,13 @@ class AxisIndex(Primitive):
     """The rank's index along some axes: an integer, varying along them where the body is typed."""
 
     def __init__(self):
-        super().__init__("axis_index")
+        super().__init__("axis_index", functools.partial(_unbound, "axis_index"))
 
     def typecheck(self, types, params):
         return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
+
+    def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
+        return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))
 
     def show_params(self, params):
         return _show_axes(params["axes"])
@@ -268,22 +297,56 @@ core.lift = lift
 # ---------------------------------------------------------------- arguments
 
 
-def _scope(name: str, axis_name: Any) -> tuple[Scope, tuple[str, ...]]:
-    """The running body, and the axes named, checked."""
-    scope = current_scope()
+def _groups(name: str, axis_name: Any) -> list[tuple[Scope, tuple[str, ...]]]:
+    """The axes named, checked, in groups that one operation may run over: with each the scope that binds it.
+
+    The axes of a mesh are bound together by the running body; each that a vmap has named is a scope of its own,
+    without types.
+    """
+    scope, vmapped = current_scope(), named_axes(current_interpreter())
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    if scope is None:
-        raise UnboundAxisError(
-            f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only"
-        )
+    groups: list[tuple[Scope, tuple[str, ...]]] = []
     for axis in axes:
-        if axis not in scope.axes:
-            raise UnboundAxisError(
-                f"{name}: no axis {axis!r} is bound here; the axes of this shard_map's mesh are {tuple(scope.axes)}"
-            )
+        _check_bound(name, axis_name, axis, scope, vmapped)
+        if axis in vmapped:
+            groups.append((Scope({axis: vmapped[axis]}, typed=False), (axis,)))
+        elif groups and groups[-1][0] is scope:
+            groups[-1] = (scope, (*groups[-1][1], axis))
+        else:
+            groups.append((scope, (axis,)))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{name}: an axis is named twice in {axis_name!r}")
-    return scope, axes
+    return groups
+
+
+def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmapped: dict) -> None:
+    if scope is None and not vmapped:
+        raise UnboundAxisError(
+            f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "
+            f"(and those of vmap(f, axis_name=...) in f)"
+        )
+    mesh = () if scope is None else tuple(scope.axes)
+    if axis not in mesh and axis not in vmapped:
+        bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
+        bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []
+        raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}")
+    if axis in mesh and axis in vmapped:
+        raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
+
+
+def _scope(name: str, axis_name: Any) -> tuple[Scope, tuple[str, ...]]:
+    """The axes named, checked, and the scope that binds them all."""
+    groups = _groups(name, axis_name)
+    if len(groups) != 1:
+        raise ValueError(
+            f"{name} over {axis_name!r}: an axis named by a vmap cannot be taken together with others; "
+            "write one collective for each"
+        )
+    return groups[0]
+
+
+def _ranks_along(groups: Sequence[tuple[Scope, tuple[str, ...]]]) -> int:
+    return math.prod(_size(scope, axes) for scope, axes in groups)
 
 
 def _size(scope: Scope, axes: Sequence[str]) -> int:
@@ -329,7 +392,8 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
-    `psum(1, 'i')` is the number of ranks. Raises UnboundAxisError outside a `shard_map` with that axis.
+    `psum(1, 'i')` is the number of ranks. Raises UnboundAxisError where no `shard_map` or `vmap`
+    around it has that axis.
 
     >>> f = lambda x: psum(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -337,8 +401,14 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    scope, axes = _scope("psum", axis_name)
-    return tree.map(lambda leaf: _psum(leaf, scope, axes), x)
+    groups = _groups("psum", axis_name)
+    return tree.map(lambda leaf: _psum_groups(leaf, groups), x)
+
+
+def _psum_groups(x: Value, groups: Sequence[tuple[Scope, tuple[str, ...]]]) -> Value:
+    for scope, axes in groups:
+        x = _psum(x, scope, axes)
+    return x
 
 
 def _psum(x: Value, scope: Scope, axes: tuple[str, ...]) -> Value:
@@ -364,8 +434,8 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    scope, axes = _scope("pmean", axis_name)
-    return tree.map(lambda leaf: _psum(leaf, scope, axes) / _size(scope, axes), x)
+    groups = _groups("pmean", axis_name)
+    return tree.map(lambda leaf: _psum_groups(leaf, groups) / _ranks_along(groups), x)
 
 
 def pmax(x: Any, axis_name: AxisName) -> Any:
@@ -389,14 +459,16 @@ def pmin(x: Any, axis_name: AxisName) -> Any:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: AxisName) -> Any:
-    scope, axes = _scope(primitive.name, axis_name)
+    groups = _groups(primitive.name, axis_name)
 
     def extremum(leaf):
         leaf = _array(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        varying = tuple(a for a in axes if not scope.typed or a in typeof(leaf).variance)
-        return primitive.bind(leaf, axes=varying, size=_size(scope, varying)) if varying else leaf
+        for scope, axes in groups:
+            varying = tuple(a for a in axes if not scope.typed or a in typeof(leaf).variance)
+            leaf = primitive.bind(leaf, axes=varying, size=_size(scope, varying)) if varying else leaf
+        return leaf
 
     return tree.map(extremum, x)
 
@@ -413,14 +485,14 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 
     Source: JEP 17111, "Full solution".
     """
-    scope, axes = _scope("pbroadcast", axis_name)
-    if not scope.typed:
+    axes = frozenset(a for scope, axes in _groups("pbroadcast", axis_name) if scope.typed for a in axes)
+    if not axes:
         return x
 
     def broadcast(leaf):
         leaf = _array(leaf)
         _require_invariant("pbroadcast", leaf, axes)
-        return lift(leaf, frozenset(axes))
+        return lift(leaf, axes)
 
     return tree.map(broadcast, x)
 
@@ -448,17 +520,23 @@ def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool
 
     Source: JEP 17111, Example 4.
     """
-    typed = current_scope() is None or current_scope().typed
-    return _gather(all_gather_invariant_p if typed else all_gather_p, x, axis_name, axis, tiled)
+    return _gather(all_gather_invariant_p, x, axis_name, axis, tiled)
 
 
 def _gather(primitive: Collective, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
-    scope, axes = _scope(primitive.name, axis_name)
+    groups = _groups(primitive.name, axis_name)
 
     def gather(leaf):
-        leaf = _varying(_array(leaf), scope, axes)
+        leaf = _array(leaf)
         at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), primitive.name)
-        return primitive.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=tiled)
+        joined = tiled
+        if len(groups) > 1 and not tiled:  # one group after the other, along an axis that is there already
+            leaf, joined = expand_dims(leaf, at), True
+        for scope, axes in reversed(groups):
+            leaf = _varying(leaf, scope, axes)
+            gather_p = primitive if scope.typed else all_gather_p
+            leaf = gather_p.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=joined)
+        return leaf
 
     return tree.map(gather, x)
 
@@ -475,17 +553,26 @@ def psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
-    scope, axes = _scope("psum_scatter", axis_name)
+    groups = _groups("psum_scatter", axis_name)
 
-    def scatter(leaf):
-        leaf = _varying(_array(leaf), scope, axes)
+    def scatter(leaf, scope, axes, at, tiled):
+        leaf = _varying(leaf, scope, axes)
         if leaf.dtype == bool:
             leaf = elementwise.convert(leaf, int)
-        at = normalize_axis(scatter_dimension, typeof(leaf).ndim, "psum_scatter")
-        _split_check("psum_scatter", leaf, at, _size(scope, axes), tiled)
         return psum_scatter_p.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=tiled)
 
-    return tree.map(scatter, x)
+    return tree.map(lambda leaf: _scatter_groups("psum_scatter", scatter, leaf, groups, scatter_dimension, tiled), x)
+
+
+def _scatter_groups(name: str, scatter: Callable, leaf: Any, groups: Sequence, axis: int, tiled: bool) -> Value:
+    """A dimension split over all ranks of several groups, over those of the first group first."""
+    leaf = _array(leaf)
+    at = normalize_axis(axis, typeof(leaf).ndim, name)
+    _split_check(name, leaf, at, _ranks_along(groups), tiled)
+    cut = tiled or len(groups) > 1
+    for scope, axes in groups:
+        leaf = scatter(leaf, scope, axes, at, cut)
+    return leaf if cut == tiled else squeeze(leaf, at)
 
 
 def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
@@ -499,19 +586,16 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
     Source: JEP 17111, table of collectives and Example 4.
     """
-    scope, axes = _scope("pscatter", axis_name)
+    groups = _groups("pscatter", axis_name)
 
-    def scatter(leaf):
-        leaf = _array(leaf)
-        _require_invariant("pscatter", leaf, axes)
-        at = normalize_axis(axis, typeof(leaf).ndim, "pscatter")
+    def scatter(leaf, scope, axes, at, tiled):
         size = _size(scope, axes)
-        _split_check("pscatter", leaf, at, size, tiled)
-        if scope.typed:
-            return pscatter_p.bind(leaf, axes=axes, size=size, axis=at, tiled=tiled)
-        return _own_part(leaf, axes, size, at, tiled)
+        if not scope.typed:
+            return _own_part(leaf, axes, size, at, tiled)
+        _require_invariant("pscatter", leaf, axes)
+        return pscatter_p.bind(leaf, axes=axes, size=size, axis=at, tiled=tiled)
 
-    return tree.map(scatter, x)
+    return tree.map(lambda leaf: _scatter_groups("pscatter", scatter, leaf, groups, axis, tiled), x)
 
 
 def _own_part(x: Value, axes: tuple[str, ...], size: int, axis: int, tiled: bool) -> Value:
@@ -588,8 +672,11 @@ def axis_index(axis_name: AxisName) -> Value:
 
     Source: JEP 17111, table of collectives.
     """
-    scope, axes = _scope("axis_index", axis_name)
-    return axis_index_p.bind(axes=axes, typed=scope.typed)
+    index = None
+    for scope, axes in _groups("axis_index", axis_name):
+        here = axis_index_p.bind(axes=axes, typed=scope.typed)
+        index = here if index is None else index * _size(scope, axes) + here
+    return index
 
 
 def axis_size(axis_name: AxisName) -> int:
@@ -599,5 +686,4 @@ def axis_size(axis_name: AxisName) -> int:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([23, 21, 24, 21], P('i'))
     """
-    scope, axes = _scope("axis_size", axis_name)
-    return _size(scope, axes)
+    return _ranks_along(_groups("axis_size", axis_name))

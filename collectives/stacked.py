@@ -3,6 +3,9 @@
 A value that varies along axes of sizes n and m is stored as an array of shape (n*m, *block), ranks in
 the order of the mesh's axes; one that varies along none is stored as the block alone, once. Ordinary
 operations are applied to all ranks at once, by their batching rules.
+
+A batch with a name (`vmap(f, axis_name='i')`) is stored in this way too, and its collectives are these. There the
+arrays may be traced: so the collectives are written in functions that NumPy hands over, without writing in place.
 """
 
 from __future__ import annotations
@@ -64,7 +67,7 @@ class Stacked(Backend):
         """As an array (ranks along `axes`, ranks along the rest, *block), and the rest."""
         wanted = self.ordered({*held, *axes})
         rest = tuple(a for a in wanted if a not in axes)
-        x = self.expand(numpy.asarray(x), held, wanted)
+        x = self.expand(x, held, wanted)
         block = x.shape[1:] if wanted else x.shape
         x = x.reshape(*[self.sizes[a] for a in wanted], *block)
         order = [wanted.index(a) for a in (*axes, *rest)]
@@ -87,7 +90,7 @@ class Stacked(Backend):
 
     def _psum(self, x, held, axes, size):
         x, rest = self._split(x, held, axes)
-        return self._same(x.sum(0, dtype=x.dtype), rest)
+        return self._same(_add(x), rest)
 
     def _pmax(self, x, held, axes, size):
         x, rest = self._split(x, held, axes)
@@ -112,7 +115,7 @@ class Stacked(Backend):
 
     def _psum_scatter(self, x, held, axes, size, axis, tiled):
         x, rest = self._split(x, held, axes)
-        return self._join(split_dimension(x.sum(0, dtype=x.dtype), size, axis + 1, tiled), axes, rest)
+        return self._join(split_dimension(_add(x), size, axis + 1, tiled), axes, rest)
 
     def _pscatter(self, x, held, axes, size, axis, tiled):
         x, rest = self._split(x, held, ())
@@ -126,9 +129,9 @@ class Stacked(Backend):
 
     def _ppermute(self, x, held, axes, size, perm):
         x, rest = self._split(x, held, axes)
-        out = numpy.zeros_like(x)
-        for source, destination in perm:
-            out[destination] = x[source]
+        sources = {destination: source for source, destination in perm}
+        nothing = numpy.zeros(x.shape[1:], x.dtype)
+        out = numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
         return self._join(out, axes, rest)
 
     # ------------------------------------------------ in and out
@@ -155,6 +158,11 @@ class Stacked(Backend):
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:
         return "\n".join(show_block(self.sizes, rank, block) for rank, block in enumerate(self.local(x, held)))
+
+
+def _add(x: numpy.ndarray) -> numpy.ndarray:
+    """The sum along the first axis, in the array's own dtype (NumPy would add up small integers in larger ones)."""
+    return x.sum(0) if x.dtype.kind in "fc" else x.sum(0).astype(x.dtype)
 
 
 # ---------------------------------------------------------------- arrays and their blocks

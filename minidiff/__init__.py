@@ -8,6 +8,7 @@
 
 from minidiff import nn, numpy, testing, tree
 from minidiff.batching import vmap
+from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -16,7 +17,9 @@ from minidiff.core import (
     VarianceError,
     typeof,
 )
+from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
 from minidiff.forward import jvp
+from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
 from minidiff.jit import jit
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
@@ -31,14 +34,25 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
+    "custom_jvp",
+    "custom_vjp",
     "grad",
     "jit",
+    "hessian",
+    "hvp",
+    "jacfwd",
+    "jacrev",
     "jvp",
     "linear_transpose",
     "linearize",
     "make_tape",
     "nn",
     "numpy",
+    "remat",
+    "stop_gradient",
     "testing",
     "tree",
     "typeof",

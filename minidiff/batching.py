@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy
@@ -22,6 +22,8 @@ from minidiff.core import (
 )
 from minidiff.forward import as_value
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
+
+AxisName = Hashable
 
 
 class BatchTracer(Tracer):
@@ -54,14 +56,19 @@ class Batch(Interpreter):
 
     name = "vmap"
 
-    def __init__(self, below: Interpreter | None, size: int, outer: Interpreter | None = None):
+    def __init__(
+        self, below: Interpreter | None, size: int, outer: Batch | None = None, axis_name: AxisName | None = None
+    ):
         super().__init__(below, outer)
         self.size_of_batch = size
+        self.axis_name = axis_name if outer is None else outer.axis_name
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         with running(self.below):
             if primitive.has_body:
                 return primitive.batch_body(self, args, params)
+            if self.axis_name is not None and self.runs_along(primitive, params):
+                return primitive.batch_along(self, args, params)
             batched = [self.owns(x) for x in args]
             if not any(batched):
                 return self.below.process(primitive, args, params)
@@ -69,19 +76,40 @@ class Batch(Interpreter):
             out = primitive.batch(values, batched, params)
             return [BatchTracer(self, x, 0) for x in out] if primitive.multiple_results else BatchTracer(self, out, 0)
 
+    def runs_along(self, primitive: Primitive, params: dict) -> bool:
+        """Whether it is a collective over the axis of this batch. Such a one has a rule of its own, `batch_along`."""
+        return hasattr(primitive, "batch_along") and params["axes"] == (self.axis_name,)
+
     def owns(self, x: Value) -> bool:
         return type(x) is BatchTracer and x.interpreter is self
+
+    def in_front(self, x: Value) -> Value:
+        """The batch behind `x`, along its first axis; what is no batch as it is."""
+        return moveaxis(x.value, x.axis, 0) if self.owns(x) else x
 
     def adopt_own(self, x: BatchTracer) -> Value:
         return BatchTracer(self, self.below.adopt(x.value), x.axis)
 
 
-def vmap(f: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
+def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
+    """The axes that the vmaps around an interpreter have named, and their sizes."""
+    axes: dict[AxisName, int] = {}
+    while interpreter is not None:
+        if isinstance(interpreter, Batch) and interpreter.axis_name is not None:
+            axes.setdefault(interpreter.axis_name, interpreter.size_of_batch)
+        interpreter = interpreter.outer if interpreter.below is None else interpreter.below
+    return axes
+
+
+def vmap(
+    f: Callable, in_axes: Any = 0, out_axes: Any = 0, axis_name: AxisName | None = None, axis_size: int | None = None
+) -> Callable:
     """`f`, applied along an axis of its arguments at once, its results stacked.
 
     `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each, itself an int,
     None, or a tree of them that is a prefix of the argument. `out_axes` says likewise where the results' new axis
-    stands. Raises ValueError where mapped axes differ in size.
+    stands. In `f`, collectives may be used over the `axis_name`: the elements are its ranks. `axis_size` says how many
+    there are where no argument is mapped. Raises ValueError where mapped axes differ in size.
 
     >>> import numpy as np
     >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
@@ -94,17 +122,20 @@ def vmap(f: Callable, in_axes: Any = 0, out_axes: Any = 0) -> Callable:
         values = [as_value(x) for _, x in leaves]
         axes = [a if a is None else normalize_axis(a, typeof(x).ndim, "vmap") for a, x in zip(axes, values)]
         sizes = {typeof(x).shape[a] for a, x in zip(axes, values) if a is not None}
+        if axis_size is not None:
+            sizes.add(axis_size)
         if len(sizes) != 1:
             shown = ", ".join(f"{path}: {typeof(x)} along {a}" for (path, _), x, a in zip(leaves, values, axes))
-            raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown})")
-        batch = Batch(current_interpreter(), sizes.pop())
+            given = "" if axis_size is None else f", axis_size={axis_size}"
+            raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{given})")
+        batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name)
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
         with transforming(batch):
             out = f(*tree.unflatten(structure, inputs))
             outs, out_structure = tree.flatten(out)
             outs = [as_value(x) for x in outs]
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
-        return tree.unflatten(out_structure, [_stacked(batch, x, a) for x, a in zip(outs, places)])
+        return tree.unflatten(out_structure, [stacked(batch, x, a) for x, a in zip(outs, places)])
 
     return mapped
 
@@ -113,7 +144,8 @@ def _is_axis(x: Any) -> bool:
     return x is None or isinstance(x, (int, numpy.integer))
 
 
-def _stacked(batch: Batch, x: Value, axis: int | None) -> Value:
+def stacked(batch: Batch, x: Value, axis: int | None) -> Value:
+    """A result of a batch's function with the batch along `axis`: repeated, where it does not depend on the batch."""
     if not batch.owns(x):
         if axis is None:
             return x

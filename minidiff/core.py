@@ -376,6 +376,7 @@ class Primitive:
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     communicates = False
+    on_ranks = False  # it means something on ranks only
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name

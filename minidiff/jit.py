@@ -195,7 +195,7 @@ class Source:
     def _call(self, eqn: Equation, operands: list[str]) -> str:
         """`name(operands, parameters)`: parameters that are no plain numbers and names are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
-        if primitive.impl is None and not primitive.has_body:  # it means something on ranks only
+        if primitive.on_ranks:
             return f"{primitive.name}({', '.join([*operands, *filter(None, [primitive.show_params(params)])])})"
         if primitive.has_body:
             params = {k: self._with_bodies(v) for k, v in params.items()}

@@ -90,7 +90,8 @@ class SPMD(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.has_body:
-            raise TypeError(f"{primitive}: a shard_map inside the body of another is not supported")
+            with running(self):
+                return primitive.evaluate(args, params)
         operands = [self.operand(x) for x in args]
         with running(self.base):
             if primitive is axis_index_p:

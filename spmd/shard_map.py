@@ -69,6 +69,7 @@ class ShardMap(Primitive):
     # ------------------------------------------------ running
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        _check_outermost()
         mesh, in_specs = params["mesh"], params["in_specs"]
         interpreter = SPMD(mesh, params["check_rep"])
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
@@ -425,8 +426,7 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
         _check_leaf(path, spec, mesh)
 
     def mapped(*args: Any) -> Any:
-        if current_scope() is not None:
-            raise TypeError("a shard_map inside the body of another shard_map is not supported")
+        _check_outermost()
         leaves, structure = tree.flatten_with_paths(args, "args")
         specs = tuple(tree.broadcast_prefix(in_specs, args, is_spec, "in_specs"))
         values = [as_value(x) for _, x in leaves]
@@ -450,6 +450,11 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
     mapped.__name__ = getattr(f, "__name__", "shard_map")
     mapped.__doc__ = getattr(f, "__doc__", None)
     return mapped
+
+
+def _check_outermost() -> None:
+    if current_scope() is not None:
+        raise TypeError("a shard_map inside the body of another shard_map is not supported")
 
 
 def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:

@@ -19,8 +19,8 @@ def plain(w, x):
     return np.sum(np.tanh(x @ w) @ w.T)
 
 
-def sharded(w, x):
-    on_blocks = spmd.shard_map(lambda x: psum(plain(w, x), "i"), mesh=MESH, in_specs=P("i"), out_specs=P())
+def sharded(w, x, f=plain):
+    on_blocks = spmd.shard_map(lambda x: psum(f(w, x), "i"), mesh=MESH, in_specs=P("i"), out_specs=P())
     return on_blocks(x)
 
 
@@ -34,7 +34,18 @@ PROGRAMS = {
     "second derivative of shard_map": md.grad(lambda w, x: md.grad(sharded)(w, x).sum()),
     "vmap of shard_map": lambda w, x: md.vmap(sharded, (None, 0))(w, np.stack([x, x])),
     "make_tape of shard_map": lambda w, x: str(md.make_tape(md.grad(sharded))(w, x)),
+    "jacobian": lambda w, x: md.hessian(plain)(w, x),
+    "checkpoint": md.grad(lambda w, x: md.checkpoint(lambda x: plain(w, x))(x)),
+    "checkpoint in shard_map": md.grad(lambda w, x: sharded(w, x, md.checkpoint(plain))),
+    "custom_jvp": md.grad(lambda w, x: with_jvp(w, x)),
+    "custom_vjp": md.grad(lambda w, x: with_vjp(w, x)),
+    "named vmap": lambda w, x: md.vmap(md.grad(lambda x: psum(np.sin(x), "v").sum()), axis_name="v")(x),
 }
+
+with_jvp = md.custom_jvp(plain)
+with_jvp.defjvp(lambda primals, tangents: md.jvp(plain, primals, tangents))
+with_vjp = md.custom_vjp(plain)
+with_vjp.defvjp(lambda w, x: (plain(w, x), (w, x)), lambda wx, ct: md.vjp(plain, *wx)[1](ct))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

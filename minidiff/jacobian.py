@@ -1,0 +1,187 @@
+"""Whole derivatives: Jacobians, Hessians, and their products with vectors. Each is one vectorised pass."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.batching import vmap
+from minidiff.core import ShapedArray, Value, is_differentiable, typeof
+from minidiff.forward import as_value, instantiate, jvp
+from minidiff.reverse import _Flat, backward_pass, grad, linearize_flat
+
+Argnums = int | Sequence[int]
+
+
+def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
+    """The Jacobian of `f`, column by column: forward mode, best where the results are more than the arguments.
+
+    Its result is the tree of `f`'s result, with at each leaf, of shape `(*out,)`, the tree of the argument, whose
+    leaves have shape `(*out, *in)`. `argnums` says in which arguments: an int gives one such tree, a tuple of ints a
+    tuple of them at each leaf. With `has_aux` `f` returns a pair (value, aux), and the result is (Jacobian, aux).
+
+    Raises TypeError for arguments or results that are integers. A complex argument has a Jacobian if `f` is
+    `holomorphic`, and says so.
+
+    >>> import numpy as np
+    >>> jacfwd(lambda x: x ** 2)(np.array([1.0, 2.0]))
+    array([[2., 0.],
+           [0., 4.]])
+    """
+
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        at = _Linearized("jacfwd", f, args, kwargs, argnums, has_aux)
+        _check_kinds("jacfwd", at.in_names, at.in_types, "c" if holomorphic else "f", holomorphic)
+        columns = vmap(at.push_forward, out_axes=-1, axis_size=_size(at.in_types))(*_basis(at.in_types))
+        return at.result([_parts(column, at.in_types, -1) for column in columns])
+
+    return jacobian
+
+
+def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
+    """The Jacobian of `f`, row by row: reverse mode, best where the arguments are more than the results.
+
+    Its result is that of `jacfwd`. Raises TypeError for arguments or results that are integers. A complex result has
+    a Jacobian if `f` is `holomorphic`, and says so.
+
+    >>> import numpy as np
+    >>> jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
+    array([2., 4.])
+    """
+
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
+        at = _Linearized("jacrev", f, args, kwargs, argnums, has_aux)
+        _check_kinds("jacrev", at.in_names, at.in_types, "c" if holomorphic else "fc", holomorphic)
+        _check_kinds("jacrev", at.out_names, at.out_types, "c" if holomorphic else "f", holomorphic)
+        rows = vmap(at.pull_back, axis_size=_size(at.out_types))(*_basis(at.out_types))
+        return at.result(list(zip(*[_parts(row, at.out_types, 0) for row in rows])))
+
+    return jacobian
+
+
+def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
+    """The second derivatives of `f`: forward mode over reverse mode, `jacfwd(jacrev(f))`.
+
+    Leaves have the shape `(*out, *in, *in)`, in trees as `jacfwd` nests them.
+
+    >>> import numpy as np
+    >>> hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 2.0]))
+    array([[4., 2.],
+           [2., 0.]])
+    """
+    first = jacrev(f, argnums, has_aux, holomorphic)
+    return jacfwd(first, argnums, has_aux, holomorphic)
+
+
+def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    """The Hessian of a scalar function times a vector, at the cost of a few evaluations: forward mode over reverse.
+
+    `primals` and `tangents` are sequences with an entry for each argument, as for `jvp`. The result is like the
+    argument where there is one, and a tuple of such where there are several.
+
+    >>> import numpy as np
+    >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
+    array([ 6., 12.])
+    """
+    argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
+    return jvp(grad(f, argnums), primals, tangents)[1]
+
+
+# ---------------------------------------------------------------- the parts
+
+
+class _Linearized:
+    """`f`, linearised in some of its arguments, as functions of flat tangents and cotangents."""
+
+    def __init__(self, what: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
+        name = getattr(f, "__name__", "f")
+        self.single = isinstance(argnums, int)
+        self.has_aux = has_aux
+        numbers = (argnums,) if self.single else tuple(argnums)
+        paths, self.structure = tree.flatten_with_paths([_argument(what, args, n, name) for n in numbers])
+        values = [as_value(x) for _, x in paths]
+        self.in_types = [typeof(x) for x in values]
+        self.in_names = [_named(path, numbers, name) for path, _ in paths]
+        _check_kinds(what, self.in_names, self.in_types, "fc")
+
+        def of_chosen(*replaced):
+            full = list(args)
+            for n, x in zip(numbers, replaced):
+                full[n % len(args)] = x
+            return f(*full, **kwargs)
+
+        self.flat = _Flat(of_chosen, self.structure, has_aux)
+        outs, tape = linearize_flat(self.flat, values, [True] * len(values))
+        count = self.flat.out_structure.size
+        self.out_types = [typeof(x) for x in outs[:count]]
+        self.aux = outs[count:]
+        tape.outputs = tape.outputs[:count]
+        self.tape = tape
+        names = tree.flatten_with_paths(tree.unflatten(self.flat.out_structure, range(count)))[0]
+        self.out_names = [f"the result{path} of {name}" for path, _ in names]
+        _check_kinds(what, self.out_names, self.out_types, "fc")
+
+    def push_forward(self, *tangents: Value) -> list[Value]:
+        return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
+
+    def pull_back(self, *cts: Value) -> list[Value]:
+        linear = [True] * len(self.in_types)
+        cts = backward_pass(self.tape, linear, [None] * len(linear), cts)
+        return [instantiate(ct, like) for ct, like in zip(cts, self.in_types)]
+
+    def result(self, parts: Sequence[Sequence[Value]]) -> Any:
+        """The Jacobian as a tree, from the derivatives of each leaf of the result in each leaf of the arguments."""
+        inner = [tree.unflatten(self.structure, p) for p in parts]
+        jacobian = tree.unflatten(self.flat.out_structure, [p[0] if self.single else tuple(p) for p in inner])
+        return (jacobian, tree.unflatten(self.flat.aux_structure, self.aux)) if self.has_aux else jacobian
+
+
+def _size(types: Sequence[ShapedArray]) -> int:
+    return sum(t.size for t in types)
+
+
+def _basis(types: Sequence[ShapedArray]) -> Iterator[numpy.ndarray]:
+    """All unit vectors of a list of arrays, counted by a new first axis: for each array its part of them."""
+    total, start = _size(types), 0
+    for t in types:
+        yield numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape)
+        start += t.size
+
+
+def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
+    """An array whose first or last axis counts the basis of a list of arrays, as one array for each of that list."""
+    ends = list(itertools.accumulate((t.size for t in types), initial=0))
+    if axis == 0:
+        return [x[i:j].reshape((*t.shape, *x.shape[1:])) for t, i, j in zip(types, ends, ends[1:])]
+    return [x[..., i:j].reshape((*x.shape[:-1], *t.shape)) for t, i, j in zip(types, ends, ends[1:])]
+
+
+def _argument(what: str, args: tuple, n: int, name: str) -> Any:
+    if not -len(args) <= n < len(args):
+        raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {len(args)}")
+    return args[n]
+
+
+def _named(path: str, numbers: Sequence[int], name: str) -> str:
+    index, _, rest = path[1:].partition("]")
+    return f"argument {numbers[int(index)]}{rest} of {name}"
+
+
+def _check_kinds(what: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str, holomorphic=False) -> None:
+    for name, t in zip(names, types):
+        if not is_differentiable(t.dtype):
+            raise TypeError(
+                f"{what}: {name} has type {t}; derivatives are of floating-point numbers: convert it with "
+                ".astype(float), or choose other arguments with argnums"
+            )
+        if t.dtype.kind not in kinds and holomorphic:
+            raise TypeError(f"{what} with holomorphic=True: {name} has type {t}, which is not complex")
+        if t.dtype.kind not in kinds:
+            raise TypeError(
+                f"{what}: {name} has type {t}; a complex derivative exists if the function is holomorphic: say so with "
+                "holomorphic=True, or take real and imaginary parts"
+            )

@@ -1,0 +1,484 @@
+"""Derivative rules of one's own, in every place where a function may stand."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from collectives import psum
+from minidiff.testing import check_grads
+from spmd import P
+
+X = np.array([0.3, -0.7, 1.1])
+MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
+
+
+def plain(x, y):
+    return np.sin(x) * y
+
+
+@md.custom_jvp
+def by_jvp(x, y):
+    return np.sin(x) * y
+
+
+@by_jvp.defjvp
+def by_jvp_rule(primals, tangents):
+    (x, y), (tx, ty) = primals, tangents
+    return by_jvp(x, y), np.cos(x) * y * tx + np.sin(x) * ty
+
+
+@md.custom_jvp
+def by_jvps(x, y):
+    return np.sin(x) * y
+
+
+by_jvps.defjvps(lambda t, out, x, y: np.cos(x) * y * t, lambda t, out, x, y: np.sin(x) * t)
+
+
+@md.custom_vjp
+def by_vjp(x, y):
+    return np.sin(x) * y
+
+
+def by_vjp_fwd(x, y):
+    return by_vjp(x, y), (x, {"y": y})
+
+
+def by_vjp_bwd(residuals, ct):
+    x, y = residuals[0], residuals[1]["y"]
+    return ct * np.cos(x) * y, ct * np.sin(x)
+
+
+by_vjp.defvjp(by_vjp_fwd, by_vjp_bwd)
+
+ALL = pytest.mark.parametrize("f", [by_jvp, by_jvps, by_vjp], ids=["jvp", "jvps", "vjp"])
+
+
+def total(f):
+    return lambda x, y: (f(x, y) * np.cos(y)).sum()
+
+
+def sharded(f):
+    return spmd.shard_map(lambda x, y: psum(total(f)(x, y), "i"), mesh=MESH, in_specs=(P("i"), P("i")), out_specs=P())
+
+
+def of_tape(f, x, y):
+    tape = md.make_tape(f)(x, y)
+    return lambda x, y: tape(x, y)[0]
+
+
+# What is done with the function; the rules must give what NumPy's functions give.
+USES = {
+    "value": lambda f: f,
+    "grad": lambda f: md.grad(total(f), (0, 1)),
+    "grad in one": lambda f: md.grad(total(f), 1),
+    "second derivative": lambda f: md.grad(lambda x, y: md.grad(total(f))(x, y) @ y),
+    "hvp": lambda f: lambda x, y: md.hvp(total(f), (x, y), (y, x)),
+    "hessian": lambda f: md.hessian(total(f), (0, 1)),
+    "jacrev": lambda f: md.jacrev(f, (0, 1)),
+    "vmap": lambda f: md.vmap(f),
+    "vmap in one": lambda f: lambda x, y: md.vmap(f, (0, None))(x, y),
+    "vmap of nothing": lambda f: lambda x, y: md.vmap(lambda z: f(x, y) * z)(y),
+    "vmap of grad": lambda f: md.vmap(md.grad(total(f), (0, 1))),
+    "vmap of grad in one": lambda f: lambda x, y: md.vmap(md.grad(total(f)), (None, 0))(x[0], y),
+    "grad of vmap": lambda f: md.grad(lambda x, y: total(md.vmap(f))(x, y), (0, 1)),
+    "grad of vmap in one": lambda f: md.grad(lambda x, y: md.vmap(f, (None, 0))(x[0], y).sum() ** 2, (0, 1)),
+    "second derivative of vmap": lambda f: md.grad(lambda x, y: md.grad(total(md.vmap(f)))(x, y) @ x, (0, 1)),
+    "vmap of vmap": lambda f: md.grad(lambda x, y: md.vmap(md.vmap(f, (None, 0)), (0, None))(x, y).sum() ** 2, (0, 1)),
+    "closing over a batch": lambda f: lambda x, y: md.vmap(lambda z: f(z, y).sum() * z)(x),
+    "staged": lambda f: lambda x, y: md.make_tape(f)(x, y)(x, y)[0],
+    "staged grad": lambda f: lambda x, y: md.make_tape(md.grad(total(f), (0, 1)))(x, y)(x, y),
+    "grad of staged": lambda f: md.grad(lambda x, y: md.make_tape(total(f))(x, y)(x, y)[0], (0, 1)),
+    "grad of a tape": lambda f: lambda x, y: md.grad(of_tape(total(f), x, y), (0, 1))(x, y),
+    "vmap of a tape": lambda f: lambda x, y: md.vmap(md.make_tape(f)(x[0], y[0]))(x, y)[0],
+    "grad of a tape of vmap": lambda f: lambda x, y: md.grad(of_tape(total(md.vmap(f)), x, y), (0, 1))(x, y),
+    "in shard_map": lambda f: sharded(f),
+    "grad of shard_map": lambda f: md.grad(sharded(f), (0, 1)),
+    "second derivative of shard_map": lambda f: md.grad(lambda x, y: md.grad(sharded(f))(x, y) @ x, (0, 1)),
+    "vmap of grad of shard_map": lambda f: (
+        lambda x, y: md.vmap(md.grad(sharded(f), (0, 1)))(np.stack([x, y]), np.stack([y, x]))
+    ),
+    "staged grad of shard_map": lambda f: lambda x, y: md.make_tape(md.grad(sharded(f), (0, 1)))(x, y)(x, y),
+}
+
+
+@ALL
+@pytest.mark.parametrize("use", USES)
+def test_rules_hold_everywhere(f, use):
+    if f is by_vjp and use in ("hvp", "hessian"):
+        pytest.skip("the forward rule calls the function itself, which forward mode cannot take")
+    expected = USES[use](plain)(X, X**2)
+    actual = USES[use](f)(X, X**2)
+    for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("f", [by_jvp, by_jvps], ids=["jvp", "jvps"])
+def test_jvp_rules_serve_forward_mode(f):
+    check_grads(f, (X, X**2))
+    np.testing.assert_allclose(md.jacfwd(f)(X, X), md.jacfwd(plain)(X, X))
+    np.testing.assert_allclose(md.linearize(f, X, X)[1](X, X), md.linearize(plain, X, X)[1](X, X))
+
+
+def test_vjp_rules_serve_reverse_mode_to_any_order():
+    check_grads(by_vjp, (X, X**2), modes=["rev"])
+
+
+def test_forward_over_reverse_goes_through_the_rules():
+    f = md.custom_vjp(plain)
+    f.defvjp(lambda x, y: (plain(x, y), (x, {"y": y})), by_vjp_bwd)
+    check_grads(lambda x: md.grad(total(f))(x, X), (X,), modes=["fwd", "rev"])
+    np.testing.assert_allclose(md.hessian(total(f))(X, X), md.hessian(total(plain))(X, X))
+    with pytest.raises(TypeError, match="by_vjp has a backward rule only"):  # here the forward rule calls the function
+        md.hessian(total(by_vjp))(X, X)
+
+
+FORWARD = {
+    "jvp": lambda: md.jvp(by_vjp, (X, X), (X, X)),
+    "jacfwd": lambda: md.jacfwd(by_vjp)(X, X),
+    "linearize": lambda: md.linearize(by_vjp, X, X)[1](X, X),
+    "jvp of vmap": lambda: md.jvp(md.vmap(by_vjp), (X, X), (X, X)),
+    "vmap of jvp": lambda: md.vmap(lambda x: md.jvp(by_vjp, (x, x), (x, x)))(X),
+    "grad of jvp": lambda: md.grad(lambda x: md.jvp(by_vjp, (x, x), (x, x))[1])(0.5),
+    "staged jvp": lambda: md.make_tape(lambda x: md.jvp(by_vjp, (x, x), (x, x)))(X),
+}
+
+
+@pytest.mark.parametrize("use", FORWARD)
+def test_vjp_rules_do_not_serve_forward_mode(use):
+    with pytest.raises(TypeError, match=r"by_vjp has a backward rule only .*forward mode.*custom_jvp"):
+        FORWARD[use]()
+
+
+def test_the_rule_is_what_counts():
+    @md.custom_jvp
+    def f(x):
+        return x**2
+
+    f.defjvp(lambda primals, tangents: (primals[0] ** 2, 10.0 * tangents[0]))
+    assert md.grad(f)(3.0) == 10.0
+    assert md.grad(lambda x: md.vmap(f)(x).sum())(X).tolist() == [10.0] * 3
+    assert md.grad(md.grad(f))(3.0) == 0.0
+
+
+def test_a_rule_may_evaluate_something_else():
+    @md.custom_vjp
+    def f(x):
+        raise AssertionError("the forward rule stands for the function")
+
+    f.defvjp(lambda x: (2 * x, None), lambda _, ct: (ct,))
+    assert md.value_and_grad(f)(3.0) == (6.0, 1.0)
+
+
+# ---------------------------------------------------------------- calling conventions
+
+
+@pytest.mark.parametrize("argnums", [(0, 2), (-3, -1), (2, 0)])
+def test_static_arguments_come_first(argnums):
+    @functools.partial(md.custom_jvp, nondiff_argnums=argnums)
+    def f(g, x, n):
+        return g(x) * n
+
+    @f.defjvp
+    def rule(g, n, primals, tangents):
+        return g(primals[0]) * n, 5.0 * tangents[0]
+
+    @functools.partial(md.custom_vjp, nondiff_argnums=argnums)
+    def h(g, x, n):
+        return g(x) * n
+
+    h.defvjp(lambda g, x, n: (g(x) * n, ()), lambda g, n, residuals, ct: (n * ct,))
+    assert md.value_and_grad(lambda x: f(np.square, x, 2))(3.0) == (18.0, 5.0)
+    assert md.value_and_grad(lambda x: h(np.square, x, 7))(3.0) == (63.0, 7.0)
+    np.testing.assert_array_equal(md.grad(lambda x: md.vmap(lambda y: h(np.square, y, 7))(x).sum())(X), [7.0] * 3)
+
+
+@ALL
+def test_arguments_by_name(f):
+    assert md.grad(lambda x: f(y=2.0, x=x))(0.5) == 2 * np.cos(0.5)
+
+
+def test_defaults_are_put_in():
+    @md.custom_jvp
+    def f(x, n=2.0):
+        return x * n
+
+    f.defjvp(lambda primals, tangents: (primals[0] * primals[1], primals[1] * tangents[0]))
+    assert md.grad(f)(1.0) == 2.0 and md.grad(f)(1.0, 3.0) == 3.0 and md.grad(lambda x: f(x, n=4.0))(1.0) == 4.0
+
+
+def test_methods_may_have_rules():
+    class Scale:
+        @functools.partial(md.custom_jvp, nondiff_argnums=(0,))
+        def apply(self, x):
+            return 2 * x
+
+        @apply.defjvp
+        def rule(self, primals, tangents):
+            return 2 * primals[0], 3 * tangents[0]
+
+    assert md.grad(lambda x: Scale().apply(x))(1.0) == 3.0
+
+
+def test_trees_in_and_out():
+    @md.custom_vjp
+    def f(p, xs):
+        return {"y": p["w"] * xs[0], "z": (xs[1],)}
+
+    def bwd(residuals, ct):
+        p, xs = residuals
+        return {"w": ct["y"] * xs[0], "b": None}, [ct["y"] * p["w"], 10 * ct["z"][0]]
+
+    f.defvjp(lambda p, xs: (f(p, xs), (p, xs)), bwd)
+    p, xs = {"w": 2.0, "b": (1.0, 1.0)}, [3.0, 4.0]
+    loss = lambda p, xs: f(p, xs)["y"] + f(p, xs)["z"][0]  # noqa: E731
+    assert md.grad(loss, (0, 1))(p, xs) == ({"w": 3.0, "b": (0.0, 0.0)}, [2.0, 10.0])
+
+
+def test_integers_have_tangents_without_values():
+    seen = []
+
+    @md.custom_jvp
+    def f(x, n):
+        return x * n, n + 1
+
+    @f.defjvp
+    def rule(primals, tangents):
+        (x, n), (tx, tn) = primals, tangents
+        seen.append((tn.dtype.name, tn.shape))
+        return (x * n, n + 1), (tx * n, tn)
+
+    assert md.grad(lambda x: f(x, 3)[0])(2.0) == 3.0
+    assert seen == [("void", ())]
+    indices = np.arange(3)
+    np.testing.assert_array_equal(md.grad(lambda x: md.vmap(f)(x, indices)[0].sum())(X), indices)
+
+    @md.custom_vjp
+    def g(x, n):
+        return x * n, n + 1
+
+    g.defvjp(lambda x, n: (g(x, n), n), lambda n, cts: (n * cts[0], None))
+    assert md.grad(lambda x: g(x, 3)[0])(2.0) == 3.0
+    np.testing.assert_array_equal(md.grad(lambda x: md.vmap(g)(x, indices)[0].sum())(X), indices)
+
+
+def test_float32_stays():
+    x = X.astype(np.float32)
+    for f in (by_jvp, by_vjp):
+        assert md.grad(total(f))(x, x).dtype == np.float32
+
+
+def test_documentation_is_the_functions_own():
+    assert (by_jvp.__name__, by_vjp.__name__) == ("by_jvp", "by_vjp")
+
+
+# ---------------------------------------------------------------- closing over values
+
+
+def closing(kind, y):
+    if kind == "jvp":
+        f = md.custom_jvp(lambda x: x * y)
+        f.defjvp(lambda primals, tangents: (primals[0] * y, tangents[0] * y))
+    else:
+        f = md.custom_vjp(lambda x: x * y)
+        f.defvjp(lambda x: (x * y, None), lambda _, ct: (ct * y,))
+    return f
+
+
+KINDS = pytest.mark.parametrize("kind", ["jvp", "vjp"])
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda kind: md.grad(lambda y: closing(kind, y)(2.0))(3.0),
+        lambda kind: md.grad(lambda y: closing(kind, y)(y))(3.0),
+        lambda kind: md.make_tape(md.grad(lambda y: closing(kind, y)(2.0)))(3.0),
+        lambda kind: md.make_tape(md.grad(lambda y: closing(kind, y)(y)))(3.0),
+        lambda kind: md.grad(lambda y: md.vmap(closing(kind, y))(X).sum())(3.0),
+        lambda kind: md.vmap(md.grad(lambda y: closing(kind, y)(y)))(X),
+        lambda kind: md.grad(lambda y, t=None: md.make_tape(lambda x: closing(kind, y)(x))(2.0)(y)[0])(3.0),
+    ],
+    ids=["constant", "itself", "staged", "staged itself", "vmap", "in vmap", "tape"],
+)
+def test_rules_do_not_differentiate_what_they_close_over(kind, use):
+    with pytest.raises(TypeError, match=r"<lambda> closes over a value of type f64\[\] that is being differentiated"):
+        use(kind)
+
+
+@KINDS
+def test_rules_may_close_over_what_is_not_differentiated(kind):
+    assert md.grad(lambda x: closing(kind, 3.0)(x))(2.0) == 3.0
+    np.testing.assert_array_equal(md.vmap(lambda y: closing(kind, y)(2.0))(X), 2 * X)
+    np.testing.assert_array_equal(md.vmap(lambda y: md.grad(closing(kind, y))(2.0))(X), X)
+    np.testing.assert_allclose(md.grad(lambda x: md.vmap(lambda y: closing(kind, y)(x))(X).sum())(2.0), X.sum())
+    tape = md.make_tape(lambda y: md.grad(closing(kind, y))(2.0))(3.0)
+    assert tape(5.0) == [5.0]
+
+
+def test_a_function_may_close_over_an_outer_derivative_where_an_inner_one_is_taken():
+    # The inner derivative has its own values; that of the outer one goes through the rule as through any function.
+    assert md.grad(lambda y: md.grad(lambda x: by_jvp(x, y))(0.5))(3.0) == np.cos(0.5)
+
+
+# ---------------------------------------------------------------- what rules must return
+
+
+def jvp_returning(result):
+    f = md.custom_jvp(lambda x, p: (x, p["w"]))
+    f.__name__ = f.what = "f"
+
+    def rule(primals, tangents):
+        return result(primals, tangents)
+
+    f.defjvp(rule)
+    return md.jvp(f, (X, {"w": 1.0}), (X, {"w": 1.0}))
+
+
+def vjp_returning(fwd, bwd):
+    f = md.custom_vjp(lambda x, p: x * p["w"])
+    f.__name__ = f.what = "f"
+
+    def fwd_rule(x, p):
+        return fwd(x, p)
+
+    def bwd_rule(residuals, ct):
+        return bwd(residuals, ct)
+
+    f.defvjp(fwd_rule, bwd_rule)
+    return md.vjp(f, X, {"w": 1.0})[1](X)
+
+
+def fine(x, p):
+    return x * p["w"], x
+
+
+ERRORS = {
+    "no pair": (
+        lambda: jvp_returning(lambda p, t: p[0]),
+        r"rule, the jvp rule of f, must return a pair \(result, tangent\), got \*",
+    ),
+    "tangent's structure": (
+        lambda: jvp_returning(lambda p, t: ((p[0], p[1]["w"]), [t[0], t[1]["w"]])),
+        r"rule, the jvp rule of f, must return a tangent like its result: \(\*, \*\), got \[\*, \*\]",
+    ),
+    "tangent's shape": (
+        lambda: jvp_returning(lambda p, t: ((p[0], p[1]["w"]), (t[0][:2], t[1]["w"]))),
+        r"rule, the jvp rule of f, returns a result\[0\] of type f64\[3\]: its tangent must have the type f64\[3\], "
+        r"got f64\[2\]",
+    ),
+    "tangent's dtype": (
+        lambda: jvp_returning(lambda p, t: ((p[0], p[1]["w"]), (t[0], np.float32(1)))),
+        r"returns a result\[1\] of type f64\[\]: its tangent must have the type f64\[\], got f32\[\]",
+    ),
+    "no pair of residuals": (
+        lambda: vjp_returning(lambda x, p: x, lambda r, ct: (ct, None)),
+        r"fwd_rule, the forward rule of f, must return a pair \(result, residuals\), got \*",
+    ),
+    "too few cotangents": (
+        lambda: vjp_returning(fine, lambda r, ct: (ct,)),
+        r"bwd_rule, the backward rule of f, must return a tuple of 2 cotangents, one for each argument, got \(\*,\)",
+    ),
+    "no tuple": (
+        lambda: vjp_returning(fine, lambda r, ct: ct),
+        r"bwd_rule, the backward rule of f, must return a tuple of 2 cotangents",
+    ),
+    "cotangent's structure": (
+        lambda: vjp_returning(fine, lambda r, ct: (ct, 1.0)),
+        r"bwd_rule, the backward rule of f, must return a cotangent like argument 1: \{'w': \*\}, got \*",
+    ),
+    "cotangent's shape": (
+        lambda: vjp_returning(fine, lambda r, ct: (ct, {"w": ct})),
+        r"bwd_rule, the backward rule of f, returns a cotangent of argument 1\['w'\]: it must have the type f64\[\], "
+        r"got f64\[3\]",
+    ),
+    "no array": (
+        lambda: vjp_returning(fine, lambda r, ct: (ct, {"w": "one"})),
+        "expected an array or a number, got str",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_name_the_rule_the_leaf_and_both_types(case):
+    use, message = ERRORS[case]
+    with pytest.raises(TypeError, match=message):
+        use()
+
+
+def test_a_rule_must_agree_with_its_function():
+    f = md.custom_jvp(lambda x: (x, x))
+    f.defjvp(lambda p, t: (p[0], t[0]))
+    tape = md.make_tape(lambda x: f(x)[0])(1.0)
+    with pytest.raises(TypeError, match=r"must return a result like <lambda>'s: \(\*, \*\), got \*"):
+        md.grad(lambda x: tape(x)[0])(1.0)
+
+
+def test_functions_without_rules():
+    with pytest.raises(AttributeError, match=r"by_jvp is a custom_jvp without a rule: declare one with by_jvp\.defjvp"):
+        md.custom_jvp(by_jvp.fun)(X, X)
+    with pytest.raises(AttributeError, match=r"by_vjp is a custom_vjp without rules.*by_vjp\.defvjp"):
+        md.custom_vjp(by_vjp.fun)(X, X)
+    with pytest.raises(TypeError, match="with nondiff_argnums, declare one rule with defjvp"):
+        md.custom_jvp(by_jvp.fun, nondiff_argnums=(0,)).defjvps(None, None)
+
+
+def test_arguments_by_keyword_only():
+    f = md.custom_jvp(lambda x, *, n: x)
+    f.defjvp(lambda p, t: (p[0], t[0]))
+    with pytest.raises(TypeError, match=r"rules take arguments by position, but \['n'\] go by keyword only"):
+        f(1.0, n=2)
+
+
+# ---------------------------------------------------------------- tapes
+
+
+def test_tapes_show_the_call_and_its_body():
+    tape = md.make_tape(lambda x: by_jvp(x, 2.0))(1.0)
+    tape.check()
+    assert str(tape).splitlines() == [
+        "lambda a:f64[]:",
+        "  b:f64[] = custom_jvp(a, 2.0, by_jvp)",
+        "    lambda c:f64[], d:f64[]:",
+        "      e:f64[] = sin(c)",
+        "      f:f64[] = multiply(e, d)",
+        "      return f",
+        "  return b",
+    ]
+
+
+def test_constants_of_the_body_become_operands():
+    y = np.arange(3.0)
+    for f in (closing("jvp", y), closing("vjp", y)):
+        tape = md.make_tape(f)(X)
+        tape.check()
+        assert len(tape.constants) == 1
+        np.testing.assert_array_equal(md.grad(lambda x, tape=tape: tape(x)[0].sum())(X), y)
+
+
+def test_linear_functions_with_rules_are_transposed():
+    f = md.custom_jvp(lambda x: 2.0 * x)
+    f.defjvp(lambda p, t: (2.0 * p[0], 2.0 * t[0]))
+    assert md.linear_transpose(f, 1.0)(3.0) == (6.0,)
+
+
+# ---------------------------------------------------------------- stop_gradient
+
+
+def test_stop_gradient_is_a_constant():
+    f = lambda x: (md.stop_gradient(x) * x).sum()  # noqa: E731
+    np.testing.assert_array_equal(md.grad(f)(X), X)
+    np.testing.assert_array_equal(md.jvp(f, (X,), (X,))[1], X @ X)
+    np.testing.assert_array_equal(md.grad(lambda x: md.grad(f)(x).sum())(X), np.zeros(3))
+    np.testing.assert_array_equal(md.vmap(md.grad(f))(np.stack([X, 2 * X])), [X, 2 * X])
+    np.testing.assert_array_equal(md.make_tape(md.grad(f))(X)(X)[0], X)
+
+
+def test_stop_gradient_takes_trees():
+    stopped = md.stop_gradient({"a": X, "b": (1, 2.0)})
+    np.testing.assert_array_equal(stopped["a"], X)
+    assert stopped["b"] == (1, 2.0)

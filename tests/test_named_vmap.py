@@ -1,0 +1,248 @@
+"""Collectives over the axis that a `vmap` has named: its elements are the ranks."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    axis_size,
+    pmax,
+    pmean,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
+from minidiff.testing import check_grads
+from spmd import P
+from tests.collective_checks import REFERENCES, cases, one_case_each
+
+N = 3
+X = np.arange(24.0).reshape(4, 3, 2)
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+
+
+def numbers(case, dtype=float):
+    return np.random.default_rng(0).standard_normal((N, *case.shape)).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [float, np.float32, complex, np.int8, bool])
+@pytest.mark.parametrize("case", list(cases(N)), ids=str)
+def test_values(case, dtype):
+    x = (10 * numbers(case)).astype(dtype)
+    if case.name in ("pmax", "pmin") and dtype is complex:
+        return
+    actual = md.vmap(lambda x: case(x, "v"), axis_name="v")(x)
+    expected = np.stack(REFERENCES[case.name](list(x), **case.options))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    assert actual.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("case", [c for c in cases(N) if c.name != "axis_index"], ids=str)
+def test_derivatives(case):
+    check_grads(md.vmap(lambda x: case(x, "v"), axis_name="v"), (numbers(case),))
+
+
+@pytest.mark.parametrize("case", [c for c in one_case_each(N) if c.name != "axis_index"], ids=str)
+def test_derivatives_inside(case):
+    """All elements together have one derivative, wherever it is taken: collectives are transposed to one another."""
+    x = numbers(case)
+    f = md.vmap(lambda x: np.sin(case(x, "v")), axis_name="v")
+    t = np.cos(x)
+    inside = md.vmap(lambda x, t: md.jvp(lambda x: np.sin(case(x, "v")), (x,), (t,))[1], axis_name="v")
+    np.testing.assert_allclose(inside(x, t), md.jvp(f, (x,), (t,))[1])
+    ct = np.cos(f(x))
+    inside = md.vmap(lambda x, ct: md.vjp(lambda x: np.sin(case(x, "v")), x)[1](ct)[0], axis_name="v")
+    np.testing.assert_allclose(inside(x, ct), md.vjp(f, x)[1](ct)[0])
+
+
+@pytest.mark.parametrize("case", one_case_each(N), ids=str)
+def test_staged(case):
+    x = numbers(case)
+    f = md.vmap(lambda x: case(x, "v") * 1.0, axis_name="v")
+    tape = md.make_tape(f)(x)
+    tape.check()
+    np.testing.assert_allclose(tape(x)[0], f(x))
+    inside = md.vmap(lambda x: md.make_tape(lambda x: case(x, "v") * 1.0)(x)(x)[0], axis_name="v")
+    np.testing.assert_allclose(inside(x), f(x))
+
+
+def test_a_sum_differentiated_inside_counts_every_element():
+    # Each element's result depends on all elements, and all results are differentiated together.
+    x = np.ones(4)
+    assert md.vmap(md.grad(lambda x: psum(x, "v")), axis_name="v")(x).tolist() == [4.0] * 4
+    assert md.vmap(md.grad(lambda x: pmean(x, "v")), axis_name="v")(x).tolist() == [1.0] * 4
+    assert md.grad(lambda x: md.vmap(lambda x: psum(x, "v"), axis_name="v")(x).sum())(x).tolist() == [4.0] * 4
+    assert md.grad(lambda x: md.vmap(lambda x: psum(x, "v"), out_axes=None, axis_name="v")(x))(x).tolist() == [1.0] * 4
+
+
+def test_what_is_the_same_for_all_may_leave_unstacked():
+    f = md.vmap(lambda x: (psum(x, "v"), all_gather(x, "v"), pmax(x, "v")), out_axes=None, axis_name="v")
+    total, gathered, largest = f(X)
+    np.testing.assert_array_equal(total, X.sum(0))
+    np.testing.assert_array_equal(gathered, X)
+    np.testing.assert_array_equal(largest, X.max(0))
+
+
+def test_values_that_are_not_mapped_are_on_every_element():
+    f = md.vmap(lambda x, y: (psum(y, "v"), psum(1, "v"), all_gather(y, "v")), in_axes=(0, None), axis_name="v")
+    total, count, gathered = f(np.ones(4), 2.0)
+    assert total.tolist() == [8.0] * 4 and count.tolist() == [4] * 4
+    assert gathered.tolist() == [[2.0] * 4] * 4
+    assert md.vmap(lambda: axis_index("v"), axis_name="v", axis_size=3)().tolist() == [0, 1, 2]
+
+
+def test_other_axes_than_the_first():
+    f = md.vmap(lambda x: x / psum(x, "v"), in_axes=1, out_axes=-1, axis_name="v")
+    np.testing.assert_allclose(f(1 + X), np.moveaxis((1 + X) / (1 + X).sum(1, keepdims=True), 1, -1))
+
+
+# ---------------------------------------------------------------- several axes
+
+
+def nested(f):
+    return md.vmap(md.vmap(f, axis_name="b"), axis_name="a")
+
+
+NESTED = {
+    "inner": (lambda x: psum(x, "b"), lambda x: x.sum(1, keepdims=True) + 0 * x),
+    "outer": (lambda x: psum(x, "a"), lambda x: x.sum(0) + 0 * x),
+    "both": (lambda x: psum(x, ("a", "b")), lambda x: x.sum((0, 1)) + 0 * x),
+    "mean": (lambda x: pmean(x, ("b", "a")), lambda x: x.mean((0, 1)) + 0 * x),
+    "largest": (lambda x: pmax(x, ("b", "a")), lambda x: x.max((0, 1)) + 0 * x),
+    "index": (
+        lambda x: x + axis_index(("a", "b")) + 100 * axis_index(("b", "a")),
+        lambda x: x + (np.arange(12).reshape(4, 3) + 100 * np.arange(12).reshape(3, 4).T)[:, :, None],
+    ),
+    "size": (lambda x: x * axis_size(("a", "b")) + axis_size("a"), lambda x: x * 12 + 4),
+    "gathered": (
+        lambda x: all_gather(x, ("a", "b"), axis=1),
+        lambda x: np.broadcast_to(np.moveaxis(x.reshape(12, 2), 0, 1), (4, 3, 2, 12)),
+    ),
+    "gathered, joined": (
+        lambda x: all_gather_invariant(x, ("b", "a"), tiled=True),
+        lambda x: np.broadcast_to(x.swapaxes(0, 1).reshape(24), (4, 3, 24)),
+    ),
+    "scattered again": (
+        lambda x: psum_scatter(all_gather(x, ("a", "b")), ("a", "b")) / axis_size(("a", "b")),
+        lambda x: x,
+    ),
+    "its own part": (lambda x: pscatter(all_gather(x, ("b", "a"), tiled=True), ("b", "a"), tiled=True), lambda x: x),
+    "shifted along one": (
+        lambda x: ppermute(x, "a", [(i, (i + 1) % 4) for i in range(4)]),
+        lambda x: np.roll(x, 1, axis=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_nested(name):
+    f, expected = NESTED[name]
+    np.testing.assert_allclose(nested(f)(X), expected(X))
+    check_grads(nested(f), (np.sin(X),), order=1)
+
+
+def test_the_innermost_of_two_of_one_name_is_meant():
+    f = md.vmap(md.vmap(lambda x: psum(x, "v"), axis_name="v"), axis_name="v")
+    np.testing.assert_array_equal(f(X), np.broadcast_to(X.sum(1, keepdims=True), X.shape))
+
+
+# ---------------------------------------------------------------- with a mesh
+
+MIXED = {
+    "sum": (lambda x: psum(x, ("i", "v")), lambda x: x.sum((0, 1))),
+    "mean": (lambda x: pmean(x, ("v", "i")), lambda x: x.mean((0, 1))),
+    "largest": (lambda x: pmax(x, ("i", "v")), lambda x: x.max((0, 1))),
+    "gathered": (
+        lambda x: all_gather_invariant(x, ("i", "v")),
+        lambda x: x.reshape(6, 2),
+    ),
+    "gathered the other way": (
+        lambda x: all_gather_invariant(x, ("v", "i"), tiled=True),
+        lambda x: x.swapaxes(0, 1).reshape(12),
+    ),
+}
+Y = np.sin(np.arange(12.0)).reshape(2, 3, 2)  # along 'i', along 'v', and two more
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_vmap_in_a_body(name):
+    f, expected = MIXED[name]
+
+    def body(x):
+        return md.vmap(f, axis_name="v", out_axes=None)(x[0])
+
+    on_mesh = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P())
+    np.testing.assert_allclose(on_mesh(Y), expected(Y))
+    check_grads(on_mesh, (Y,))
+    tape = md.make_tape(md.grad(lambda y: np.sin(on_mesh(y)).sum()))(Y)
+    tape.check()
+    np.testing.assert_allclose(tape(Y)[0], md.grad(lambda y: np.sin(on_mesh(y)).sum())(Y))
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_body_in_vmap(name):
+    f, expected = MIXED[name]
+    on_mesh = spmd.shard_map(lambda x: f(x[0]), mesh=MESH, in_specs=P("i"), out_specs=P())
+    g = md.vmap(on_mesh, in_axes=1, out_axes=None, axis_name="v")
+    np.testing.assert_allclose(g(Y), expected(Y))
+    check_grads(g, (Y,))
+    inside = md.vmap(md.grad(lambda y: np.sin(on_mesh(y)).sum()), in_axes=1, axis_name="v")
+    gradient = md.grad(lambda y: np.sin(md.vmap(on_mesh, in_axes=1, axis_name="v")(y)).sum())(Y)
+    np.testing.assert_allclose(inside(Y), np.moveaxis(gradient, 1, 0))
+
+
+def test_types_in_a_body_tell_of_the_mesh_alone():
+    seen = []
+
+    def body(x):
+        def look(x):
+            seen.extend(str(md.typeof(y)) for y in (x, psum(x, "v"), psum(x, ("v", "i"))))
+            return x
+
+        return md.vmap(look, axis_name="v")(x)
+
+    spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))(np.ones((4, 3)))
+    assert seen == ["f64[3]{i}", "f64[3]{i}", "f64[3]"]
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "use, error, message",
+    [
+        (lambda: md.vmap(lambda x: psum(x, "v"))(X), md.UnboundAxisError, "psum over 'v' was called outside"),
+        (
+            lambda: md.vmap(lambda x: psum(x, "w"), axis_name="v")(X),
+            md.UnboundAxisError,
+            r"no axis 'w' is bound here; those named by a vmap are \('v',\)",
+        ),
+        (lambda: md.vmap(lambda x: psum(x, ("v", "v")), axis_name="v")(X), ValueError, "named twice"),
+        (
+            lambda: nested(lambda x: all_to_all(x, ("a", "b"), 0, 0))(X),
+            ValueError,
+            r"all_to_all over \('a', 'b'\): an axis named by a vmap cannot be taken together with others",
+        ),
+        (
+            lambda: md.vmap(
+                spmd.shard_map(lambda x: psum(x, "i"), mesh=MESH, in_specs=P("i"), out_specs=P()), axis_name="i"
+            )(np.ones((3, 4))),
+            ValueError,
+            "an axis of the mesh and that of a vmap are both named 'i'",
+        ),
+        (
+            lambda: md.vmap(lambda x: x, axis_name="v", axis_size=5)(X),
+            ValueError,
+            r"one size, got sizes \[4, 5\] \(args\[0\]: f64\[4,3,2\] along 0, axis_size=5\)",
+        ),
+    ],
+)
+def test_errors(use, error, message):
+    with pytest.raises(error, match=message):
+        use()
