@@ -72,6 +72,7 @@ class Collective(Linear):
     """
 
     lifts_operands = False
+    on_ranks = True
 
     def __init__(self, name, takes, gives, communicates, shape_rule, transpose_rule, batch_rule):
         super().__init__(name, functools.partial(_unbound, name), shape_rule, transpose_rule, batch_rule)
@@ -247,6 +248,8 @@ pmin_p = Extremum("pmin")
 
 class AxisIndex(Primitive):
     """The rank's index along some axes: an integer, varying along them where the body is typed."""
+
+    on_ranks = True
 
     def __init__(self):
         super().__init__("axis_index", functools.partial(_unbound, "axis_index"))

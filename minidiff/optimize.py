@@ -126,6 +126,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
         not eqn.inputs
         or p.impl is None
         or p.communicates
+        or p.on_ranks
         or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs)
     ):
         return None

@@ -92,7 +92,8 @@ class Sweep(JVP):
         return primals, [None if t is None else RecordedTracer(self.below, t) for t in tangents]
 
     def join(self, primal, tangent):
-        return primal if tangent is None else JVPTracer(self, primal, tangent.var)
+        # A tangent that is no name on the tape depends on none of its inputs: linear in them, it is zero.
+        return JVPTracer(self, primal, tangent.var) if self.below.owns(tangent) else primal
 
     def adopt_own(self, x):
         return self.join(self.below.adopt(x.primal), self.below.adopt(RecordedTracer(x.interpreter.below, x.tangent)))
