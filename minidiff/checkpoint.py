@@ -72,7 +72,7 @@ class Known(Stage):
 
     def enter(self, value: Value) -> KnownTracer:
         """A value as an input of the tape."""
-        var = self.new_input(typeof(value)).var
+        var = self.new_input(typeof(value)).variable
         self.values[var] = value
         return KnownTracer(self, var, value)
 
@@ -97,11 +97,11 @@ class Known(Stage):
             out = primitive.apply(self.below, [x.value if self.owns(x) else x for x in args], params)
         outs = out if primitive.multiple_results else [out]
         outputs = [Var(typeof(x)) for x in outs]
-        self.equations.append(Equation(primitive, [x.var if self.owns(x) else x for x in args], params, outputs))
+        self.equations.append(Equation(primitive, [x.variable if self.owns(x) else x for x in args], params, outputs))
         if self.policy is not None and self.policy(primitive, *map(typeof, args), **params):
             self.values.update(zip(outputs, outs))
             if primitive is name_p:  # one value, whichever of its names is read
-                self.values.update((x.var, out) for x in args if self.owns(x))
+                self.values.update((x.variable, out) for x in args if self.owns(x))
         tracers = [KnownTracer(self, v, x) for v, x in zip(outputs, outs)]
         return tracers if primitive.multiple_results else tracers[0]
 
@@ -112,7 +112,7 @@ class LinearInside(Continued, Linearize):
     def atom(self, x: Value) -> Atom:
         if not isinstance(x, Tracer):
             return x
-        return x.var if self.owns(x) else self.below.adopt(x).var
+        return x.variable if self.owns(x) else self.below.adopt(x).variable
 
 
 class SweepInside(Continued, Sweep):

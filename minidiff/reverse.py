@@ -93,7 +93,7 @@ class Sweep(JVP):
 
     def join(self, primal, tangent):
         # A tangent that is no name on the tape depends on none of its inputs: linear in them, it is zero.
-        return JVPTracer(self, primal, tangent.var) if self.below.owns(tangent) else primal
+        return JVPTracer(self, primal, tangent.variable) if self.below.owns(tangent) else primal
 
     def adopt_own(self, x):
         return self.join(self.below.adopt(x.primal), self.below.adopt(RecordedTracer(x.interpreter.below, x.tangent)))
