@@ -8,6 +8,7 @@
 
 from minidiff import numpy, testing, tree
 from minidiff.batching import vmap
+from minidiff.control import cond, fori_loop, scan, switch, while_loop
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -30,16 +31,21 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "cond",
+    "fori_loop",
     "grad",
     "jvp",
     "linear_transpose",
     "linearize",
     "make_tape",
     "numpy",
+    "scan",
+    "switch",
     "testing",
     "tree",
     "typeof",
     "value_and_grad",
     "vjp",
     "vmap",
+    "while_loop",
 ]

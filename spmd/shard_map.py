@@ -69,6 +69,8 @@ class ShardMap(Primitive):
     # ------------------------------------------------ running
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        if current_scope() is not None:
+            raise TypeError(f"{self}: a shard_map inside the body of another is not supported")
         mesh, in_specs = params["mesh"], params["in_specs"]
         interpreter = SPMD(mesh, params["check_rep"])
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
