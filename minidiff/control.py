@@ -921,9 +921,9 @@ def _check_invariant(what: str, t: ShapedArray) -> None:
     if t.variance:
         axes = ", ".join(map(repr, sorted(t.variance)))
         raise VarianceError(
-            f"{what} must be the same on all ranks, but {t} varies along {axes}: the ranks would go different ways, and "
-            f"wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or choose element "
-            "by element with np.where"
+            f"{what} must be the same on all ranks, but {t} varies along {axes}: the ranks would go different ways, "
+            f"and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or choose "
+            "element by element with np.where"
         )
 
 
@@ -1029,8 +1029,8 @@ def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
 
 def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
     """The types of the results of several branches, which must be the same but for Python numbers and variance."""
-    (first, structure), *others = results
-    for name, (_, other) in zip(names[1:], others):
+    structure = results[0][1]
+    for name, (_, other) in zip(names, results):
         if other != structure:
             raise TypeError(
                 f"{what}: all branches must return trees of one structure, but {names[0]} returns {structure} and "
