@@ -118,10 +118,14 @@ class Draft:
         with running(self.stage):
             self.result = f(*inputs)
 
-    def close(self, outputs: Callable[[Any], Sequence[Value]]) -> tuple[Tape, list[Value]]:
-        """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs."""
+    def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
+        """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.
+
+        With `prune` it is without the equations that these do not need.
+        """
         with transforming(self.stage):
-            return self.stage.tape([_leaf(x) for x in outputs(self.result)]).close()
+            tape = self.stage.tape([_leaf(x) for x in outputs(self.result)])
+            return (_pruned(tape) if prune else tape).close()
 
 
 def _leaf(x: Any) -> Value:
@@ -189,6 +193,11 @@ def _pruned(tape: Tape) -> Tape:
             equations.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return Tape(tape.inputs, equations[::-1], tape.outputs)
+
+
+def _used(tape: Tape) -> set[Var]:
+    """The names that occur in equations or as outputs."""
+    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
 
 
 def _depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
@@ -406,7 +415,9 @@ class Cond(ControlFlow):
         if not tapes[0].outputs:
             return []
         args = _fit([*constants, *operands], tapes[0].in_types)
-        return self.bind(selector, *args, **dict(zip(params, tapes)))
+        used = [any(v in names for v, names in zip(vs, map(_used, tapes))) for vs in zip(*[t.inputs for t in tapes])]
+        tapes = [Tape(_chosen(t.inputs, used), t.equations, t.outputs) for t in tapes]
+        return self.bind(selector, *_chosen(args, used), **dict(zip(params, tapes)))
 
     def jvp(self, primals, tangents, params):
         selector, *operands = primals
@@ -495,7 +506,7 @@ class Cond(ControlFlow):
         drafts = [transposed(branch) for branch in branches]
         wanted = [any(ct is not None for ct in found) for found in zip(*[d.result for d in drafts])]
         wanted_types = _chosen(_chosen(types, linear), wanted)
-        closed = [d.close(lambda r: _instantiated(_chosen(r, wanted), wanted_types)) for d in drafts]
+        closed = [d.close(lambda r: _instantiated(_chosen(r, wanted), wanted_types), prune=True) for d in drafts]
         results = self.bind_branches(selector, closed, [*_chosen(operands, fixed), *_chosen(cts, given)], params)
         return [None, *_spread(_spread(results, wanted), linear)]
 
@@ -575,9 +586,12 @@ class Scan(ControlFlow):
         if not tape.outputs:
             return []
         consts, carry, xs = groups
-        counts = {"consts": len(constants) + len(consts), "carry": len(carry)}
+        n, m = len(constants) + len(consts), len(carry)
         args = _fit([*constants, *consts, *carry, *xs], tape.in_types)
-        return self.bind(*args, **{**params, "body": tape, **counts, **changes})
+        used = _used(tape)
+        keep = [n <= i < n + m or v in used for i, v in enumerate(tape.inputs)]
+        new = {"body": Tape(_chosen(tape.inputs, keep), tape.equations, tape.outputs)}
+        return self.bind(*_chosen(args, keep), **{**params, **new, "consts": sum(keep[:n]), "carry": m, **changes})
 
     def jvp(self, primals, tangents, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])
@@ -677,7 +691,7 @@ class Scan(ControlFlow):
         draft = Draft(f, [*fixed_types[0], *sum_types, *types[1], *fixed_types[1], *_chosen(out_types[m:], given[m:])])
         wanted = [ct is not None for ct in draft.result[2]]
         results = self.bind_loop(
-            draft.close(lambda r: [*r[0], *r[1], *_chosen(r[2], wanted)]),
+            draft.close(lambda r: [*r[0], *r[1], *_chosen(r[2], wanted)], prune=True),
             [
                 _chosen(operands[:n], fixed[:n]),
                 [*map(_zeros, sum_types), *_instantiated(cts[:m], types[1])],

@@ -80,7 +80,7 @@ class SPMD(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks = self.mesh.ranks
         if primitive.has_body:
-            return primitive.evaluate(args, params)
+            return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
         if primitive is axis_index_p:
             return RankTracer(self, *ranks.axis_index(params["axes"]))
         operands = [self.operand(x) for x in args]
@@ -91,6 +91,14 @@ class SPMD(Interpreter):
         if primitive.multiple_results:
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
+
+    def agreed(self, x: Value) -> Value:
+        """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
+        if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
+            return x
+        ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
+        low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
+        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it: plain arrays are the same on all ranks."""

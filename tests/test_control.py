@@ -8,6 +8,9 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
+from collectives import pmean, ppermute, psum
+from spmd import P
 from tests.programs import assert_trees_close
 
 
@@ -96,7 +99,7 @@ def counting(lax, x):
 
     def step(carry, _):
         i, total, kept = carry
-        return (i + 1, total * kept + i, kept), i * total
+        return (i + 1, total * kept[0] + i, kept), i * total
 
     return lax.scan(step, (0, x.sum(), x), None, length=4)
 
@@ -111,7 +114,7 @@ def nothing_stacked(lax, x):
 
 def nested_scans(lax, w, xs):
     def row(total, x):
-        inner, _ = lax.scan(lambda c, v: (np.tanh(c * v + w), None), total, x)
+        inner, _ = lax.scan(lambda c, v: (np.tanh(c * v + w[1]), None), total, x)
         return inner, inner * x
 
     return lax.scan(row, w[0], xs)
@@ -357,3 +360,115 @@ def test_vmap_and_grad(name, staged):
     tape = md.make_tape(md.vmap(md.grad(loss(f), numbers)))(*many)
     tape.check()
     assert_trees_close(tape(*many), md.tree.leaves(expected))
+
+
+# ---------------------------------------------------------------- on ranks
+
+MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+RING = [(0, 1), (1, 0)]
+
+
+def ranks_scan(lax, w, x):
+    """Collectives in the body; a carry that is invariant at first and varies later."""
+
+    def step(c, k):
+        mean = pmean(np.sin(c * x).sum(), "i")
+        return c * x + ppermute(c * w, "i", RING) * mean + k, psum(c * x, ("i", "j")).sum()
+
+    c, ys = lax.scan(step, w, np.arange(3.0))
+    return psum(c, ("i", "j")), ys
+
+
+def ranks_cond(lax, w, x):
+    total = psum(x.sum(), ("i", "j"))
+    y = lax.cond(total > 0, lambda x: np.sin(x) * w + psum(x * x, "i"), lambda x: w, x)
+    z = lax.cond(total < 0, lambda x: psum(np.sin(x) * w, ("i", "j")), lambda x: np.ones(3), x)
+    return psum(y, ("i", "j")), z
+
+
+def ranks_nested(lax, w, x):
+    def step(c, k):
+        c = lax.cond(psum(k, ("i", "j")) > 2, lambda c: psum(c * x, "j") * 0.1, lambda c: np.sin(c) * w, c)
+        return c, lax.fori_loop(0, 2, lambda i, c: np.tanh(c + psum(c, "i")) + w * i, c)
+
+    c, ys = lax.scan(step, x, np.arange(3.0))
+    return psum(c, ("i", "j")), psum(ys, ("i", "j"))
+
+
+def ranks_while(lax, w, x):
+    def going(state):
+        return psum((state[1] ** 2).sum(), ("i", "j")) < 9
+
+    n, c = lax.while_loop(going, lambda s: (s[0] + 1, s[1] * 1.5 + x * w), (0, w))
+    return psum(c, ("i", "j")) * n, psum(c * x, ("i", "j")) * w
+
+
+RANKS = {"scan": ranks_scan, "cond": ranks_cond, "nested": ranks_nested, "while_loop": ranks_while}
+SMALL = {"w": X / 4, "x": np.concatenate([XS, 1 - XS]).reshape(-1)[:12] / 4}
+
+
+def on_ranks(f, lax, **options):
+    def mapped(w, x):
+        def body(x):
+            return f(lax, np.sin(w), x * w)  # closes over w
+
+        out_specs = (P(), P()) if options.get("check_rep", True) else (P(None), P(None))
+        return spmd.shard_map(body, mesh=MESH, in_specs=P(("i", "j")), out_specs=out_specs, **options)(x)
+
+    return mapped
+
+
+@BOTH
+@pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])
+@pytest.mark.parametrize("name", RANKS)
+def test_in_a_body(name, staged, check_rep):
+    args = tuple(SMALL.values())
+    f = on_ranks(RANKS[name], md, check_rep=check_rep)
+    meaning = on_ranks(RANKS[name], Unrolled, check_rep=check_rep)
+    if staged:
+        f = md.make_tape(f)(*args)
+        f.check()
+    tangents = random_like(args)
+    assert_trees_close(f(*args), md.tree.leaves(meaning(*args)))
+    assert_trees_close(md.jvp(f, args, tangents), md.tree.leaves(md.jvp(meaning, args, tangents)))
+    many = tuple(np.stack([x, 0.9 * x]) for x in args)
+    assert_trees_close(md.vmap(f)(*many), md.tree.leaves(loop_over(meaning, *many)))
+    if name == "while_loop":
+        return
+    gradient, expected = md.grad(loss(f), (0, 1)), md.grad(loss(meaning), (0, 1))(*args)
+    assert_trees_close(gradient(*args), expected)
+    tape = md.make_tape(gradient)(*args)
+    tape.check()
+    assert_trees_close(tape(*args), expected)
+    assert_trees_close(md.vmap(gradient)(*many), loop_over(md.grad(loss(meaning), (0, 1)), *many))
+
+    def second(f):
+        return md.grad(lambda w, x: (md.grad(loss(f))(w, x) ** 2).sum(), (0, 1))
+
+    assert_trees_close(second(f)(*args), second(meaning)(*args))
+
+
+def test_ranks_that_may_disagree():
+    def body(x):
+        return md.cond(x.sum() > 0, lambda x: x, lambda x: -x, x)
+
+    def loop(x):
+        return md.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)
+
+    for f in (body, loop):
+        mapped = spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+        for run in (mapped, md.make_tape(mapped)):
+            with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\}.* varies along 'i'.*psum, pmax or pmin"):
+                run(np.ones(4))
+
+
+def test_a_shard_map_in_a_loop():
+    double = spmd.shard_map(lambda x: x * psum(x, "i"), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+
+    def f(lax, x):
+        return lax.scan(lambda c, _: (np.sin(double(c)) * 1.0, None), x, None, length=2)[0].sum()
+
+    x = np.arange(4.0)
+    expected = md.value_and_grad(lambda x: f(Unrolled, x))(x)
+    assert_trees_close(md.value_and_grad(lambda x: f(md, x))(x), expected)
+    assert_trees_close(md.make_tape(md.value_and_grad(lambda x: f(md, x)))(x)(x), expected)
