@@ -472,3 +472,341 @@ def test_a_shard_map_in_a_loop():
     expected = md.value_and_grad(lambda x: f(Unrolled, x))(x)
     assert_trees_close(md.value_and_grad(lambda x: f(md, x))(x), expected)
     assert_trees_close(md.make_tape(md.value_and_grad(lambda x: f(md, x)))(x)(x), expected)
+
+
+# ---------------------------------------------------------------- closures and nesting
+
+
+@BOTH
+def test_every_level_is_differentiated(staged):
+    """Inner derivatives in bodies, of variables of the body, of the loop around it, and of the function around that."""
+
+    def f(lax, a, xs):
+        def outer(c, x):
+            def g(b):
+                return lax.scan(lambda d, y: (np.sin(d * a) * b + c * y, None), b, xs)[0]
+
+            slope = md.grad(g)(x) + md.jvp(g, (x,), (1.0,))[1]
+            return lax.cond(x > 0, lambda c: c * slope * a, lambda c: c + slope, c), slope
+
+        c, ys = lax.scan(outer, a, xs)
+        return c + ys.sum()
+
+    xs = np.array([0.5, -0.3])
+    run = md.make_tape(lambda a, xs: f(md, a, xs))(0.7, xs) if staged else lambda a, xs: [f(md, a, xs)]
+    value, grads = md.value_and_grad(lambda a, xs: run(a, xs)[0], (0, 1))(0.7, xs)
+    expected = md.value_and_grad(lambda a, xs: f(Unrolled, a, xs), (0, 1))(0.7, xs)
+    assert_trees_close((value, grads), expected)
+
+
+def test_vmap_around_and_inside():
+    def f(lax, w, xs):
+        def step(c, x):
+            return md.vmap(lambda v: lax.cond(v > 0, np.sin, lambda v: v * w, v))(c) * x, None
+
+        return lax.scan(step, np.ones(3) * w, xs)[0]
+
+    ws = np.array([0.5, -0.5])
+    one_by_one = np.stack([np.array([md.grad(lambda w, k=k: f(md, w, X)[k])(w) for k in range(3)]) for w in ws])
+
+    def by_hand(w):
+        c = np.ones(3) * w
+        for x in X:
+            c = np.where(c > 0, np.sin(c), c * w) * x
+        return c
+
+    for w, row in zip(ws, one_by_one):
+        assert_trees_close([md.jvp(by_hand, (w,), (1.0,))[1]], [row])
+    jacobian = md.vmap(lambda w: md.jvp(lambda w: f(md, w, X), (w,), (1.0,))[1])
+    assert_trees_close(jacobian(ws), one_by_one)
+    assert_trees_close(md.make_tape(jacobian)(ws)(ws), [one_by_one])
+
+
+@BOTH
+def test_a_linear_loop_is_transposed(staged):
+    """Also beside a carry that is not linear."""
+
+    def f(x):
+        def step(carry, k):
+            n, r, y = carry
+            return (n + 1, np.sin(r) + k, y * r * n + y[::-1]), y * 2.0
+
+        (_, _, y), ys = md.scan(step, (1, 0.5, x), np.arange(3.0))
+        return md.fori_loop(0, 2, lambda i, c: c * (i + 1), y), md.cond(True, lambda y: -y, lambda y: y, ys)
+
+    g = (lambda x: tuple(md.make_tape(f)(x)(x))) if staged else f
+    ct = (X, np.arange(9.0).reshape(3, 3))
+    expected = md.vjp(f, X)[1](ct)
+    assert_trees_close(md.linear_transpose(g, X)(ct), expected)
+    back = md.linear_transpose(lambda ct: md.linear_transpose(g, X)(ct)[0], ct)
+    assert_trees_close(back(X)[0], f(X))
+
+
+def test_predicates_that_are_many_at_once():
+    """Both branches are run, and chosen from, element by element."""
+    x = np.array([-1.0, 0.0, 2.0])
+    f = lambda x: md.cond(x > 0, lambda x: (x * x, x), lambda x: (-x, 1.0), x)  # noqa: E731
+    for run in (md.vmap(f), lambda x: tuple(md.make_tape(md.vmap(f))(x)(x)), md.vmap(md.make_tape(f)(1.0))):
+        assert_trees_close(run(x), (np.array([1.0, 0.0, 4.0]), np.array([1.0, 1.0, 2.0])))
+    g = md.vmap(lambda k, x: md.switch(k, [np.sin, np.cos, lambda x: x], x))
+    k, expected = np.array([-3, 1, 7]), np.array([np.sin(-1.0), 1.0, 2.0])
+    assert_trees_close(g(k, x), expected)
+    assert_trees_close(md.make_tape(g)(k, x)(k, x), [expected])
+    slopes = md.vmap(md.grad(lambda x, k: md.switch(k, [np.sin, np.cos, lambda x: x], x)))(x, k)
+    assert_trees_close(slopes, np.array([np.cos(-1.0), 0.0, 1.0]))
+
+
+def test_loops_of_different_lengths_at_once():
+    n, x = np.array([0, 5, 2]), np.array([1.1, 1.2, 1.3])
+    power = md.vmap(lambda n, x: md.fori_loop(0, n, lambda i, c: c * x, 1.0))
+    assert_trees_close(power(n, x), x**n)
+    assert_trees_close(md.make_tape(power)(n, x)(n, x), [x**n])
+    assert_trees_close(md.jvp(lambda x: power(n, x), (x,), (np.ones(3),))[1], n * x ** (n - 1.0))
+    tape = md.make_tape(lambda n, x: md.fori_loop(0, n, lambda i, c: c * x, 1.0))(1, 1.0)
+    assert_trees_close(md.vmap(tape)(n, x), [x**n])
+
+
+# ---------------------------------------------------------------- what is recorded, and kept
+
+
+def names(tape):
+    return [eqn.primitive.name for eqn in tape.equations]
+
+
+def size(tape):
+    return sum(1 + sum(size(b) for b in e.params.values() if isinstance(b, md.Tape)) for e in tape.equations)
+
+
+def test_a_loop_is_recorded_once():
+    def f(w, xs):
+        return md.scan(lambda h, x: (np.tanh(w @ h + x), None), X, xs)[0].sum()
+
+    short, long = (md.make_tape(md.grad(f, (0, 1)))(W, np.ones((n, 3))) for n in (2, 200))
+    assert size(short) == size(long)
+    assert names(long).count("scan") == 2
+    forward, backward = (eqn for eqn in long.equations if eqn.primitive.name == "scan")
+    assert [eqn.params["reverse"] for eqn in (forward, backward)] == [False, True]
+    # Kept of each step: what the product needs of h, and tanh's derivative; never the weights.
+    assert sorted(v.type.size for v in forward.outputs) == [3, 600, 600]
+    md.make_tape(f)(W, XS).check()
+
+
+def test_a_tape_of_cond_shows_its_branches():
+    tape = md.make_tape(lambda x: md.cond(x > 0, lambda: x, lambda: np.sin(x)))(1.0)
+    assert str(tape).splitlines() == [
+        "lambda a:f64[]:",
+        "  b:bool[] = greater(a, 0)",
+        "  c:f64[] = cond(b, a)",
+        "    lambda d:f64[]:",
+        "      return d",
+        "    lambda e:f64[]:",
+        "      f:f64[] = sin(e)",
+        "      return f",
+        "  return c",
+    ]
+
+
+def test_known_predicates_leave_no_trace():
+    tape = md.make_tape(lambda x: md.cond(True, np.sin, np.cos, md.switch(0, [np.exp, np.log], x)))(1.0)
+    assert names(tape) == ["exp", "sin"]
+
+
+def test_elements_of_an_array_cost_one_operation():
+    """An eager loop takes the array apart once, and its cotangent is put together once."""
+    recorded = []
+    record = md.tape.Recorder.record
+
+    def spy(self, primitive, args, params):
+        recorded.append(primitive.name)
+        return record(self, primitive, args, params)
+
+    md.tape.Recorder.record = spy
+    try:
+        gradient = md.grad(lambda xs: md.scan(lambda c, x: (c + x, c + x), np.zeros(3), xs)[1].sum())(XS)
+    finally:
+        md.tape.Recorder.record = record
+    assert recorded.count("unstack") == recorded.count("stack") == 1 and "slice" not in recorded
+    np.testing.assert_allclose(gradient, np.arange(4.0, 0.0, -1.0)[:, None] * np.ones(3))
+
+
+def test_lifts_stay_in_their_body():
+    """A value lifted in a branch is lifted again outside: the branch may not have been run."""
+
+    def f(w, x):
+        def body(x):
+            y = md.cond(psum(x.sum(), ("i", "j")) > 0, lambda: x * np.sin(w), lambda: x)
+            return psum(y + np.sin(w) * x, ("i", "j"))
+
+        return spmd.shard_map(body, mesh=MESH, in_specs=P(("i", "j")), out_specs=P())(x).sum()
+
+    tape = md.make_tape(md.grad(f))(2.0, np.ones(4))
+    tape.check()
+    np.testing.assert_allclose(tape(2.0, np.ones(4)), [md.grad(f)(2.0, np.ones(4))])
+    np.testing.assert_allclose(md.grad(f)(2.0, np.ones(4)), 8 * np.cos(2.0))
+
+
+# ---------------------------------------------------------------- types
+
+
+@BOTH
+def test_python_numbers_take_the_dtype_of_a_step(staged):
+    x = np.ones(3, np.float32)
+
+    def f(x):
+        a = md.scan(lambda c, v: (c + v, c), 0.0, x)
+        b = md.fori_loop(0, 3, lambda i, c: c * x[0], 1)
+        c = md.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] + x[0]), (0, 0))[1]
+        d = md.cond(x[0] > 0, lambda: 1.0, lambda: x[0])
+        e = md.scan(lambda c, v: (0.0, c), x[0], x)
+        return a, b, c, d, e
+
+    out = md.tree.leaves(f(x)) if not staged else md.make_tape(f)(x)(x)
+    expected = [np.float32] * 7
+    if not staged:
+        expected[4] = np.float64  # only the branch that was taken is seen, and that is a Python number
+    assert [md.typeof(y).dtype for y in out] == expected
+    gradient = md.make_tape(md.grad(lambda x: f(x)[0][0]))(x)(x)[0] if staged else md.grad(lambda x: f(x)[0][0])(x)
+    assert gradient.dtype == np.float32
+
+
+@BOTH
+def test_no_steps(staged):
+    def f(x, xs):
+        c, ys = md.scan(lambda c, x: (np.sin(c) * x, (c, x.sum())), x, xs)
+        return md.fori_loop(3, 1, lambda i, c: c * i, c), ys
+
+    def g(x, xs):
+        return md.make_tape(f)(x, xs)(x, xs) if staged else md.tree.leaves(f(x, xs))
+
+    c, ys, sums = g(X, np.ones((0, 3)))
+    np.testing.assert_array_equal(c, X)
+    assert (ys.shape, sums.shape) == ((0, 3), (0,))
+    grads = md.grad(lambda x, xs: (g(x, xs)[0] * X).sum() + g(x, xs)[1].sum(), (0, 1))(X, np.ones((0, 3)))
+    assert_trees_close(grads, (X, np.ones((0, 3))))
+    assert md.vmap(lambda xs: g(X, xs)[2])(np.ones((2, 0, 3))).shape == (2, 0)
+
+
+@BOTH
+def test_nothing_carried_nothing_returned(staged):
+    def f(x):
+        md.while_loop(lambda s: np.sum(np.zeros(2)) > 1, lambda s: s, ())
+        assert md.cond(x.sum() > 0, lambda: None, lambda: None) is None
+        return md.scan(lambda c, _: (c, None), (), None, length=3), md.fori_loop(0, 2, lambda i, c: c, {"a": x})
+
+    assert md.tree.structure(f(X)) == md.tree.structure((((), None), {"a": 0}))
+    if staged:
+        assert_trees_close(md.make_tape(f)(X)(X), [X])
+
+
+# ---------------------------------------------------------------- errors
+
+
+def both_ways(f, *args):
+    return [lambda: f(*args), lambda: md.make_tape(f)(*args)]
+
+
+CARRIES = {
+    "shape": (
+        lambda x: md.scan(lambda c, _: ({"h": c["h"][None]}, None), {"h": x}, None, length=2),
+        r"scan must keep the type of what it carries: init\['h'\] has type f64\[3\], but a step makes it f64\[1,3\]",
+    ),
+    "dtype": (
+        lambda x: md.scan(lambda c, _: (c * 0.5, None), np.arange(3), x),
+        r"scan .*: init has type i64\[3\], but a step makes it f64\[3\]; convert",
+    ),
+    "structure": (
+        lambda x: md.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1], x), (0, x)),
+        r"while_loop must keep the structure of what it carries: init_val is \(\*, \*\), but a step makes it",
+    ),
+    "later": (
+        lambda x: md.fori_loop(0, 3, lambda i, c: c.astype(np.float32), x),
+        r"fori_loop must keep the type of what it carries: init_val has type f64\[3\], but a step makes it f32\[3\]",
+    ),
+    "no pair": (lambda x: md.scan(lambda c, v: c, x, x), r"scan: a step returns a pair \(carry, y\), got "),
+    "not boolean": (
+        lambda x: md.while_loop(lambda c: c, lambda c: c + 1, x),
+        r"while_loop: cond_fun must return one boolean, got f64\[3\]",
+    ),
+    "pred": (lambda x: md.cond(x > 0, np.sin, np.cos, x), r"cond: pred must be one boolean or number, got bool\[3\]"),
+    "index": (lambda x: md.switch(x[0], [np.sin], x), r"switch: index must be one integer, got f64\[\]"),
+    "bounds": (lambda x: md.fori_loop(0, x[0], lambda i, c: c, x), r"fori_loop: lower and upper must be integers, got"),
+}
+
+
+@pytest.mark.parametrize("case", CARRIES)
+def test_types_that_do_not_fit(case):
+    f, message = CARRIES[case]
+    for run in both_ways(f, X):
+        with pytest.raises(TypeError, match=message):
+            run()
+
+
+LENGTHS = {
+    "none": (lambda x: md.scan(lambda c, v: (c, v), x), "scan: without xs, length must say how many steps there are"),
+    "differ": (
+        lambda x: md.scan(lambda c, v: (c, v), x, {"a": x, "b": x[:2]}),
+        r"scan: lengths differ: xs\['a'\]: f64\[3\], xs\['b'\]: f64\[2\]",
+    ),
+    "length": (lambda x: md.scan(lambda c, v: (c, v), x, x, length=4), r"scan: lengths differ: xs: f64\[3\], length=4"),
+    "number": (
+        lambda x: md.scan(lambda c, v: (c, v), x, (x, 1.0)),
+        r"scan: xs\[1\] has type f64\[\], which has no axis",
+    ),
+    "branches": (lambda x: md.switch(0, [], x), "switch: there must be a branch"),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_lengths_that_do_not_fit(case):
+    f, message = LENGTHS[case]
+    for run in both_ways(f, X):
+        with pytest.raises(ValueError, match=message):
+            run()
+
+
+BRANCHES = {
+    "type": (
+        lambda p, x: md.cond(p, lambda: {"y": x}, lambda: {"y": x[:2]}),
+        r"cond: all branches must return the same types, but at \[...\]\['y'\] true_fun returns f64\[3\] and",
+    ),
+    "dtype": (
+        lambda p, x: md.cond(p, lambda: x > 0, lambda: x),
+        r"cond: all branches must return the same types, but true_fun returns bool\[3\] and false_fun returns f64\[3\]",
+    ),
+    "structure": (
+        lambda p, x: md.switch(p, [lambda: x, lambda: x, lambda: (x, x)]),
+        r"switch: .* trees of one structure, but branches\[0\] returns \* and branches\[2\] returns \(\*, \*\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BRANCHES)
+def test_branches_that_differ(case):
+    f, message = BRANCHES[case]
+    for run in (lambda: md.make_tape(f)(1, X), lambda: md.vmap(lambda p: f(p, X))(np.array([0, 1]))):
+        with pytest.raises(TypeError, match=message):
+            run()
+
+
+@BOTH
+def test_while_loop_is_not_differentiated_in_reverse(staged):
+    f = lambda x: md.while_loop(lambda c: c.max() < 9, lambda c: c * 2.0, x)  # noqa: E731
+    g = (lambda x: md.make_tape(f)(X)(x)[0]) if staged else f
+    expected = r"while_loop cannot be differentiated in reverse.*Use scan, or fori_loop.*md\.jvp"
+    for run in (md.grad(lambda x: g(x).sum()), md.make_tape(md.grad(lambda x: g(x).sum()))):
+        with pytest.raises(TypeError, match=expected):
+            run(abs(X) + 1)
+    # Where no cotangent comes to it, it does not matter.
+    np.testing.assert_allclose(md.grad(lambda x: (x * 2).sum() + np.floor(g(x)).sum())(abs(X) + 1), 2 * np.ones(3))
+
+
+def test_check_finds_bodies_that_do_not_fit():
+    tape = md.make_tape(lambda x: md.scan(lambda c, v: (c * v, c), x[0], x))(X)
+    (eqn,) = [e for e in tape.equations if e.primitive.name == "scan"]
+    for change in ({"length": 4}, {"carry": 2}, {"body": md.make_tape(lambda c, v: (c, v[None]))(1.0, 1.0)}):
+        kept = dict(eqn.params)
+        eqn.params.update(change)
+        with pytest.raises(TypeError, match="scan: "):
+            tape.check()
+        eqn.params.update(kept)
+    tape.check()
