@@ -19,16 +19,41 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.batching import Batch, BatchTracer
+from minidiff.batching import BatchTracer
+from minidiff.bodies import (
+    BodyOperation,
+    Draft,
+    LinearPart,
+    Parts,
+    batched_type,
+    by_id,
+    chosen,
+    concrete_value,
+    cut,
+    depends,
+    entered,
+    filled,
+    fit,
+    fixpoint,
+    in_front,
+    instantiated,
+    merge,
+    names_used,
+    positions,
+    present,
+    prune_tape,
+    run_batched,
+    spread,
+    tapes_of,
+    zeros,
+)
 from minidiff.core import (
     INVARIANT,
-    Primitive,
     ShapedArray,
     Tracer,
     TracerError,
@@ -38,15 +63,14 @@ from minidiff.core import (
     enter,
     lift_to,
     running,
-    transforming,
     typeof,
 )
-from minidiff.forward import as_value, instantiate, push_forward
+from minidiff.forward import as_value, push_forward
 from minidiff.ops.elementwise import add, convert, equal, greater, less, maximum, minimum, not_equal, where
 from minidiff.ops.kinds import Linear, zeros_like
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
-from minidiff.reverse import Linearize, backward_pass
+from minidiff.ops.shape import broadcast_to, moveaxis
+from minidiff.reverse import backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Tape, Var
 
@@ -106,268 +130,10 @@ def _stacked(elements: Sequence[Value]) -> Value:
     return stack_p.bind(*elements, axis=0) if any(isinstance(x, Tracer) for x in elements) else numpy.stack(elements)
 
 
-# ---------------------------------------------------------------- tapes of functions, and of what is done to tapes
-
-
-class Draft:
-    """A function that has run on a tape of its own, which can be finished once it is known what is asked of it."""
-
-    def __init__(self, f: Callable, types: Iterable[ShapedArray]):
-        self.stage = Stage(current_interpreter())
-        inputs = [self.stage.new_input(t) for t in types]
-        with running(self.stage):
-            self.result = f(*inputs)
-
-    def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
-        """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.
-
-        With `prune` it is without the equations that these do not need.
-        """
-        with transforming(self.stage):
-            tape = self.stage.tape([_leaf(x) for x in outputs(self.result)])
-            return (_pruned(tape) if prune else tape).close()
-
-
-def _leaf(x: Any) -> Value:
-    return enter(as_value(x))
-
-
-def _fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
-    """Values lifted to the variance of these types. (A type stands for what is linear, and stays.)"""
-    return [x if isinstance(x, ShapedArray) else lift_to(x, t.variance) for x, t in zip(values, types)]
-
-
-def _instantiated(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
-    return _fit([instantiate(x, t) for x, t in zip(values, types)], types)
-
-
-def _zeros(t: ShapedArray) -> Value:
-    """Zeros of this type."""
-    return lift_to(zeros_like(t), t.variance)
-
-
-def _fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
-    """Repeat an attempt, marking what it marks as well, until it marks nothing new: its result, and the mask."""
-    mask = list(mask)
-    while True:
-        result, more = attempt(mask)
-        grown = [a or b for a, b in zip(mask, more)]
-        if grown == mask:
-            return result, mask
-        mask = grown
-
-
-def _chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    return [x for x, yes in zip(values, mask) if yes]
-
-
-def _given(values: Iterable[Any]) -> list:
-    return [x for x in values if x is not None]
-
-
-def _numbers(mask: Iterable[bool]) -> list[int]:
-    return [i for i, yes in enumerate(mask) if yes]
-
-
-def _spread(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The inverse of `_chosen`, with None for those that were not."""
-    values = iter(values)
-    return [next(values) if yes else None for yes in mask]
-
-
-def _taken(values: Sequence[Any], *counts: int) -> list[list]:
-    """A sequence cut into parts of these lengths, and the rest."""
-    parts, start = [], 0
-    for n in counts:
-        parts.append(list(values[start : start + n]))
-        start += n
-    return [*parts, list(values[start:])]
-
-
-def _pruned(tape: Tape) -> Tape:
-    """The tape without the equations that its outputs do not need."""
-    needed = {a for a in tape.outputs if isinstance(a, Var)}
-    equations = []
-    for eqn in reversed(tape.equations):
-        if not needed.isdisjoint(eqn.outputs):
-            equations.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return Tape(tape.inputs, equations[::-1], tape.outputs)
-
-
-def _used(tape: Tape) -> set[Var]:
-    """The names that occur in equations or as outputs."""
-    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
-
-
-def _depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the inputs that are marked."""
-    found = set(_chosen(tape.inputs, marked))
-    for eqn in tape.equations:
-        if any(isinstance(a, Var) and a in found for a in eqn.inputs):
-            found.update(eqn.outputs)
-    return [isinstance(a, Var) and a in found for a in tape.outputs]
-
-
-def _merged(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
-    """Tapes that are closed over values of their own as tapes that take all those values, and the values.
-
-    Each comes with a pair of a key and a value for each of its first inputs; the same key means the same value.
-    """
-    values = {key: x for _, pairs in closed for key, x in pairs}
-    tapes = []
-    for tape, pairs in closed:
-        own = {key: var for (key, _), var in zip(pairs, tape.inputs)}
-        shared = [own.get(key) or Var(typeof(x)) for key, x in values.items()]
-        tapes.append(Tape([*shared, *tape.inputs[len(pairs) :]], tape.equations, tape.outputs))
-    return tapes, list(values.values())
-
-
-def _by_id(closed: tuple[Tape, list[Value]]) -> tuple[Tape, list[tuple[Any, Value]]]:
-    return closed[0], [(id(x), x) for x in closed[1]]
-
-
-class Parts:
-    """A tape taken apart: what can be computed before its `linear` inputs are known, and what is linear in them.
-
-    The known part is on the tape of `stage`; the linear part follows from `linear_tape`, when it is known which
-    outputs belong to it.
-    """
-
-    def __init__(self, tape: Tape, linear: Sequence[bool]):
-        self.stage = Stage(current_interpreter())
-        self.recorder = Linearize(self.stage)
-        values = [(self.recorder if yes else self.stage).new_input(t) for t, yes in zip(tape.in_types, linear)]
-        with running(self.stage), transforming(self.recorder):
-            self.outs = tape(*values)
-        self.is_linear = [self.recorder.owns(x) for x in self.outs]
-        self.number = dict(zip(self.stage.inputs, _numbers(not yes for yes in linear)))
-
-    def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
-        """The tape of those outputs, its first inputs being its residuals; and these, on the tape of `stage`."""
-        return self.recorder.tape(_chosen(self.outs, outputs)).close()
-
-    def input_number(self, x: Value) -> int | None:
-        """Which input of the original tape a residual is; None if it is none."""
-        return self.number.get(x.var) if self.stage.owns(x) else None
-
-    def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
-        """The closed tape of known outputs and residuals; a type stands for zeros of that type."""
-        with transforming(self.stage):
-            values = [_zeros(x) if isinstance(x, ShapedArray) else _leaf(x) for x in outputs]
-            return _pruned(self.stage.tape(values)).close()
-
-    def invariant(self, count: int) -> set[Var]:
-        """The names on the tape of `stage` that follow from the first `count` inputs of the original tape alone."""
-        found = {v for v, i in self.number.items() if i < count}
-        for eqn in self.stage.equations:
-            if all(a in found for a in eqn.inputs if isinstance(a, Var)):
-                found.update(eqn.outputs)
-        return found
-
-    def before(self, count: int, args: Sequence[Value], wanted: list[Var]) -> list[Value]:
-        """The values of such names, from those of the inputs."""
-        if not wanted:
-            return []
-        inputs = {v: args[i] for v, i in self.number.items() if i < count}
-        return _pruned(Tape(list(inputs), self.stage.equations, wanted))(*inputs.values())
-
-
-@dataclass
-class LinearPart:
-    """What is left of an operation when its known part has run: a linear equation, not yet recorded."""
-
-    operands: list[tuple[int | None, Value]]  # with which operand of the original operation it is, if it is one
-    params: dict
-    results: list[int]  # which results of the original operation its own are
-
-
-# ---------------------------------------------------------------- operations with tapes for parameters
-
-
-class ControlFlow(Primitive):
-    """An operation whose parameters hold tapes; its operands have exactly the types that these take.
-
-    `split(args, linear, params)`
-        runs the part that does not depend on the operands that are `linear` (which may be types, or names on a
-        linear tape): a dict of known results, by their number, and the LinearPart.
-    """
-
-    has_body = True
-    multiple_results = True
-    lifts_operands = False
-
-    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        return outside.record(self, args, params)
-
-    def jvp_body(self, outside, args: Sequence[Value], params: dict) -> list[Value]:
-        primals, tangents = outside.split(args)
-        if all(t is None for t in tangents):
-            return self.bind(*primals, **params)
-        outs, out_tangents = self.jvp(primals, tangents, params)
-        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        linear = [outside.owns(x) for x in args]
-        if not any(linear):
-            return self.bind(*args, **params)
-        outs, part = self.split(args, linear, params)
-        if part.results:
-            operands = _fit([x for _, x in part.operands], self.operand_types(part))
-            outs = {**dict(zip(part.results, outside.record(self, operands, part.params))), **outs}
-        return [outs[i] for i in range(len(outs))]
-
-    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
-        batched = [outside.owns(x) for x in args]
-        return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
-
-    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
-        for tape in _tapes(params):
-            tape.check()
-
-    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
-        types = [typeof(t) for t in types]
-        if types != list(expected):
-            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
-
-
-def _tapes(params: dict) -> list[Tape]:
-    return [x for x in params.values() if isinstance(x, Tape)]
-
-
-def _batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
-    return t.update(shape=(size, *t.shape)) if yes else t
-
-
-def _in_front(x: Value, size: int, batch: Batch | None = None) -> Value:
-    """A value with its batch axis in front: repeated along it, if it is no tracer of `batch`."""
-    if batch is not None and batch.owns(x):
-        return moveaxis(x.value, x.axis, 0)
-    return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
-
-
-def _run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Sequence[bool]):
-    """The tape's results for values whose batch axis comes first, likewise; and which of them have one."""
-    inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
-    with transforming(inside):
-        outs = tape(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
-    out_batched = [inside.owns(x) for x in outs]
-    return [_in_front(x, 0, inside) if b else x for x, b in zip(outs, out_batched)], out_batched
-
-
-def _filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
-    """Values with a batch axis in front wherever one is wanted."""
-    return [_in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
-
-
-def _concrete(x: Value, use: str) -> Any:
-    return x.concrete(use) if isinstance(x, Tracer) else x
-
-
 # ---------------------------------------------------------------- cond, switch
 
 
-class Cond(ControlFlow):
+class Cond(BodyOperation):
     """`cond` and `switch`: parameters are the branches' tapes, operands a selector and what the branches take.
 
     `choose(selector)` is the number of the branch; `matches(selector, i)` says whether it is i, as an operation.
@@ -380,7 +146,7 @@ class Cond(ControlFlow):
 
     def branch(self, selector: Value, branches: Sequence) -> Any:
         """The branch that a concrete selector selects."""
-        return branches[self.choose(_concrete(selector, SELECTORS[self.name]))]
+        return branches[self.choose(concrete_value(selector, SELECTORS[self.name]))]
 
     def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
         """Of several branches' results those selected, element by element."""
@@ -391,10 +157,10 @@ class Cond(ControlFlow):
         return list(outs)
 
     def evaluate(self, args, params):
-        return self.branch(args[0], _tapes(params))(*args[1:])
+        return self.branch(args[0], tapes_of(params))(*args[1:])
 
     def typecheck(self, types, params):
-        branches = _tapes(params)
+        branches = tapes_of(params)
         for tape in branches:
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
@@ -407,45 +173,46 @@ class Cond(ControlFlow):
         super().check_variance(types, params)
 
     def operand_types(self, part: LinearPart) -> list[ShapedArray]:
-        return [typeof(part.operands[0][1]), *_tapes(part.params)[0].in_types]
+        return [typeof(part.operands[0][1]), *tapes_of(part.params)[0].in_types]
 
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
         """The same choice among other tapes, each with the values that it is closed over."""
-        tapes, constants = _merged([_by_id(pair) for pair in closed])
+        tapes, constants = merge([by_id(pair) for pair in closed])
         if not tapes[0].outputs:
             return []
-        args = _fit([*constants, *operands], tapes[0].in_types)
-        used = [any(v in names for v, names in zip(vs, map(_used, tapes))) for vs in zip(*[t.inputs for t in tapes])]
-        tapes = [Tape(_chosen(t.inputs, used), t.equations, t.outputs) for t in tapes]
-        return self.bind(selector, *_chosen(args, used), **dict(zip(params, tapes)))
+        args = fit([*constants, *operands], tapes[0].in_types)
+        names = [names_used(tape) for tape in tapes]
+        used = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
+        tapes = [Tape(chosen(t.inputs, used), t.equations, t.outputs) for t in tapes]
+        return self.bind(selector, *chosen(args, used), **dict(zip(params, tapes)))
 
     def jvp(self, primals, tangents, params):
         selector, *operands = primals
         moving = [t is not None for t in tangents[1:]]
-        types = _tapes(params)[0].in_types
+        types = tapes_of(params)[0].in_types
 
         def derived(branch):
             def f(*values):
-                unmoved, rest = _taken(values, len(types))
-                return push_forward(branch, unmoved, _spread(rest, moving), current_interpreter())
+                unmoved, rest = cut(values, len(types))
+                return push_forward(branch, unmoved, spread(rest, moving), current_interpreter())
 
-            return Draft(f, [*types, *_chosen(types, moving)])
+            return Draft(f, [*types, *chosen(types, moving)])
 
-        drafts = [derived(branch) for branch in _tapes(params)]
+        drafts = [derived(branch) for branch in tapes_of(params)]
         out_moving = [any(t is not None for t in ts) for ts in zip(*[d.result[1] for d in drafts])]
-        out_types = _tapes(params)[0].out_types
+        out_types = tapes_of(params)[0].out_types
         closed = [
-            d.close(lambda r: [*r[0], *_instantiated(_chosen(r[1], out_moving), _chosen(out_types, out_moving))])
+            d.close(lambda r: [*r[0], *instantiated(chosen(r[1], out_moving), chosen(out_types, out_moving))])
             for d in drafts
         ]
-        results = self.bind_branches(selector, closed, [*operands, *_chosen(tangents[1:], moving)], params)
-        outs, out_tangents = _taken(results, len(out_types))
-        return outs, _spread(out_tangents, out_moving)
+        results = self.bind_branches(selector, closed, [*operands, *chosen(tangents[1:], moving)], params)
+        outs, out_tangents = cut(results, len(out_types))
+        return outs, spread(out_tangents, out_moving)
 
     def split(self, args, linear, params):
         selector, *operands = args
         linear = linear[1:]
-        parts = [Parts(branch, linear) for branch in _tapes(params)]
+        parts = [Parts(branch, linear) for branch in tapes_of(params)]
         is_linear = [any(flags) for flags in zip(*[p.is_linear for p in parts])]
         known = [not yes for yes in is_linear]
         slots: list[ShapedArray] = []  # the types of what the known branches keep; a branch fills some of them
@@ -464,11 +231,11 @@ class Cond(ControlFlow):
             found.append((p, tape, there, kept))
 
         keeping = [
-            p.known_tape([*_chosen(p.outs, known), *[kept[k][1] if k in kept else t for k, t in enumerate(slots)]])
+            p.known_tape([*chosen(p.outs, known), *[kept[k][1] if k in kept else t for k, t in enumerate(slots)]])
             for p, _, _, kept in found
         ]
-        results = self.bind_branches(selector, keeping, _chosen(operands, [not yes for yes in linear]), params)
-        outs, residuals = _taken(results, sum(known))
+        results = self.bind_branches(selector, keeping, chosen(operands, [not yes for yes in linear]), params)
+        outs, residuals = cut(results, sum(known))
 
         def linear_branch(tape: Tape, there: list, kept: dict) -> tuple[Tape, list]:
             names = [var for var, _, _ in there]
@@ -476,16 +243,16 @@ class Cond(ControlFlow):
             inputs = [*names, *tape.inputs[len(there) + len(kept) :]]
             return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in there]
 
-        linear_tapes, values = _merged([linear_branch(tape, there, kept) for _, tape, there, kept in found])
+        linear_tapes, values = merge([linear_branch(tape, there, kept) for _, tape, there, kept in found])
         part = LinearPart(
             [
                 *[(None, x) for x in [selector, *values, *residuals]],
                 *[(i + 1, x) for i, x in enumerate(operands) if linear[i]],
             ],
             dict(zip(params, linear_tapes)),
-            _numbers(is_linear),
+            positions(is_linear),
         )
-        return dict(zip(_numbers(known), outs)), part
+        return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts, operands, params):
         selector, *operands = operands
@@ -493,35 +260,35 @@ class Cond(ControlFlow):
         if isinstance(selector, ShapedArray):
             return super().transpose(cts, [selector], params)
         fixed, given = [not yes for yes in linear], [ct is not None for ct in cts]
-        branches = _tapes(params)
+        branches = tapes_of(params)
         types = branches[0].in_types
 
         def transposed(branch):
             def f(*values):
-                known, rest = _taken(values, sum(fixed))
-                return backward_pass(branch, linear, _spread(known, fixed), _spread(rest, given))
+                known, rest = cut(values, sum(fixed))
+                return backward_pass(branch, linear, spread(known, fixed), spread(rest, given))
 
-            return Draft(f, [*_chosen(types, fixed), *_chosen(branch.out_types, given)])
+            return Draft(f, [*chosen(types, fixed), *chosen(branch.out_types, given)])
 
         drafts = [transposed(branch) for branch in branches]
         wanted = [any(ct is not None for ct in found) for found in zip(*[d.result for d in drafts])]
-        wanted_types = _chosen(_chosen(types, linear), wanted)
-        closed = [d.close(lambda r: _instantiated(_chosen(r, wanted), wanted_types), prune=True) for d in drafts]
-        results = self.bind_branches(selector, closed, [*_chosen(operands, fixed), *_chosen(cts, given)], params)
-        return [None, *_spread(_spread(results, wanted), linear)]
+        wanted_types = chosen(chosen(types, linear), wanted)
+        closed = [d.close(lambda r: instantiated(chosen(r, wanted), wanted_types), prune=True) for d in drafts]
+        results = self.bind_branches(selector, closed, [*chosen(operands, fixed), *chosen(cts, given)], params)
+        return [None, *spread(spread(results, wanted), linear)]
 
     def batch_operands(self, outside, args, batched, params):
-        branches, size = _tapes(params), outside.size_of_batch
+        branches, size = tapes_of(params), outside.size_of_batch
         if batched[0]:
             with running(outside):
                 return self.select(args[0], [branch(*args[1:]) for branch in branches])
         selector, *operands = args
         batched = batched[1:]
-        types = [_batched_type(t, size, b) for t, b in zip(branches[0].in_types, batched)]
-        drafts = [Draft(lambda *xs, b=branch: _run_batched(outside, b, xs, batched), types) for branch in branches]
+        types = [batched_type(t, size, b) for t, b in zip(branches[0].in_types, batched)]
+        drafts = [Draft(lambda *xs, b=branch: run_batched(outside, b, xs, batched), types) for branch in branches]
         out_batched = [any(flags) for flags in zip(*[d.result[1] for d in drafts])]
-        closed = [d.close(lambda r: _filled(*r, out_batched, size)) for d in drafts]
-        operands = [_in_front(x, size, outside) if b else x for x, b in zip(operands, batched)]
+        closed = [d.close(lambda r: filled(*r, out_batched, size)) for d in drafts]
+        operands = [in_front(x, size, outside) if b else x for x, b in zip(operands, batched)]
         results = self.bind_branches(selector, closed, operands, params)
         return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
 
@@ -542,7 +309,7 @@ switch_p = Cond("switch", int, equal)
 # ---------------------------------------------------------------- scan
 
 
-class Scan(ControlFlow):
+class Scan(BodyOperation):
     """A loop over the first axis of arrays.
 
     Its body takes and its operands are: `consts` values that all steps share; `carry` values that a step hands to the
@@ -551,14 +318,14 @@ class Scan(ControlFlow):
 
     def evaluate(self, args, params):
         body, length = params["body"], params["length"]
-        consts, carry, xs = _taken(args, params["consts"], params["carry"])
+        consts, carry, xs = cut(args, params["consts"], params["carry"])
         columns, rows = [_elements(x) for x in xs], []
         for i in _order(length, params["reverse"]):
-            carry, row = _taken(body(*consts, *carry, *[column[i] for column in columns]), len(carry))
+            carry, row = cut(body(*consts, *carry, *[column[i] for column in columns]), len(carry))
             rows.append(row)
         if not length:
             none = [t.update(shape=(0, *t.shape)) for t in body.out_types[len(carry) :]]
-            return [*carry, *map(_zeros, none)]
+            return [*carry, *map(zeros, none)]
         return [*carry, *map(_stacked, zip(*(rows[::-1] if params["reverse"] else rows)))]
 
     def typecheck(self, types, params):
@@ -568,7 +335,7 @@ class Scan(ControlFlow):
             if t.shape[:1] != (length,):
                 raise TypeError(f"scan: {length} steps over an array of type {t}")
         self._check_operands([*types[: n + m], *map(_without_axis, types[n + m :])], body.in_types)
-        carry, ys = _taken(body.out_types, m)
+        carry, ys = cut(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
         return [*carry, *[t.update(shape=(length, *t.shape)) for t in ys]]
@@ -587,32 +354,32 @@ class Scan(ControlFlow):
             return []
         consts, carry, xs = groups
         n, m = len(constants) + len(consts), len(carry)
-        args = _fit([*constants, *consts, *carry, *xs], tape.in_types)
-        used = _used(tape)
+        args = fit([*constants, *consts, *carry, *xs], tape.in_types)
+        used = names_used(tape)
         keep = [n <= i < n + m or v in used for i, v in enumerate(tape.inputs)]
-        new = {"body": Tape(_chosen(tape.inputs, keep), tape.equations, tape.outputs)}
-        return self.bind(*_chosen(args, keep), **{**params, **new, "consts": sum(keep[:n]), "carry": m, **changes})
+        new = {"body": Tape(chosen(tape.inputs, keep), tape.equations, tape.outputs)}
+        return self.bind(*chosen(args, keep), **{**params, **new, "consts": sum(keep[:n]), "carry": m, **changes})
 
     def jvp(self, primals, tangents, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])
-        types = _taken(body.in_types, n, m)
-        consts, init, xs = _taken(primals, n, m)
-        t_consts, t_init, t_xs = _taken(tangents, n, m)
+        types = cut(body.in_types, n, m)
+        consts, init, xs = cut(primals, n, m)
+        t_consts, t_init, t_xs = cut(tangents, n, m)
         draft, (_, moving, _) = _moved_body(body, types, (t_consts, t_init, t_xs))
-        moved_types = _chosen(types[1], moving)
+        moved_types = chosen(types[1], moving)
         y_moving = [t is not None for t in draft.result[1][m:]]
-        y_types = _chosen(body.out_types[m:], y_moving)
+        y_types = chosen(body.out_types[m:], y_moving)
 
         def outputs(result):
-            (carry, ys), (t_carry, t_ys) = (_taken(values, m) for values in result)
-            t_carry = _instantiated(_chosen(t_carry, moving), moved_types)
-            return [*carry, *t_carry, *ys, *_fit(_chosen(t_ys, y_moving), y_types)]
+            (carry, ys), (t_carry, t_ys) = (cut(values, m) for values in result)
+            t_carry = instantiated(chosen(t_carry, moving), moved_types)
+            return [*carry, *t_carry, *ys, *fit(chosen(t_ys, y_moving), y_types)]
 
-        t_init = _instantiated(_chosen(t_init, moving), moved_types)
-        groups = [[*consts, *_given(t_consts)], [*init, *t_init], [*xs, *_given(t_xs)]]
+        t_init = instantiated(chosen(t_init, moving), moved_types)
+        groups = [[*consts, *present(t_consts)], [*init, *t_init], [*xs, *present(t_xs)]]
         results = self.bind_loop(draft.close(outputs), groups, params)
-        carry, t_carry, ys, t_ys = _taken(results, m, len(t_init), len(y_moving))
-        return [*carry, *ys], [*_spread(t_carry, moving), *_spread(t_ys, y_moving)]
+        carry, t_carry, ys, t_ys = cut(results, m, len(t_init), len(y_moving))
+        return [*carry, *ys], [*spread(t_carry, moving), *spread(t_ys, y_moving)]
 
     def split(self, args, linear, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])
@@ -622,7 +389,7 @@ class Scan(ControlFlow):
             parts = Parts(body, mask)
             return (parts, mask), parts.is_linear[:m]
 
-        (parts, mask), carry_linear = _fixpoint(attempt, linear[n : n + m])
+        (parts, mask), carry_linear = fixpoint(attempt, linear[n : n + m])
         is_linear = [*carry_linear, *parts.is_linear[m:]]
         known = [not yes for yes in is_linear]
         tape, residuals = parts.linear_tape(is_linear)
@@ -643,15 +410,15 @@ class Scan(ControlFlow):
             else:
                 kept.append((var, x))
 
-        closed = parts.known_tape([*_chosen(parts.outs, known), *[x for _, x in kept]])
-        groups = _taken(args, n, m)
-        fixed = _taken([not yes for yes in mask], n, m)
-        results = self.bind_loop(closed, [_chosen(g, yes) for g, yes in zip(groups, fixed)], params)
-        outs, stacked = _taken(results, sum(known))
+        closed = parts.known_tape([*chosen(parts.outs, known), *[x for _, x in kept]])
+        groups = cut(args, n, m)
+        fixed = cut([not yes for yes in mask], n, m)
+        results = self.bind_loop(closed, [chosen(g, yes) for g, yes in zip(groups, fixed)], params)
+        outs, stacked = cut(results, sum(known))
         shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.var for _, x in once]))]
         elements += [(None, var, x) for (var, _), x in zip(kept, stacked)]
 
-        own = [(i, var, args[i]) for i, var in zip(_numbers(mask), tape.inputs[len(residuals) :])]
+        own = [(i, var, args[i]) for i, var in zip(positions(mask), tape.inputs[len(residuals) :])]
         consts = [*shared, *[entry for entry in own if entry[0] < n]]
         carry = [entry for entry in own if n <= entry[0] < n + m]
         xs = [*[entry for entry in own if entry[0] >= n + m], *elements]
@@ -660,9 +427,9 @@ class Scan(ControlFlow):
         part = LinearPart(
             [(i, x) for i, _, x in inputs],
             {**params, **new, "consts": len(consts), "carry": len(carry)},
-            _numbers(is_linear),
+            positions(is_linear),
         )
-        return dict(zip(_numbers(known), outs)), part
+        return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts, operands, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])
@@ -670,39 +437,39 @@ class Scan(ControlFlow):
 
         def attempt(carry_linear):
             mask = [*linear[:n], *carry_linear, *linear[n + m :]]
-            return mask, _depends(body, mask)[:m]
+            return mask, depends(body, mask)[:m]
 
-        mask, carry_linear = _fixpoint(attempt, linear[n : n + m])
+        mask, carry_linear = fixpoint(attempt, linear[n : n + m])
         if not all(carry_linear):
             return self._transpose_after_split(cts, operands, linear, params)
         fixed = [not yes for yes in mask]
-        types, out_types = _taken(body.in_types, n, m), body.out_types
-        fixed_types = _chosen(types[0], fixed[:n]), _chosen(types[2], fixed[n + m :])
-        sum_types = _chosen(types[0], linear[:n])
+        types, out_types = cut(body.in_types, n, m), body.out_types
+        fixed_types = chosen(types[0], fixed[:n]), chosen(types[2], fixed[n + m :])
+        sum_types = chosen(types[0], linear[:n])
         given = [True] * m + [ct is not None for ct in cts[m:]]
 
         def f(*values):
-            consts, totals, moved, xs, ys = _taken(values, len(fixed_types[0]), len(sum_types), m, len(fixed_types[1]))
-            found = backward_pass(body, mask, _spread([*consts, *xs], fixed), _spread([*moved, *ys], given))
-            more, ct_carry, ct_xs = _taken(found, len(sum_types), m)
+            consts, totals, moved, xs, ys = cut(values, len(fixed_types[0]), len(sum_types), m, len(fixed_types[1]))
+            found = backward_pass(body, mask, spread([*consts, *xs], fixed), spread([*moved, *ys], given))
+            more, ct_carry, ct_xs = cut(found, len(sum_types), m)
             totals = [total if ct is None else add(total, ct) for total, ct in zip(totals, more)]
-            return totals, _instantiated(ct_carry, types[1]), ct_xs
+            return totals, instantiated(ct_carry, types[1]), ct_xs
 
-        draft = Draft(f, [*fixed_types[0], *sum_types, *types[1], *fixed_types[1], *_chosen(out_types[m:], given[m:])])
+        draft = Draft(f, [*fixed_types[0], *sum_types, *types[1], *fixed_types[1], *chosen(out_types[m:], given[m:])])
         wanted = [ct is not None for ct in draft.result[2]]
         results = self.bind_loop(
-            draft.close(lambda r: [*r[0], *r[1], *_chosen(r[2], wanted)], prune=True),
+            draft.close(lambda r: [*r[0], *r[1], *chosen(r[2], wanted)], prune=True),
             [
-                _chosen(operands[:n], fixed[:n]),
-                [*map(_zeros, sum_types), *_instantiated(cts[:m], types[1])],
-                [*_chosen(operands[n + m :], fixed[n + m :]), *_given(cts[m:])],
+                chosen(operands[:n], fixed[:n]),
+                [*map(zeros, sum_types), *instantiated(cts[:m], types[1])],
+                [*chosen(operands[n + m :], fixed[n + m :]), *present(cts[m:])],
             ],
             params,
             reverse=not params["reverse"],
         )
-        totals, ct_carry, ct_xs = _taken(results, len(sum_types), m)
+        totals, ct_carry, ct_xs = cut(results, len(sum_types), m)
         ct_carry = [ct if yes else None for ct, yes in zip(ct_carry, linear[n : n + m])]
-        return [*_spread(totals, linear[:n]), *ct_carry, *_spread(_spread(ct_xs, wanted), linear[n + m :])]
+        return [*spread(totals, linear[:n]), *ct_carry, *spread(spread(ct_xs, wanted), linear[n + m :])]
 
     def _transpose_after_split(self, cts, operands, linear, params):
         """Some carries do not depend on what is linear: they are computed first, and what is needed of them kept."""
@@ -720,19 +487,19 @@ class Scan(ControlFlow):
 
         def attempt(carry_batched):
             mask = [*batched[:n], *carry_batched, *batched[n + m :]]
-            types = [_batched_type(t, size, b) for t, b in zip(body.in_types, mask)]
-            draft = Draft(lambda *xs: _run_batched(outside, body, xs, mask), types)
+            types = [batched_type(t, size, b) for t, b in zip(body.in_types, mask)]
+            draft = Draft(lambda *xs: run_batched(outside, body, xs, mask), types)
             return draft, draft.result[1][:m]
 
-        draft, carry_batched = _fixpoint(attempt, batched[n : n + m])
+        draft, carry_batched = fixpoint(attempt, batched[n : n + m])
         out_batched = [*carry_batched, *draft.result[1][m:]]
-        consts, init, xs = _taken([_in_front(x, size, outside) if b else x for x, b in zip(args, batched)], n, m)
+        consts, init, xs = cut([in_front(x, size, outside) if b else x for x, b in zip(args, batched)], n, m)
         groups = [
             consts,
-            _filled(init, batched[n : n + m], carry_batched, size),
+            filled(init, batched[n : n + m], carry_batched, size),
             [moveaxis(x, 0, 1) if b else x for x, b in zip(xs, batched[n + m :])],  # steps first, then the batch
         ]
-        results = self.bind_loop(draft.close(lambda r: _filled(*r, out_batched, size)), groups, params)
+        results = self.bind_loop(draft.close(lambda r: filled(*r, out_batched, size)), groups, params)
         return [BatchTracer(outside, x, int(i >= m)) if out_batched[i] else x for i, x in enumerate(results)]
 
 
@@ -762,18 +529,18 @@ class ForwardOnly(Linear):
         raise TypeError(_NO_REVERSE)
 
 
-class While(ControlFlow):
+class While(BodyOperation):
     """A loop while a condition holds: operands are `cond_consts` values, `body_consts` values, and the carries."""
 
     def evaluate(self, args, params):
-        cond_consts, body_consts, carry = _taken(args, params["cond_consts"], params["body_consts"])
-        while _concrete(params["cond"](*cond_consts, *carry)[0], CONDITION):
+        cond_consts, body_consts, carry = cut(args, params["cond_consts"], params["body_consts"])
+        while concrete_value(params["cond"](*cond_consts, *carry)[0], CONDITION):
             carry = params["body"](*body_consts, *carry)
         return carry
 
     def typecheck(self, types, params):
         cond, body = params["cond"], params["body"]
-        cond_consts, body_consts, carry = _taken(types, params["cond_consts"], params["body_consts"])
+        cond_consts, body_consts, carry = cut(types, params["cond_consts"], params["body_consts"])
         self._check_operands([*cond_consts, *carry], cond.in_types)
         self._check_operands([*body_consts, *carry], body.in_types)
         self._check_operands(body.out_types, body.in_types[len(body_consts) :])
@@ -791,25 +558,23 @@ class While(ControlFlow):
         (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
         if not body_tape.outputs:
             return []
-        args = [*_fit(cond_consts, cond_tape.in_types), *_fit([*body_consts, *carry], body_tape.in_types)]
+        args = [*fit(cond_consts, cond_tape.in_types), *fit([*body_consts, *carry], body_tape.in_types)]
         counts = {"cond_consts": len(cond_consts), "body_consts": len(body_consts)}
         return self.bind(*args, cond=cond_tape, body=body_tape, **counts)
 
     def jvp(self, primals, tangents, params):
         cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
-        cond_consts, consts, init = _taken(primals, k, n)
-        _, t_consts, t_init = _taken(tangents, k, n)
-        types = _taken(body.in_types, n)
+        cond_consts, consts, init = cut(primals, k, n)
+        _, t_consts, t_init = cut(tangents, k, n)
+        types = cut(body.in_types, n)
         draft, (_, moving) = _moved_body(body, types, (t_consts, t_init))
-        moved_types = _chosen(types[1], moving)
-        tape, constants = draft.close(lambda r: [*r[0], *_instantiated(_chosen(r[1], moving), moved_types)])
+        moved_types = chosen(types[1], moving)
+        tape, constants = draft.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
         cond = Tape([*cond.inputs, *map(Var, moved_types)], cond.equations, cond.outputs)
-        t_init = _instantiated(_chosen(t_init, moving), moved_types)
-        body_consts = [*constants, *consts, *_given(t_consts)]
-        outs, out_tangents = _taken(
-            self.bind_loop((cond, cond_consts), (tape, body_consts), [*init, *t_init]), len(init)
-        )
-        return outs, _spread(out_tangents, moving)
+        t_init = instantiated(chosen(t_init, moving), moved_types)
+        body_consts = [*constants, *consts, *present(t_consts)]
+        outs, out_tangents = cut(self.bind_loop((cond, cond_consts), (tape, body_consts), [*init, *t_init]), len(init))
+        return outs, spread(out_tangents, moving)
 
     def split(self, args, linear, params):
         """The known carries are computed now; the linear part is the whole loop again, for nothing can be kept."""
@@ -819,17 +584,17 @@ class While(ControlFlow):
             parts = Parts(body, [*linear[k : k + n], *carry_linear])
             return parts, parts.is_linear
 
-        parts, carry_linear = _fixpoint(attempt, linear[k + n :])
-        if any(_depends(cond, [*linear[:k], *carry_linear])):
+        parts, carry_linear = fixpoint(attempt, linear[k + n :])
+        if any(depends(cond, [*linear[:k], *carry_linear])):
             raise TypeError("while_loop: its condition depends on what must be linear")
         known = [not yes for yes in carry_linear]
-        cond_consts, consts, carry = _taken(args, k, n)
-        test = _pruned(Tape([*cond.inputs[:k], *_chosen(cond.inputs[k:], known)], cond.equations, cond.outputs))
-        tape, constants = parts.known_tape(_chosen(parts.outs, known))
-        body_consts = [*constants, *_chosen(consts, [not yes for yes in linear[k : k + n]])]
-        outs = self.bind_loop((test, cond_consts), (tape, body_consts), _chosen(carry, known))
+        cond_consts, consts, carry = cut(args, k, n)
+        test = prune_tape(Tape([*cond.inputs[:k], *chosen(cond.inputs[k:], known)], cond.equations, cond.outputs))
+        tape, constants = parts.known_tape(chosen(parts.outs, known))
+        body_consts = [*constants, *chosen(consts, [not yes for yes in linear[k : k + n]])]
+        outs = self.bind_loop((test, cond_consts), (tape, body_consts), chosen(carry, known))
         part = LinearPart(list(enumerate(args)), params, list(range(len(carry))))
-        return dict(zip(_numbers(known), outs)), part
+        return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts, operands, params):
         raise TypeError(_NO_REVERSE)
@@ -842,8 +607,8 @@ class While(ControlFlow):
             masks = [*batched[:k], *carry_batched], [*batched[k : k + n], *carry_batched]
             test, step = (
                 Draft(
-                    lambda *xs, tape=tape, mask=mask: _run_batched(outside, tape, xs, mask),
-                    [_batched_type(t, size, b) for t, b in zip(tape.in_types, mask)],
+                    lambda *xs, tape=tape, mask=mask: run_batched(outside, tape, xs, mask),
+                    [batched_type(t, size, b) for t, b in zip(tape.in_types, mask)],
                 )
                 for tape, mask in zip((cond, body), masks)
             )
@@ -851,24 +616,24 @@ class While(ControlFlow):
             apart = test.result[1][0]
             return (test, step, masks, apart), ([True] * len(carry_batched) if apart else step.result[1])
 
-        (test, step, masks, apart), carry_batched = _fixpoint(attempt, batched[k + n :])
-        front = [_in_front(x, size, outside) if b else x for x, b in zip(args, batched)]
-        cond_consts, consts, init = _taken(front, k, n)
-        init = _filled(init, batched[k + n :], carry_batched, size)
+        (test, step, masks, apart), carry_batched = fixpoint(attempt, batched[k + n :])
+        front = [in_front(x, size, outside) if b else x for x, b in zip(args, batched)]
+        cond_consts, consts, init = cut(front, k, n)
+        init = filled(init, batched[k + n :], carry_batched, size)
         if apart:
 
             def masked(*values):
-                own, shared, carry = _taken(values, k, n)
-                (going,), _ = _run_batched(outside, cond, [*own, *carry], masks[0])
-                new = _filled(*_run_batched(outside, body, [*shared, *carry], masks[1]), carry_batched, size)
+                own, shared, carry = cut(values, k, n)
+                (going,), _ = run_batched(outside, cond, [*own, *carry], masks[0])
+                new = filled(*run_batched(outside, body, [*shared, *carry], masks[1]), carry_batched, size)
                 return [where(_padded(going, x), x, old) for x, old in zip(new, carry)]
 
-            types = [_batched_type(t, size, b) for t, b in zip(cond.in_types, batched[:k])]
-            types += [_batched_type(t, size, b) for t, b in zip(body.in_types, masks[1])]
+            types = [batched_type(t, size, b) for t, b in zip(cond.in_types, batched[:k])]
+            types += [batched_type(t, size, b) for t, b in zip(body.in_types, masks[1])]
             step, consts = Draft(masked, types), [*cond_consts, *consts]
             tape, constants = step.close(lambda r: r)
         else:
-            tape, constants = step.close(lambda r: _filled(*r, carry_batched, size))
+            tape, constants = step.close(lambda r: filled(*r, carry_batched, size))
         test_tape, test_constants = test.close(lambda r: [_any(r[0][0])] if apart else r[0])
         cond, body = (test_tape, [*test_constants, *cond_consts]), (tape, [*constants, *consts])
         results = self.bind_loop(cond, body, init)
@@ -888,14 +653,14 @@ def _moved_body(body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Se
 
         def f(*values):
             values = iter(values)
-            groups = [([next(values) for _ in ts], _spread(values, mask)) for ts, mask in zip(types, masks)]
+            groups = [([next(values) for _ in ts], spread(values, mask)) for ts, mask in zip(types, masks)]
             primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
             return push_forward(body, primals, moved, current_interpreter())
 
-        draft = Draft(f, [t for ts, mask in zip(types, masks) for t in [*ts, *_chosen(ts, mask)]])
+        draft = Draft(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
         return draft, [t is not None for t in draft.result[1][: len(carry_moving)]]
 
-    draft, carry_moving = _fixpoint(attempt, moving[1])
+    draft, carry_moving = fixpoint(attempt, moving[1])
     return draft, [moving[0], carry_moving, *moving[2:]]
 
 
@@ -926,7 +691,7 @@ def _staging() -> bool:
 def _known(x: Value, use: str) -> Any:
     """The number that `x` is, or None if it is only a name, or many at once. VarianceError where ranks may differ."""
     try:
-        return _concrete(x, use)
+        return concrete_value(x, use)
     except TracerError:
         return None
 
@@ -979,7 +744,7 @@ class _Carry:
         leaves, self.structure = tree.flatten_with_paths(init, name)
         self.name = name
         self.paths = [path for path, _ in leaves]
-        self.init = [x if _is_weak(x) else _leaf(x) for _, x in leaves]
+        self.init = [x if _is_weak(x) else entered(x) for _, x in leaves]
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -1038,7 +803,7 @@ class _Carry:
 def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
     """The leaves of `operands`, and `f(*operands)` as a function of them that returns leaves with paths, structure."""
     leaves, structure = tree.flatten(operands)
-    return [_leaf(x) for x in leaves], lambda *xs: tree.flatten_with_paths(f(*tree.unflatten(structure, xs)))
+    return [entered(x) for x in leaves], lambda *xs: tree.flatten_with_paths(f(*tree.unflatten(structure, xs)))
 
 
 def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
@@ -1106,7 +871,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
     3.0
     """
-    pred = _leaf(pred)
+    pred = entered(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
         raise TypeError(
@@ -1125,7 +890,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]
     """
-    index, branches = _leaf(index), list(branches)
+    index, branches = entered(index), list(branches)
     t = typeof(index)
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"switch: index must be one integer, got {t}")
@@ -1156,7 +921,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
         return carry.leaves(body_fun(carry.tree(leaves))), None
 
     def test(leaves):
-        going = _leaf(cond_fun(carry.tree(leaves)))
+        going = entered(cond_fun(carry.tree(leaves)))
         if typeof(going).shape or typeof(going).dtype != bool:
             raise TypeError(f"{carry.what}: cond_fun must return one boolean, got {typeof(going)}")
         return going
@@ -1183,7 +948,7 @@ def _holds(going: Value) -> bool:
     """Whether a condition holds, for one element at least."""
     while isinstance(going, BatchTracer):
         going = going.value
-    return bool(numpy.any(_concrete(going, CONDITION)))
+    return bool(numpy.any(concrete_value(going, CONDITION)))
 
 
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
@@ -1195,7 +960,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0
     """
-    bounds = [x if _is_weak(x) else _leaf(x) for x in (lower, upper)]
+    bounds = [x if _is_weak(x) else entered(x) for x in (lower, upper)]
     for t in map(typeof, bounds):
         if t.shape or t.dtype.kind not in "iu":
             raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")
@@ -1227,7 +992,7 @@ def scan(
     (6.0, array([1., 3., 6.]))
     """
     leaves = tree.flatten_with_paths(xs, "xs")[0]
-    values = [_leaf(x) for _, x in leaves]
+    values = [entered(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
             raise ValueError(f"scan: {path} has type {typeof(x)}, which has no axis to go along")
@@ -1268,13 +1033,13 @@ def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tu
             else:
                 new, row = step(values, *elements)
                 values = carry.settled(types, new)
-            rows.append([_leaf(y) for y in row])
+            rows.append([entered(y) for y in row])
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
         return carry.tree(values), tree.unflatten(ys_structure, ys)
 
     draft, types = carry.recorded(step, [_without_axis(typeof(x)) for x in arrays])
-    closed = draft.close(lambda r: [*[_as(x, t) for x, t in zip(r[0], types)], *map(_leaf, r[1])])
+    closed = draft.close(lambda r: [*[_as(x, t) for x, t in zip(r[0], types)], *map(entered, r[1])])
     groups = [[], [_as(x, t) for x, t in zip(carry.init, types)], arrays]
     outs = scan_p.bind_loop(closed, groups, {"length": length, "reverse": bool(reverse)})
-    values, ys = _taken(outs, len(types))
+    values, ys = cut(outs, len(types))
     return carry.tree(values), tree.unflatten(ys_structure, ys)
