@@ -161,16 +161,12 @@ class Cond(BodyOperation):
 
     def typecheck(self, types, params):
         branches = tapes_of(params)
+        _check_invariant(SELECTORS[self.name], typeof(types[0]))
         for tape in branches:
             self._check_operands(types[1:], tape.in_types)
             if tape.out_types != branches[0].out_types:
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
         return branches[0].out_types
-
-    def check_variance(self, types, params):
-        if types:  # numbers are left out: they are the same on all ranks
-            _check_invariant(SELECTORS[self.name], types[0])
-        super().check_variance(types, params)
 
     def operand_types(self, part: LinearPart) -> list[ShapedArray]:
         return [typeof(part.operands[0][1]), *tapes_of(part.params)[0].in_types]

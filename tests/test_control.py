@@ -527,6 +527,14 @@ def test_known_predicates_leave_no_trace():
     assert names(tape) == ["exp", "sin"]
 
 
+def test_a_tape_with_branches_run_in_another():
+    branch = md.make_tape(lambda p, x: md.cond(p, np.sin, np.cos, x))(True, 1.0)
+    for p in (True, False):
+        tape = md.make_tape(lambda x, p=p: branch(p, x))(1.0)
+        tape.check()
+        assert tape(2.0) == branch(p, 2.0) == [np.sin(2.0) if p else np.cos(2.0)]
+
+
 def test_elements_of_an_array_cost_one_operation():
     """An eager loop takes the array apart once, and its cotangent is put together once."""
     recorded = []
