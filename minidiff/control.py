@@ -763,10 +763,17 @@ class _Carry:
 
         A Python number shows only now of what dtype it must be; if that is another than its own, the step is repeated.
         """
-        new, rest = step(self.init, *args)
-        types = self.types(self.init, new)
-        init = [_numeric(x, t) for x, t in zip(self.init, types)]
-        if any(typeof(x).dtype != t.dtype for x, t in zip(self.init, types)):
+        start = self.init
+        try:
+            new, rest = step(start, *args)
+        except (AttributeError, TypeError):  # a step may want of a number what only arrays have
+            if not any(map(_is_weak, start)):
+                raise
+            start = list(map(as_value, start))
+            new, rest = step(start, *args)
+        types = self.types(start, new)
+        init = [_numeric(x, t) for x, t in zip(start, types)]
+        if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
         return init, types, (self.settled(types, new), rest)
 
@@ -789,7 +796,13 @@ class _Carry:
                 carry = [x if _is_weak(x) else next(values) for x in current]
                 return step(carry, *values)
 
-            draft = Draft(f, [t for t in [*current, *others] if not _is_weak(t)])
+            try:
+                draft = Draft(f, [t for t in [*current, *others] if not _is_weak(t)])
+            except (AttributeError, TypeError):  # a step may want of a number what only arrays have
+                if not any(map(_is_weak, current)):
+                    raise
+                current = list(map(typeof, current))
+                continue
             types = self.types(current, draft.result[0])
             if types == current:
                 return draft, types

@@ -594,6 +594,14 @@ def test_python_numbers_take_the_dtype_of_a_step(staged):
 
 
 @BOTH
+def test_a_step_may_treat_numbers_as_arrays(staged):
+    f = lambda x: md.scan(lambda c, v: (c.reshape(1)[0] + v, c[None]), 0.0, x)  # noqa: E731
+    c, ys = md.make_tape(f)(X)(X) if staged else f(X)
+    np.testing.assert_allclose(c, X.sum())
+    np.testing.assert_allclose(ys, [[0], [X[0]], [X[0] + X[1]]])
+
+
+@BOTH
 def test_no_steps(staged):
     def f(x, xs):
         c, ys = md.scan(lambda c, x: (np.sin(c) * x, (c, x.sum())), x, xs)
