@@ -25,7 +25,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import BatchTracer
-from minidiff.bodies import (
+from minidiff.drafts import (
     BodyOperation,
     Draft,
     LinearPart,
