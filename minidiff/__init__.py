@@ -9,6 +9,7 @@
 from minidiff import nn, numpy, testing, tree
 from minidiff.batching import vmap
 from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
+from minidiff.control import cond, fori_loop, scan, switch, while_loop
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -37,14 +38,16 @@ __all__ = [
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
+    "cond",
     "custom_jvp",
     "custom_vjp",
+    "fori_loop",
     "grad",
-    "jit",
     "hessian",
     "hvp",
     "jacfwd",
     "jacrev",
+    "jit",
     "jvp",
     "linear_transpose",
     "linearize",
@@ -52,11 +55,14 @@ __all__ = [
     "nn",
     "numpy",
     "remat",
+    "scan",
     "stop_gradient",
+    "switch",
     "testing",
     "tree",
     "typeof",
     "value_and_grad",
     "vjp",
     "vmap",
+    "while_loop",
 ]

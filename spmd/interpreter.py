@@ -91,7 +91,7 @@ class SPMD(Interpreter):
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.has_body:
             with running(self):
-                return primitive.evaluate(args, params)
+                return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
         operands = [self.operand(x) for x in args]
         with running(self.base):
             if primitive is axis_index_p:
@@ -134,6 +134,14 @@ class SPMD(Interpreter):
         except TracerError:
             return None
         return Source(optimize(recorded), "body"), [held for _, held in results]
+
+    def agreed(self, x: Value) -> Value:
+        """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
+        if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
+            return x
+        ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
+        low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
+        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it: plain arrays are the same on all ranks."""

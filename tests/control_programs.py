@@ -1,0 +1,98 @@
+"""What control flow means, in Python; and programs of it on blocks, for simulated ranks and real ones."""
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pmean, ppermute, psum
+from spmd import P
+
+
+class Unrolled:
+    """What the functions mean, in Python."""
+
+    @staticmethod
+    def cond(pred, true_fun, false_fun, *operands):
+        return true_fun(*operands) if pred else false_fun(*operands)
+
+    @staticmethod
+    def switch(index, branches, *operands):
+        return branches[min(max(int(index), 0), len(branches) - 1)](*operands)
+
+    @staticmethod
+    def while_loop(cond_fun, body_fun, init_val):
+        while cond_fun(init_val):
+            init_val = body_fun(init_val)
+        return init_val
+
+    @staticmethod
+    def fori_loop(lower, upper, body_fun, init_val):
+        for i in range(int(lower), int(upper)):
+            init_val = body_fun(i, init_val)
+        return init_val
+
+    @staticmethod
+    def scan(f, init, xs=None, length=None, reverse=False):
+        length = md.tree.leaves(xs)[0].shape[0] if xs is not None else length
+        ys = []
+        for i in reversed(range(length)) if reverse else range(length):
+            init, y = f(init, md.tree.map(lambda x, i=i: x[i], xs))
+            ys.append(y)
+        return init, md.tree.map(lambda *ys: np.stack(ys), *(ys[::-1] if reverse else ys))
+
+
+# ---------------------------------------------------------------- on ranks, along two axes of size 2
+
+RING = [(0, 1), (1, 0)]
+
+
+def ranks_scan(lax, w, x):
+    """Collectives in the body; a carry that is invariant at first and varies later."""
+
+    def step(c, k):
+        mean = pmean(np.sin(c * x).sum(), "i")
+        return c * x + ppermute(c * w, "i", RING) * mean + k, psum(c * x, ("i", "j")).sum()
+
+    c, ys = lax.scan(step, w, np.arange(3.0))
+    return psum(c, ("i", "j")), ys
+
+
+def ranks_cond(lax, w, x):
+    total = psum(x.sum(), ("i", "j"))
+    y = lax.cond(total > 0, lambda x: np.sin(x) * w + psum(x * x, "i"), lambda x: w, x)
+    z = lax.cond(total < 0, lambda x: psum(np.sin(x) * w, ("i", "j")), lambda x: np.ones(3), x)
+    return psum(y, ("i", "j")), z
+
+
+def ranks_nested(lax, w, x):
+    def step(c, k):
+        c = lax.cond(psum(k, ("i", "j")) > 2, lambda c: psum(c * x, "j") * 0.1, lambda c: np.sin(c) * w, c)
+        return c, lax.fori_loop(0, 2, lambda i, c: np.tanh(c + psum(c, "i")) + w * i, c)
+
+    c, ys = lax.scan(step, x, np.arange(3.0))
+    return psum(c, ("i", "j")), psum(ys, ("i", "j"))
+
+
+def ranks_while(lax, w, x):
+    def going(state):
+        return psum((state[1] ** 2).sum(), ("i", "j")) < 9
+
+    n, c = lax.while_loop(going, lambda s: (s[0] + 1, s[1] * 1.5 + x * w), (0, w))
+    return psum(c, ("i", "j")) * n, psum(c * x, ("i", "j")) * w
+
+
+RANKS = {"scan": ranks_scan, "cond": ranks_cond, "nested": ranks_nested, "while_loop": ranks_while}
+rng = np.random.default_rng(0)
+ARGS = (rng.normal(size=3) / 4, rng.normal(size=12) / 4)
+
+
+def on_ranks(f, lax, mesh, **options):
+    """A program on blocks as a function of whole arrays; it closes over the first."""
+
+    def mapped(w, x):
+        def body(x):
+            return f(lax, np.sin(w), x * w)
+
+        out_specs = (P(), P()) if options.get("check_rep", True) else (P(None), P(None))
+        return spmd.shard_map(body, mesh=mesh, in_specs=P(("i", "j")), out_specs=out_specs, **options)(x)
+
+    return mapped

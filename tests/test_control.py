@@ -1,0 +1,744 @@
+"""Control flow against the same program with Python's own: values, derivatives, batches, tapes, ranks, errors."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from spmd import P
+from tests.control_programs import ARGS, RANKS, Unrolled, on_ranks
+from tests.programs import assert_trees_close
+
+# ---------------------------------------------------------------- programs
+
+
+@dataclass
+class Case:
+    """`f(lax, *args)`, a program in terms of `md` or of `Unrolled`; `reverse` says whether reverse mode takes it."""
+
+    f: Callable
+    args: tuple
+    reverse: bool = True
+
+    def of(self, lax: Any) -> Callable:
+        return lambda *args: self.f(lax, *args)
+
+    def staged(self) -> Callable:
+        """The program run from its tape."""
+        structure = None
+
+        def flat(*args):
+            nonlocal structure
+            leaves, structure = md.tree.flatten(self.f(md, *args))
+            return leaves
+
+        tape = md.make_tape(flat)(*self.args)
+        tape.check()
+        return lambda *args: md.tree.unflatten(structure, tape(*md.tree.leaves(args)))
+
+
+rng = np.random.default_rng(0)
+W = rng.normal(size=(3, 3)) / 2
+XS = rng.normal(size=(4, 3))
+X = rng.normal(size=3)
+
+
+def rnn(lax, w, h, xs):
+    return lax.scan(lambda h, x: (np.tanh(w @ h + x), h[0] * x), h, xs)
+
+
+def closed_over(lax, w, h):
+    scale = np.sin(w)
+    return lax.scan(lambda h, x: (np.tanh(scale @ h) + x * w[0], np.cos(w).sum()), h, XS)
+
+
+def reverse_scan(lax, h, xs):
+    return lax.scan(lambda h, x: (np.sin(h * x["a"]) + x["b"], {"y": h}), h, {"a": xs, "b": xs**2}, reverse=True)
+
+
+def counting(lax, x):
+    """Integer carries, and a carry that passes through."""
+
+    def step(carry, _):
+        i, total, kept = carry
+        return (i + 1, total * kept[0] + i, kept), i * total
+
+    return lax.scan(step, (0, x.sum(), x), None, length=4)
+
+
+def empty_carry(lax, xs):
+    return lax.scan(lambda carry, x: ((), np.sin(x) * x[0]), (), xs)
+
+
+def nothing_stacked(lax, x):
+    return lax.scan(lambda x, _: (np.sin(x) * x, None), x, None, length=3)
+
+
+def nested_scans(lax, w, xs):
+    def row(total, x):
+        inner, _ = lax.scan(lambda c, v: (np.tanh(c * v + w[1]), None), total, x)
+        return inner, inner * x
+
+    return lax.scan(row, w[0], xs)
+
+
+def cond_in_scan(lax, x, xs):
+    def step(c, v):
+        c = lax.cond(v.sum() > 0, lambda c: np.sin(c) * v, lambda c: c * x, c)
+        return c, c.sum()
+
+    return lax.scan(step, x, xs)
+
+
+def scan_in_cond(lax, x, xs):
+    def loop(x):
+        return lax.scan(lambda c, v: (np.sin(c) * v, c), x, xs)[0]
+
+    return lax.cond(xs.sum() > 0, loop, lambda x: x**2, x), lax.cond(xs.sum() > 0, lambda x: x * xs[0], loop, x)
+
+
+def plain_cond(lax, pred, x, y):
+    return lax.cond(pred, lambda x, y: (np.sin(x) * y, x), lambda x, y: (x * 2.0, np.exp(y) * x), x, y)
+
+
+def cond_of_constants(lax, x, y):
+    """One branch does not depend on an operand, the other on nothing at all."""
+    return lax.cond(x.sum() > 0, lambda: np.sin(y) * y, lambda: np.ones(3)), lax.cond(
+        x.sum() > 0, lambda: 1.0, lambda: x.sum()
+    )
+
+
+def switches(lax, k, x):
+    branches = [lambda x: np.sin(x), lambda x: x * x, lambda x: np.ones(3), lambda x: x.sum() * x]
+    return [lax.switch(k + i, branches, x) for i in range(-1, 4)]
+
+
+def loop_with_known_bounds(lax, x):
+    return lax.fori_loop(1, 4, lambda i, c: np.sin(c) * x + i, x)
+
+
+def shared_operands(lax, x):
+    return lax.cond(x.sum() > 0, lambda a, b: np.sin(a) * b, lambda a, b: a * a * b, x, x)
+
+
+def newton(lax, x):
+    """The square root, to convergence."""
+    return lax.while_loop(lambda r: abs(r * r - x).max() > 1e-13, lambda r: (r + x / r) / 2, np.ones(3) * x.sum())
+
+
+def counted_while(lax, n, x):
+    return lax.while_loop(lambda s: s[0] < n, lambda s: (s[0] + 1, np.sin(s[1]) * x), (0, x))
+
+
+def loop_with_traced_bounds(lax, n, x):
+    return lax.fori_loop(0, n, lambda i, c: np.sin(c) * x + i, x)
+
+
+def while_in_scan(lax, x, xs):
+    def step(c, v):
+        return lax.while_loop(lambda c: (c * c).sum() < 3, lambda c: c * 1.5 + x, c * v), None
+
+    return lax.scan(step, x, xs)
+
+
+CASES = {
+    "scan": Case(rnn, (W, X, XS)),
+    "closed over": Case(closed_over, (W, X)),
+    "reverse": Case(reverse_scan, (X, XS)),
+    "integer carry": Case(counting, (X,)),
+    "empty carry": Case(empty_carry, (XS,)),
+    "no ys": Case(nothing_stacked, (X,)),
+    "nested scans": Case(nested_scans, (X, XS)),
+    "cond in scan": Case(cond_in_scan, (X, XS)),
+    "scan in cond": Case(scan_in_cond, (X, XS)),
+    "scan in cond, the other way": Case(scan_in_cond, (X, -XS)),
+    "cond, true": Case(plain_cond, (True, X, X + 1)),
+    "cond, false": Case(plain_cond, (False, X, X + 1)),
+    "cond of a number": Case(plain_cond, (2.0, X, X + 1)),
+    "cond of constants": Case(cond_of_constants, (abs(X), X)),
+    "cond of constants, false": Case(cond_of_constants, (-abs(X), X)),
+    "one operand twice": Case(shared_operands, (X,)),
+    "switch": Case(switches, (1, X)),
+    "fori_loop": Case(loop_with_known_bounds, (X,)),
+    "while_loop": Case(newton, (abs(X) + 0.5,), reverse=False),
+    "counted while_loop": Case(counted_while, (3, X), reverse=False),
+    "fori_loop with traced bounds": Case(loop_with_traced_bounds, (3, X), reverse=False),
+    "while_loop in scan": Case(while_in_scan, (abs(X), abs(XS)), reverse=False),
+}
+REVERSIBLE = {name: case for name, case in CASES.items() if case.reverse}
+BOTH = pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
+
+
+def program(name: str, staged: bool) -> tuple[Callable, Callable, tuple]:
+    """The program, its meaning, and arguments; as functions of those arguments that are no integers."""
+    case = CASES[name]
+    f = case.staged() if staged else case.of(md)
+    moving = [i for i, x in enumerate(case.args) if isinstance(x, np.ndarray)]
+
+    def of_moving(f):
+        def g(*args):
+            full = list(case.args)
+            for i, x in zip(moving, args):
+                full[i] = x
+            return floats(f(*full))
+
+        return g
+
+    return of_moving(f), of_moving(case.of(Unrolled)), tuple(case.args[i] for i in moving)
+
+
+def floats(out):
+    """The results that carry derivatives."""
+    return [x for x in md.tree.leaves(out) if md.typeof(x).dtype.kind == "f"]
+
+
+def random_like(x, seed=7):
+    rng = np.random.default_rng(seed)
+    return md.tree.map(lambda x: rng.normal(size=np.shape(x)), x)
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_values(name, staged):
+    case = CASES[name]
+    out, expected = (case.staged() if staged else case.of(md))(*case.args), case.of(Unrolled)(*case.args)
+    assert md.tree.structure(out) == md.tree.structure(expected)
+    assert_trees_close(out, expected)
+    for x, y in zip(md.tree.leaves(out), md.tree.leaves(expected), strict=True):
+        assert md.typeof(x) == md.typeof(y)
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_forward_mode(name, staged):
+    f, meaning, args = program(name, staged)
+    tangents = random_like(args)
+    assert_trees_close(md.jvp(f, args, tangents), md.jvp(meaning, args, tangents))
+
+    def second(f):
+        return lambda *args: md.jvp(lambda *args: md.jvp(f, args, tangents)[1], args, tangents)
+
+    assert_trees_close(second(f)(*args), second(meaning)(*args))
+    tape = md.make_tape(second(f))(*args)
+    tape.check()
+    assert_trees_close(tape(*args), md.tree.leaves(second(meaning)(*args)))
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_linearize(name, staged):
+    f, meaning, args = program(name, staged)
+    tangents = random_like(args)
+    assert_trees_close(md.linearize(f, *args)[1](*tangents), md.jvp(meaning, args, tangents)[1])
+    tape = md.make_tape(lambda *args: md.linearize(f, *args)[1](*tangents))(*args)
+    tape.check()
+    assert_trees_close(tape(*args), md.jvp(meaning, args, tangents)[1])
+
+
+def loss(f):
+    """A scalar, not quadratic in anything."""
+
+    def scalar(*args):
+        outs = f(*args)
+        return sum((np.sin(x) * c).sum() for x, c in zip(outs, random_like([np.zeros(np.shape(x)) for x in outs], 3)))
+
+    return scalar
+
+
+@BOTH
+@pytest.mark.parametrize("name", REVERSIBLE)
+def test_reverse_mode(name, staged):
+    f, meaning, args = program(name, staged)
+    numbers = tuple(range(len(args)))
+    gradient = md.value_and_grad(loss(f), numbers)
+    expected = md.value_and_grad(loss(meaning), numbers)(*args)
+    assert_trees_close(gradient(*args), expected)
+    tape = md.make_tape(gradient)(*args)
+    tape.check()
+    assert_trees_close(tape(*args), md.tree.leaves(expected))
+    assert tape == md.make_tape(gradient)(*args)
+
+
+@BOTH
+@pytest.mark.parametrize("name", REVERSIBLE)
+def test_second_order(name, staged):
+    f, meaning, args = program(name, staged)
+    numbers, tangents = tuple(range(len(args))), random_like(args)
+
+    def forward_over_reverse(f):
+        return lambda *args: md.jvp(md.grad(loss(f), numbers), args, tangents)[1]
+
+    def reverse_over_reverse(f):
+        def along(*args):
+            grads = md.grad(loss(f), numbers)(*args)
+            return sum((g * t).sum() for g, t in zip(grads, tangents))
+
+        return md.grad(along, numbers)
+
+    def reverse_over_forward(f):
+        return md.grad(lambda *args: md.jvp(loss(f), args, tangents)[1], numbers)
+
+    expected = forward_over_reverse(meaning)(*args)
+    for second in (forward_over_reverse, reverse_over_reverse, reverse_over_forward):
+        assert_trees_close(second(f)(*args), expected)
+    tape = md.make_tape(reverse_over_reverse(f))(*args)
+    tape.check()
+    assert_trees_close(tape(*args), expected)
+
+
+def loop_over(f, *args):
+    outs = [f(*[x[i] for x in args]) for i in range(len(args[0]))]
+    return md.tree.map(lambda *xs: np.stack(xs), *outs)
+
+
+@BOTH
+@pytest.mark.parametrize("name", CASES)
+def test_vmap(name, staged):
+    f, meaning, args = program(name, staged)
+    rng = np.random.default_rng(5)
+    many = tuple(x + 0.1 * abs(rng.normal(size=(3, *x.shape))) for x in args)
+    assert_trees_close(md.vmap(f)(*many), loop_over(meaning, *many))
+    for mapped in range(len(args)):  # each argument alone
+        axes = tuple(0 if i == mapped else None for i in range(len(args)))
+        given = tuple(m if i == mapped else x for i, (x, m) in enumerate(zip(args, many)))
+        expected = loop_over(
+            lambda x, i=mapped: meaning(*[x if i == j else y for j, y in enumerate(args)]), many[mapped]
+        )
+        assert_trees_close(md.vmap(f, axes)(*given), expected)
+    tape = md.make_tape(md.vmap(f))(*many)
+    tape.check()
+    assert_trees_close(tape(*many), loop_over(meaning, *many))
+
+
+@BOTH
+@pytest.mark.parametrize("name", REVERSIBLE)
+def test_vmap_and_grad(name, staged):
+    f, meaning, args = program(name, staged)
+    numbers = tuple(range(len(args)))
+    many = tuple(np.stack([x, x * 1.1]) for x in args)
+    expected = loop_over(md.grad(loss(meaning), numbers), *many)
+    assert_trees_close(md.vmap(md.grad(loss(f), numbers))(*many), expected)
+    assert_trees_close(md.grad(lambda *xs: md.vmap(loss(f))(*xs).sum(), numbers)(*many), expected)
+    tape = md.make_tape(md.vmap(md.grad(loss(f), numbers)))(*many)
+    tape.check()
+    assert_trees_close(tape(*many), md.tree.leaves(expected))
+
+
+# ---------------------------------------------------------------- on ranks
+
+MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+
+@BOTH
+@pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])
+@pytest.mark.parametrize("name", RANKS)
+def test_in_a_body(name, staged, check_rep):
+    args = ARGS
+    f = on_ranks(RANKS[name], md, MESH, check_rep=check_rep)
+    meaning = on_ranks(RANKS[name], Unrolled, MESH, check_rep=check_rep)
+    if staged:
+        f = md.make_tape(f)(*args)
+        f.check()
+    tangents = random_like(args)
+    assert_trees_close(f(*args), md.tree.leaves(meaning(*args)))
+    assert_trees_close(md.jvp(f, args, tangents), md.tree.leaves(md.jvp(meaning, args, tangents)))
+    many = tuple(np.stack([x, 0.9 * x]) for x in args)
+    assert_trees_close(md.vmap(f)(*many), md.tree.leaves(loop_over(meaning, *many)))
+    if name == "while_loop":
+        return
+    gradient, expected = md.grad(loss(f), (0, 1)), md.grad(loss(meaning), (0, 1))(*args)
+    assert_trees_close(gradient(*args), expected)
+    tape = md.make_tape(gradient)(*args)
+    tape.check()
+    assert_trees_close(tape(*args), expected)
+    assert_trees_close(md.vmap(gradient)(*many), loop_over(md.grad(loss(meaning), (0, 1)), *many))
+
+    def second(f):
+        return md.grad(lambda w, x: (md.grad(loss(f))(w, x) ** 2).sum(), (0, 1))
+
+    assert_trees_close(second(f)(*args), second(meaning)(*args))
+
+
+def test_ranks_that_may_disagree():
+    def body(x):
+        return md.cond(x.sum() > 0, lambda x: x, lambda x: -x, x)
+
+    def loop(x):
+        return md.while_loop(lambda x: x.sum() < 3, lambda x: x + 1, x)
+
+    for f in (body, loop):
+        mapped = spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+        for run in (mapped, md.make_tape(mapped)):
+            with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\}.* varies along 'i'.*psum, pmax or pmin"):
+                run(np.ones(4))
+
+
+def test_a_shard_map_in_a_loop():
+    double = spmd.shard_map(lambda x: x * psum(x, "i"), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+
+    def f(lax, x):
+        return lax.scan(lambda c, _: (np.sin(double(c)) * 1.0, None), x, None, length=2)[0].sum()
+
+    x = np.arange(4.0)
+    expected = md.value_and_grad(lambda x: f(Unrolled, x))(x)
+    assert_trees_close(md.value_and_grad(lambda x: f(md, x))(x), expected)
+    assert_trees_close(md.make_tape(md.value_and_grad(lambda x: f(md, x)))(x)(x), expected)
+
+
+# ---------------------------------------------------------------- closures and nesting
+
+
+@BOTH
+def test_every_level_is_differentiated(staged):
+    """Inner derivatives in bodies, of variables of the body, of the loop around it, and of the function around that."""
+
+    def f(lax, a, xs):
+        def outer(c, x):
+            def g(b):
+                return lax.scan(lambda d, y: (np.sin(d * a) * b + c * y, None), b, xs)[0]
+
+            slope = md.grad(g)(x) + md.jvp(g, (x,), (1.0,))[1]
+            return lax.cond(x > 0, lambda c: c * slope * a, lambda c: c + slope, c), slope
+
+        c, ys = lax.scan(outer, a, xs)
+        return c + ys.sum()
+
+    xs = np.array([0.5, -0.3])
+    run = md.make_tape(lambda a, xs: f(md, a, xs))(0.7, xs) if staged else lambda a, xs: [f(md, a, xs)]
+    value, grads = md.value_and_grad(lambda a, xs: run(a, xs)[0], (0, 1))(0.7, xs)
+    expected = md.value_and_grad(lambda a, xs: f(Unrolled, a, xs), (0, 1))(0.7, xs)
+    assert_trees_close((value, grads), expected)
+
+
+def test_vmap_around_and_inside():
+    def f(lax, w, xs):
+        def step(c, x):
+            return md.vmap(lambda v: lax.cond(v > 0, np.sin, lambda v: v * w, v))(c) * x, None
+
+        return lax.scan(step, np.ones(3) * w, xs)[0]
+
+    ws = np.array([0.5, -0.5])
+    one_by_one = np.stack([np.array([md.grad(lambda w, k=k: f(md, w, X)[k])(w) for k in range(3)]) for w in ws])
+
+    def by_hand(w):
+        c = np.ones(3) * w
+        for x in X:
+            c = np.where(c > 0, np.sin(c), c * w) * x
+        return c
+
+    for w, row in zip(ws, one_by_one):
+        assert_trees_close([md.jvp(by_hand, (w,), (1.0,))[1]], [row])
+    jacobian = md.vmap(lambda w: md.jvp(lambda w: f(md, w, X), (w,), (1.0,))[1])
+    assert_trees_close(jacobian(ws), one_by_one)
+    assert_trees_close(md.make_tape(jacobian)(ws)(ws), [one_by_one])
+
+
+@BOTH
+def test_a_linear_loop_is_transposed(staged):
+    """Also beside a carry that is not linear."""
+
+    def f(x):
+        def step(carry, k):
+            n, r, y = carry
+            return (n + 1, np.sin(r) + k, y * r * n + y[::-1]), y * 2.0
+
+        (_, _, y), ys = md.scan(step, (1, 0.5, x), np.arange(3.0))
+        return md.fori_loop(0, 2, lambda i, c: c * (i + 1), y), md.cond(True, lambda y: -y, lambda y: y, ys)
+
+    g = (lambda x: tuple(md.make_tape(f)(x)(x))) if staged else f
+    ct = (X, np.arange(9.0).reshape(3, 3))
+    expected = md.vjp(f, X)[1](ct)
+    assert_trees_close(md.linear_transpose(g, X)(ct), expected)
+    back = md.linear_transpose(lambda ct: md.linear_transpose(g, X)(ct)[0], ct)
+    assert_trees_close(back(X)[0], f(X))
+
+
+def test_predicates_that_are_many_at_once():
+    """Both branches are run, and chosen from, element by element."""
+    x = np.array([-1.0, 0.0, 2.0])
+    f = lambda x: md.cond(x > 0, lambda x: (x * x, x), lambda x: (-x, 1.0), x)  # noqa: E731
+    for run in (md.vmap(f), lambda x: tuple(md.make_tape(md.vmap(f))(x)(x)), md.vmap(md.make_tape(f)(1.0))):
+        assert_trees_close(run(x), (np.array([1.0, 0.0, 4.0]), np.array([1.0, 1.0, 2.0])))
+    g = md.vmap(lambda k, x: md.switch(k, [np.sin, np.cos, lambda x: x], x))
+    k, expected = np.array([-3, 1, 7]), np.array([np.sin(-1.0), 1.0, 2.0])
+    assert_trees_close(g(k, x), expected)
+    assert_trees_close(md.make_tape(g)(k, x)(k, x), [expected])
+    slopes = md.vmap(md.grad(lambda x, k: md.switch(k, [np.sin, np.cos, lambda x: x], x)))(x, k)
+    assert_trees_close(slopes, np.array([np.cos(-1.0), 0.0, 1.0]))
+
+
+def test_loops_of_different_lengths_at_once():
+    n, x = np.array([0, 5, 2]), np.array([1.1, 1.2, 1.3])
+    power = md.vmap(lambda n, x: md.fori_loop(0, n, lambda i, c: c * x, 1.0))
+    assert_trees_close(power(n, x), x**n)
+    assert_trees_close(md.make_tape(power)(n, x)(n, x), [x**n])
+    assert_trees_close(md.jvp(lambda x: power(n, x), (x,), (np.ones(3),))[1], n * x ** (n - 1.0))
+    tape = md.make_tape(lambda n, x: md.fori_loop(0, n, lambda i, c: c * x, 1.0))(1, 1.0)
+    assert_trees_close(md.vmap(tape)(n, x), [x**n])
+
+
+# ---------------------------------------------------------------- what is recorded, and kept
+
+
+def names(tape):
+    return [eqn.primitive.name for eqn in tape.equations]
+
+
+def size(tape):
+    return sum(1 + sum(size(b) for b in e.params.values() if isinstance(b, md.Tape)) for e in tape.equations)
+
+
+def test_a_loop_is_recorded_once():
+    def f(w, xs):
+        return md.scan(lambda h, x: (np.tanh(w @ h + x), None), X, xs)[0].sum()
+
+    short, long = (md.make_tape(md.grad(f, (0, 1)))(W, np.ones((n, 3))) for n in (2, 200))
+    assert size(short) == size(long)
+    assert names(long).count("scan") == 2
+    forward, backward = (eqn for eqn in long.equations if eqn.primitive.name == "scan")
+    assert [eqn.params["reverse"] for eqn in (forward, backward)] == [False, True]
+    # Kept of each step: what the product needs of h, and tanh's derivative; never the weights.
+    assert sorted(v.type.size for v in forward.outputs) == [3, 600, 600]
+    md.make_tape(f)(W, XS).check()
+
+
+def test_a_tape_of_cond_shows_its_branches():
+    tape = md.make_tape(lambda x: md.cond(x > 0, lambda: x, lambda: np.sin(x)))(1.0)
+    assert str(tape).splitlines() == [
+        "lambda a:f64[]:",
+        "  b:bool[] = greater(a, 0)",
+        "  c:f64[] = cond(b, a)",
+        "    lambda d:f64[]:",
+        "      return d",
+        "    lambda e:f64[]:",
+        "      f:f64[] = sin(e)",
+        "      return f",
+        "  return c",
+    ]
+
+
+def test_known_predicates_leave_no_trace():
+    tape = md.make_tape(lambda x: md.cond(True, np.sin, np.cos, md.switch(0, [np.exp, np.log], x)))(1.0)
+    assert names(tape) == ["exp", "sin"]
+
+
+def test_a_tape_with_branches_run_in_another():
+    branch = md.make_tape(lambda p, x: md.cond(p, np.sin, np.cos, x))(True, 1.0)
+    for p in (True, False):
+        tape = md.make_tape(lambda x, p=p: branch(p, x))(1.0)
+        tape.check()
+        assert tape(2.0) == branch(p, 2.0) == [np.sin(2.0) if p else np.cos(2.0)]
+
+
+def test_elements_of_an_array_cost_one_operation():
+    """An eager loop takes the array apart once, and its cotangent is put together once."""
+    recorded = []
+    record = md.tape.Recorder.record
+
+    def spy(self, primitive, args, params):
+        recorded.append(primitive.name)
+        return record(self, primitive, args, params)
+
+    md.tape.Recorder.record = spy
+    try:
+        gradient = md.grad(lambda xs: md.scan(lambda c, x: (c + x, c + x), np.zeros(3), xs)[1].sum())(XS)
+    finally:
+        md.tape.Recorder.record = record
+    assert recorded.count("unstack") == recorded.count("stack") == 1 and "slice" not in recorded
+    np.testing.assert_allclose(gradient, np.arange(4.0, 0.0, -1.0)[:, None] * np.ones(3))
+
+
+def test_lifts_stay_in_their_body():
+    """A value lifted in a branch is lifted again outside: the branch may not have been run."""
+
+    def f(w, x):
+        def body(x):
+            y = md.cond(psum(x.sum(), ("i", "j")) > 0, lambda: x * np.sin(w), lambda: x)
+            return psum(y + np.sin(w) * x, ("i", "j"))
+
+        return spmd.shard_map(body, mesh=MESH, in_specs=P(("i", "j")), out_specs=P())(x).sum()
+
+    tape = md.make_tape(md.grad(f))(2.0, np.ones(4))
+    tape.check()
+    np.testing.assert_allclose(tape(2.0, np.ones(4)), [md.grad(f)(2.0, np.ones(4))])
+    np.testing.assert_allclose(md.grad(f)(2.0, np.ones(4)), 8 * np.cos(2.0))
+
+
+# ---------------------------------------------------------------- types
+
+
+@BOTH
+def test_python_numbers_take_the_dtype_of_a_step(staged):
+    x = np.ones(3, np.float32)
+
+    def f(x):
+        a = md.scan(lambda c, v: (c + v, c), 0.0, x)
+        b = md.fori_loop(0, 3, lambda i, c: c * x[0], 1)
+        c = md.while_loop(lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] + x[0]), (0, 0))[1]
+        d = md.cond(x[0] > 0, lambda: 1.0, lambda: x[0])
+        e = md.scan(lambda c, v: (0.0, c), x[0], x)
+        return a, b, c, d, e
+
+    out = md.tree.leaves(f(x)) if not staged else md.make_tape(f)(x)(x)
+    expected = [np.float32] * 7
+    if not staged:
+        expected[4] = np.float64  # only the branch that was taken is seen, and that is a Python number
+    assert [md.typeof(y).dtype for y in out] == expected
+    gradient = md.make_tape(md.grad(lambda x: f(x)[0][0]))(x)(x)[0] if staged else md.grad(lambda x: f(x)[0][0])(x)
+    assert gradient.dtype == np.float32
+
+
+@BOTH
+def test_a_step_may_treat_numbers_as_arrays(staged):
+    f = lambda x: md.scan(lambda c, v: (c.reshape(1)[0] + v, c[None]), 0.0, x)  # noqa: E731
+    c, ys = md.make_tape(f)(X)(X) if staged else f(X)
+    np.testing.assert_allclose(c, X.sum())
+    np.testing.assert_allclose(ys, [[0], [X[0]], [X[0] + X[1]]])
+
+
+@BOTH
+def test_no_steps(staged):
+    def f(x, xs):
+        c, ys = md.scan(lambda c, x: (np.sin(c) * x, (c, x.sum())), x, xs)
+        return md.fori_loop(3, 1, lambda i, c: c * i, c), ys
+
+    def g(x, xs):
+        return md.make_tape(f)(x, xs)(x, xs) if staged else md.tree.leaves(f(x, xs))
+
+    c, ys, sums = g(X, np.ones((0, 3)))
+    np.testing.assert_array_equal(c, X)
+    assert (ys.shape, sums.shape) == ((0, 3), (0,))
+    grads = md.grad(lambda x, xs: (g(x, xs)[0] * X).sum() + g(x, xs)[1].sum(), (0, 1))(X, np.ones((0, 3)))
+    assert_trees_close(grads, (X, np.ones((0, 3))))
+    assert md.vmap(lambda xs: g(X, xs)[2])(np.ones((2, 0, 3))).shape == (2, 0)
+
+
+@BOTH
+def test_nothing_carried_nothing_returned(staged):
+    def f(x):
+        md.while_loop(lambda s: np.sum(np.zeros(2)) > 1, lambda s: s, ())
+        assert md.cond(x.sum() > 0, lambda: None, lambda: None) is None
+        return md.scan(lambda c, _: (c, None), (), None, length=3), md.fori_loop(0, 2, lambda i, c: c, {"a": x})
+
+    assert md.tree.structure(f(X)) == md.tree.structure((((), None), {"a": 0}))
+    if staged:
+        assert_trees_close(md.make_tape(f)(X)(X), [X])
+
+
+# ---------------------------------------------------------------- errors
+
+
+def both_ways(f, *args):
+    return [lambda: f(*args), lambda: md.make_tape(f)(*args)]
+
+
+CARRIES = {
+    "shape": (
+        lambda x: md.scan(lambda c, _: ({"h": c["h"][None]}, None), {"h": x}, None, length=2),
+        r"scan must keep the type of what it carries: init\['h'\] has type f64\[3\], but a step makes it f64\[1,3\]",
+    ),
+    "dtype": (
+        lambda x: md.scan(lambda c, _: (c * 0.5, None), np.arange(3), x),
+        r"scan .*: init has type i64\[3\], but a step makes it f64\[3\]; convert",
+    ),
+    "structure": (
+        lambda x: md.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1], x), (0, x)),
+        r"while_loop must keep the structure of what it carries: init_val is \(\*, \*\), but a step makes it",
+    ),
+    "later": (
+        lambda x: md.fori_loop(0, 3, lambda i, c: c.astype(np.float32), x),
+        r"fori_loop must keep the type of what it carries: init_val has type f64\[3\], but a step makes it f32\[3\]",
+    ),
+    "no pair": (lambda x: md.scan(lambda c, v: c, x, x), r"scan: a step returns a pair \(carry, y\), got "),
+    "not boolean": (
+        lambda x: md.while_loop(lambda c: c, lambda c: c + 1, x),
+        r"while_loop: cond_fun must return one boolean, got f64\[3\]",
+    ),
+    "pred": (lambda x: md.cond(x > 0, np.sin, np.cos, x), r"cond: pred must be one boolean or number, got bool\[3\]"),
+    "index": (lambda x: md.switch(x[0], [np.sin], x), r"switch: index must be one integer, got f64\[\]"),
+    "bounds": (lambda x: md.fori_loop(0, x[0], lambda i, c: c, x), r"fori_loop: lower and upper must be integers, got"),
+}
+
+
+@pytest.mark.parametrize("case", CARRIES)
+def test_types_that_do_not_fit(case):
+    f, message = CARRIES[case]
+    for run in both_ways(f, X):
+        with pytest.raises(TypeError, match=message):
+            run()
+
+
+LENGTHS = {
+    "none": (lambda x: md.scan(lambda c, v: (c, v), x), "scan: without xs, length must say how many steps there are"),
+    "differ": (
+        lambda x: md.scan(lambda c, v: (c, v), x, {"a": x, "b": x[:2]}),
+        r"scan: lengths differ: xs\['a'\]: f64\[3\], xs\['b'\]: f64\[2\]",
+    ),
+    "length": (lambda x: md.scan(lambda c, v: (c, v), x, x, length=4), r"scan: lengths differ: xs: f64\[3\], length=4"),
+    "number": (
+        lambda x: md.scan(lambda c, v: (c, v), x, (x, 1.0)),
+        r"scan: xs\[1\] has type f64\[\], which has no axis",
+    ),
+    "branches": (lambda x: md.switch(0, [], x), "switch: there must be a branch"),
+}
+
+
+@pytest.mark.parametrize("case", LENGTHS)
+def test_lengths_that_do_not_fit(case):
+    f, message = LENGTHS[case]
+    for run in both_ways(f, X):
+        with pytest.raises(ValueError, match=message):
+            run()
+
+
+BRANCHES = {
+    "type": (
+        lambda p, x: md.cond(p, lambda: {"y": x}, lambda: {"y": x[:2]}),
+        r"cond: all branches must return the same types, but at \[...\]\['y'\] true_fun returns f64\[3\] and",
+    ),
+    "dtype": (
+        lambda p, x: md.cond(p, lambda: x > 0, lambda: x),
+        r"cond: all branches must return the same types, but true_fun returns bool\[3\] and false_fun returns f64\[3\]",
+    ),
+    "structure": (
+        lambda p, x: md.switch(p, [lambda: x, lambda: x, lambda: (x, x)]),
+        r"switch: .* trees of one structure, but branches\[0\] returns \* and branches\[2\] returns \(\*, \*\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BRANCHES)
+def test_branches_that_differ(case):
+    f, message = BRANCHES[case]
+    for run in (lambda: md.make_tape(f)(1, X), lambda: md.vmap(lambda p: f(p, X))(np.array([0, 1]))):
+        with pytest.raises(TypeError, match=message):
+            run()
+
+
+@BOTH
+def test_while_loop_is_not_differentiated_in_reverse(staged):
+    f = lambda x: md.while_loop(lambda c: c.max() < 9, lambda c: c * 2.0, x)  # noqa: E731
+    g = (lambda x: md.make_tape(f)(X)(x)[0]) if staged else f
+    expected = r"while_loop cannot be differentiated in reverse.*Use scan, or fori_loop.*md\.jvp"
+    for run in (md.grad(lambda x: g(x).sum()), md.make_tape(md.grad(lambda x: g(x).sum()))):
+        with pytest.raises(TypeError, match=expected):
+            run(abs(X) + 1)
+    # Where no cotangent comes to it, it does not matter.
+    np.testing.assert_allclose(md.grad(lambda x: (x * 2).sum() + np.floor(g(x)).sum())(abs(X) + 1), 2 * np.ones(3))
+
+
+def test_check_finds_bodies_that_do_not_fit():
+    tape = md.make_tape(lambda x: md.scan(lambda c, v: (c * v, c), x[0], x))(X)
+    (eqn,) = [e for e in tape.equations if e.primitive.name == "scan"]
+    for change in ({"length": 4}, {"carry": 2}, {"body": md.make_tape(lambda c, v: (c, v[None]))(1.0, 1.0)}):
+        kept = dict(eqn.params)
+        eqn.params.update(change)
+        with pytest.raises(TypeError, match="scan: "):
+            tape.check()
+        eqn.params.update(kept)
+    tape.check()
