@@ -114,12 +114,12 @@ ERRORS = {
     "unsupported ufunc": (np.arctanh, TypeError, r"np\.arctanh is not supported on traced values \(f64\[2,2\]\)"),
     "method of a ufunc": (np.add.reduce, TypeError, r"np\.add\.reduce is not supported on traced values"),
     "keyword": (
-        lambda x: np.sum(x, where=X > 1),
+        lambda x: np.sum(x, out=np.ones(())),
         TypeError,
-        r"np\.sum on traced values: sum\(\) got an unexpected keyword argument 'where'",
+        r"np\.sum on traced values: sum\(\) got an unexpected keyword argument 'out'",
     ),
     "keyword of a ufunc": (lambda x: np.add(x, 1, where=X > 1), TypeError, r"np\.add on traced values: .*'where'"),
-    "positional dtype": (lambda x: np.sum(x, 0, "float32"), TypeError, r"takes from 1 to 2 positional arguments but 3"),
+    "positional out": (lambda x: np.sum(x, 0, None, X[0]), TypeError, r"takes from 1 to 3 positional arguments but 4"),
     "out": (lambda x: np.sin(x, out=np.zeros((2, 2))), TypeError, r"np\.sin cannot write a traced value into an"),
     "in place": (lambda x: operator.imul(np.ones((2, 2)), x), TypeError, r"np\.multiply cannot write .* a = a \+ x"),
 }
