@@ -98,7 +98,6 @@ EDGES: list[tuple[Callable, tuple, tuple]] = [
     (np.nan_to_num, (INF,), (0,)),
     (lambda x: np.clip(x, 0, 1), (1.0,), (0.5,)),
     (lambda x: np.clip(x, None, 1), (INF,), (0,)),
-    (lambda x: np.piecewise(x, [x > 0], [np.log, 0.0]), (np.array(0.0),), (0,)),
     (lambda x: np.interp(x, [0.0, 1.0, 3.0], [0.0, 1.0, 7.0]), (1.0,), (3,)),
     (lambda x: np.interp(x, [0.0, 1.0], [0.0, 1.0]), (2.0,), (0,)),
     (lambda x: np.modf(x)[0], (-2.5,), (1,)),
@@ -110,19 +109,28 @@ EDGES: list[tuple[Callable, tuple, tuple]] = [
 def test_derivatives_at_edges(f, args, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _, pullback = md.vjp(f, *args)
-        cts = pullback(1.0)[: len(expected)]
-        np.testing.assert_allclose(np.array(cts, float), expected, rtol=1e-14)
         for i, e in enumerate(expected):
-            tangents = [float(i == j) if isinstance(x, float | np.ndarray) else x for j, x in enumerate(args)]
-            if all(isinstance(x, float | np.ndarray) for x in args):
-                np.testing.assert_allclose(md.jvp(f, args, [np.float64(t) for t in tangents])[1], e, rtol=1e-14)
+
+            def of_one(x, i=i):
+                return f(*args[:i], x, *args[i + 1 :])
+
+            np.testing.assert_allclose(md.grad(of_one)(args[i]), e, rtol=1e-14)
+            np.testing.assert_allclose(md.jvp(of_one, args[i : i + 1], (1.0,))[1], e, rtol=1e-14)
 
 
 @pytest.mark.parametrize("f, expected", [(np.sqrt, INF), (np.cbrt, INF), (np.log, INF), (np.reciprocal, -INF)])
 def test_infinite_derivatives_are_infinite(f, expected):
     with np.errstate(divide="ignore"):
         assert md.grad(f)(0.0) == expected
+
+
+def test_pieces_see_no_numbers_but_their_own():
+    def f(x):
+        return np.piecewise(x, [x > 0], [np.log, np.square]).sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert md.grad(f)(np.array([0.0, 2.0, -3.0])).tolist() == [0.0, 0.5, -6.0]
 
 
 def test_derivatives_of_sinc_to_any_order():
@@ -164,12 +172,12 @@ def test_second_derivatives_at_ties():
 
 #: Real functions of a complex number; their gradient is df/dx - i df/dy.
 REAL_VALUED = [
-    *(np.abs, np.angle, np.real, np.imag, lambda z: np.abs(z) ** 2, lambda z: np.real(z * np.conj(z)), md.nn.relu),
+    *(np.abs, np.angle, np.real, np.imag, lambda z: np.abs(z) ** 2, lambda z: np.real(z * np.conj(z))),
     *(lambda z: np.real(np.sign(z) * z), lambda z: np.imag(np.exp(z) * np.conj(np.log(z))), lambda z: z.real * z.imag),
 ]
 
 
-@pytest.mark.parametrize("f", [f for f in REAL_VALUED if f is not md.nn.relu])
+@pytest.mark.parametrize("f", REAL_VALUED)
 def test_gradients_of_real_functions_of_complex_numbers(f):
     z, e = complex(complex_()), 1e-6
     dx, dy = ((f(np.complex128(z + e * d)) - f(np.complex128(z - e * d))) / (2 * e) for d in (1, 1j))
@@ -181,10 +189,10 @@ def test_the_absolute_value_has_derivative_zero_at_a_complex_zero():
 
 
 @pytest.mark.parametrize("f", [np.arccosh, np.arcsin, np.arccos, np.arctanh, np.arcsinh, np.arctan, np.sqrt, np.log])
-@given(st.floats(-3, 3), st.floats(0.1, 3), st.booleans())
+@given(*[st.floats(0.1, 3) | st.floats(-3, -0.1)] * 2)
 @settings(max_examples=20, deadline=None)
-def test_branches_of_complex_functions(f, x, y, below):
-    z, e = complex(x, -y if below else y), 1e-6
+def test_branches_of_complex_functions(f, x, y):
+    z, e = complex(x, y), 1e-6
     expected = (f(z + e) - f(z - e)) / (2 * e)
     assert md.jvp(f, (z,), (1.0 + 0j,))[1] == pytest.approx(expected, rel=1e-5)
 
@@ -203,7 +211,7 @@ ONE: list[Callable] = [
         lambda x: x**-1,
         lambda x: x**2,
     ),
-    *(lambda x: np.interp(x, [-1.0, 0.0, 1.0], [3.0, 2.0, 5.0]), lambda x: np.interp(x, [1.0], [2.0])),
+    *(lambda x: x**-1, lambda x: np.interp(x, [-1.0, 0.0, 1.0], [3.0, 2.0, 5.0])),
 ]
 TWO: list[Callable] = [
     *(f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout) == (2, 1) and f is not np.matmul),
@@ -217,9 +225,9 @@ def compare_with_numpy(f: Callable, *args: Any) -> None:
         warnings.simplefilter("ignore")
         try:
             expected = f(*args)
-        except TypeError:  # not of such numbers: an error on traced values, too
-            with pytest.raises(TypeError):
-                md.make_tape(f)(*args)
+        except (TypeError, ValueError) as error:  # not of such numbers: an error on traced values, too
+            with pytest.raises(TypeError if isinstance(error, TypeError) else ValueError):
+                md.make_tape(f)(*args)(*args)
             return
         actual = md.make_tape(f)(*args)(*args)[0]
     assert md.typeof(actual) == md.typeof(expected)
@@ -229,10 +237,10 @@ def compare_with_numpy(f: Callable, *args: Any) -> None:
 
 
 @pytest.mark.parametrize("f", ONE, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [float, np.float32, int, bool], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("dtype", [float, np.float32, int], ids=lambda d: d.__name__)
 def test_functions_of_special_numbers(f, dtype):
     with np.errstate(all="ignore"):
-        compare_with_numpy(f, (SPECIAL if dtype in (float, np.float32) else np.arange(4)).astype(dtype))
+        compare_with_numpy(f, (np.arange(4) if dtype is int else SPECIAL).astype(dtype))
 
 
 @pytest.mark.parametrize("f", TWO, ids=lambda f: f.__name__)

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, typeof
 from minidiff.ops import elementwise, indexing, reduction, shape
-from minidiff.ops.elementwise import convert, equal, nonzero, stop_gradient, where
+from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
 from minidiff.ops.kinds import Elementwise
 
 # ---------------------------------------------------------------- arithmetic
@@ -42,7 +42,7 @@ def divmod(x: Value, y: Value) -> tuple[Value, Value]:
 
 
 #: The two results of frexp, x = mantissa * 2**exponent, and the first one of modf.
-_mantissa = Elementwise("mantissa", lambda x: numpy.frexp(x)[0], (lambda out, x: nonzero(out) / nonzero(x),))
+_mantissa = Elementwise("mantissa", lambda x: numpy.frexp(x)[0], (lambda out, x: divisor(out) / divisor(x),))
 _exponent = Elementwise("exponent", lambda x: numpy.frexp(x)[1], (None,))
 _fraction = Elementwise("fraction", lambda x: numpy.modf(x)[0], (lambda out, x: 1.0,))
 
@@ -79,7 +79,7 @@ def _kind(x: Value) -> str:
 def round(a: Value, decimals: int = 0) -> Value:
     """`numpy.round`: to a number of decimals; its derivative is zero."""
     scale = 10.0 ** abs(decimals)
-    if _kind(a) in "biu":
+    if _kind(a) in "iu":
         return a if decimals >= 0 else convert(elementwise.rint(a / scale) * scale, a.dtype)
     if decimals == 0:
         return elementwise.rint(a)
@@ -130,8 +130,10 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
     if len(condlist) != len(choicelist):
         raise ValueError(f"select: {len(condlist)} conditions, but {len(choicelist)} choices")
     out = _array(default)
-    for condition, choice in zip(reversed(condlist), reversed(choicelist)):
-        out = where(_array(condition), _array(choice), out)
+    for condition, choice in zip(map(_array, reversed(condlist)), map(_array, reversed(choicelist))):
+        if typeof(condition).dtype != bool:
+            raise TypeError(f"select: conditions are booleans, got {typeof(condition)}")
+        out = where(condition, choice, out)
     return out
 
 
@@ -150,7 +152,7 @@ def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw
         conditions.append(elementwise.logical_not(rest))
     if len(funclist) != len(conditions):
         raise ValueError(f"piecewise: {len(funclist)} functions for {len(conditions)} conditions")
-    out = numpy.zeros(typeof(x).shape, typeof(x).dtype)
+    out = 0
     for condition, f in zip(conditions, funclist):
         out = where(condition, f(_inside(condition, x), *args, **kw) if callable(f) else f, out)
     return convert(out, typeof(x).dtype)
@@ -210,7 +212,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     i = bracket_p.bind(xp, x)
     j = elementwise.minimum(i + 1, len(xp) - 1)
     (x0, x1), (f0, f1) = ((indexing.getitem(v, i), indexing.getitem(v, j)) for v in (xp, fp))
-    y = f0 + (f1 - f0) / nonzero(x1 - x0) * (x - x0)
+    y = f0 + (f1 - f0) / divisor(x1 - x0) * (x - x0)
     y = where(elementwise.greater(x, xp[-1]), fp[-1] if right is None else right, y)
     return where(elementwise.less(x, xp[0]), fp[0] if left is None else left, y)
 

@@ -241,7 +241,7 @@ sigmoid = function_of(Elementwise("sigmoid", sigmoid_of, (lambda out, x: out * (
 stop_gradient = function_of(Elementwise("stop_gradient", lambda x: x, (None,)))
 
 
-def nonzero(x: Value) -> Value:
+def divisor(x: Value) -> Value:
     """x, or 1 where it is 0: what may be divided by where the quotient is to be 0."""
     return where(equal(x, 0), 1, x)
 
@@ -273,7 +273,7 @@ reciprocal = elementwise(numpy.reciprocal, lambda out, x: -out * out)
 power = elementwise(
     numpy.power,
     lambda out, x, y: _power_in_base(x, y),
-    lambda out, x, y: out * log(nonzero(x)),  # x = 0: out is 0 there, and so is the derivative
+    lambda out, x, y: out * log(divisor(x)),  # x = 0: out is 0 there, and so is the derivative
 )
 
 sin = elementwise(numpy.sin, lambda out, x: cos(x))
@@ -291,7 +291,7 @@ arctanh = elementwise(numpy.arctanh, lambda out, x: 1 / ((1 - x) * (1 + x)))
 arctan2 = elementwise(
     numpy.arctan2, lambda out, y, x: _over_square(x, hypot(x, y)), lambda out, y, x: _over_square(-y, hypot(x, y))
 )
-hypot = elementwise(numpy.hypot, lambda out, x, y: x / nonzero(out), lambda out, x, y: y / nonzero(out))
+hypot = elementwise(numpy.hypot, lambda out, x, y: x / divisor(out), lambda out, x, y: y / divisor(out))
 
 absolute = elementwise(numpy.absolute, lambda out, x: _direction(out, x))
 fabs = elementwise(numpy.fabs, lambda out, x: sign(x))
@@ -323,13 +323,13 @@ def _power_in_base(x: Value, y: Value) -> Value:
 
 def _over_square(x: Value, r: Value) -> Value:
     """x / r², or 0 where r is 0; r² itself might overflow."""
-    r = nonzero(r)
+    r = divisor(r)
     return x / r / r
 
 
 def _direction(out: Value, x: Value) -> Value:
     """The derivative of |x|: its sign; of a complex x the conjugate of x/|x|, of which the real part will be taken."""
-    return out / nonzero(x) if typeof(x).dtype.kind == "c" else sign(x)
+    return out / divisor(x) if x.dtype.kind == "c" else sign(x)
 
 
 # ---------------------------------------------------------------- functions of which all derivatives are known
@@ -383,7 +383,7 @@ sign_p = Elementwise("sign", numpy.sign, (None,))
 @implements(numpy.sign)
 def sign(x: Value) -> Value:
     """`numpy.sign`: -1, 0 or 1; of a complex number x/|x|."""
-    return x / nonzero(absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
+    return x / divisor(absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
 
 
 floor = discrete(numpy.floor)

@@ -55,7 +55,7 @@ _POWERS: dict[float, Callable] = {2: elementwise.square, 0.5: elementwise.sqrt, 
 
 
 def _power(x: Value, y: Value) -> Value:
-    if type(y) in (int, float) and y in _POWERS and is_differentiable(x.dtype):
+    if type(y) in (int, float) and y in _POWERS and (is_differentiable(x.dtype) or (type(y) is int and y == 2)):
         return _POWERS[y](x)
     return elementwise.power(x, y)
 

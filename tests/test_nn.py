@@ -1,0 +1,172 @@
+"""minidiff.nn where a table of modest numbers cannot say enough: large numbers, infinities, ties, masks."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+from minidiff import nn
+
+INF = np.inf
+
+#: (function, x, value, derivative), exactly or to the last digits.
+FAR = [
+    (nn.relu, 0.0, 0, 0),
+    (nn.relu, -INF, 0, 0),
+    (nn.relu, INF, INF, 1),
+    *((f, x, x, 1) for f in (nn.relu, nn.gelu, nn.silu, nn.softplus, nn.elu, nn.leaky_relu) for x in (1e3, 1e200, INF)),
+    *((f, x, 0, 0) for f in (nn.relu, nn.gelu, nn.silu, nn.softplus) for x in (-1e3, -1e200, -INF)),
+    *((f, x, -1, 0) for f in (nn.elu,) for x in (-1e3, -INF)),
+    *((nn.sigmoid, x, float(x > 0), 0) for x in (1e3, -1e3, INF, -INF)),
+    *((nn.log_sigmoid, x, min(x, 0), float(x < 0)) for x in (1e3, -1e3, INF, -INF)),
+    *((nn.erf, x, math.copysign(1, x), 0) for x in (1e3, -1e3, INF, -INF)),
+    (nn.erfc, INF, 0, 0),
+    (nn.erfc, 20.0, math.erfc(20), -2 / math.sqrt(math.pi) * math.exp(-400)),
+    (nn.leaky_relu, -INF, -INF, 0.01),
+    (nn.leaky_relu, 0.0, 0, 1),
+    (nn.elu, 0.0, 0, 1),
+    (nn.silu, 0.0, 0, 0.5),
+    (nn.gelu, 0.0, 0, 0.5),
+    (nn.softplus, 0.0, math.log(2), 0.5),
+    (nn.sigmoid, -40.0, math.exp(-40), math.exp(-40)),
+    (nn.log_sigmoid, -40.0, -40, 1),
+    (nn.softplus, -40.0, math.exp(-40), math.exp(-40)),
+]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("f, x, value, slope", FAR, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_far_out(f, x, value, slope, dtype):
+    check_far_out(f, x, value, slope, dtype)
+
+
+@pytest.mark.parametrize("x", [1e3, 1e200, INF, -1e3, -1e200, -INF])
+def test_the_exact_gelu_far_out(x):
+    check_far_out(lambda x: nn.gelu(x, approximate=False), x, max(x, 0), float(x > 0), np.float64)
+
+
+def check_far_out(f, x, value, slope, dtype):
+    if dtype == np.float32 and 1e3 < abs(x) < INF:
+        x = math.copysign(1e30, x)
+        value, slope = (v if abs(v) < 1e3 else x for v in (value, slope))
+    tolerance = 1e-14 if dtype == np.float64 else 1e-5
+    x = dtype(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "underflow")
+        np.testing.assert_allclose(f(x), value, rtol=tolerance, atol=1e-35)
+        _, pullback = md.vjp(f, x)
+        np.testing.assert_allclose(pullback(dtype(1))[0], slope, rtol=tolerance, atol=1e-35)
+        np.testing.assert_allclose(md.jvp(f, (x,), (dtype(1),))[1], slope, rtol=tolerance, atol=1e-35)
+    assert f in (nn.erf, nn.erfc) or np.isfinite(md.grad(md.grad(f))(x))
+
+
+def test_half_precision_does_not_overflow():
+    x = np.array([-6e4, -50.0, 0.0, 50.0, 6e4, INF], np.float16)
+    for f in (nn.relu, nn.gelu, nn.silu, nn.softplus, nn.sigmoid):
+        slope = md.vjp(f, x)[1](np.ones(6, np.float16))[0]
+        assert slope.dtype == np.float16
+        assert np.isfinite(slope).all()
+
+
+@given(st.floats(-30, 30))
+@settings(max_examples=50, deadline=None)
+def test_activations_are_what_they_are_called(x):
+    close = pytest.approx
+    assert nn.sigmoid(x) == close(1 / (1 + math.exp(-x)), rel=1e-14)
+    assert nn.softplus(x) == close(math.log1p(math.exp(x)), rel=1e-14)
+    assert nn.log_sigmoid(x) == close(-math.log1p(math.exp(-x)), rel=1e-14)
+    assert nn.silu(x) == close(x / (1 + math.exp(-x)), rel=1e-14)
+    assert nn.elu(x, 0.3) == close(x if x > 0 else 0.3 * math.expm1(x), rel=1e-14)
+    assert nn.leaky_relu(x, 0.3) == close(x if x > 0 else 0.3 * x, rel=1e-14)
+    assert nn.gelu(x, approximate=False) == close(x * math.erfc(-x / math.sqrt(2)) / 2, rel=1e-13)
+    assert nn.gelu(x) == close(nn.gelu(x, approximate=False), abs=1e-3)
+    assert nn.erf(x) == math.erf(x)
+
+
+# ---------------------------------------------------------------- softmax
+
+SOFTMAX = [
+    ([1e3, 1e3, -1e3], [0.5, 0.5, 0]),
+    ([1e200, -1e200, 0.0], [1, 0, 0]),
+    ([INF, 0.0, -INF], [1, 0, 0]),
+    ([INF, INF, 0.0], [0.5, 0.5, 0]),
+    ([-INF, 0.0, 0.0], [0, 0.5, 0.5]),
+    ([-INF, -INF, -INF], [1 / 3, 1 / 3, 1 / 3]),
+    ([7.0], [1]),
+]
+
+
+@pytest.mark.parametrize("x, expected", SOFTMAX, ids=str)
+def test_softmax_at_large_numbers_infinities_and_ties(x, expected):
+    x, expected = np.array(x), np.array(expected)
+    n = len(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(nn.softmax(x), expected, rtol=1e-15)
+        _, pullback = md.vjp(nn.softmax, x)
+        for i, row in enumerate(np.diag(expected) - np.outer(expected, expected)):
+            np.testing.assert_allclose(pullback(np.eye(n)[i])[0], row, atol=1e-15)
+        np.testing.assert_allclose(md.grad(nn.logsumexp)(x), expected, rtol=1e-15)
+        _, pullback = md.vjp(nn.log_softmax, x)
+        for i in range(n):
+            np.testing.assert_allclose(pullback(np.eye(n)[i])[0], np.eye(n)[i] - expected, atol=1e-15)
+
+
+def test_log_softmax_at_large_numbers_and_infinities():
+    np.testing.assert_allclose(nn.log_softmax(np.array([1e3, -1e3])), [0, -2e3])
+    np.testing.assert_allclose(nn.log_softmax(np.array([INF, INF, 0, -INF])), [-math.log(2), -math.log(2), -INF, -INF])
+
+
+def test_logsumexp_of_infinities():
+    assert nn.logsumexp(np.array([-INF, -INF])) == -INF
+    assert nn.logsumexp(np.array([INF, 0.0])) == INF
+    assert nn.logsumexp(np.zeros(0)) == -INF
+    assert nn.logsumexp(np.array([1e3, 1e3])) == pytest.approx(1e3 + math.log(2))
+
+
+def test_logsumexp_with_weights():
+    x, b = np.array([1e3, 1e3, INF]), np.array([2.0, -5.0, 0.0])
+    size, sign = nn.logsumexp(x, b=b, return_sign=True)
+    assert (size, sign) == (pytest.approx(1e3 + math.log(3)), -1)
+    np.testing.assert_allclose(md.grad(lambda x: nn.logsumexp(x, b=b, return_sign=True)[0])(x), [-2 / 3, 5 / 3, 0])
+
+
+def test_what_is_masked_has_no_part():
+    x, mask = np.array([[1.0, INF, np.nan], [5.0, 6.0, 7.0]]), np.array([[True, False, False], [False] * 3])
+    np.testing.assert_array_equal(nn.softmax(x, where=mask), [[1, 0, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(nn.log_softmax(x, where=mask), [[0, -INF, -INF], [-INF] * 3])
+    np.testing.assert_array_equal(nn.logsumexp(x, 1, where=mask), [1.0, -INF])
+    _, pullback = md.vjp(lambda x: nn.softmax(x, where=mask), x)
+    np.testing.assert_array_equal(pullback(np.ones((2, 3)))[0], np.zeros((2, 3)))
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=5), st.floats(-1e3, 1e3))
+@settings(max_examples=50, deadline=None)
+def test_softmax_is_a_distribution_and_does_not_see_shifts(x, shift):
+    x = np.array(x)
+    assert nn.softmax(x).sum() == pytest.approx(1)
+    np.testing.assert_allclose(nn.softmax(x + shift), nn.softmax(x), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(nn.log_softmax(x), x - nn.logsumexp(x), rtol=1e-12, atol=1e-9)
+
+
+def test_one_hot_of_what_is_no_class_is_zero():
+    assert nn.one_hot([-1, 3, 1], 3).tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
+    assert nn.one_hot(2, 3, dtype=bool).tolist() == [False, False, True]
+    assert nn.one_hot(np.zeros((2, 3), int), 4, axis=1).shape == (2, 4, 3)
+
+
+def test_activations_are_one_operation_each():
+    for f in (nn.relu, nn.gelu, nn.sigmoid, nn.softplus, nn.silu, nn.erf, nn.softmax, nn.log_softmax):
+        assert len(md.make_tape(f)(np.ones(3)).equations) == 1
+
+
+def test_float32_stays():
+    x = np.ones((2, 3), np.float32)
+    for f in (nn.relu, nn.gelu, nn.sigmoid, nn.elu, nn.erf, nn.softmax, nn.logsumexp):
+        assert f(x).dtype == np.float32
+        assert md.make_tape(f)(x).out_types[0].dtype == np.float32
