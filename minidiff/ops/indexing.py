@@ -75,15 +75,13 @@ slice_p.show_params = unslice_p.show_params = _show_index
 
 def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     out = numpy.zeros(shape, x.dtype)
-    if x.ndim > 0 and x.shape[-1:] == shape[len(indices) :][-1:] and x.size > 500:
-        # `add.at` is fast on numbers, but slow on rows.
-        if _are_unique(indices, shape):
-            out[indices] = x
-            return out
-        positions = numpy.arange(out.size).reshape(shape)[indices]
-        numpy.add.at(out.reshape(-1), positions.reshape(-1), x.reshape(-1))
-        return out
-    numpy.add.at(out, indices, x)
+    if len(indices) == len(shape) or x.size < 500:
+        numpy.add.at(out, indices, x)
+    elif _are_unique(indices, shape):  # `add.at` is fast on numbers, but slow on rows
+        out[indices] = x
+    else:
+        places = numpy.arange(out.size).reshape(shape)[indices]
+        numpy.add.at(out.reshape(-1), places.reshape(-1), x.reshape(-1))
     return out
 
 
@@ -206,21 +204,21 @@ def getitem(x: Value, index: Any) -> Value:
         return x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
-    indices = [check_index(arrays[k], x.shape[k]) for k in gathered]
+    indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
     y = gather_p.bind(ops.shape.transpose(x, (*gathered, *rest)), *indices)
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return ops.shape.transpose(y, axes)
 
 
-def check_index(i: Any, size: int) -> Value:
-    """Known indices are checked here, as NumPy checks them; traced ones when they are used."""
-    if isinstance(i, Tracer):
-        return i
-    i = numpy.asarray(i)
-    if i.size and not (-size <= i.min() and i.max() < size):
-        raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
-    return i
+def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
+    """Known indices are checked here as NumPy checks them (not where any is empty); traced ones when they are used."""
+    indices = [i if isinstance(i, Tracer) else numpy.asarray(i) for i in arrays]
+    if all(i.size for i in indices):
+        for i, size in zip(indices, sizes):
+            if not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
+                raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
+    return indices
 
 
 def _normal(i: Any, t: ShapedArray) -> Any:
@@ -253,7 +251,8 @@ def _is_mask(i: Any) -> bool:
 
 
 def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
-    if mask.shape != t.shape[axis : axis + mask.ndim]:
+    # To NumPy an axis of a mask that is empty fits any other.
+    if any(m not in (0, n) for m, n in zip(mask.shape, t.shape[axis:])):
         raise IndexError(f"a boolean mask of shape {mask.shape} does not fit {t} from axis {axis} on")
 
 
@@ -322,6 +321,18 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
     index: list = list(numpy.ogrid[tuple(slice(n) for n in t.shape)]) if t.ndim > 1 else [None]
     index[axis] = indices
     return getitem(arr, tuple(index))
+
+
+@implements(numpy.choose)
+def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
+    """`numpy.choose`: for each place the element of that one of the choices whose number stands in `a`."""
+    # Python's numbers have no dtype of their own here, though they have when they are stacked.
+    kinds = [x if type(x) in (int, float, complex) else ops.shape.as_array(x).dtype for x in choices]
+    a, *choices = ops.shape.broadcast_arrays(a, *choices)
+    numbers = _fold(a, len(choices), mode)
+    return take_along_axis(
+        ops.shape.stack(choices, dtype=numpy.result_type(*kinds)), ops.shape.expand_dims(numbers, 0), 0
+    )[0]
 
 
 def concrete_mask(condition: Any, what: str) -> numpy.ndarray:

@@ -382,20 +382,20 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
         raise ValueError(f"pad: mode {mode!r} takes no {', '.join(sorted(unknown))}")
     options = list((_PAD_OPTIONS[mode] | kwargs).values())
     t = typeof(array)
-    widths = [(operator.index(b), operator.index(a)) for b, a in _pairs(pad_width, t.ndim, "pad_width")]
+    widths = [(operator.index(b), operator.index(a)) for b, a in _pairs(pad_width, t.ndim)]
     if any(n < 0 for pair in widths for n in pair):
         raise ValueError(f"pad: widths cannot be negative, got {widths}")
     if mode == "constant" and isinstance(options[0], (int, float)) and options[0] == 0:
         return _surround(array, widths)
     if mode in _STATISTICS or mode in ("constant", "linear_ramp"):
-        options = [_pairs(options[0], t.ndim, next(iter(_PAD_OPTIONS[mode])))]
+        options = [_pairs(options[0], t.ndim)]
     for axis, width in enumerate(widths):
         if any(width):
             array = _pad_axis(array, axis, width, mode, *options)
     return array
 
 
-def _pairs(x: Any, ndim: int, what: str) -> list:
+def _pairs(x: Any, ndim: int) -> list:
     """A number, a pair, or a pair for each axis; or a dictionary with these by axis: as a pair for each axis."""
     if x is None:
         return [(None, None)] * ndim
@@ -403,8 +403,6 @@ def _pairs(x: Any, ndim: int, what: str) -> list:
         known = {normalize_axis(a, ndim, "pad"): v if isinstance(v, (tuple, list)) else (v, v) for a, v in x.items()}
         return [tuple(known.get(a, (0, 0))) for a in range(ndim)]
     x = as_array(x)
-    if numpy.shape(x) == (2, 1) and ndim != 2:
-        raise ValueError(f"pad: {what} of shape (2, 1) does not fit {ndim} axes")
     pairs = broadcast_to(x, (ndim, 2)) if isinstance(x, Tracer) else numpy.broadcast_to(x, (ndim, 2))
     return [(pairs[a, 0], pairs[a, 1]) for a in range(ndim)]
 
@@ -448,7 +446,7 @@ def _filled(value: Value, t: ShapedArray, axis: int, k: int) -> Value:
 def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
     t = typeof(side)
     value = _STATISTICS[mode](side, axis=axis, keepdims=True)
-    if t.dtype.kind in "iu":
+    if t.dtype.kind in "iu" and value.dtype.kind == "f":
         value = numpy.rint(value)
     return broadcast_to(convert(value, t.dtype), (*t.shape[:axis], k, *t.shape[axis + 1 :]))
 
@@ -490,6 +488,7 @@ def _like(numpy_function: Callable, name: str) -> None:
         shape = t.shape if shape is None else shape
         return numpy_function(shape, dtype or t.dtype)
 
+    function.__name__ = function.__qualname__ = name
     function.__doc__ = f"`numpy.{name}`: a plain array, of the shape and dtype of a value or of others."
     implements(getattr(numpy, name))(function)
 

@@ -19,7 +19,7 @@ from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, runni
 from minidiff.ops.elementwise import add, convert, divide, equal, multiply, negative, power, where
 from minidiff.ops.indexing import (
     batch_scatter,
-    check_index,
+    checked_indices,
     gather_p,
     getitem,
     plan,
@@ -294,7 +294,7 @@ class Update:
         """`bind(x, v, *indices)`, of integer arrays that index the first axes of x."""
         basic, arrays, _ = self.plan
         if sorted(arrays) == list(range(len(arrays))) and all(i == slice(None) for i in basic):
-            indices = [check_index(arrays[k], n) for k, n in zip(range(len(arrays)), self.t.shape)]
+            indices = checked_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
             return bind(self.x, v, *indices)
         line = reshape(self.x, (self.t.size,))
         return reshape(bind(line, reshape(v, (typeof(v).size,)), self._places()), self.t.shape)

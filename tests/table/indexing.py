@@ -45,6 +45,11 @@ ROWS = [
     row(np.take_along_axis, real(3), I, f=lambda x, i: np.take_along_axis(x, i, 0)),
     row(np.take_along_axis, X, I, f=lambda x, i: np.take_along_axis(x, i, None)),
     *(row(np.compress, X, f=lambda x, c, a: np.compress(c, x, axis=a), c=c, a=a) for c, a in MASKS),
+    *(
+        row(np.choose, real(3), real(2, 3), f=lambda x, y, i, mode: np.choose(i, [x, y, 2.0], mode=mode), i=i, mode=m)
+        for i, m in ((np.array([0, 1, 2]), "raise"), (np.array([[-1], [4]]), "wrap"), (7, "clip"))
+    ),
+    form("x[i]", "choose", lambda x, i: np.choose(i, x) + np.choose(i, [x[1], x[0]]), real(2, 3), np.array([1, 0, 1])),
     row(np.extract, X, f=lambda x: np.extract(X > 0, x)),
     row(np.extract, complex_(2), f=lambda x: np.extract([0, 1], x)),
     form("x[i]", "traced, in a list", lambda x, i: x[[i, 0]] * x[(i, 1), [0, i]], real(2, 2), np.int64(1)),

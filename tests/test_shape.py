@@ -1,0 +1,112 @@
+"""Shapes, parts and joins: what the table of operations cannot say of them."""
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import minidiff.numpy as mnp
+
+X = np.arange(6.0).reshape(2, 3)
+
+
+def names(f, *args):
+    """The operations on the tape of `f`."""
+    return [str(e.primitive) for e in md.make_tape(f)(*args).equations]
+
+
+# ---------------------------------------------------------------- tapes that are short
+
+
+def test_parts_are_one_operation_and_so_is_their_transpose():
+    assert names(lambda x: np.split(x, 3, axis=1), X) == ["split"]
+    assert names(lambda ct: md.linear_transpose(lambda x: tuple(np.split(x, 2)), X)(ct), (X[:1], X[:1])) == [
+        "concatenate"
+    ]
+    assert names(lambda x: [*x], X) == ["unstack"]
+    gradient = md.make_tape(md.grad(lambda x: sum(r[0] for r in x)))(np.ones((50, 2)))
+    assert [str(e.primitive) for e in gradient.equations].count("unslice") == 50  # of rows, not of the whole
+
+
+def test_parts_that_are_not_used_have_gradient_zero():
+    np.testing.assert_array_equal(md.grad(lambda x: (np.split(x, 3, 1)[1] ** 2).sum())(X), [[0, 2, 0], [0, 8, 0]])
+    np.testing.assert_array_equal(md.grad(lambda x: next(iter(x)).sum())(X), [[1, 1, 1], [0, 0, 0]])
+
+
+def test_what_changes_nothing_is_no_operation():
+    assert (
+        names(lambda x: (x.reshape(2, 3), np.squeeze(x), np.atleast_2d(x), x.transpose(0, 1), np.split(x, 1)), X) == []
+    )
+
+
+def test_parts_of_nothing():
+    assert md.jvp(lambda x: mnp.stack([*x, x.sum()]), (np.zeros(0),), (np.zeros(0),))[0].tolist() == [0.0]
+
+
+# ---------------------------------------------------------------- conversions
+
+CONVERSIONS = [mnp.asarray, mnp.asanyarray, mnp.ascontiguousarray, mnp.asfortranarray, mnp.require]
+
+
+@pytest.mark.parametrize("f", CONVERSIONS, ids=lambda f: f.__name__)
+def test_conversions_pass_traced_values(f):
+    assert names(f, X) == []
+    np.testing.assert_array_equal(md.grad(lambda x: f([x[0], X[1]]).sum())(X), [[1, 1, 1], [0, 0, 0]])
+    assert type(f([1, 2], float)) is np.ndarray
+    assert f.__doc__
+
+
+def test_require_takes_its_requirements():
+    assert mnp.require(X.T, float, ["C"]).flags.c_contiguous
+
+
+def test_filling_with_a_traced_value():
+    for f in (
+        lambda v: mnp.full((2, 2), v),
+        lambda v: mnp.full_like(X[:, :2], v),
+        lambda v: mnp.full((2, 2), v, float),
+    ):
+        assert md.grad(lambda v, f=f: f(v).sum())(3.0) == 4.0
+    assert mnp.full(2, 1).dtype == int
+    assert mnp.full_like(X, 7, dtype=int).dtype == int
+
+
+# ---------------------------------------------------------------- errors
+
+ERRORS = {
+    "order": (
+        lambda x: np.reshape(x, (3, 2), order="Z"),
+        ValueError,
+        r"reshape: order is 'C', 'F', 'A' or 'K', got 'Z'",
+    ),
+    "negative": (lambda x: x.reshape(-2, -3), ValueError, r"6 elements, which do not fill the shape \(-2, -3\)"),
+    "matrix_transpose": (lambda x: x[0].mT, ValueError, r"matrix_transpose: f64\[3\] has no two axes"),
+    "meshgrid": (lambda x: np.meshgrid(x, indexing="yx"), ValueError, r"indexing is 'xy' or 'ij', got 'yx'"),
+    "ix_": (lambda x: np.ix_(x), ValueError, r"ix_: arguments have one dimension each, got f64\[2,3\]"),
+    "casting": (lambda x: np.stack([x], dtype="int64"), TypeError, r"f64\[1,2,3\] cannot become int64 by casting"),
+    "block": (lambda x: np.block([x, [x]]), ValueError, r"block: lists must be nested equally deep everywhere"),
+    "split": (
+        lambda x: np.split(x, 2, axis=1),
+        ValueError,
+        r"split: axis 1 of f64\[2,3\] does not divide into 2 parts",
+    ),
+    "array_split": (lambda x: np.array_split(x, 0), ValueError, r"the number of parts must be positive, got 0"),
+    "vsplit": (
+        lambda x: np.vsplit(x[0], 1),
+        ValueError,
+        r"vsplit: an array of 2 or more dimensions is needed, got f64\[3\]",
+    ),
+    "iteration": (lambda x: [*x[0, 0]], TypeError, r"iteration over a 0-d value \(f64\[\]\)"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors_say_what_does_not_fit(case):
+    f, error, message = ERRORS[case]
+    with pytest.raises(error, match=message):
+        md.make_tape(f)(X)
+
+
+@pytest.mark.skipif(not hasattr(np, "unstack"), reason="NumPy before 2.1 has no unstack")
+def test_nothing_to_unstack():
+    with pytest.raises(ValueError, match=r"unstack: a value of type f64\[\] has no axis"):
+        md.make_tape(lambda x: np.unstack(x[0, 0]))(X)
