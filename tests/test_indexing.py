@@ -87,8 +87,9 @@ def test_tapes_write_slices_as_python_does():
     assert "slice(a, [1:, None, ::-1, 0])" in text
 
 
-def test_an_index_of_everything_is_no_operation():
+def test_an_index_of_everything_is_no_operation_and_one_of_new_axes_a_reshape():
     assert md.make_tape(lambda x: x[:, ...])(X).equations == []
+    assert [str(e.primitive) for e in md.make_tape(lambda x: x[:, None])(X).equations] == ["reshape"]
 
 
 # ---------------------------------------------------------------- errors

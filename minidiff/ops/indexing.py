@@ -200,8 +200,7 @@ def plan(t: ShapedArray, index: Any) -> Plan:
 def getitem(x: Value, index: Any) -> Value:
     """`x[index]`: integers, slices, None, an ellipsis, boolean masks, integer arrays (traced ones too)."""
     basic, arrays, front = plan(typeof(x), index)
-    if any(type(i) is not slice or i != _FULL for i in basic):
-        x = slice_p.bind(x, index=basic)
+    x = _slice(x, basic)
     if not arrays:
         return x
     gathered = sorted(arrays)
@@ -211,6 +210,13 @@ def getitem(x: Value, index: Any) -> Value:
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return ops.shape.transpose(y, axes)
+
+
+def _slice(x: Value, index: tuple) -> Value:
+    if any(i is not None and (type(i) is not slice or i != _FULL) for i in index):
+        return slice_p.bind(x, index=index)
+    sizes = iter(typeof(x).shape)  # only new axes, if any
+    return ops.shape.reshape(x, tuple(1 if i is None else next(sizes) for i in index))
 
 
 def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
