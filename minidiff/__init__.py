@@ -20,6 +20,7 @@ from minidiff.forward import jvp
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
+from minidiff.trace import trace_table
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "make_tape",
     "numpy",
     "testing",
+    "trace_table",
     "tree",
     "typeof",
     "value_and_grad",
