@@ -6,7 +6,7 @@
 1.0
 """
 
-from minidiff import numpy, testing, tree
+from minidiff import numerical, numpy, testing, tree
 from minidiff.batching import vmap
 from minidiff.core import (
     LeakedTracerError,
@@ -36,6 +36,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "make_tape",
+    "numerical",
     "numpy",
     "testing",
     "trace_table",

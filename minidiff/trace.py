@@ -195,7 +195,7 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
     for i, v in enumerate(tape.inputs):
         rows.append((names.input_step(i, v, env), names.read_tangent(i, v, dots)))
     for eqn in tape.equations:
-        local = _Local(eqn)
+        local = Local(eqn)
         right = []
         if local.active and local.results:
             steps, step_names = local.forward(names)
@@ -230,7 +230,7 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
         counts = isinstance(a, Var) and is_differentiable(a.type.dtype)
         rows.append(([Step(name, names[a], read(env, a))], [add(a, "", accent(name, BAR), ct)] if counts else []))
     for eqn in reversed(tape.equations):
-        local = _Local(eqn)
+        local = Local(eqn)
         right = []
         if local.active and any(v in adjoints for v in local.results):
             steps, step_names = local.reverse(names, adjoints)
@@ -253,7 +253,7 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
     return names.constant_rows(tape) + rows[::-1], found[::-1]
 
 
-class _Local:
+class Local:
     """One equation by itself: a function of what it reads, differentiated in what of that carries derivatives."""
 
     def __init__(self, eqn: Equation):
