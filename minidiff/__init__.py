@@ -16,6 +16,7 @@ from minidiff.core import (
     VarianceError,
     typeof,
 )
+from minidiff.draw import draw
 from minidiff.forward import jvp
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
@@ -31,6 +32,7 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "draw",
     "grad",
     "jvp",
     "linear_transpose",
