@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import is_scalar_constant
+from minidiff.core import Primitive, is_scalar_constant
 from minidiff.staging import make_tape
 from minidiff.tape import Atom, Equation, Tape, Var, _names, atom_type
 
@@ -139,7 +139,8 @@ class _Drawer:
     def equation(self, graph: Any, eqn: Equation) -> None:
         named = [self.name(v) for v in eqn.outputs]
         bodies = list(_bodies(eqn.params))
-        text = f"{eqn.primitive}({', '.join([*map(self.show, eqn.inputs), *_shown(eqn)])})"
+        shown = [*map(self.show, eqn.inputs), shown_params(eqn.primitive, eqn.params)]
+        text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
         look = "collective" if eqn.primitive.communicates else "operation"
         if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
             self.through(graph, eqn, text, bodies[0][1], named)
@@ -206,10 +207,10 @@ def _bodies(params: dict) -> Iterator[tuple[str, Tape]]:
             yield from ((f"{name}[{i}]", x) for i, x in enumerate(value) if isinstance(x, Tape))
 
 
-def _shown(eqn: Equation) -> list[str]:
-    within = {name.partition("[")[0] for name, _ in _bodies(eqn.params)}
-    shown = eqn.primitive.show_params({k: v for k, v in eqn.params.items() if k not in within})
-    return [shown] if shown else []
+def shown_params(primitive: Primitive, params: dict) -> str:
+    """The parameters as text, without bodies."""
+    within = {name.partition("[")[0] for name, _ in _bodies(params)}
+    return primitive.show_params({k: v for k, v in params.items() if k not in within})
 
 
 def _fits(eqn: Equation, body: Tape) -> bool:

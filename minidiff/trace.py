@@ -18,6 +18,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, TracerError, Value, is_differentiable, typeof
+from minidiff.draw import shown_params
 from minidiff.forward import as_value, jvp
 from minidiff.ops.kinds import Elementwise
 from minidiff.reverse import vjp
@@ -420,7 +421,7 @@ def _constant(a: Value) -> str:
 def _apply(primitive: Primitive, operands: Sequence[_Text], params: dict) -> _Text:
     """An operation as mathematics writes it."""
     linear = any(t.linear for t in operands)
-    shown = primitive.show_params({k: v for k, v in params.items() if not isinstance(v, Tape)})
+    shown = shown_params(primitive, params)
     name = primitive.name
     if name in _INFIX and len(operands) == 2 and not shown:
         return _infix(name, *operands)
