@@ -1,5 +1,6 @@
 # make demo   sets up, and trains a network data-parallel on 4 MPI ranks
 # make test   sets up, and runs all tests, those on MPI ranks too
+# make bench  compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
 # make lint   checks the style
 # make clean  removes what the others made
 #
@@ -17,7 +18,7 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Ranks share the processors among themselves: more threads in each would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
@@ -29,6 +30,9 @@ test: $(VENV)/.installed-$(MPI)-test
 	for ranks in 1 2 3 4 8; do \
 	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
 	done
+
+bench: $(VENV)/.installed-bench
+	python -m tests.benchmarks $(ARGS)
 
 lint: $(VENV)/.installed-$(MPI)-test
 	ruff check . && ruff format --check .

@@ -6,7 +6,7 @@
 1.0
 """
 
-from minidiff import nn, numpy, testing, tree
+from minidiff import nn, numerical, numpy, testing, tree
 from minidiff.batching import vmap
 from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
 from minidiff.control import cond, fori_loop, scan, switch, while_loop
@@ -19,12 +19,14 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
+from minidiff.draw import draw
 from minidiff.forward import jvp
 from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
 from minidiff.jit import jit
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
+from minidiff.trace import trace_table
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,7 @@ __all__ = [
     "cond",
     "custom_jvp",
     "custom_vjp",
+    "draw",
     "fori_loop",
     "grad",
     "hessian",
@@ -53,12 +56,14 @@ __all__ = [
     "linearize",
     "make_tape",
     "nn",
+    "numerical",
     "numpy",
     "remat",
     "scan",
     "stop_gradient",
     "switch",
     "testing",
+    "trace_table",
     "tree",
     "typeof",
     "value_and_grad",

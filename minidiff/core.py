@@ -102,6 +102,9 @@ class ShapedArray:
         axes = ",".join(sorted(map(str, self.variance)))
         return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
 
+    def _repr_html_(self) -> str:
+        return f"<code>{self}</code>"
+
 
 def dtype_name(dtype: numpy.dtype) -> str:
     """`f64`, `i32`, `c128`, `bool`: a dtype as types print it."""

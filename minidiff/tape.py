@@ -11,8 +11,10 @@ lambda a:f64[3], b:f64[]:
 
 from __future__ import annotations
 
+import html
 import itertools
 import keyword
+import re
 import string
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -144,6 +146,11 @@ class Tape:
         return "\n".join(_lines(self, names_of(self, letters())))
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """As printed, with the types set back."""
+        text = re.sub(r":(\w+\[[\d,]*\](?:\{[^}]*\})?)", r':<span style="color:#888">\1</span>', html.escape(str(self)))
+        return f'<pre style="text-align:left">{text}</pre>'
 
 
 def atom_type(a: Atom) -> ShapedArray:

@@ -1,0 +1,223 @@
+"""Pictures of tapes, by Graphviz: operations as boxes, values by the names that the printed tape gives them.
+
+The Python package `graphviz` is needed to draw, and Graphviz's program `dot` to see a picture: without the program
+there is still its text.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from minidiff.core import Primitive, is_scalar_constant
+from minidiff.staging import make_tape
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters
+
+NO_PROGRAM = (
+    "Graphviz's program `dot`, which makes the picture, was not found. Install Graphviz (apt install graphviz, "
+    "brew install graphviz, conda install graphviz, or from https://graphviz.org/download)"
+)
+
+#: How each sort of node looks.
+LOOKS = {
+    "input": {"shape": "ellipse", "style": "filled", "fillcolor": "#dbe9f6"},
+    "constant": {"shape": "note", "style": "filled", "fillcolor": "#eeeeee"},
+    "operation": {"shape": "box", "style": "rounded,filled", "fillcolor": "#ffffff"},
+    "collective": {"shape": "box", "style": "rounded,filled", "fillcolor": "#fdb863"},
+    "output": {"shape": "ellipse", "style": "filled", "fillcolor": "#d9f0d3"},
+}
+VARYING = {"color": "#2166ac", "penwidth": "2"}  # the border of what varies along mesh axes
+_FONT = {"fontname": "Helvetica", "fontsize": "11"}
+_LABEL_WIDTH = 40
+
+
+def draw(f: Callable | Tape) -> Any:
+    """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
+
+    Arguments are as for `make_tape`. The result is a :class:`Drawing`. Raises ImportError where the package
+    `graphviz` is missing.
+
+    >>> import numpy as np
+    >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
+    >>> "sin(a)" in picture.source
+    True
+    """
+    if isinstance(f, Tape):
+        return Drawing(f)
+    return lambda *args: Drawing(make_tape(f)(*args))
+
+
+class Drawing:
+    """A picture of a tape. Notebooks show it inline; `render` writes it to a file; `source` is its text."""
+
+    def __init__(self, tape: Tape):
+        self.graph = _Drawer().draw(tape)
+
+    @property
+    def source(self) -> str:
+        """The text that Graphviz draws, in its language DOT."""
+        return self.graph.source
+
+    def __repr__(self) -> str:
+        return self.source
+
+    def render(self, filename: str | os.PathLike) -> Path:
+        """Write the picture, in the format that the file's ending names: `.svg`, `.pdf`, `.png`; `.gv` for the text.
+
+        Raises RuntimeError where Graphviz's program is missing and the format needs it.
+        """
+        path = Path(filename)
+        if path.suffix in (".gv", ".dot"):
+            path.write_text(self.source)
+        else:
+            if not path.suffix:
+                raise ValueError(f"render: the file's ending names the format, as in {path}.svg")
+            picture = self._pipe(path.suffix[1:])
+            if picture is None:
+                raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
+            path.write_bytes(picture)
+        return path
+
+    def _pipe(self, format: str) -> bytes | None:
+        """The picture's bytes, or None where the program that makes them is missing."""
+        try:
+            return self.graph.pipe(format=format)
+        except _graphviz().ExecutableNotFound:
+            return None
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        svg = self._pipe("svg")
+        if svg is None:
+            return {"text/plain": f"{NO_PROGRAM}. Its text:\n\n{self.source}"}
+        return {"image/svg+xml": svg.decode(), "text/plain": self.source}
+
+
+def _graphviz() -> Any:
+    try:
+        import graphviz
+    except ImportError:
+        raise ImportError("drawing needs the package graphviz: pip install 'minidiff[draw]'") from None
+    return graphviz
+
+
+class _Drawer:
+    """Draws one tape, and those within it, into one graph. Values are named in the order in which tapes print them."""
+
+    def __init__(self):
+        self.graphviz = _graphviz()
+        self.names = letters()
+        self.nodes = (f"n{i}" for i in itertools.count())
+        self.clusters = (f"cluster{i}" for i in itertools.count())
+        self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
+        self.source: dict[Any, str] = {}  # the same -> the node it comes from
+
+    def draw(self, tape: Tape) -> Any:
+        graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
+        self.add(graph, tape)
+        return graph
+
+    def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
+        """Draw a tape into a graph, or a part of one: the nodes of its inputs and of its outputs."""
+        inputs = [self.declare(graph, v, "input") for v in tape.inputs]
+        for c in tape.constants:
+            self.declare(graph, c, "constant")
+        for eqn in tape.equations:
+            self.equation(graph, eqn)
+        return inputs, [self.output(graph, a) for a in tape.outputs]
+
+    def declare(self, graph: Any, a: Atom, look: str) -> str:
+        """A node for a value that no operation on the tape makes."""
+        node = self.source[_key(a)] = self.node(graph, look, [self.name(a)], [a])
+        return node
+
+    def equation(self, graph: Any, eqn: Equation) -> None:
+        named = [self.name(v) for v in eqn.outputs]
+        bodies = list(_bodies(eqn.params))
+        shown = [*map(self.show, eqn.inputs), shown_params(eqn.primitive, eqn.params)]
+        text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
+        look = "collective" if eqn.primitive.communicates else "operation"
+        if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
+            self.through(graph, eqn, text, bodies[0][1], named)
+            return
+        node = self.node(graph, look, [text, *named], eqn.outputs)
+        self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
+        for label, body in bodies:
+            with self.cluster(graph, label) as part:
+                inputs, _ = self.add(part, body)
+            for inside in inputs:
+                graph.edge(node, inside, style="dotted")
+        self.source.update((v, node) for v in eqn.outputs)
+
+    def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
+        """An operation drawn as its body: operands flow in, each to its input, and results out."""
+        with self.cluster(graph, text) as part:
+            inputs, outputs = self.add(part, body)
+        self.connect(graph, eqn.inputs, inputs)
+        for v, inside, name in zip(eqn.outputs, outputs, named):
+            self.source[v] = self.node(graph, "operation", [name], [v])
+            graph.edge(inside, self.source[v])
+
+    def cluster(self, graph: Any, label: str) -> Any:
+        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH), "style": "rounded", "color": "#888888"}
+        return graph.subgraph(name=next(self.clusters), graph_attr={**attributes, "labeljust": "l"})
+
+    def output(self, graph: Any, a: Atom) -> str:
+        node = self.node(graph, "output", [f"return {self.show(a)}"], [a])
+        self.connect(graph, [a], [node])
+        return node
+
+    def node(self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom]) -> str:
+        """A node of so many lines, which stands for these values."""
+        node = next(self.nodes)
+        varying = VARYING if any(atom_type(a).variance for a in values) else {}
+        graph.node(node, "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines), **LOOKS[look], **varying)
+        return node
+
+    def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
+        """An edge for each value, however often an operation takes it; none for numbers, which stand in the label."""
+        for key, node in dict.fromkeys(zip(map(_key, atoms), nodes)):
+            if key in self.source:
+                graph.edge(self.source[key], node)
+
+    def name(self, a: Atom) -> str:
+        """Give a value its name, and say it with its type."""
+        self.known[_key(a)] = next(self.names)
+        return f"{self.known[_key(a)]}:{atom_type(a)}"
+
+    def show(self, a: Atom) -> str:
+        return self.known.get(_key(a)) or repr(a.item() if isinstance(a, numpy.generic) else a)
+
+
+def _key(a: Atom) -> Any:
+    """What a value is known by. Numbers are written where they are used, and have no node."""
+    return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
+
+
+def _bodies(params: dict) -> Iterator[tuple[str, Tape]]:
+    for name, value in params.items():
+        if isinstance(value, Tape):
+            yield name, value
+        elif isinstance(value, (tuple, list)):
+            yield from ((f"{name}[{i}]", x) for i, x in enumerate(value) if isinstance(x, Tape))
+
+
+def shown_params(primitive: Primitive, params: dict) -> str:
+    """The parameters as text, without bodies."""
+    within = {name.partition("[")[0] for name, _ in _bodies(params)}
+    return primitive.show_params({k: v for k, v in params.items() if k not in within})
+
+
+def _fits(eqn: Equation, body: Tape) -> bool:
+    return len(body.inputs) == len(eqn.inputs) and len(body.outputs) == len(eqn.outputs)
+
+
+def _wrapped(text: str, columns: int) -> str:
+    """A label's line as Graphviz reads it, on further lines where it is long."""
+    lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
+    return "\\n".join(line.replace("\\", "\\\\") for line in lines)

@@ -1,0 +1,224 @@
+"""Derivatives by differences: what the rules are checked against, and why one wants rules.
+
+A difference quotient is wrong twice over. Its *truncation* error is the rest of a Taylor series that it leaves out,
+and falls with the step: as `h` where it looks to one side, as `h**2` where it looks to both. Its *round-off* error
+is what is lost when nearly equal numbers are subtracted, and grows as `1/h`. Between them lies a valley, and its
+bottom is far above the machine's precision. :func:`errors` measures it.
+
+>>> import numpy as np
+>>> float(central_difference(np.sin, 0.0, 1e-4))
+0.9999999983333334
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import is_differentiable, typeof
+from minidiff.forward import as_value, jvp
+
+#: (at how many steps from x, with which weight) of each scheme, and the order of its truncation error.
+SCHEMES = {
+    "forward": (((1, 1.0), (0, -1.0)), 1),
+    "backward": (((0, 1.0), (-1, -1.0)), 1),
+    "central": (((1, 0.5), (-1, -0.5)), 2),
+}
+
+
+def forward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
+    """The derivative of `f` at `x` as `(f(x + step) - f(x)) / step`. Arguments and result as `central_difference`.
+
+    >>> float(forward_difference(lambda x: x * x, 3.0, 0.5))
+    6.5
+    """
+    return _difference("forward", f, x, step, direction)
+
+
+def backward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
+    """The derivative of `f` at `x` as `(f(x) - f(x - step)) / step`. Arguments and result as `central_difference`.
+
+    >>> float(backward_difference(lambda x: x * x, 3.0, 0.5))
+    5.5
+    """
+    return _difference("backward", f, x, step, direction)
+
+
+def central_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
+    """The derivative of `f` at `x` as `(f(x + step) - f(x - step)) / (2 step)`.
+
+    `x` is a number, an array or a tree of them; whole numbers and booleans in it are held constant. With a
+    `direction`, a tree like `x`, the result is the derivative along it: a tree like `f`'s result. Without one it is
+    all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result, an array, followed by
+    its own; a gradient, if `f` returns a number. (Of complex numbers x + iy it is df/dx - i df/dy where `f` is
+    real, as in `grad`; where it is not, it must be holomorphic.) Two calls of `f` for each number in `x`, then.
+    The default step is where the two errors balance for a function whose derivatives are near 1.
+
+    >>> central_difference(lambda x: (x ** 2).sum(), numpy.array([1.0, 2.0]), 0.5)
+    array([2., 4.])
+    """
+    return _difference("central", f, x, step, direction)
+
+
+def default_step(scheme: str, x: Any) -> float:
+    """The step that balances truncation and round-off where a function and its derivatives are all near 1."""
+    precision = max((_precision(leaf) for leaf in tree.leaves(x)), default=0.0) or numpy.finfo(float).eps
+    return float(precision ** (1 / (SCHEMES[scheme][1] + 1)))
+
+
+def _precision(x: Any) -> float:
+    dtype = typeof(x).dtype
+    return float(numpy.finfo(dtype).eps) if is_differentiable(dtype) else 0.0
+
+
+def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:
+    step = default_step(scheme, x) if step is None else step
+    if direction is not None:
+        return _along(scheme, f, x, direction, step)
+    leaves, structure = tree.flatten(x)
+    return tree.unflatten(structure, [_partials(scheme, f, leaves, structure, i, step) for i in range(len(leaves))])
+
+
+def _along(scheme: str, f: Callable, x: Any, direction: Any, step: float) -> Any:
+    (at_one, one), (at_other, other) = SCHEMES[scheme][0]
+
+    def at(steps: int) -> Any:
+        return f(tree.map(lambda p, d: _moved(p, steps * step, d), x, direction))
+
+    a, b = at(at_one), at(at_other)
+    return tree.map(lambda a, b: (one * numpy.asarray(a) + other * numpy.asarray(b)) / step, a, b)
+
+
+def _moved(x: Any, step: float, direction: Any) -> Any:
+    t = typeof(x)
+    return numpy.asarray(x + step * direction, t.dtype)[()] if step and is_differentiable(t.dtype) else x
+
+
+def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure, i: int, step: float) -> Any:
+    """The partial derivatives in all numbers of leaf `i`."""
+    x = numpy.asarray(leaves[i])
+    if not is_differentiable(x.dtype):
+        return numpy.zeros(x.shape)[()]
+
+    def along(entry: int, unit: complex) -> numpy.ndarray:
+        direction = numpy.zeros(x.size, x.dtype)
+        direction[entry] = unit
+        zeros = [0.0] * len(leaves)
+        zeros[i] = direction.reshape(x.shape)[()]
+        out = _along(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
+        if not numpy.isscalar(out) and not isinstance(out, numpy.ndarray):
+            raise TypeError("all partial derivatives are those of one array; give a direction for a result of several")
+        return numpy.asarray(out)
+
+    def partial(entry: int) -> numpy.ndarray:
+        real = along(entry, 1.0)
+        return real - 1j * along(entry, 1j) if x.dtype.kind == "c" and real.dtype.kind != "c" else real
+
+    if not x.size:
+        out = numpy.asarray(f(tree.unflatten(structure, leaves)))
+        return numpy.zeros(out.shape + x.shape, out.dtype)
+    partials = numpy.stack([partial(entry) for entry in range(x.size)], axis=-1)
+    return partials.reshape(partials.shape[:-1] + x.shape)[()]
+
+
+# ---------------------------------------------------------------- how wrong they are
+
+
+class Errors(NamedTuple):
+    """Errors of each scheme at each of `steps`, ready to plot; and the steps at which they should be, and are, least.
+
+    `optimal` is the estimate where truncation and round-off are equal, from the function's exact value and higher
+    derivatives; `best` is the one of `steps` at which the error was least. Both are by scheme.
+    """
+
+    steps: numpy.ndarray
+    forward: numpy.ndarray
+    backward: numpy.ndarray
+    central: numpy.ndarray
+    optimal: dict[str, float]
+    best: dict[str, float]
+
+
+def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction: Any = None) -> Errors:
+    """How far differences are from the exact derivative of `f` at `x`, for each scheme and step.
+
+    The derivative is that along `direction` (by default ones, for each number in `x`), the error the largest in
+    any number of the result; `steps` are by default 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
+    `plt.loglog(e.steps, e.forward)`.
+
+    >>> e = errors(numpy.exp, 1.0)
+    >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)
+    True
+    """
+    f, leaves, chosen = of_active(f, x)
+    if not leaves:
+        raise TypeError(
+            f"errors: no argument carries a derivative ({', '.join(map(str, map(typeof, tree.leaves(x))))})"
+        )
+    tangents = [numpy.ones_like(p)[()] for p in leaves] if direction is None else chosen(direction)
+    steps = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
+    value, *exact = _derivatives(f, leaves, tangents, 3)
+    found = {
+        scheme: numpy.array([_distance(_along(scheme, f, leaves, tangents, h), exact[0]) for h in steps])
+        for scheme in SCHEMES
+    }
+    lost = max(map(_precision, leaves)) * (_size(value) + _size(leaves) * _size(exact[0]))
+    optimal = {scheme: _optimal(order, lost, _size(exact[order])) for scheme, (_, order) in SCHEMES.items()}
+    best = {scheme: float(steps[numpy.nanargmin(e)]) for scheme, e in found.items()}
+    return Errors(steps, **found, optimal=optimal, best=best)
+
+
+def _derivative(f: Callable, tangents: list, x: list) -> Any:
+    return jvp(f, (x,), (tangents,))[1]
+
+
+def _derivatives(f: Callable, leaves: list, tangents: list, order: int) -> list:
+    """The value of `f` and its first, second, … derivatives along `tangents`, by the rules."""
+    functions = [f]
+    for _ in range(order):
+        functions.append(functools.partial(_derivative, functions[-1], tangents))
+    return [g(leaves) for g in functions]
+
+
+def _optimal(order: int, lost: float, next_derivative: float) -> float:
+    """The step at which the sum of both errors is least: of `h/2 d2f + 2 lost/h`, or `h**2/6 d3f + lost/h`."""
+    if not next_derivative:
+        return float("inf")
+    return 2 * (lost / next_derivative) ** 0.5 if order == 1 else (3 * lost / next_derivative) ** (1 / 3)
+
+
+def _size(x: Any) -> float:
+    return max((float(numpy.abs(leaf).max(initial=0.0)) for leaf in tree.leaves(x)), default=0.0)
+
+
+def _distance(x: Any, y: Any) -> float:
+    return _size(tree.map(lambda a, b: numpy.asarray(a) - numpy.asarray(b), x, y))
+
+
+def of_active(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
+    """`f` with whole numbers and booleans held constant, both in its argument and its result.
+
+    The first result is a function of the list of those leaves of `x` that carry derivatives, and returns the list of
+    those of `f`'s result; the second is that list at `x`; the third picks it from any tree like `x`.
+    """
+    leaves, structure = tree.flatten(x)
+    values = [as_value(leaf) for leaf in leaves]
+    active = [is_differentiable(v.dtype) for v in values]
+
+    def chosen(like: Any) -> list:
+        found, given = tree.flatten(like)
+        if given != structure:
+            raise ValueError(f"the direction has the structure {given}, the argument {structure}")
+        return [leaf for leaf, yes in zip(found, active) if yes]
+
+    def restricted(some: list) -> list:
+        given = iter(some)
+        full = [next(given) if yes else leaf for leaf, yes in zip(leaves, active)]
+        outs = tree.leaves(f(tree.unflatten(structure, full)))
+        return [out for out in outs if is_differentiable(typeof(out).dtype)]
+
+    return restricted, [v for v, yes in zip(values, active) if yes], chosen

@@ -1,0 +1,1 @@
+"""What gradients cost, beside the same gradients written by hand and those of other libraries: `make bench`."""

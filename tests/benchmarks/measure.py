@@ -1,0 +1,70 @@
+"""Times and memory, always beside a baseline measured in the same process at the same time."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+
+Run = Callable[[], object]
+
+
+def times(runs: dict[str, Run], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Seconds a call of each, `rounds` times in turn; each turn calls for about `seconds`.
+
+    Whatever slows the machine for a while slows all of them: compare them within a round.
+    """
+    calls = {}
+    for name, run in runs.items():
+        run()  # what is cached or compiled is so from here on
+        calls[name] = max(1, round(seconds / min(_time(run, 1) for _ in range(3))))
+    gc.collect()
+    gc.freeze()
+    found = {name: [] for name in runs}
+    try:
+        for _ in range(rounds):
+            for name, run in runs.items():
+                found[name].append(_time(run, calls[name]))
+    finally:
+        gc.unfreeze()
+    return found
+
+
+def _time(run: Run, calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter() - start) / calls
+
+
+def ratio(found: dict[str, list[float]], name: str, baseline: str) -> float:
+    """The median over rounds of how many times as long `name` takes as `baseline`."""
+    return statistics.median(a / b for a, b in zip(found[name], found[baseline]))
+
+
+def peak_memory(run: Run) -> int:
+    """Bytes that a call holds at most beyond what was held before, as NumPy and Python count them."""
+    run()
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        tracemalloc.reset_peak()
+        run()
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def import_times(modules: list[str], rounds: int) -> dict[str, list[float]]:
+    """Seconds that `import module` takes in a new process, each in turn."""
+    program = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+    found = {m: [] for m in modules}
+    for _ in range(rounds):
+        for m in modules:
+            found[m].append(float(subprocess.check_output([sys.executable, "-c", program.format(m)])))
+    return found

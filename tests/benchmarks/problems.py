@@ -1,0 +1,210 @@
+"""The problems: each a loss, written once for every library's NumPy-like namespace, and its gradient by hand.
+
+`loss(np, params, data)` is the loss; `by_hand(params, data)` gives its value and a list of gradients, in plain
+NumPy as one writes it who knows the derivative and cares for speed: operations in place where nothing is lost,
+weights' gradients of all time steps in one product.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+Arrays = Sequence[Any]
+
+
+class Problem(NamedTuple):
+    name: str
+    loss: Callable[[Any, Arrays, Arrays], Any]
+    by_hand: Callable[[Arrays, Arrays], tuple[Any, list]]
+    params: list
+    data: list
+
+
+# ---------------------------------------------------------------- one formula of two numbers
+
+
+def formula(np, params, data):
+    x1, x2 = params
+    return np.log(x1) + x1 * x2 - np.sin(x2)
+
+
+def formula_by_hand(params, data):
+    x1, x2 = params
+    return numpy.log(x1) + x1 * x2 - numpy.sin(x2), [1 / x1 + x2, x1 - numpy.cos(x2)]
+
+
+# ---------------------------------------------------------------- a chain of elementwise operations
+
+
+def chain(np, params, data, rounds=10):
+    """Ten operations a round: sin, multiply, negative, exp, tanh, add, sqrt, divide, log, cos."""
+    (x,) = params
+    y = x
+    for _ in range(rounds):
+        y = np.exp(-(np.sin(y) * x))
+        y = np.sqrt(np.tanh(y) + x)
+        y = np.cos(np.log(y / x))
+    return np.sum(y)
+
+
+def chain_by_hand(params, data, rounds=10):
+    (x,) = params
+    y, kept = x, []
+    for _ in range(rounds):
+        s = numpy.sin(y)
+        e = s * x
+        numpy.negative(e, out=e)
+        numpy.exp(e, out=e)
+        t = numpy.tanh(e)
+        q = t + x
+        numpy.sqrt(q, out=q)
+        d = q / x
+        v = numpy.log(d)
+        kept.append((y, s, e, t, q, d, v))
+        y = numpy.cos(v)
+    dx, g = numpy.zeros_like(x), numpy.ones_like(x)
+    for y_in, s, e, t, q, d, v in reversed(kept):
+        g *= numpy.sin(v)
+        g /= d
+        g /= x  # with the sign of cos' = -sin left for later: minus the cotangent of q
+        d *= g
+        dx += d
+        g /= q
+        g *= -0.5
+        dx += g
+        t *= t
+        numpy.subtract(1.0, t, out=t)
+        g *= t
+        g *= e
+        s *= g
+        dx -= s
+        g *= x
+        numpy.negative(g, out=g)
+        g *= numpy.cos(y_in)
+    dx += g
+    return y.sum(), [dx]
+
+
+# ---------------------------------------------------------------- a classifier
+
+
+def mlp(np, params, data):
+    """Layers of tanh, then softmax cross-entropy."""
+    h, labels = data
+    *hidden, (w, b) = zip(params[::2], params[1::2])
+    for v, c in hidden:
+        h = np.tanh(h @ v + c)
+    logits = h @ w + b
+    scores = logits - np.log(np.sum(np.exp(logits), axis=1, keepdims=True))
+    return -np.sum(labels * scores) / labels.shape[0]
+
+
+def mlp_by_hand(params, data):
+    h, labels = data
+    weights, biases = params[::2], params[1::2]
+    kept = [h]
+    for w, b in zip(weights[:-1], biases[:-1]):
+        h = h @ w
+        h += b
+        numpy.tanh(h, out=h)
+        kept.append(h)
+    logits = h @ weights[-1]
+    logits += biases[-1]
+    g = numpy.exp(logits)
+    total = g.sum(axis=1, keepdims=True)
+    logits -= numpy.log(total)
+    loss = -numpy.vdot(labels, logits) / len(labels)
+    g /= total
+    g -= labels
+    g /= len(labels)
+    grads = []
+    for i in reversed(range(len(weights))):
+        h = kept.pop()
+        grads += [g.sum(axis=0), h.T @ g]
+        if i:
+            g = g @ weights[i].T
+            h *= h  # no one needs the layer's values any more
+            numpy.subtract(1.0, h, out=h)
+            g *= h
+    return loss, grads[::-1]
+
+
+# ---------------------------------------------------------------- a recurrent network
+
+
+def rnn(np, params, data):
+    """h = tanh(x[t] @ u + h @ w + b) step after step, and the squared error of what is read off the last h."""
+    u, w, b, v = params
+    x, h, y = data
+    for t in range(x.shape[0]):
+        h = np.tanh(x[t] @ u + h @ w + b)
+    error = h @ v - y
+    return np.sum(error * error) / y.shape[0]
+
+
+def rnn_by_hand(params, data):
+    u, w, b, v = params
+    x, h, y = data
+    steps, batch, inputs = x.shape
+    hs = numpy.empty((steps + 1, *h.shape))
+    hs[0] = h
+    zs = (x.reshape(-1, inputs) @ u).reshape(steps, *h.shape)
+    zs += b
+    for t in range(steps):
+        z = zs[t]
+        z += hs[t] @ w
+        numpy.tanh(z, out=hs[t + 1])
+    error = hs[-1] @ v
+    error -= y
+    loss = numpy.vdot(error, error) / batch
+    error *= 2 / batch
+    dv = hs[-1].T @ error
+    g = error @ v.T
+    for t in reversed(range(steps)):
+        z = zs[t]
+        numpy.multiply(hs[t + 1], hs[t + 1], out=z)
+        numpy.subtract(1.0, z, out=z)
+        z *= g
+        g = z @ w.T
+    flat = zs.reshape(steps * batch, -1)
+    return loss, [x.reshape(-1, inputs).T @ flat, hs[:-1].reshape(steps * batch, -1).T @ flat, flat.sum(axis=0), dv]
+
+
+# ---------------------------------------------------------------- sizes
+
+
+def problems(quick: bool = False) -> list[Problem]:
+    """All problems; with `quick`, so small that they only show that all agree."""
+    rng = numpy.random.default_rng(0)
+    sizes = [6, 4, 4, 3] if quick else [784, 128, 128, 128, 128, 128, 8]
+    steps, inputs, hidden, outputs = (3, 2, 4, 2) if quick else (50, 64, 128, 8)
+    batch = 5 if quick else 32
+    layers = [(rng.normal(size=(m, n)) / m**0.5, 0.1 * rng.normal(size=n)) for m, n in itertools.pairwise(sizes)]
+    labels = numpy.eye(sizes[-1])[rng.integers(sizes[-1], size=batch)]
+    recurrent = [(inputs, hidden), (hidden, hidden), (hidden,), (hidden, outputs)]
+    return [
+        Problem("formula", formula, formula_by_hand, [2.0, 5.0], []),
+        Problem("elementwise", chain, chain_by_hand, [rng.uniform(0.5, 1.5, 10 if quick else 1000)], []),
+        Problem(
+            "MLP",
+            mlp,
+            mlp_by_hand,
+            [p for layer in layers for p in layer],
+            [rng.normal(size=(batch, sizes[0])), labels],
+        ),
+        Problem(
+            "RNN",
+            rnn,
+            rnn_by_hand,
+            [rng.normal(size=shape) / hidden**0.5 for shape in recurrent],
+            [
+                rng.normal(size=(steps, batch, inputs)),
+                numpy.zeros((batch, hidden)),
+                rng.normal(size=(batch, outputs)),
+            ],
+        ),
+    ]

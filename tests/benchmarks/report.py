@@ -1,0 +1,148 @@
+"""Runs everything and prints one table of ratios, with the targets beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from . import measure, peers
+from .problems import Problem, problems
+
+HAND = "by hand"
+
+#: What is aimed at: (row, column) -> (limit, unit), where the unit is "x", times the baseline, or "µs".
+TARGETS: dict[tuple[str, str], tuple[float, str]] = {
+    ("grad: formula", "minidiff"): (25.0, "µs"),
+}
+
+
+def check(problem: Problem, runs: dict) -> None:
+    """Raise AssertionError where a peer's loss or gradient is not that written by hand."""
+    loss, grads = runs[HAND]()
+    for name, run in runs.items():
+        value, found = run()
+        numpy.testing.assert_allclose(numpy.asarray(value), loss, rtol=1e-10, err_msg=f"{problem.name}, {name}: loss")
+        for i, (g, expected) in enumerate(zip(found, grads, strict=True)):
+            g = numpy.asarray(g)
+            scale = numpy.abs(expected).max()
+            numpy.testing.assert_allclose(
+                g, expected, rtol=1e-10, atol=1e-10 * scale, err_msg=f"{problem.name}, {name}: gradient {i}"
+            )
+
+
+def gradients(problem: Problem, prepare: dict, options) -> dict:
+    """One row: the gradient by each peer."""
+    runs = {HAND: peers.by_hand(problem), **{name: p(problem) for name, p in prepare.items()}}
+    check(problem, runs)
+    return _row(f"grad: {problem.name}", measure.times(runs, options.rounds, options.seconds), HAND, 1e6, "µs")
+
+
+def evaluations(problem: Problem, options) -> dict:
+    """One row: the loss itself, by functions of minidiff.numpy and by NumPy's."""
+    import minidiff.numpy
+
+    runs = {
+        HAND: lambda: problem.loss(numpy, problem.params, problem.data),
+        "minidiff": lambda: problem.loss(minidiff.numpy, problem.params, problem.data),
+    }
+    return _row(f"value: {problem.name}", measure.times(runs, options.rounds, options.seconds), HAND, 1e6, "µs")
+
+
+def memory(problem: Problem, prepare: dict) -> dict:
+    """One row: the most bytes held at once. Only what allocates through Python can be seen."""
+    seen = {name: p for name, p in prepare.items() if name not in ("PyTorch", "JAX", "JAX jit")}
+    runs = {HAND: peers.by_hand(problem), **{name: p(problem) for name, p in seen.items()}}
+    found = {name: [measure.peak_memory(run)] for name, run in runs.items()}
+    return _row(f"memory: {problem.name}", found, HAND, 1e-6, "MB")
+
+
+def imports(options) -> dict:
+    found = measure.import_times(["numpy", "minidiff"], options.rounds)
+    return _row("import", {HAND: found["numpy"], "minidiff": found["minidiff"]}, HAND, 1e3, "ms")
+
+
+def _row(name: str, found: dict[str, list[float]], baseline: str, scale: float, unit: str) -> dict:
+    """Ratios to the baseline, and the absolute numbers, of all that was measured."""
+    return {
+        "name": name,
+        "unit": unit,
+        "absolute": {k: statistics.median(v) * scale for k, v in found.items()},
+        "ratio": {k: measure.ratio(found, k, baseline) for k in found if k != baseline},
+    }
+
+
+def verdict(row: dict, column: str) -> str:
+    """How a number stands to its target: `met`, `missed`, or nothing where there is none."""
+    limit, unit = TARGETS.get((row["name"], column), (None, None))
+    value = row["ratio" if unit == "x" else "absolute"].get(column)
+    if limit is None or value is None:
+        return ""
+    return f"{column} <= {limit:g} {unit}: {'met' if value <= limit else 'missed'}"
+
+
+def table(rows: Sequence[dict], columns: Sequence[str], missing: dict[str, str]) -> str:
+    """The rows as text: the baseline's and minidiff's absolute numbers, then everyone's ratio to the baseline."""
+    head = ["", HAND, "minidiff", *columns, "targets"]
+    lines = [head]
+    for row in rows:
+        absolute = [_number(row["absolute"].get(c), row["unit"]) for c in (HAND, "minidiff")]
+        asked = row["name"].startswith("grad")
+        ratios = ["missing" if c in missing and asked else _times(row["ratio"].get(c)) for c in columns]
+        targets = "; ".join(filter(None, (verdict(row, c) for c in columns)))
+        lines.append([row["name"], *absolute, *ratios, targets])
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    lines.insert(1, ["-" * w for w in widths])
+    left = (0, len(head) - 1)
+    padded = [[c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))] for r in lines]
+    return "\n".join("  ".join(cells).rstrip() for cells in padded)
+
+
+def _number(x: float | None, unit: str) -> str:
+    return "" if x is None else f"{x:,.4g} {unit}" if x < 1e4 else f"{x:,.0f} {unit}"
+
+
+def _times(x: float | None) -> str:
+    return "" if x is None else f"{x:.2f}x"
+
+
+def run(options: argparse.Namespace) -> tuple[list[dict], dict[str, str]]:
+    """All measurements that `options` ask for, and the peers that are missing."""
+    prepare, missing = peers.load(options.peers)
+    rows = []
+    for problem in problems(options.quick):
+        if not options.only or problem.name in options.only:
+            rows.append(gradients(problem, prepare, options))
+            rows.append(evaluations(problem, options))
+            if problem.name in ("MLP", "RNN"):
+                rows.append(memory(problem, prepare))
+    if not options.only or "import" in options.only:
+        rows.append(imports(options))
+    return rows, missing
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="tiny problems: only shows that all agree")
+    parser.add_argument("--json", metavar="FILE", help="write the numbers there too")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="formula, elementwise, MLP, RNN, import")
+    parser.add_argument("--peers", nargs="+", metavar="NAME", choices=peers.PEERS, help=", ".join(peers.PEERS))
+    parser.add_argument("--rounds", type=int, default=None, help="how often each is measured (25)")
+    parser.add_argument("--seconds", type=float, default=None, help="how long each measurement takes (0.02)")
+    options = parser.parse_args(arguments)
+    options.rounds = options.rounds or (1 if options.quick else 25)
+    options.seconds = options.seconds or (1e-4 if options.quick else 0.02)
+    rows, missing = run(options)
+    columns = [name for name in peers.PEERS if options.peers is None or name in options.peers]
+    print(table(rows, columns, missing))
+    for name, why in missing.items():
+        print(f"missing: {name} ({why})")
+    result = {"rows": rows, "missing": missing}
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(result, file, indent=1)
+    return result

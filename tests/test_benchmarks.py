@@ -1,0 +1,44 @@
+"""The benchmarks run, and compare what is equal. How fast anything is, is not tested."""
+
+import json
+
+import pytest
+
+from .benchmarks import report
+from .benchmarks.problems import problems
+
+
+def test_all_agree_and_the_table_is_printed(capsys, tmp_path):
+    path = tmp_path / "numbers.json"
+    result = report.main(["--quick", "--json", str(path), "--peers", "minidiff", "minidiff jit"])
+    text = capsys.readouterr().out
+    assert json.loads(path.read_text()) == result
+    for problem in problems():
+        assert f"grad: {problem.name}" in text and f"value: {problem.name}" in text
+    assert "memory: MLP" in text and "import" in text
+
+
+def test_a_wrong_gradient_is_found():
+    problem = problems(quick=True)[0]
+    runs = {report.HAND: lambda: (1.0, [1.0, 2.0]), "peer": lambda: (1.0, [1.0, 2.0 + 1e-8])}
+    with pytest.raises(AssertionError, match="formula, peer: gradient 1"):
+        report.check(problem, runs)
+
+
+def test_a_missing_peer_is_shown(monkeypatch, capsys):
+    def absent():
+        raise ImportError("not here")
+
+    monkeypatch.setitem(report.peers.PEERS, "JAX", absent)
+    report.main(["--quick", "--only", "formula", "--peers", "minidiff", "JAX"])
+    text = capsys.readouterr().out
+    assert "missing: JAX (not here)" in text
+    assert any("grad: formula" in line and "missing" in line for line in text.splitlines())
+
+
+@pytest.mark.parametrize("time, verdict", [(20.0, "minidiff <= 25 µs: met"), (30.0, "minidiff <= 25 µs: missed")])
+def test_targets(monkeypatch, time, verdict):
+    monkeypatch.setattr(report, "TARGETS", {("grad: formula", "minidiff"): (25.0, "µs")})
+    row = {"name": "grad: formula", "unit": "µs", "absolute": {"minidiff": time}, "ratio": {"minidiff": 2.0}}
+    assert report.verdict(row, "minidiff") == verdict
+    assert report.verdict({**row, "name": "other"}, "minidiff") == ""

@@ -1,0 +1,248 @@
+"""Trace tables: the engine's own steps, written as one writes them by hand."""
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff.core import Primitive
+from minidiff.forward import float0
+from minidiff.trace import pad, show_value, width
+
+
+def f(x1, x2):
+    """The example of every text on automatic differentiation: ln x1 + x1 x2 - sin x2."""
+    a, b, c = np.log(x1), x1 * x2, np.sin(x2)
+    return a + b - c
+
+
+FORWARD = """\
+primal trace ↓          │ tangent trace ↓
+─────────────────────── │ ───────────────────────────────
+v₋₁ = x₁       = 2      │ v̇₋₁ = ẋ₁                  = 1
+v₀  = x₂       = 5      │ v̇₀  = ẋ₂                  = 0
+v₁  = ln v₋₁   = 0.693  │ v̇₁  = v̇₋₁ / v₋₁           = 0.5
+v₂  = v₋₁ × v₀ = 10     │ v̇₂  = v̇₋₁ × v₀ + v̇₀ × v₋₁ = 5
+v₃  = sin v₀   = -0.959 │ v̇₃  = v̇₀ × cos v₀         = 0
+v₄  = v₁ + v₂  = 10.693 │ v̇₄  = v̇₁ + v̇₂             = 5.5
+v₅  = v₄ - v₃  = 11.652 │ v̇₅  = v̇₄ - v̇₃             = 5.5
+y   = v₅       = 11.652 │ ẏ   = v̇₅                  = 5.5"""
+
+REVERSE = """\
+primal trace ↓          │ adjoint trace ↑
+─────────────────────── │ ─────────────────────────────────────────────────
+v₋₁ = x₁       = 2      │ x̄₁                      = v̄₋₁            = 5.5
+v₀  = x₂       = 5      │ x̄₂                      = v̄₀             = 1.716
+v₁  = ln v₋₁   = 0.693  │ v̄₋₁ = v̄₋₁ + v̄₁ ∂v₁/∂v₋₁ = v̄₋₁ + v̄₁ / v₋₁ = 5.5
+v₂  = v₋₁ × v₀ = 10     │ v̄₀  = v̄₀ + v̄₂ ∂v₂/∂v₀   = v̄₀ + v̄₂ × v₋₁  = 1.716
+                        │ v̄₋₁ = v̄₂ ∂v₂/∂v₋₁       = v̄₂ × v₀        = 5
+v₃  = sin v₀   = -0.959 │ v̄₀  = v̄₃ ∂v₃/∂v₀        = v̄₃ × cos v₀    = -0.284
+v₄  = v₁ + v₂  = 10.693 │ v̄₂  = v̄₄ ∂v₄/∂v₂        = v̄₄             = 1
+                        │ v̄₁  = v̄₄ ∂v₄/∂v₁        = v̄₄             = 1
+v₅  = v₄ - v₃  = 11.652 │ v̄₃  = v̄₅ ∂v₅/∂v₃        = -v̄₅            = -1
+                        │ v̄₄  = v̄₅ ∂v₅/∂v₄        = v̄₅             = 1
+y   = v₅       = 11.652 │ v̄₅                      = ȳ              = 1"""
+
+
+@pytest.mark.parametrize("mode, table", [("forward", FORWARD), ("reverse", REVERSE)])
+def test_the_example(mode, table):
+    assert str(md.trace_table(f, 2.0, 5.0, mode=mode)) == table
+
+
+def test_its_numbers():
+    forward, reverse = (md.trace_table(f, 2.0, 5.0, mode=mode) for mode in ("forward", "reverse"))
+    assert round(forward.result, 3) == 11.652 and forward.derivative == 5.5
+    assert [round(x, 3) for x in reverse.derivative] == [5.5, 1.716]
+    assert [s.name for s in forward.primals] == ["v₋₁", "v₀", "v₁", "v₂", "v₃", "v₄", "v₅", "y"]
+    assert [(s.name, float(s.value)) for s in reverse.derivatives[:3]] == [("v̄₅", 1.0), ("v̄₄", 1.0), ("v̄₃", -1.0)]
+    assert reverse.derivatives[-3].formula == "v̄₋₁ + v̄₁ / v₋₁"
+    assert float(md.trace_table(f, 2.0, 5.0, seed=(0.0, 1.0)).derivative) == pytest.approx(1.7163378145)
+    assert float(md.trace_table(f, 2.0, 5.0, mode="reverse", seed=2.0).derivative[0]) == 11.0
+
+
+W, X = np.linspace(-1.0, 1.0, 6).reshape(3, 2), np.arange(12.0).reshape(4, 3)
+
+
+class SineAndCosine(Primitive):
+    """An operation of several results."""
+
+    multiple_results = True
+
+    def jvp(self, primals, tangents, params):
+        s, c = self.bind(*primals)
+        return [s, c], [c * tangents[0], -s * tangents[0]]
+
+
+both = SineAndCosine("both", lambda x: [np.sin(x), np.cos(x)], lambda x: [(x.shape, x.dtype)] * 2)
+
+PROGRAMS = {
+    "an input as it is": (lambda x: x, (2.0,)),
+    "a constant": (lambda x: (x * 0 + 1.0, 3.0), (2.0,)),
+    "used twice at once": (lambda x: x * x * x, (2.0,)),
+    "trees": (lambda p, x: {"loss": np.sum(np.tanh(x @ p["w"]) ** 2), "most": x.max(axis=0)}, ({"w": W}, X)),
+    "integers": (lambda x, n: (x * n, n + 1, np.argmax(x)), (W, 3)),
+    "constants": (lambda x: x * np.array([1.0, 2.0]) + np.arange(2), (np.array([3.0, 4.0]),)),
+    "several results": (both.bind, (W,)),
+    "one of several results": (lambda x: both.bind(x)[1] * 2, (W,)),
+    "branches": (lambda x: np.where(x > 0, np.sqrt(np.abs(x)), -x), (W,)),
+    "single precision": (lambda x: np.exp(-x).sum(), (W.astype(np.float32),)),
+    "complex": (lambda z: np.exp(1j * z) / z, (1.0 + 2.0j,)),
+    "gradients": (md.grad(lambda x: np.sin(x) * x), (2.0,)),
+    "any number of arguments": (lambda *xs: sum(xs), (1.0, 2.0, 3.0)),
+    "empty": (lambda x: x.sum(), (np.ones((0, 3)),)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_tables_agree_with_the_transformations(name):
+    f, args = PROGRAMS[name]
+    reverse, forward = md.trace_table(f, *args, mode="reverse"), md.trace_table(f, *args)
+    out, pullback = md.vjp(f, *args)
+    _agree(reverse.result, out)
+    _agree(forward.result, out)
+    _agree(reverse.derivative, pullback(md.tree.map(np.ones_like, out)))
+    leaves = [np.asarray(x) for x in md.tree.leaves(args)]
+    first = next(i for i, x in enumerate(leaves) if x.dtype.kind in "fc")
+    seeds = [np.full(x.shape, i == first, x.dtype if x.dtype.kind in "fc" else float0) for i, x in enumerate(leaves)]
+    _agree(forward.derivative, md.jvp(f, args, md.tree.unflatten(md.tree.structure(args), seeds))[1])
+    for table in (forward, reverse):
+        lines = str(table).splitlines()
+        assert len({width(line.partition("│")[0]) for line in lines}) == 1
+
+
+def _agree(actual, expected):
+    assert md.tree.structure(actual) == md.tree.structure(expected)
+    for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected)):
+        assert np.shape(a) == np.shape(e)
+        if np.asarray(e).dtype.kind in "fc":
+            np.testing.assert_allclose(a, e, rtol=1e-6)
+
+
+def test_names_come_from_the_function():
+    def g(params, x1, *rest):
+        return params["w"] * x1 + rest[1]
+
+    steps = md.trace_table(g, {"w": 2.0}, 3.0, 4.0, 5.0, mode="reverse")
+    assert [s.formula for s in steps.primals[:4]] == ["params['w']", "x₁", "rest[0]", "rest[1]"]
+    names = ["adjoint of rest[1]", "adjoint of rest[0]", "x̄₁", "adjoint of params['w']"]
+    assert [s.name for s in steps.derivatives[-4:]] == names
+    assert md.trace_table(np.sin, 1.0).primals[0].formula in ("x", "x₁")
+
+
+@pytest.mark.parametrize(
+    "f, formula",
+    [
+        (lambda x, y: x - (y - x), "v₋₁ - v₁"),
+        (lambda x, y: np.exp(-x), "exp v₁"),
+        (lambda x, y: x**y, "v₋₁ ** v₀"),
+        (lambda x, y: np.log(x).reshape(1, 1), "reshape(v₁, shape=(1, 1))"),
+        (lambda x, y: both.bind(x)[1], "both(v₋₁)[1]"),
+    ],
+)
+def test_primal_formulas(f, formula):
+    assert md.trace_table(f, 2.0, 5.0).primals[-2].formula.startswith(formula)
+
+
+@pytest.mark.parametrize(
+    "f, formula",
+    [
+        (lambda x: np.sqrt(x), "v̄₁ × 0.5 / v₁"),
+        (lambda x: np.tanh(x), "v̄₁ × (1 - v₁ × v₁)"),
+        (lambda x: 1 / x, None),
+        (lambda x: x * x, "v̄₁ × v₀ + v̄₁ × v₀"),
+    ],
+)
+def test_adjoint_formulas(f, formula):
+    """What is written can be computed: it is what the table's value is."""
+    table = md.trace_table(f, 2.0, mode="reverse")
+    step = table.derivatives[1]
+    assert formula is None or step.formula == formula
+    names = {"v₀": 2.0, "v₁": float(table.result), "v̄₁": 1.0}
+    text = step.formula.replace("×", "*")
+    for name in sorted(names, key=len, reverse=True):
+        text = text.replace(name, f"({names[name]})")
+    assert eval(text) == pytest.approx(float(md.grad(f)(2.0)))
+
+
+def test_a_long_derivative_is_a_jacobian():
+    def long(x):
+        for _ in range(30):
+            x = np.sin(x) * np.cos(x)
+        return x
+
+    def impl(x):
+        return long(x)
+
+    class Long(Primitive):
+        def jvp(self, primals, tangents, params):
+            return self.bind(*primals), tangents[0] * long(primals[0])
+
+    long_p = Long("long", impl, lambda x: (x.shape, x.dtype))
+    assert md.trace_table(long_p.bind, 2.0).derivatives[1].formula == "∂v₁/∂v₀ v̇₀"
+    steps = md.trace_table(long_p.bind, 2.0, mode="reverse").derivatives
+    assert (steps[1].formula, steps[1].rule) == ("v̄₁ ∂v₁/∂v₀", "")
+
+
+def test_a_shard_map_is_one_step():
+    import spmd
+    from collectives import psum
+    from spmd import P
+
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    f = spmd.shard_map(lambda x: psum(np.sum(x * x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    np.testing.assert_array_equal(md.trace_table(f, np.ones(4), mode="reverse").derivative[0], 2 * np.ones(4))
+    assert md.trace_table(f, np.ones(4)).derivative == 8.0
+
+
+def test_in_a_notebook():
+    text = md.trace_table(lambda x: np.where(x < 1, x, 2 * x), 2.0, mode="reverse")._repr_html_()
+    assert text.startswith("<table>") and "v̄₀" in text and "adjoint trace" in text
+    rows = [row for row in text.split("<tr>") if "<td" in row]
+    assert {row.count("<td") for row in rows} == {7}
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: md.trace_table(f, 2.0, 5.0, mode="backward"), ValueError, "mode is 'forward' or 'reverse'"),
+        (lambda: md.trace_table(f, 2, 5), TypeError, r"no argument carries a derivative \(i64\[\], i64\[\]\)"),
+        (lambda: md.trace_table(f, 2.0, 5.0, seed=1.0), ValueError, r"has the structure \*, it must have \(\*, \*\)"),
+        (
+            lambda: md.trace_table(f, 2.0, 5.0, seed=(W, 1.0)),
+            ValueError,
+            r"f64\[3,2\] for a value of type f64\[\]",
+        ),
+        (lambda: md.grad(lambda x: md.trace_table(f, x, x).result)(2.0), md.TracerError, "outside of other transf"),
+    ],
+)
+def test_wrong_use(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    "value, shown",
+    [
+        (2.0, "2"),
+        (-0.0, "0"),
+        (-0.95892, "-0.959"),
+        (1e-5, "1.000e-05"),
+        (float("nan"), "nan"),
+        (7, "7"),
+        (True, "True"),
+        (1 - 2j, "1-2i"),
+        (np.array([0.5, 2.0]), "f64[2] [0.5, 2]"),
+        (np.array([[1, 2], [3, 4]]), "i64[2,2] [[1, 2], [3, 4]]"),
+        (np.arange(6.0), "f64[6] 0 … 5"),
+        (np.ones((3, 3)), "f64[3,3] all 1"),
+        (np.ones((3, 3), complex), "c128[3,3]"),
+        (np.ones((0, 3)), "f64[0,3] []"),
+    ],
+)
+def test_values(value, shown):
+    assert show_value(value, 3) == shown
+
+
+@pytest.mark.parametrize("text, columns", [("v₋₁", 3), ("v̇₁", 2), ("ȳ", 1), ("x̄", 1), ("変", 2)])
+def test_widths(text, columns):
+    assert width(text) == columns
+    assert width(pad(text, 8)) == 8
