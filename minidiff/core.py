@@ -386,7 +386,7 @@ class Primitive:
         self.impl = impl
         self.shape_rule = shape_rule
         # Whether the tangent is computed from the result, which may then be computed elsewhere.
-        self.by_parts = type(self).jvp is Primitive.jvp and not (self.has_body or self.multiple_results)
+        self.by_parts = type(self).jvp is Primitive.jvp and not self.has_body
 
     def bind(self, *args: Value, **params) -> Value:
         """Apply the operation: the current interpreter decides what that means."""

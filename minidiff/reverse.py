@@ -68,7 +68,7 @@ class Sweep(JVP):
             else:
                 foreign = foreign or isinstance(x, Tracer)
                 primals.append(x)
-        if not active or not primitive.by_parts:
+        if not active or not primitive.by_parts or primitive.multiple_results:
             return super().process(primitive, args, params)
         recorder = self.below
         if recorder.below is EVALUATE and not foreign:  # as the lines after `else`, without a detour

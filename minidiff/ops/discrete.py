@@ -17,15 +17,7 @@ from minidiff.core import Primitive, Tracer, Value, implements, typeof
 # ---------------------------------------------------------------- operations
 
 
-class ByTangent(Primitive):
-    """An operation whose author writes its tangent, from its result: `tangent(out, primals, tangents, params)`."""
-
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals, **params)
-        return out, self.tangent(out, primals, tangents, params)
-
-
-class Discrete(ByTangent):
+class Discrete(Primitive):
     """An operation without a derivative.
 
     `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Where there is none, the elements of

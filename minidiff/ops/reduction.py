@@ -14,7 +14,7 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.discrete import ByTangent, Discrete
+from minidiff.ops.discrete import Discrete
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
@@ -195,7 +195,7 @@ cumsum_p = Linear(
 )
 
 
-class Recurrence(ByTangent):
+class Recurrence(Primitive):
     """y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end, y[i] = a[i] y[i+1] + b[i].
 
     Linear in b. It is what the derivative of `cumprod` is made of, and its own derivatives, so that nothing is
@@ -259,7 +259,7 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
     return concatenate([rest, start] if reverse else [start, rest], axis)
 
 
-class CumulativeProduct(ByTangent):
+class CumulativeProduct(Primitive):
     """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]; with `reverse` from the end."""
 
     def __init__(self):
@@ -343,7 +343,7 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 
-class Product(ByTangent):
+class Product(Primitive):
     """`prod`: the derivative in each element is the product of the others, before it and after it."""
 
     def __init__(self):
@@ -393,7 +393,7 @@ def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, in
 # ---------------------------------------------------------------- max, min
 
 
-class Extremum(ByTangent):
+class Extremum(Primitive):
     """`max` and `min`: the derivative is shared equally among the elements that attain it.
 
     `furthest` is the number that every other one beats; of integers, the last of their range on that side.

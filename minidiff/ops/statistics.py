@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.core import Primitive, Tracer, Value, implements, typeof
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.discrete import ByTangent, concrete
+from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import (
     batch_reduction,
     bind_reduction,
@@ -63,7 +63,7 @@ def _spread_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 # ---------------------------------------------------------------- var, std
 
 
-class Variance(ByTangent):
+class Variance(Primitive):
     """`var`: the mean of |x - mean(x)|**2. What a step does to the mean has no part in the derivative: it cancels."""
 
     def __init__(self):
