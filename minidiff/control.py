@@ -65,7 +65,7 @@ from minidiff.drafts import (
     tapes_of,
     zeros,
 )
-from minidiff.forward import as_value, push_forward
+from minidiff.forward import JVP, as_value, push_forward
 from minidiff.ops.elementwise import add, convert, equal, greater, less, maximum, minimum, not_equal, where
 from minidiff.ops.kinds import Linear, zeros_like
 from minidiff.ops.reduction import sum as sum_of
@@ -190,7 +190,7 @@ class Cond(BodyOperation):
         def derived(branch):
             def f(*values):
                 unmoved, rest = cut(values, len(types))
-                return push_forward(branch, unmoved, spread(rest, moving), current_interpreter())
+                return push_forward(branch, unmoved, spread(rest, moving), JVP(current_interpreter()))
 
             return Draft(f, [*types, *chosen(types, moving)])
 
@@ -651,7 +651,7 @@ def _moved_body(body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Se
             values = iter(values)
             groups = [([next(values) for _ in ts], spread(values, mask)) for ts, mask in zip(types, masks)]
             primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
-            return push_forward(body, primals, moved, current_interpreter())
+            return push_forward(body, primals, moved, JVP(current_interpreter()))
 
         draft = Draft(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
         return draft, [t is not None for t in draft.result[1][: len(carry_moving)]]

@@ -44,7 +44,7 @@ def test_parts_of_nothing():
 
 # ---------------------------------------------------------------- conversions
 
-CONVERSIONS = [mnp.asarray, mnp.asanyarray, mnp.ascontiguousarray, mnp.asfortranarray, mnp.require]
+CONVERSIONS = [mnp.asarray, mnp.asanyarray, mnp.ascontiguousarray, mnp.asfortranarray]
 
 
 @pytest.mark.parametrize("f", CONVERSIONS, ids=lambda f: f.__name__)
@@ -53,10 +53,6 @@ def test_conversions_pass_traced_values(f):
     np.testing.assert_array_equal(md.grad(lambda x: f([x[0], X[1]]).sum())(X), [[1, 1, 1], [0, 0, 0]])
     assert type(f([1, 2], float)) is np.ndarray
     assert f.__doc__
-
-
-def test_require_takes_its_requirements():
-    assert mnp.require(X.T, float, ["C"]).flags.c_contiguous
 
 
 def test_filling_with_a_traced_value():
