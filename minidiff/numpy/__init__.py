@@ -10,10 +10,21 @@ updates: `at(x)[index].set(v)`, since values that are differentiated are not wri
 3.0
 """
 
+from typing import Any as _Any
+
 import numpy as _numpy
 
 from minidiff.numpy import replaced as _replaced
 
 __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
-globals().update({name: getattr(_replaced if name in _replaced.__all__ else _numpy, name) for name in __all__})
+globals().update({name: vars(_replaced).get(name, vars(_numpy).get(name)) for name in __all__})
+_later = [name for name in __all__ if globals()[name] is None and name not in vars(_numpy)]
+for _name in _later:  # parts of NumPy that it imports when they are asked for
+    del globals()[_name]
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _later:
+        return getattr(_numpy, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -55,11 +55,11 @@ from minidiff.ops.shape import (
     transpose,
 )
 
-# NumPy has no public name for the types of its results.
-EigResult, EighResult, SVDResult, QRResult, SlogdetResult = (
-    type(f(numpy.eye(1)))
-    for f in (numpy.linalg.eig, numpy.linalg.eigh, numpy.linalg.svd, numpy.linalg.qr, numpy.linalg.slogdet)
-)
+
+@functools.cache
+def _result_type(function: Callable) -> type:
+    """The named tuple that a function of `numpy.linalg` returns: NumPy has no public name for it."""
+    return type(function(numpy.eye(1)))
 
 
 # ---------------------------------------------------------------- what the rules share
@@ -396,7 +396,7 @@ slogdet_p = OfMatrix(
 @implements(numpy.linalg.slogdet)
 def slogdet(a: Value) -> Any:
     """`numpy.linalg.slogdet`: the sign of the determinant, and the logarithm of its modulus."""
-    return SlogdetResult(*slogdet_p.bind(_checked("slogdet", a, square=True)))
+    return _result_type(numpy.linalg.slogdet)(*slogdet_p.bind(_checked("slogdet", a, square=True)))
 
 
 # ---------------------------------------------------------------- cholesky, qr
@@ -476,7 +476,7 @@ def qr(a: Value, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
     outs = qr_p.bind(_checked("qr", a), mode=mode)
-    return outs[0] if mode == "r" else QRResult(*outs)
+    return outs[0] if mode == "r" else _result_type(numpy.linalg.qr)(*outs)
 
 
 # ---------------------------------------------------------------- eigenvalues
@@ -547,7 +547,7 @@ def eigh(a: Value, UPLO: str = "L") -> Any:
     The derivative is that of the function of the Hermitian part of a; on factors of vectors, and on eigenvalues that
     are equal, see the module.
     """
-    return EighResult(*eigh_p.bind(_checked("eigh", a, square=True), UPLO=_triangle(UPLO)))
+    return _result_type(numpy.linalg.eigh)(*eigh_p.bind(_checked("eigh", a, square=True), UPLO=_triangle(UPLO)))
 
 
 @implements(numpy.linalg.eigvalsh)
@@ -562,7 +562,7 @@ def eig(a: Value) -> Any:
 
     They are complex always: values cannot decide about a dtype.
     """
-    return EigResult(*eig_p.bind(_checked("eig", a, square=True)))
+    return _result_type(numpy.linalg.eig)(*eig_p.bind(_checked("eig", a, square=True)))
 
 
 @implements(numpy.linalg.eigvals)
@@ -635,7 +635,7 @@ def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian
     x = _checked("svd", a, square=hermitian)
     if not compute_uv:
         return svdvals_p.bind(x, hermitian=hermitian)
-    return SVDResult(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
+    return _result_type(numpy.linalg.svd)(*svd_p.bind(x, full_matrices=full_matrices, hermitian=hermitian))
 
 
 @implements(numpy.linalg.svdvals)
