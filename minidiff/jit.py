@@ -46,6 +46,10 @@ def _transposed(x: str, axes: tuple[int, ...]) -> str:
     return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
 
 
+def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
+    return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
+
+
 def _indexed(x: str, index: tuple) -> str:
     return f"{x}[{', '.join(map(_index, index)) or '()'}]"
 
@@ -65,7 +69,7 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
     elementwise.divide.primitive: _infix("/"),
     elementwise.negative.primitive: lambda x: f"-{x}",
     linalg.matmul_p: _infix("@"),
-    reduction.sum_p: lambda x, axes: f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes})",
+    reduction.sum_p: _summed,
     shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
     shape.transpose_p: _transposed,
     indexing.slice_p: _indexed,

@@ -17,6 +17,10 @@ def by_hand(problem: Problem) -> Run:
     return lambda: problem.by_hand(problem.params, problem.data)
 
 
+def tuned() -> Callable[[Problem], Run]:
+    return lambda problem: lambda: problem.tuned(problem.params, problem.data)
+
+
 def _numbered(problem: Problem, np) -> tuple[Callable, tuple[int, ...]]:
     """The loss as a function of one argument a parameter, and the numbers of all its arguments."""
     return (lambda *params: problem.loss(np, params, problem.data)), tuple(range(len(problem.params)))
@@ -106,6 +110,7 @@ def _jax(jit: bool) -> Callable[[Problem], Run]:
 
 
 PEERS: dict[str, Callable[[], Callable[[Problem], Run]]] = {
+    "tuned": tuned,
     "minidiff": minidiff,
     "minidiff jit": minidiff_jit,
     "autograd": autograd,

@@ -1,8 +1,9 @@
 """The problems: each a loss, written once for every library's NumPy-like namespace, and its gradient by hand.
 
-`loss(np, params, data)` is the loss; `by_hand(params, data)` gives its value and a list of gradients, in plain
-NumPy as one writes it who knows the derivative and cares for speed: operations in place where nothing is lost,
-weights' gradients of all time steps in one product.
+`loss(np, params, data)` is the loss; `by_hand(params, data)` gives its value and a list of gradients, in plain NumPy:
+the same operations forward, in the same order, and back by the chain rule, as one writes it who knows the derivatives.
+`tuned(params, data)` is that by one who cares for nothing but speed: in place wherever nothing is lost, and weights'
+gradients of all time steps in one product.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Problem(NamedTuple):
     name: str
     loss: Callable[[Any, Arrays, Arrays], Any]
     by_hand: Callable[[Arrays, Arrays], tuple[Any, list]]
+    tuned: Callable[[Arrays, Arrays], tuple[Any, list]]
     params: list
     data: list
 
@@ -52,6 +54,29 @@ def chain(np, params, data, rounds=10):
 
 
 def chain_by_hand(params, data, rounds=10):
+    (x,) = params
+    y, kept = x, []
+    for _ in range(rounds):
+        s = numpy.sin(y)
+        e = numpy.exp(-(s * x))
+        t = numpy.tanh(e)
+        r = numpy.sqrt(t + x)
+        d = r / x
+        v = numpy.log(d)
+        kept.append((y, s, e, t, r, d, v))
+        y = numpy.cos(v)
+    dx, dy = 0.0, numpy.ones_like(x)
+    for y_in, s, e, t, r, d, v in reversed(kept):
+        dd = -dy * numpy.sin(v) / d
+        dr = dd / x
+        dq = dr * 0.5 / r
+        dm = -(dq * (1 - t * t) * e)
+        dx = dx - dr * d + dq + dm * s
+        dy = dm * x * numpy.cos(y_in)
+    return y.sum(), [dx + dy]
+
+
+def chain_tuned(params, data, rounds=10):
     (x,) = params
     y, kept = x, []
     for _ in range(rounds):
@@ -105,6 +130,26 @@ def mlp(np, params, data):
 
 def mlp_by_hand(params, data):
     h, labels = data
+    *hidden, (w, b) = zip(params[::2], params[1::2])
+    kept = [h]
+    for v, c in hidden:
+        h = numpy.tanh(h @ v + c)
+        kept.append(h)
+    logits = h @ w + b
+    e = numpy.exp(logits)
+    total = numpy.sum(e, axis=1, keepdims=True)
+    loss = -numpy.sum(labels * (logits - numpy.log(total))) / labels.shape[0]
+    g = (e / total - labels) / labels.shape[0]
+    grads = [numpy.sum(g, axis=0), h.T @ g]
+    for i in reversed(range(len(hidden))):
+        g = g @ w.T * (1 - h * h)
+        (w, _), h = hidden[i], kept[i]
+        grads += [numpy.sum(g, axis=0), h.T @ g]
+    return loss, grads[::-1]
+
+
+def mlp_tuned(params, data):
+    h, labels = data
     weights, biases = params[::2], params[1::2]
     kept = [h]
     for w, b in zip(weights[:-1], biases[:-1]):
@@ -149,6 +194,28 @@ def rnn(np, params, data):
 def rnn_by_hand(params, data):
     u, w, b, v = params
     x, h, y = data
+    hs = [h]
+    for t in range(x.shape[0]):
+        h = numpy.tanh(x[t] @ u + h @ w + b)
+        hs.append(h)
+    error = h @ v - y
+    loss = numpy.sum(error * error) / y.shape[0]
+    de = 2 * error / y.shape[0]
+    dv = h.T @ de
+    g = de @ v.T
+    du, dw, db = numpy.zeros_like(u), numpy.zeros_like(w), numpy.zeros_like(b)
+    for t in reversed(range(x.shape[0])):
+        z = g * (1 - hs[t + 1] * hs[t + 1])
+        du += x[t].T @ z
+        dw += hs[t].T @ z
+        db += numpy.sum(z, axis=0)
+        g = z @ w.T
+    return loss, [du, dw, db, dv]
+
+
+def rnn_tuned(params, data):
+    u, w, b, v = params
+    x, h, y = data
     steps, batch, inputs = x.shape
     hs = numpy.empty((steps + 1, *h.shape))
     hs[0] = h
@@ -187,12 +254,13 @@ def problems(quick: bool = False) -> list[Problem]:
     labels = numpy.eye(sizes[-1])[rng.integers(sizes[-1], size=batch)]
     recurrent = [(inputs, hidden), (hidden, hidden), (hidden,), (hidden, outputs)]
     return [
-        Problem("formula", formula, formula_by_hand, [2.0, 5.0], []),
-        Problem("elementwise", chain, chain_by_hand, [rng.uniform(0.5, 1.5, 10 if quick else 1000)], []),
+        Problem("formula", formula, formula_by_hand, formula_by_hand, [2.0, 5.0], []),
+        Problem("elementwise", chain, chain_by_hand, chain_tuned, [rng.uniform(0.5, 1.5, 10 if quick else 1000)], []),
         Problem(
             "MLP",
             mlp,
             mlp_by_hand,
+            mlp_tuned,
             [p for layer in layers for p in layer],
             [rng.normal(size=(batch, sizes[0])), labels],
         ),
@@ -200,6 +268,7 @@ def problems(quick: bool = False) -> list[Problem]:
             "RNN",
             rnn,
             rnn_by_hand,
+            rnn_tuned,
             [rng.normal(size=shape) / hidden**0.5 for shape in recurrent],
             [
                 rng.normal(size=(steps, batch, inputs)),

@@ -18,6 +18,19 @@ HAND = "by hand"
 #: What is aimed at: (row, column) -> (limit, unit), where the unit is "x", times the baseline, or "µs".
 TARGETS: dict[tuple[str, str], tuple[float, str]] = {
     ("grad: formula", "minidiff"): (25.0, "µs"),
+    ("grad: formula", "minidiff jit"): (3.0, "µs"),
+    ("grad: elementwise", "minidiff"): (1.6, "x"),
+    ("grad: elementwise", "minidiff jit"): (1.0, "x"),
+    ("value: elementwise", "minidiff"): (1.05, "x"),
+    ("grad: MLP", "minidiff"): (1.25, "x"),
+    ("grad: MLP", "minidiff jit"): (1.0, "x"),
+    ("value: MLP", "minidiff"): (1.05, "x"),
+    ("memory: MLP", "minidiff"): (1.2, "x"),
+    ("grad: RNN", "minidiff"): (1.3, "x"),
+    ("grad: RNN", "minidiff jit"): (1.0, "x"),
+    ("value: RNN", "minidiff"): (1.05, "x"),
+    ("memory: RNN", "minidiff"): (1.2, "x"),
+    ("import", "minidiff"): (1.3, "x"),
 }
 
 
