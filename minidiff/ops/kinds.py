@@ -88,9 +88,8 @@ class Differentiable(Primitive):
 
     def linearized(self, out, type, primals, active, names, params):
         key = active, len(primals)
-        try:
-            differential = self._differentials[key]
-        except KeyError:
+        differential = self._differentials.get(key, key)
+        if differential is key:
             differential = self._differentials[key] = self._differential(*key)
         return differential and (differential, differential.keep((type, out, *primals, *names)), params)
 

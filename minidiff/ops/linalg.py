@@ -69,6 +69,8 @@ def _rows(x: Value) -> Value:
 def _matmul_left(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
+    if m == n == 2:
+        return match(ct @ y.T, x)
     if n == 1:
         return match(multiply(expand_dims(ct, -1), y), x)
     if m == 1:
@@ -83,6 +85,8 @@ def _matmul_left(ct: Value, operands: Sequence) -> Value:
 def _matmul_right(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
+    if m == n == 2:
+        return match(x.T @ ct, y)
     if m == 1:
         return match(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
     if n == 1:
