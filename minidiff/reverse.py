@@ -31,7 +31,7 @@ from minidiff.core import (
 )
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
-from minidiff.ops.kinds import Differential, match
+from minidiff.ops.kinds import match
 from minidiff.staging import stage_flat
 from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
 
@@ -162,9 +162,11 @@ def backward_pass(
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
-            if plain and type(primitive) is Differential and primitive.pulls is not None:
+            if plain and primitive.pulls is not None:
                 count = primitive.count
                 for a, pull in zip(inputs[count:], primitive.pulls):
+                    if type(a) is not Var:
+                        continue
                     ct = pull(out_cts, *inputs[:count])
                     t = a.type
                     if ct.shape != t.shape or ct.dtype is not t.dtype:

@@ -90,12 +90,17 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
 # ---------------------------------------------------------------- linear and multilinear
 
 
+def _same(ct: numpy.ndarray) -> numpy.ndarray:
+    return ct
+
+
 class Sum(Primitive):
     """`add` and `subtract`: linear in both operands together, so no missing tangent is made a zero."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first is 1
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
         self.signs = signs
+        self.pulls = [_same if sign > 0 else numpy.negative for sign in signs]
 
     def tangent(self, out, primals, tangents, params):
         x, y = tangents
