@@ -97,7 +97,11 @@ class Sweep(JVP):
         else:
             out = primitive.apply(recorder.below, primals, params)
             type_ = typeof(out)
-        linear = primitive.linearized(out, type_, primals, active, names, params)
+        differential = primitive.differentials.get(active)
+        if differential is not None:
+            linear = differential, differential.keep((type_, out, *primals, *names)), params
+        else:
+            linear = primitive.linearized(out, type_, primals, active, names, params)
         if type(linear) is tuple:
             name = _new(Var)  # made without their constructors, which would take as long as the rest
             name.type = type_
@@ -171,6 +175,20 @@ def backward_pass(
     while equations:
         eqn = equations.pop()
         primitive, inputs = eqn.primitive, eqn.inputs
+        if plain and primitive.pulls is not None:
+            out_cts = adjoints.pop(eqn.outputs[0], None)
+            if out_cts is not None:
+                count = primitive.count
+                for a, pull in zip(inputs[count:], primitive.pulls):
+                    if type(a) is Var:
+                        ct, t = pull(out_cts, *inputs[:count]), a.type
+                        if ct.shape != t.shape or ct.dtype is not t.dtype:
+                            ct = match(ct, t)
+                        if a in adjoints:
+                            _accumulate(adjoints, owned, a, ct)
+                        else:
+                            adjoints[a] = ct
+            continue
         if primitive.multiple_results:
             out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
             if all(ct is None for ct in out_cts):
@@ -178,20 +196,6 @@ def backward_pass(
         else:
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
-                continue
-            if plain and primitive.pulls is not None:
-                count = primitive.count
-                for a, pull in zip(inputs[count:], primitive.pulls):
-                    if type(a) is not Var:
-                        continue
-                    ct = pull(out_cts, *inputs[:count])
-                    t = a.type
-                    if ct.shape != t.shape or ct.dtype is not t.dtype:
-                        ct = match(ct, t)
-                    if a in adjoints:
-                        _accumulate(adjoints, owned, a, ct)
-                    else:
-                        adjoints[a] = ct
                 continue
         operands = [env.get(a, a.type) if type(a) is Var else a for a in inputs]
         for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
