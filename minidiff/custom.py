@@ -31,13 +31,11 @@ from minidiff.core import (
 )
 from minidiff.forward import JVP, as_value, instantiate
 from minidiff.ops import reduction
-from minidiff.ops.kinds import Elementwise
+from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
 from minidiff.tape import Tape
 
 # ---------------------------------------------------------------- stop_gradient
-
-stop_gradient_p = Elementwise("stop_gradient", lambda x: x, [None])
 
 
 def stop_gradient(x: Any) -> Any:
@@ -47,7 +45,7 @@ def stop_gradient(x: Any) -> Any:
     >>> float(grad(lambda x: x * stop_gradient(x))(3.0))
     3.0
     """
-    return tree.map(lambda leaf: stop_gradient_p.bind(as_value(leaf)), x)
+    return tree.map(lambda leaf: constant(as_value(leaf)), x)
 
 
 # ---------------------------------------------------------------- the operations

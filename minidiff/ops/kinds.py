@@ -269,7 +269,8 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in
         functions[eqn.primitive.name] = impl = eqn.primitive.impl
         arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
         if in_place and "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
-            made = [i for i, a in enumerate(eqn.inputs) if a in texts and a not in tape.inputs]
+            own = {v for e in tape.equations for v in e.outputs if v.type == eqn.outputs[0].type}
+            made = [i for i, a in enumerate(eqn.inputs) if a in own]
             if made:
                 arguments[made[0]] = f"(t{k} := {arguments[made[0]]})"
                 arguments.append(f"t{k}")
