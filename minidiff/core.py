@@ -391,6 +391,7 @@ class Primitive:
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
         self.impl = impl
+        self.run = impl  # the same, by a shorter way if there is one for numbers
         self.shape_rule = shape_rule
         # Whether the tangent is computed from the result, which may then be computed elsewhere.
         self.by_parts = type(self).jvp is Primitive.jvp and not self.has_body

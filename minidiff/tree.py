@@ -12,6 +12,8 @@ import builtins
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy
+
 
 class Structure:
     """The shape of a tree: what kind of node it is, its keys, and its children's structures. A leaf has no node."""
@@ -74,8 +76,12 @@ def _sorted(keys: Any) -> list:
         return list(keys)
 
 
+#: What most leaves are: they are known at sight.
+_LEAVES = {float, int, complex, bool, numpy.ndarray, numpy.float64, numpy.float32, numpy.int64}
+
+
 def _walk(tree: Any, found: list) -> Structure:
-    node = _children(tree)
+    node = None if type(tree) in _LEAVES else _children(tree)
     if node is None:
         found.append(tree)
         return LEAF

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -205,6 +206,17 @@ multiply = multilinear(
 )
 divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operands[1]), operands[0]), None, kind=Divide)
 ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)
+
+
+# Python's operators find the way to NumPy's arithmetic of single numbers, which ufuncs take for arrays.
+for _function, _operator in (
+    (add, operator.add),
+    (subtract, operator.sub),
+    (multiply, operator.mul),
+    (divide, operator.truediv),
+    (negative, operator.neg),
+):
+    _function.primitive.run = _operator
 
 
 class Where(Primitive):

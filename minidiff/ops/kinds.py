@@ -255,6 +255,9 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callab
     return eval(f"lambda {', '.join(arguments)}: {source}", functions)
 
 
+_SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.divide: " / "}
+
+
 def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in_place: bool = False) -> str | None:
     """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls.
 
@@ -267,6 +270,7 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in
         if eqn.params or eqn.primitive.impl is None or uses > 1:
             return None
         functions[eqn.primitive.name] = impl = eqn.primitive.impl
+        sign = _SIGNS.get(impl)
         arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
         if in_place and "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
             own = {v for e in tape.equations for v in e.outputs if v.type == eqn.outputs[0].type}
@@ -274,7 +278,10 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in
             if made:
                 arguments[made[0]] = f"(t{k} := {arguments[made[0]]})"
                 arguments.append(f"t{k}")
-        texts[eqn.outputs[0]] = f"{eqn.primitive.name}({', '.join(arguments)})"
+                sign = None
+        texts[eqn.outputs[0]] = (
+            f"{eqn.primitive.name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
+        )
     (result,) = tape.outputs
     return texts.get(result)
 
