@@ -413,9 +413,10 @@ def _block(arrays: Any, depth: int, ndim: int, level: int) -> Value:
 
 
 class SeveralResults(Linear):
-    """A linear operation with several results, declared by its class: an operation is asked when it is made."""
+    """A linear operation whose results are parts of its operand."""
 
     multiple_results = True
+    shares_memory = True
 
 
 def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[numpy.ndarray]:
