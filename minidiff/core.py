@@ -380,6 +380,10 @@ class Primitive:
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     communicates = False
     on_ranks = False  # it means something on ranks only
+    #: On tapes of linear parts: for each of its tangents, which come after `count` other operands, the cotangent as one
+    #: function of `(ct, *those operands)`, plain arrays all of them, but for its shape. None where rules must run.
+    pulls: Sequence[Callable] | None = None
+    count = 0
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name

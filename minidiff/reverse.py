@@ -31,7 +31,7 @@ from minidiff.core import (
 )
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate, push_forward
 from minidiff.ops.elementwise import add
-from minidiff.ops.kinds import Differential, match
+from minidiff.ops.kinds import match
 from minidiff.staging import stage_flat
 from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
 
@@ -51,6 +51,9 @@ class Linearize(Recorder):
         return self.below.process(primitive, args, params)
 
 
+_FIRST, _SECOND, _BOTH = (0,), (1,), (0, 1)  # which operands are active
+
+
 class Sweep(JVP):
     """Forward mode on top of a `Linearize`: values are computed, and the tape of their derivatives is written.
 
@@ -59,17 +62,34 @@ class Sweep(JVP):
     """
 
     def process(self, primitive, args, params):
-        primals, names, active, foreign = [], [], (), False
-        for x in args:
-            if type(x) is JVPTracer and x.interpreter is self:
-                active += (len(primals),)
-                primals.append(x.primal)
-                names.append(x.tangent)
-            else:
-                foreign = foreign or isinstance(x, Tracer)
-                primals.append(x)
-        if not active or not primitive.by_parts or primitive.multiple_results:
+        if not primitive.by_parts or primitive.multiple_results:
             return super().process(primitive, args, params)
+        # This runs for every operation under `grad`, and nearly all have one operand or two.
+        foreign = False
+        if len(args) == 1:
+            (x,) = args
+            if type(x) is not JVPTracer or x.interpreter is not self:
+                return super().process(primitive, args, params)
+            primals, names, active = (x.primal,), (x.tangent,), _FIRST
+        elif len(args) == 2:
+            x, y = args
+            if type(x) is JVPTracer and x.interpreter is self:
+                if type(y) is JVPTracer and y.interpreter is self:
+                    primals, names, active = (x.primal, y.primal), (x.tangent, y.tangent), _BOTH
+                else:
+                    primals, names, active, foreign = (x.primal, y), (x.tangent,), _FIRST, isinstance(y, Tracer)
+            elif type(y) is JVPTracer and y.interpreter is self:
+                primals, names, active, foreign = (x, y.primal), (y.tangent,), _SECOND, isinstance(x, Tracer)
+            else:
+                return super().process(primitive, args, params)
+        else:
+            mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
+            active = tuple([i for i, yes in enumerate(mine) if yes])
+            if not active:
+                return super().process(primitive, args, params)
+            primals = [x.primal if yes else x for x, yes in zip(args, mine)]
+            names = [args[i].tangent for i in active]
+            foreign = any(isinstance(x, Tracer) and not yes for x, yes in zip(args, mine))
         recorder = self.below
         if recorder.below is EVALUATE and not foreign:  # as the lines after `else`, without a detour
             out = primitive.impl(*primals, **params)
@@ -142,9 +162,11 @@ def backward_pass(
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
-            if plain and type(primitive) is Differential and primitive.pulls is not None:
+            if plain and primitive.pulls is not None:
                 count = primitive.count
                 for a, pull in zip(inputs[count:], primitive.pulls):
+                    if type(a) is not Var:
+                        continue
                     ct = pull(out_cts, *inputs[:count])
                     t = a.type
                     if ct.shape != t.shape or ct.dtype is not t.dtype:

@@ -90,12 +90,17 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
 # ---------------------------------------------------------------- linear and multilinear
 
 
+def _same(ct: numpy.ndarray) -> numpy.ndarray:
+    return ct
+
+
 class Sum(Primitive):
     """`add` and `subtract`: linear in both operands together, so no missing tangent is made a zero."""
 
-    def __init__(self, name: str, impl: Callable, *signs: int):
+    def __init__(self, name: str, impl: Callable, *signs: int):  # the first is 1
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
         self.signs = signs
+        self.pulls = [_same if sign > 0 else numpy.negative for sign in signs]
 
     def tangent(self, out, primals, tangents, params):
         x, y = tangents
@@ -109,9 +114,10 @@ class Sum(Primitive):
         return names[0] if names[0].type == type and self.signs[active[0]] > 0 else None
 
     def transpose(self, ct, operands, params):
+        x, y = operands
         return [
-            match(ct if sign > 0 else negative(ct), x) if isinstance(x, ShapedArray) else None
-            for x, sign in zip(operands, self.signs)
+            match(ct, x) if type(x) is ShapedArray else None,
+            match(ct if self.signs[1] > 0 else negative(ct), y) if type(y) is ShapedArray else None,
         ]
 
     def batch(self, args, batched, params):

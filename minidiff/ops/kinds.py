@@ -86,11 +86,14 @@ class Differentiable(Primitive):
         terms = [self.term(i, t, out, primals, params) for i, t in enumerate(tangents) if t is not None]
         return add_all([term for term in terms if term is not None])
 
+    def pull(self, i: int, count: int) -> Callable | None:
+        """The cotangent of operand i, but for its shape, as one function of `(ct, out, *operands)`."""
+        return _compiled_cotangent(self, i, count) if self.broadcasts else None
+
     def linearized(self, out, type, primals, active, names, params):
         key = active, len(primals)
-        try:
-            differential = self._differentials[key]
-        except KeyError:
+        differential = self._differentials.get(key, key)
+        if differential is key:
             differential = self._differentials[key] = self._differential(*key)
         return differential and (differential, differential.keep((type, out, *primals, *names)), params)
 
@@ -121,8 +124,7 @@ class Differential(Primitive):
         self.keep = operator.itemgetter(
             *[1 + j if j in reads else 0 for j in range(1 + count)], *[2 + count + given.index(i) for i in active]
         )
-        pulls = [_compiled_cotangent(of, i, count) for i in active] if of.broadcasts else [None]
-        #: For each tangent, its cotangent as one NumPy function of `(ct, result, *operands)`: the same rule, compiled.
+        pulls = [of.pull(i, count) for i in active]
         self.pulls = None if None in pulls else pulls
 
     def bind(self, *operands: Value, **params) -> Value:
@@ -315,13 +317,18 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     """A cotangent of the result of broadcasting and promoting an operand, as a cotangent of the operand."""
     shape = operand.shape
     if ct.shape != shape:
-        extra = len(ct.shape) - len(shape)
-        stretched = [i + extra for i, n in enumerate(shape) if n == 1 and ct.shape[i + extra] != 1]
-        axes = (*range(extra), *stretched)
+        axes = _stretched(ct.shape, shape)
         ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
             ct = ops.shape.reshape_p.bind(ct, shape=shape)
     return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
+
+
+@functools.lru_cache(maxsize=4096)
+def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of `wide` that broadcasting `shape` has added or stretched."""
+    extra = len(wide) - len(shape)
+    return (*range(extra), *[i + extra for i, n in enumerate(shape) if n == 1 and wide[i + extra] != 1])
 
 
 def spread(tangent: Value, out: Value) -> Value:

@@ -66,9 +66,15 @@ def _rows(x: Value) -> Value:
     return x if len(x.shape) == 2 else reshape_p.bind(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
 
 
+#: The cotangents of two matrices, from `(ct, product, x, y)`.
+_MATRICES = (lambda ct, out, x, y: ct @ y.T, lambda ct, out, x, y: x.T @ ct)
+
+
 def _matmul_left(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
+    if m == n == 2:
+        return match(_MATRICES[0](ct, None, x, y), x)
     if n == 1:
         return match(multiply(expand_dims(ct, -1), y), x)
     if m == 1:
@@ -83,6 +89,8 @@ def _matmul_left(ct: Value, operands: Sequence) -> Value:
 def _matmul_right(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
+    if m == n == 2:
+        return match(_MATRICES[1](ct, None, x, y), y)
     if m == 1:
         return match(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
     if n == 1:
@@ -107,8 +115,26 @@ def _matmul_batch(primitive, args, batched):
     return squeeze(z, dropped) if dropped else z
 
 
+class Matmul(Multilinear):
+    """The products of two matrices are most of them, and have a shorter way back."""
+
+    def linearized(self, out, type, primals, active, names, params):
+        if len(primals[0].shape) == 2 == len(primals[1].shape):
+            return self.of_matrices.linearized(out, type, primals, active, names, params)
+        return super().linearized(out, type, primals, active, names, params)
+
+    def __init__(self, *rules: Any):
+        super().__init__(*rules)
+        self.of_matrices = _OfMatrices(*rules)
+
+
+class _OfMatrices(Multilinear):
+    def pull(self, i, count):
+        return _MATRICES[i]
+
+
 #: The product of matrices, of stacks of them (whose leading dimensions broadcast), and of vectors on either side.
-matmul_p = Multilinear("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_right), _matmul_batch)
+matmul_p = Matmul("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_right), _matmul_batch)
 
 
 @implements(numpy.matmul, numpy.linalg.matmul)
