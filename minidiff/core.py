@@ -15,7 +15,8 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -384,6 +385,8 @@ class Primitive:
     #: function of `(ct, *those operands)`, plain arrays all of them, but for its shape. None where rules must run.
     pulls: Sequence[Callable] | None = None
     count = 0
+    #: Active operands -> the derivative in these as an operation (see `Differential`), where it depends on no more.
+    differentials: Mapping = MappingProxyType({})
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
@@ -469,6 +472,11 @@ class Primitive:
 #: What a NumPy function means on tracers: filled by `implements`.
 NUMPY_FUNCTIONS: dict[Callable, Callable] = {}
 
+#: The operation that a ufunc is, where its function does nothing but to apply it.
+OPERATIONS: dict[numpy.ufunc, Primitive] = {}
+
+NO_PARAMS: dict = {}
+
 
 def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
     """Declare a function of this package to be what these NumPy functions mean on tracers."""
@@ -476,6 +484,8 @@ def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
     def register(function):
         for f in numpy_functions:
             NUMPY_FUNCTIONS[f] = function
+            if isinstance(f, numpy.ufunc) and hasattr(function, "primitive"):
+                OPERATIONS[f] = function.primitive
         return function
 
     return register
@@ -560,15 +570,18 @@ class Tracer:
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        if _state.interpreter is EVALUATE:
+        interpreter = _state.interpreter
+        if interpreter is EVALUATE:
             raise LeakedTracerError(leak_message(self))
         if method == "__call__" and not kwargs:  # the way that nearly all calls take
-            function = NUMPY_FUNCTIONS.get(ufunc)
-            if function is not None:
-                try:
+            primitive, function = OPERATIONS.get(ufunc), NUMPY_FUNCTIONS.get(ufunc)
+            try:
+                if primitive is not None and interpreter.scope is None:
+                    return interpreter.process(primitive, inputs, NO_PARAMS)
+                if function is not None:
                     return function(*inputs)
-                except TypeError as error:
-                    inputs, _ = _in_another_form(error, ufunc, function, inputs, {})
+            except TypeError as error:
+                inputs, _ = _in_another_form(error, ufunc, function, inputs, {})
                 return self.__array_ufunc__(ufunc, method, *inputs)
         from minidiff.numpy import dispatch
 

@@ -125,14 +125,16 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
 
 def as_value(x: Any) -> Value:
     """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
+    if type(x) is float:
+        return numpy.float64(x)
     if type(x) is numpy.ndarray and x.dtype.isnative:
         return x
-    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
-        return numpy.asarray(x)[()]
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
+        return numpy.asarray(x)[()]
     dtype = typeof(x).dtype  # raises for what is no array
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 

@@ -25,11 +25,10 @@ from minidiff.core import (
     is_differentiable,
     lift_to,
     running,
-    transforming,
     typeof,
     variance_of,
 )
-from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate, push_forward
+from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate
 from minidiff.ops.elementwise import add
 from minidiff.ops.kinds import match
 from minidiff.staging import stage_flat
@@ -51,6 +50,7 @@ class Linearize(Recorder):
         return self.below.process(primitive, args, params)
 
 
+_new = object.__new__
 _FIRST, _SECOND, _BOTH = (0,), (1,), (0, 1)  # which operands are active
 
 
@@ -97,11 +97,21 @@ class Sweep(JVP):
         else:
             out = primitive.apply(recorder.below, primals, params)
             type_ = typeof(out)
-        linear = primitive.linearized(out, type_, primals, active, names, params)
+        differential = primitive.differentials.get(active)
+        if differential is not None:
+            linear = differential, differential.keep((type_, out, *primals, *names)), params
+        else:
+            linear = primitive.linearized(out, type_, primals, active, names, params)
         if type(linear) is tuple:
-            name = Var(type_)
-            recorder.equations.append(Equation(*linear, (name,)))
-            return JVPTracer(self, out, name)
+            name = _new(Var)  # made without their constructors, which would take as long as the rest
+            name.type = type_
+            eqn = _new(Equation)
+            eqn.primitive, eqn.inputs, eqn.params = linear
+            eqn.outputs = (name,)
+            recorder.equations.append(eqn)
+            tracer = _new(JVPTracer)
+            tracer.interpreter, tracer.primal, tracer.tangent = self, out, name
+            return tracer
         if linear is not None:
             return JVPTracer(self, out, linear)
         with running(recorder):
@@ -125,12 +135,23 @@ def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]
     The tape's outputs are None where a result does not depend on an active primal.
     """
     recorder = Linearize(current_interpreter())
-    tangents = [recorder.new_input(typeof(p)) if yes else None for p, yes in zip(primals, active)]
-    with transforming(recorder):
-        outs, out_tangents = push_forward(f, primals, tangents, Sweep(recorder))
-        tape = recorder.tape(out_tangents)
-        tape.linear = True
-        return outs, tape
+    sweep = Sweep(recorder)
+    recorder.inputs = [Var(typeof(p)) for p, yes in zip(primals, active) if yes]
+    names = iter(recorder.inputs)
+    with running(sweep):
+        try:
+            results = f(*[JVPTracer(sweep, p, next(names)) if yes else p for p, yes in zip(primals, active)])
+        finally:
+            sweep.end()
+            recorder.end()
+    outs, out_names = [], []
+    for x in results:
+        mine = type(x) is JVPTracer and x.interpreter is sweep
+        outs.append(x.primal if mine else x)
+        out_names.append(x.tangent if mine else None)
+    tape = Tape(recorder.inputs, recorder.equations, out_names)
+    tape.linear = True
+    return outs, tape
 
 
 # ---------------------------------------------------------------- transposition
@@ -154,6 +175,20 @@ def backward_pass(
     while equations:
         eqn = equations.pop()
         primitive, inputs = eqn.primitive, eqn.inputs
+        if plain and primitive.pulls is not None:
+            out_cts = adjoints.pop(eqn.outputs[0], None)
+            if out_cts is not None:
+                count = primitive.count
+                for a, pull in zip(inputs[count:], primitive.pulls):
+                    if type(a) is Var:
+                        ct, t = pull(out_cts, *inputs[:count]), a.type
+                        if ct.shape != t.shape or ct.dtype is not t.dtype:
+                            ct = match(ct, t)
+                        if a in adjoints:
+                            _accumulate(adjoints, owned, a, ct)
+                        else:
+                            adjoints[a] = ct
+            continue
         if primitive.multiple_results:
             out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
             if all(ct is None for ct in out_cts):
@@ -161,20 +196,6 @@ def backward_pass(
         else:
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
-                continue
-            if plain and primitive.pulls is not None:
-                count = primitive.count
-                for a, pull in zip(inputs[count:], primitive.pulls):
-                    if type(a) is not Var:
-                        continue
-                    ct = pull(out_cts, *inputs[:count])
-                    t = a.type
-                    if ct.shape != t.shape or ct.dtype is not t.dtype:
-                        ct = match(ct, t)
-                    if a in adjoints:
-                        _accumulate(adjoints, owned, a, ct)
-                    else:
-                        adjoints[a] = ct
                 continue
         operands = [env.get(a, a.type) if type(a) is Var else a for a in inputs]
         for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
@@ -254,11 +275,12 @@ class _Flat:
             if not (isinstance(out, tuple) and len(out) == 2):
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
             out, aux = out
-        else:
-            aux = ()
         outs, self.out_structure = tree.flatten(out)
-        extra, self.aux_structure = tree.flatten(aux)
-        return [as_value(x) for x in outs] + extra
+        outs = [as_value(x) for x in outs]
+        if self.has_aux:
+            extra, self.aux_structure = tree.flatten(aux)
+            outs += extra
+        return outs
 
 
 def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:

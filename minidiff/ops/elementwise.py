@@ -21,13 +21,20 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, Primitive, ShapedArray, Value, _state, implements, is_differentiable, typeof
+from minidiff.core import (
+    EVALUATE,
+    NO_PARAMS,
+    Primitive,
+    ShapedArray,
+    Value,
+    _state,
+    implements,
+    is_differentiable,
+    typeof,
+)
 from minidiff.ops.kinds import Elementwise, Linear, Multilinear, bind_aligned, elementwise_shape, match, spread
 
 # ---------------------------------------------------------------- how they are declared
-
-
-_NO_PARAMS: dict = {}
 
 
 def function_of(primitive: Primitive) -> Callable:
@@ -40,7 +47,7 @@ def function_of(primitive: Primitive) -> Callable:
         if interpreter is EVALUATE and ufunc is not None:  # NumPy hands traced values back
             return ufunc(*operands)
         if interpreter.scope is None:
-            return interpreter.process(primitive, operands, _NO_PARAMS)
+            return interpreter.process(primitive, operands, NO_PARAMS)
         return primitive.bind(*operands)
 
     function.primitive = primitive

@@ -77,6 +77,8 @@ class Differentiable(Primitive):
     def __init__(self, name: str, impl: Callable, shape_rule: Callable):
         super().__init__(name, impl, shape_rule)
         self._differentials: dict[tuple, Differential | None] = {}
+        if self.broadcasts:  # it has a fixed number of operands
+            self.differentials = {}
 
     def reads(self, i: int, count: int) -> set[int] | None:
         """Which of `(out, *operands)` the derivative in operand i of `count` is computed from; None if it is zero."""
@@ -95,6 +97,8 @@ class Differentiable(Primitive):
         differential = self._differentials.get(key, key)
         if differential is key:
             differential = self._differentials[key] = self._differential(*key)
+            if self.broadcasts and differential is not None:
+                self.differentials[active] = differential
         return differential and (differential, differential.keep((type, out, *primals, *names)), params)
 
     def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
