@@ -516,6 +516,8 @@ _NO_REVERSE = (
 class ForwardOnly(Linear):
     """The identity, on what a loop of unknown length returns: its derivative is not transposed."""
 
+    shares_memory = True
+
     def __init__(self):
         batch = lambda primitive, args, batched: primitive.bind(*args)  # noqa: E731
         super().__init__("while_loop", lambda x: x, lambda x: (x.shape, x.dtype), None, batch)

@@ -30,14 +30,11 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP, as_value, instantiate
-from minidiff.ops import reduction
-from minidiff.ops.kinds import Elementwise
+from minidiff.ops import elementwise, reduction
 from minidiff.reverse import Linearize
 from minidiff.tape import Tape
 
 # ---------------------------------------------------------------- stop_gradient
-
-stop_gradient_p = Elementwise("stop_gradient", lambda x: x, [None])
 
 
 def stop_gradient(x: Any) -> Any:
@@ -47,7 +44,7 @@ def stop_gradient(x: Any) -> Any:
     >>> float(grad(lambda x: x * stop_gradient(x))(3.0))
     3.0
     """
-    return tree.map(lambda leaf: stop_gradient_p.bind(as_value(leaf)), x)
+    return tree.map(lambda leaf: elementwise.stop_gradient(as_value(leaf)), x)
 
 
 # ---------------------------------------------------------------- the operations
