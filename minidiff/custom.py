@@ -30,7 +30,8 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP, as_value, instantiate
-from minidiff.ops import elementwise, reduction
+from minidiff.ops import reduction
+from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
 from minidiff.tape import Tape
 
@@ -44,7 +45,7 @@ def stop_gradient(x: Any) -> Any:
     >>> float(grad(lambda x: x * stop_gradient(x))(3.0))
     3.0
     """
-    return tree.map(lambda leaf: elementwise.stop_gradient(as_value(leaf)), x)
+    return tree.map(lambda leaf: constant(as_value(leaf)), x)
 
 
 # ---------------------------------------------------------------- the operations

@@ -287,7 +287,7 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
 
     `f_linear(*tangents)` takes trees like the primals and returns one like `f`'s result. It holds what it needs
-    of the primal values, so that it may be applied to many tangents at the cost of the linear part alone.
+    of the primal values, so that `f` is not run again for further tangents.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)

@@ -240,29 +240,41 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callab
     def rule_of_numbers(*args):
         return rule(*[numbers.get(k, x) for k, x in enumerate(args)])
 
-    functions: dict[str, Callable] = {}
+    functions: dict[str, Any] = {"ndarray": numpy.ndarray}
     names = {repr(number): f"x{k}" for k, number in numbers.items()}
-    sources = {_expression(tape, functions, {}) for tape in _scalar_tapes(rule, 2 + count)}
+    tapes = _scalar_tapes(rule, 2 + count)
+    sources = {_expression(tape, functions, {}) for tape in tapes}
     sources |= {_expression(tape, functions, names) for tape in _scalar_tapes(rule_of_numbers, 2 + count)[:1]}
     if len(sources) != 1 or None in sources:
         return None
-    arguments = ", ".join(f"x{k}" for k in range(2 + count))
-    return eval(f"lambda {arguments}: {sources.pop()}", functions)
+    source, arguments = sources.pop(), [f"x{k}" for k in range(2 + count)]
+    if count == 1:  # all arrays have one shape then, and results along the way can be written over
+        frugal = _expression(tapes[0], functions, {}, in_place=True)
+        arrays = " and ".join(f"type({x}) is ndarray" for x in arguments if x in source)
+        source = f"{frugal} if {arrays} and x0.shape else {source}"
+    return eval(f"lambda {', '.join(arguments)}: {source}", functions)
 
 
-def _expression(tape: Tape, functions: dict[str, Callable], names: dict[str, str]) -> str | None:
+def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in_place: bool = False) -> str | None:
     """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls.
 
-    Constants whose text is in `names` are written as these.
+    Constants whose text is in `names` are written as these. With `in_place` results are written into their operands,
+    where these are results themselves.
     """
     texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
-    for eqn in tape.equations:
+    for k, eqn in enumerate(tape.equations):
         uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
         if eqn.params or eqn.primitive.impl is None or uses > 1:
             return None
-        functions[eqn.primitive.name] = eqn.primitive.impl
-        arguments = ", ".join(texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs)
-        texts[eqn.outputs[0]] = f"{eqn.primitive.name}({arguments})"
+        functions[eqn.primitive.name] = impl = eqn.primitive.impl
+        arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
+        if in_place and "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
+            own = {v for e in tape.equations for v in e.outputs if v.type == eqn.outputs[0].type}
+            made = [i for i, a in enumerate(eqn.inputs) if a in own]
+            if made:
+                arguments[made[0]] = f"(t{k} := {arguments[made[0]]})"
+                arguments.append(f"t{k}")
+        texts[eqn.outputs[0]] = f"{eqn.primitive.name}({', '.join(arguments)})"
     (result,) = tape.outputs
     return texts.get(result)
 
