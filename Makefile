@@ -23,10 +23,10 @@ export OMP_NUM_THREADS ?= 1
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
 
-# Each group of tests runs on as many ranks as it asks for: one launch for each number of ranks.
+# Tests in one process run on all processors. Those on ranks: one launch for each number of ranks that tests ask for.
 test: $(VENV)/.installed-$(MPI)-test
 	ruff check . && ruff format --check .
-	python -m pytest -m "parallel[1]"
+	python -m pytest -n auto -m "parallel[1]"
 	for ranks in 1 2 3 4 8; do \
 	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
 	done

@@ -1,5 +1,10 @@
 """Automatic differentiation on NumPy: a tape, forward and reverse mode, to any order.
 
+A function written with NumPy is run on tracers; what an operation then does is an interpretation of it: push tangents
+(`jvp`), linearise and transpose (`grad`, `vjp`), vectorise (`vmap`), record (`make_tape`). A recorded tape can be
+printed, drawn, checked, and compiled (`jit`). Control flow that tapes can hold is `cond` … `scan`; `checkpoint`
+keeps less for the way back; `custom_jvp` and `custom_vjp` take rules of one's own.
+
 >>> import minidiff as md
 >>> import minidiff.numpy as np
 >>> float(md.grad(lambda x: np.log(x) * x)(1.0))

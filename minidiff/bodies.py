@@ -1,7 +1,10 @@
-"""Operations that run a function given to them, in the place where they stand: what these have in common.
+"""Operations whose body is a function that is run in place: `checkpoint`, and functions with rules of their own.
 
-Such a function, the *body*, may close over traced values. They are inputs that the user did not write down: the
-interpreters that continue the outer ones inside the body adopt them.
+To the interpreter of the moment, the body is part of the program around it: evaluated, it runs on the values there are,
+and Python's `if` sees them. It may close over traced values. They are inputs that the user did not write down: the
+interpreters that continue the outer ones inside the body adopt them. On a tape the body becomes a tape.
+
+(Loops and branches, whose bodies run many times or not at all, have tapes for bodies from the start: `drafts.py`.)
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ from minidiff.forward import JVP, as_value, push_forward
 from minidiff.ops.elementwise import add, convert, equal, greater, less, maximum, minimum, not_equal, where
 from minidiff.ops.kinds import Linear, zeros_like
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import broadcast_to, moveaxis
+from minidiff.ops.shape import SeveralResults, broadcast_to, moveaxis
 from minidiff.reverse import backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Tape, Var
@@ -108,14 +108,13 @@ def _unstack_transpose(cts, operands, axis):
 
 
 #: All elements along an axis, as so many results.
-unstack_p = Linear(
+unstack_p = SeveralResults(
     "unstack",
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
     lambda x, axis: [(_without_axis(x, axis).shape, x.dtype)] * x.shape[axis],
     _unstack_transpose,
     lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
 )
-unstack_p.multiple_results = True
 
 
 def _without_axis(t: ShapedArray, axis: int = 0) -> ShapedArray:
@@ -399,7 +398,7 @@ class Scan(BodyOperation):
                 shared.append((None, var, x))
             elif i is not None and i < n:
                 shared.append((None, var, args[i]))
-            elif x.var in invariant:
+            elif x.variable in invariant:
                 once.append((var, x))
             elif i is not None and i >= n + m:
                 elements.append((None, var, args[i]))
@@ -411,7 +410,7 @@ class Scan(BodyOperation):
         fixed = cut([not yes for yes in mask], n, m)
         results = self.bind_loop(closed, [chosen(g, yes) for g, yes in zip(groups, fixed)], params)
         outs, stacked = cut(results, sum(known))
-        shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.var for _, x in once]))]
+        shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.variable for _, x in once]))]
         elements += [(None, var, x) for (var, _), x in zip(kept, stacked)]
 
         own = [(i, var, args[i]) for i, var in zip(positions(mask), tape.inputs[len(residuals) :])]
@@ -516,6 +515,8 @@ _NO_REVERSE = (
 
 class ForwardOnly(Linear):
     """The identity, on what a loop of unknown length returns: its derivative is not transposed."""
+
+    shares_memory = True
 
     def __init__(self):
         batch = lambda primitive, args, batched: primitive.bind(*args)  # noqa: E731

@@ -44,7 +44,7 @@ class VarianceError(TypeError):
 
 
 class UnboundAxisError(NameError):
-    """A collective named an axis that no enclosing `shard_map` binds."""
+    """A collective named an axis that no `shard_map` or `vmap` around it binds."""
 
 
 # ---------------------------------------------------------------- types
@@ -376,7 +376,7 @@ class Primitive:
 
     is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
     shares_memory = False  # its result may be (a part of) an operand's memory
-    has_body = False  # a body is a function that the operation runs: shard_map
+    has_body = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     communicates = False

@@ -1,9 +1,11 @@
-"""Functions recorded as bodies of operations, and what is done to such bodies.
+"""Operations whose bodies are tapes, recorded before anything runs: loops and branches (`control.py`).
 
 A body is a closed :class:`Tape`: values that the function closes over are inputs, put first. An operation that has
 such bodies as parameters (:class:`BodyOperation`) states its rules on tapes: a body is differentiated, vectorised,
-transposed by running it, under the interpreter that does so, on a tape of its own (:class:`Draft`); what is known of it
-is parted from what is linear (:class:`Parts`).
+transposed by running it, under the interpreter that does so, on a tape of its own (:class:`Draft`, finished when it is
+known what is asked of it); what is known of it is parted from what is linear (:class:`Parts`).
+
+(Bodies that are functions, run once in the place where they stand: `bodies.py`.)
 """
 
 from __future__ import annotations
@@ -175,7 +177,7 @@ class Parts:
 
     def input_number(self, x: Value) -> int | None:
         """Which input of the original tape a residual is; None if it is none."""
-        return self.number.get(x.var) if self.stage.owns(x) else None
+        return self.number.get(x.variable) if self.stage.owns(x) else None
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type stands for zeros of that type."""

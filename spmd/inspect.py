@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from minidiff import make_tape
-from minidiff.tape import Equation, Tape, atom_type
+from minidiff.control import Cond, Scan, While
+from minidiff.tape import Equation, Tape, atom_type, bodies_of
+
+ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
+ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
 
 
 @dataclass
@@ -25,10 +28,12 @@ class Communication:
     """A report of collectives that communicate. Printing it gives a table.
 
     `counts` says how often each collective is run, `bytes` how many bytes each rank hands to them in all (the
-    size of their operands on one rank; how much of that crosses the network depends on the algorithm).
+    size of their operands on one rank; how much of that crosses the network depends on the algorithm). `notes` say
+    where these depend on values: they are exact if there are none.
     """
 
     rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def counts(self) -> dict[str, int]:
@@ -41,14 +46,16 @@ class Communication:
     def bytes(self) -> int:
         return sum(row.bytes for row in self.rows)
 
-    def add(self, eqn: Equation) -> None:
-        name, axes = eqn.primitive.name, eqn.params["axes"]
-        row = next((r for r in self.rows if (r.collective, r.axes) == (name, axes)), None)
-        if row is None:
-            row = Row(name, axes)
-            self.rows.append(row)
-        row.count += 1
-        row.bytes += atom_type(eqn.inputs[0]).nbytes
+    def add(self, other: Communication, times: int = 1) -> None:
+        """Count in what another report says, so many times."""
+        for r in other.rows if times else ():
+            row = next((mine for mine in self.rows if (mine.collective, mine.axes) == (r.collective, r.axes)), None)
+            if row is None:
+                row = Row(r.collective, r.axes)
+                self.rows.append(row)
+            row.count += times * r.count
+            row.bytes += times * r.bytes
+        self.notes += [note for note in other.notes if times and note not in self.notes]
 
     def __str__(self) -> str:
         if not self.rows:
@@ -63,7 +70,8 @@ class Communication:
             return left + "  " + "  ".join(c.rjust(w) for c, w in zip(row[2:], widths[2:]))
 
         rule = "  ".join("-" * w for w in widths)
-        return "\n".join([line(header), rule, *map(line, cells), rule, line(total)])
+        notes = [f"({note})" for note in self.notes]
+        return "\n".join([line(header), rule, *map(line, cells), rule, line(total), *notes])
 
     __repr__ = __str__
 
@@ -71,7 +79,7 @@ class Communication:
 def communication(f: Callable) -> Callable[..., Communication]:
     """A function that reports what `f` communicates, for arguments of given types: `communication(f)(*args)`.
 
-    Nothing is run: the report is read from the tape of `f`.
+    Nothing is run: the report is read from the tape of `f`. The body of a `scan` counts as often as the loop has steps.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -86,20 +94,27 @@ def communication(f: Callable) -> Callable[..., Communication]:
     total                 1              16
     """
 
-    def report(*args: Any) -> Communication:
-        found = Communication()
-        for eqn in _equations(make_tape(f)(*args)):
-            if eqn.primitive.communicates:
-                found.add(eqn)
-        return found
-
-    return report
+    return lambda *args: _of_tape(make_tape(f)(*args))
 
 
-def _equations(tape: Tape) -> Iterator[Equation]:
-    """All equations of a tape, and of the bodies in it."""
+def _of_tape(tape: Tape) -> Communication:
+    found = Communication()
     for eqn in tape.equations:
-        yield eqn
-        for body in eqn.params.values():
-            if isinstance(body, Tape):
-                yield from _equations(body)
+        found.add(_of_equation(eqn))
+    return found
+
+
+def _of_equation(eqn: Equation) -> Communication:
+    primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
+    if primitive.communicates:
+        return Communication([Row(primitive.name, eqn.params["axes"], 1, atom_type(eqn.inputs[0]).nbytes)])
+    if isinstance(primitive, Cond):
+        most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))
+        alike = all(sorted(map(str, report.rows)) == sorted(map(str, most.rows)) for report in bodies)
+        bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
+    if isinstance(primitive, While) and any(report.rows for report in bodies):
+        bodies.append(Communication(notes=[ONE_STEP]))
+    found = Communication()
+    for report in bodies:
+        found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
+    return found

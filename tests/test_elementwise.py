@@ -292,10 +292,10 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
     "dtype": (
         lambda x: np.exp(x, dtype=np.int64),
         TypeError,
-        "exp: dtype=int64 cannot hold an operand of dtype float64",
+        r"np.exp of float64 cannot be computed in dtype=int64 .*np.exp\(x\).astype\('int64'\)",
     ),
     "out": (lambda x: np.exp(x, out=np.ones(2)), TypeError, "cannot write a traced value"),
-    "where=": (lambda x: np.exp(x, where=[True, False]), TypeError, "unexpected keyword argument 'where'"),
+    "where=": (lambda x: np.exp(x, where=[True, False]), TypeError, r"write np.where\(mask, np.exp\(x\), x\)"),
     "interp": (lambda x: np.interp(x, x, x[:1]), ValueError, r"points on a line, .* f64\[2\] and f64\[1\]"),
     "astype": (lambda x: x.astype(int, casting="safe"), TypeError, r"f64\[2\] cannot be cast to int64"),
     "bits": (lambda x: x & 1, TypeError, "bitwise_and"),
@@ -316,5 +316,5 @@ def test_a_plain_array_is_not_written_into():
         y += x
         return y.sum()
 
-    with pytest.raises(TypeError, match="write a = a \\+ x"):
+    with pytest.raises(TypeError, match=r"np.add cannot write a traced value .*a = a \+ x"):
         md.grad(f)(np.ones(2))

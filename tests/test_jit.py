@@ -68,3 +68,14 @@ def test_optimized_tapes_have_the_same_types(row):
     smaller.check()
     assert (smaller.in_types, smaller.out_types) == (tape.in_types, tape.out_types)
     assert len(smaller.equations) <= len(tape.equations)
+
+
+@pytest.mark.parametrize("same", [lambda x: md.checkpoint_name(x, "a"), md.stop_gradient])
+def test_what_is_only_named_is_not_written_into(same):
+    def f(x):
+        y = np.sin(x)
+        z = same(y)
+        return z * np.exp(y + 1.0)
+
+    x = np.linspace(0.0, 1.0, 2000)
+    np.testing.assert_array_equal(md.jit(f)(x), f(x))

@@ -54,6 +54,19 @@ def test_the_table_in_readme_is_up_to_date():
     assert coverage.with_table(text) == text, "python -m tests.table.coverage writes it anew"
 
 
+def test_every_function_stands_in_one_line_of_the_table():
+    lines = [
+        re.fullmatch(r"\| \*\*(.+)\*\* `([^`]+)` \|(.*)\|", line) for line in coverage.coverage_table().splitlines()[2:]
+    ]
+    marks = {name: (line[1], line[3].split(" | ")) for line in lines for name in line[2].split()}
+    assert len(marks) == sum(len(line[2].split()) for line in lines)
+    public, shown = public_callables(), {public_callables().get(name) for name in marks}
+    assert [n for n in public if {"operation", "from values"} & set(classes(n)) and public[n] not in shown] == []
+    assert {name for name, (title, _) in marks.items() if "minidiff.nn" in title} <= set(md.nn.__all__)
+    for name, expected in {"sin": "✓✓✓✓", "argmax": "–––✓", "unique": "✓✓✓–", "argwhere": "––––", "at": "✓✓✓✓"}.items():
+        assert "".join(marks[name][1]).replace(" ", "") == expected, name
+
+
 ARRAYS = [
     (lambda np_, x: np_.array([x, 2 * x]), 1.5),
     (lambda np_, x: np_.array([[x, 1.0], (0, x * x)]), 1.5),

@@ -18,7 +18,7 @@ from minidiff.numpy import replaced as _replaced
 
 __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
-globals().update({name: vars(_replaced).get(name, vars(_numpy).get(name)) for name in __all__})
+globals().update({name: vars(_replaced if name in _replaced.__all__ else _numpy).get(name) for name in __all__})
 _later = [name for name in __all__ if globals()[name] is None and name not in vars(_numpy)]
 for _name in _later:  # parts of NumPy that it imports when they are asked for
     del globals()[_name]

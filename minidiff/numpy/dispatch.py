@@ -75,7 +75,14 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
     operands = [x if isinstance(x, Tracer) or type(x) in (int, float, complex) else asarray(x) for x in inputs]
     wanted = (*[None] * ufunc.nin, *[numpy.dtype(dtype)] * ufunc.nout)
     given = [getattr(x, "dtype", type(x)) for x in operands]
-    loop = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=wanted, casting=casting)
+    try:
+        loop = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=wanted, casting=casting)
+    except TypeError as error:
+        name, shown = full_name(ufunc), numpy.dtype(dtype)
+        raise TypeError(
+            f"{name} of {', '.join(getattr(d, '__name__', str(d)) for d in given)} cannot be computed in "
+            f"dtype={shown} ({error}); convert the result: {name}(x).astype({str(shown)!r})"
+        ) from None
     return [convert(x, d) if isinstance(x, Tracer) else numpy.asarray(x, d) for x, d in zip(operands, loop)]
 
 

@@ -239,6 +239,7 @@ diagonal_p = Linear(
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
     lambda primitive, args, batched, offset: primitive.bind(args[0], offset=offset),
 )
+diagonal_p.shares_memory = True
 
 #: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
 embed_diagonal_p = Linear(

@@ -412,6 +412,13 @@ def _block(arrays: Any, depth: int, ndim: int, level: int) -> Value:
 # ---------------------------------------------------------------- split
 
 
+class SeveralResults(Linear):
+    """A linear operation whose results are parts of its operand."""
+
+    multiple_results = True
+    shares_memory = True
+
+
 def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[numpy.ndarray]:
     return numpy.split(x, numpy.cumsum(sizes[:-1]), axis)
 
@@ -427,14 +434,13 @@ def _split_transpose(cts, operands, sizes, axis):
 
 
 #: Consecutive parts along an axis. One operation, so that its transpose makes one array, not one for each part.
-split_p = Linear(
+split_p = SeveralResults(
     "split",
     _split_impl,
     _split_shapes,
     _split_transpose,
     lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
 )
-split_p.multiple_results = True
 
 
 def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
@@ -498,7 +504,7 @@ def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, wh
 
 
 #: The parts of x along its first axis, without that axis.
-unstack_p = Linear(
+unstack_p = SeveralResults(
     "unstack",
     lambda x: list(x),
     lambda x: [(x.shape[1:], x.dtype)] * x.shape[0],
@@ -507,7 +513,6 @@ unstack_p = Linear(
     ],
     lambda primitive, args, batched: primitive.bind(swapaxes(args[0], 0, 1)),
 )
-unstack_p.multiple_results = True
 
 
 def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:

@@ -2,13 +2,14 @@
 
 A function that has rows in `tests/table` has passed every check of `tests/test_ops.py`: derivatives to second order
 against numbers, in forward and in reverse mode, and `vmap` of the values and of the derivatives. Those listed as
-discrete have passed all that makes sense for them.
+discrete have passed all that makes sense for them; those that need values have tests of their own.
 """
 
 from __future__ import annotations
 
 import pathlib
 
+from minidiff import nn
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, public_callables
 from minidiff.numpy.replaced import __all__ as REPLACED
@@ -20,35 +21,43 @@ BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 YES, NO = "✓", "–"
 
 
-def _line(title: str, names: list[str], *marks: str) -> str:
-    return f"| **{title}** {' '.join(f'`{n}`' for n in names)} | {' | '.join(marks)} |"
+def _line(title: str, names: set[str], differentiable: bool, vmap: bool) -> list[str]:
+    marks = [YES if differentiable else NO] * 3 + [YES if vmap else NO]
+    return [f"| **{title}** `{' '.join(sorted(names))}` | {' | '.join(marks)} |"] if names else []
 
 
 def coverage_table() -> str:
-    """The table as Markdown: a line for each family, and one for its functions that have no derivative."""
-    public = public_callables()
+    """The table as Markdown: a line for each family, and one for its functions that have no derivative.
+
+    A function that NumPy has under several names stands under that which it calls itself by.
+    """
+    every = public_callables()
+    names = {f: n for n, f in every.items()}
+    names |= {f: n for n, f in every.items() if n.rpartition(".")[2] == getattr(f, "__name__", None)}
+    public = {n: f for n, f in every.items() if names[f] == n}
+    tabled = {r.function for r in TABLE}
+
+    def discrete(found: set[str]) -> set[str]:
+        return {n for n in found if public[n] in DISCRETE}
+
     lines = ["| function | forward | reverse | second order | vmap |", "|---|:-:|:-:|:-:|:-:|"]
     seen: set[str] = set()
     for family in FAMILIES:
         title = family.__name__.rpartition(".")[2].replace("_", " ")
-        functions = [r.function for r in family.ROWS if callable(r.function)]
-        names = [n for n, f in public.items() if f in functions and n not in seen]
-        seen.update(names)
-        for label, discrete, mark in ((title, False, YES), (f"{title}, discrete", True, NO)):
-            group = sorted(n for n in names if (public[n] in DISCRETE) is discrete)
-            if group:
-                lines.append(_line(label, group, mark, mark, mark, YES))
-    tabled = {r.function for r in TABLE}
-    for discrete, mark in ((False, YES), (True, NO)):
-        names = [n for n, f in public.items() if f in CONCRETE and (f in DISCRETE) is discrete]
-        names += FROM_VALUES if discrete else []
-        title = "from values, discrete" if discrete else "chosen by values"
-        lines.append(_line(title, sorted(set(names) & set(public)), mark, mark, mark, NO))
-    rest = [n for n, f in public.items() if f in NUMPY_FUNCTIONS and f not in tabled | CONCRETE and n not in REFUSED]
-    lines.append(_line("from types", sorted(rest), NO, NO, NO, YES))
-    own = {n for n in REPLACED if public.get(n) not in NUMPY_FUNCTIONS}
-    lines.append(_line("in `minidiff.numpy`", sorted(own & tabled), YES, YES, YES, YES))
-    lines.append(_line("in `minidiff.numpy`, need values", sorted(own - tabled), YES, YES, YES, NO))
+        functions = {r.function for r in family.ROWS}
+        found = {n for n, f in public.items() if f in functions} - seen
+        seen |= found
+        lines += _line(title, found - discrete(found), True, True)
+        lines += _line(f"{title}, discrete", discrete(found), False, True)
+    forms = {f.lstrip(".").partition("[")[0] for f in tabled if isinstance(f, str)}  # `at` of ".at[].set"
+    lines += _line("of `minidiff.nn`", {n for n in nn.__all__ if getattr(nn, n) in tabled}, True, True)
+    own = {n for n in REPLACED if every.get(n) not in NUMPY_FUNCTIONS}
+    lines += _line("of `minidiff.numpy`", own & forms, True, True)
+    concrete = {n for n, f in public.items() if f in CONCRETE}
+    lines += _line("need values", concrete - discrete(concrete) | own - forms, True, False)
+    lines += _line("need values, discrete", discrete(concrete) | set(FROM_VALUES) & set(public), False, False)
+    traced = {n for n, f in public.items() if f in NUMPY_FUNCTIONS and n not in REFUSED}
+    lines += _line("from types alone", {n for n in traced if public[n] not in tabled | CONCRETE}, False, True)
     return "\n".join(lines)
 
 

@@ -19,6 +19,9 @@ if np.median in NUMPY_FUNCTIONS:
 
 DISCRETE = {np.tril_indices_from, np.triu_indices_from, np.diag_indices_from}
 
+#: What its result's shape is depends on values.
+CONCRETE = {np.trim_zeros}
+
 LINEAR: dict = dict.fromkeys([np.flip, np.flipud, np.fliplr, np.rot90, np.roll, np.tile, np.repeat, np.resize])
 LINEAR |= dict.fromkeys([np.append, np.insert, np.delete, np.diagonal, np.diag, np.diagflat, np.tril, np.triu])
 LINEAR |= {np.full_like: None, np.kron: [(0,), (1,)]}

@@ -18,6 +18,7 @@ LINEAR = {np.bincount: [(0,)]}
 
 #: They need the values of their arguments, and have no place on a tape.
 CONCRETE = {np.nonzero, np.flatnonzero, np.argwhere, np.unique}
+DISCRETE |= {np.nonzero, np.flatnonzero, np.argwhere}
 
 
 def _weighted(function, x, w, **options) -> Row:
