@@ -115,7 +115,7 @@ unstack_p = Linear(
     _unstack_transpose,
     lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
 )
-unstack_p.multiple_results = True
+unstack_p.multiple_results = unstack_p.shares_memory = True
 
 
 def _without_axis(t: ShapedArray, axis: int = 0) -> ShapedArray:

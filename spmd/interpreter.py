@@ -133,7 +133,7 @@ class SPMD(Interpreter):
                 recorded = stage.tape([x for x, _ in results])
         except TracerError:
             return None
-        return Source(optimize(recorded), "body"), [held for _, held in results]
+        return Source(optimize(recorded), tape.name), [held for _, held in results]
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""

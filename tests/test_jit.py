@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.optimize import optimize
+from minidiff.optimize import copy_p, optimize
 from tests.table import DISCRETE, TABLE
 from tests.test_ops import agree, random_like
 
@@ -67,4 +67,4 @@ def test_optimized_tapes_have_the_same_types(row):
     smaller = optimize(tape)
     smaller.check()
     assert (smaller.in_types, smaller.out_types) == (tape.in_types, tape.out_types)
-    assert len(smaller.equations) <= len(tape.equations)
+    assert sum(e.primitive is not copy_p for e in smaller.equations) <= len(tape.equations)

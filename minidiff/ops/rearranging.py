@@ -240,6 +240,8 @@ diagonal_p = Linear(
     lambda primitive, args, batched, offset: primitive.bind(args[0], offset=offset),
 )
 
+diagonal_p.shares_memory = True
+
 #: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
 embed_diagonal_p = Linear(
     "embed_diagonal",

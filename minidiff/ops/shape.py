@@ -434,7 +434,7 @@ split_p = Linear(
     _split_transpose,
     lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
 )
-split_p.multiple_results = True
+split_p.multiple_results = split_p.shares_memory = True
 
 
 def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
