@@ -148,9 +148,10 @@ class Source:
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.tape = tape
         reserved = _reserved(tape)
-        self.name = f"{name}_" if name in reserved else name
         self.bodies = {} if bodies is None else bodies
         self.names = names_of(tape, letters(reserved))
+        taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
+        self.name = f"{name}_" if name in taken else name
         self.memory = Memory(tape)
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # values whose memory nobody looks at
@@ -401,9 +402,8 @@ class Program:
         structure = self.out_structure
         if structure is tree.LEAF:
             return self.source.function
-        if structure.node is tuple and len(structure.children) != 1:
-            if all(child is tree.LEAF for child in structure.children):
-                return self.source.function
+        if structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}:
+            return self.source.function
         run = self.source.results
         return lambda *leaves: tree.unflatten(structure, run(*leaves))
 

@@ -507,7 +507,7 @@ unstack_p = Linear(
     ],
     lambda primitive, args, batched: primitive.bind(swapaxes(args[0], 0, 1)),
 )
-unstack_p.multiple_results = True
+unstack_p.multiple_results = unstack_p.shares_memory = True
 
 
 def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:
