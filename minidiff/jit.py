@@ -205,7 +205,7 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or primitive.has_body:
+        if foreign or hasattr(primitive, "body_scope"):  # a shard_map's results may be distributed
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
         if primitive is copy_p:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy
 
+from minidiff import control
 from minidiff.bodies import Call
 from minidiff.checkpoint import recompute_p
 from minidiff.core import (
@@ -302,6 +303,16 @@ def without_unused(tape: Tape) -> Tape:
         kept.append(eqn)
         needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return _with(tape, kept[::-1])
+
+
+@narrows(control.scan_p)
+def _scan_of_fewer(eqn: Equation, used: list[bool]) -> Equation:
+    """A scan without elements of results that nobody takes; its carries stay."""
+    params, count = eqn.params, eqn.params["carry"]
+    wanted = [i for i, yes in enumerate(used) if yes or i < count]
+    body = params["body"]
+    smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
+    return Equation(eqn.primitive, eqn.inputs, {**params, "body": smaller}, [eqn.outputs[i] for i in wanted])
 
 
 # ---------------------------------------------------------------- identities
