@@ -7,6 +7,7 @@ an operation like any other, that happens to communicate.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,10 +21,11 @@ from minidiff.core import Primitive, ShapedArray
 class Exchange(Primitive):
     """A collective of a backend. Parameters: the collective, its own `params`, the backend `ranks`, what is `held`."""
 
-    def __init__(self, name: str, communicates: bool):
-        super().__init__(name, _run)
-        self.communicates = communicates
-        self.shares_memory = not communicates
+    shares_memory = True  # along an axis of one rank there may be nothing to do
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective.name, _run)
+        self.communicates = collective.communicates
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         (x,), ranks, collective = types, params["ranks"], params["collective"]
@@ -57,13 +59,14 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-exchange_p = {True: Exchange("exchange", True), False: Exchange("exchange", False)}
+exchange_p = functools.cache(Exchange)
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
+index_p.shares_memory = True
 
 
 def exchange(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
     """A collective on recorded data: the result, and the axes along which it is held."""
-    out = exchange_p[collective.communicates].bind(x, collective=collective, params=params, ranks=ranks, held=held)
+    out = exchange_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
     return out, held_after(collective, params, ranks, held)
 
 

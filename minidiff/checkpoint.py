@@ -185,7 +185,7 @@ class Checkpoint(Call):
 
     def transpose(self, cts, operands, params):
         tape = params["body"]
-        env = dict(zip(tape.inputs, operands))
+        env = dict(zip(tape.inputs, map(_once_more, operands)))
         linear_vars = {v for v, x in env.items() if isinstance(x, ShapedArray)}
         known, linear = [], []
         for eqn in tape.equations:
@@ -274,12 +274,12 @@ remat = checkpoint
 
 
 class Name(Primitive):
-    """The identity, with a name for policies to know it by."""
+    """The identity, with a mark on it: for policies to know it by, or to be told apart from what it is."""
 
     shares_memory = True
 
-    def __init__(self):
-        super().__init__("name", lambda x, name: x, lambda x, name: (x.shape, x.dtype))
+    def __init__(self, name: str):
+        super().__init__(name, lambda x, **mark: x, lambda x, **mark: (x.shape, x.dtype))
 
     def tangent(self, out, primals, tangents, params):
         return tangents[0]
@@ -291,7 +291,15 @@ class Name(Primitive):
         return self.bind(*args, **params)
 
 
-name_p = Name()
+name_p = Name("name")
+
+#: The identity, before what is computed once more: what is computed from its result is not what was computed before.
+recompute_p = Name("recompute")
+
+
+def _once_more(x: Any) -> Any:
+    """A value that something is computed from once more, on tapes told apart from that of the first time."""
+    return recompute_p.bind(x) if isinstance(x, Tracer) else x
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

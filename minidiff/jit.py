@@ -21,17 +21,30 @@ from __future__ import annotations
 
 import functools
 import math
+import textwrap
+import types
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, _state, is_scalar_constant, typeof
+from minidiff.checkpoint import recompute_p
+from minidiff.core import (
+    EVALUATE,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    _state,
+    current_scope,
+    is_scalar_constant,
+    typeof,
+)
 from minidiff.forward import as_value
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
-from minidiff.optimize import optimize
+from minidiff.optimize import copy_p, optimize, sharing
 from minidiff.staging import stage_flat
 from minidiff.tape import Atom, Equation, Tape, Var, bodies_of, letters, names_of
 
@@ -61,6 +74,10 @@ def _index(i: Any) -> str:
     return "..." if i is Ellipsis else repr(i)
 
 
+def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
+    return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
+
+
 #: How an operation is written, where that is not `name(operands, parameter=…)`.
 SOURCES: dict[Primitive, Callable[..., str]] = {
     elementwise.add.primitive: _infix("+"),
@@ -73,6 +90,7 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
     shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
     shape.transpose_p: _transposed,
     indexing.slice_p: _indexed,
+    recompute_p: lambda x: x,
 }
 
 #: Smaller results are not worth writing into memory that is there: NumPy finds new memory for them as fast.
@@ -84,241 +102,256 @@ def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
     return primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
 
 
+def _writes(eqn: Equation) -> bool:
+    """Whether an operation can write its result into memory that it is given, and that is worth while."""
+    out = eqn.outputs[0].type
+    can = _ufunc(eqn.primitive) is not None or eqn.primitive is linalg.matmul_p
+    return can and len(eqn.outputs) == 1 and out.shape != () and out.nbytes >= REUSED_BYTES
+
+
 # ---------------------------------------------------------------- memory
 
 
 class Memory:
-    """Who may still look at the memory of each value: names that share memory are one group, and live together."""
+    """When nobody looks at the memory of a value any more, and at which moments a name is used last."""
 
     def __init__(self, tape: Tape):
-        self.group: dict[Var, int] = {}
-        self.owned: set[int] = set()  # groups whose memory the program made itself
-        last: dict[int, int] = {}  # group -> the equation that looks at it last
-        for v in tape.inputs:
-            self.group[v] = len(self.group)
+        self.roots = sharing(tape)
+        #: Values whose memory the program made itself, for them alone.
+        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.has_body)
+                      for v in e.outputs}  # fmt: skip
+        last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
-            operands = [self.group[a] for a in eqn.inputs if isinstance(a, Var)]
-            last.update(dict.fromkeys(operands, k))
-            for v in eqn.outputs:
-                self._place(v, eqn, operands, last)
-                last.setdefault(self.group[v], k)
-        kept = {self.group[a] for a in tape.outputs if isinstance(a, Var)}
-        self.ending: dict[int, list[int]] = defaultdict(list)  # equation -> the groups that nobody looks at after it
-        for group, k in last.items():
-            if group not in kept:
-                self.ending[k].append(group)
-        self.members: dict[int, list[Var]] = defaultdict(list)
-        for v, group in self.group.items():
-            self.members[group].append(v)
-
-    def _place(self, v: Var, eqn: Equation, operands: list[int], last: dict[int, int]) -> None:
-        shares = eqn.primitive.shares_memory or eqn.primitive.has_body
-        if not shares or not operands:
-            self.group[v] = len(self.group)
-            if not shares:
-                self.owned.add(self.group[v])
-            return
-        first = operands[0]
-        for other in operands[1:]:  # it may share memory with any of them
-            self._merge(first, other, last)
-        self.group[v] = first
-
-    def _merge(self, kept: int, other: int, last: dict[int, int]) -> None:
-        if kept == other:
-            return
-        self.group = {v: kept if g == other else g for v, g in self.group.items()}
-        last[kept] = max(last.get(kept, -1), last.pop(other, -1))
-        self.owned.discard(kept)
+            last.update((v, k) for v in eqn.outputs)
+            for a in eqn.inputs:
+                if isinstance(a, Var):
+                    last[a] = k
+                    last.update((root, k) for root in self.roots[a] if isinstance(root, Var))
+        for a in tape.outputs:
+            if isinstance(a, Var):
+                last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
+        given = set(tape.inputs)
+        #: By equation: the names that are used there last, and (of owned ones) whose memory is.
+        self.ending: dict[int, list[Var]] = defaultdict(list)
+        for v, k in last.items():
+            if v not in given:
+                self.ending[k].append(v)
 
 
 # ---------------------------------------------------------------- source
 
 
 class Source:
-    """The text of a tape as a Python function, and the names that the text takes for granted."""
+    """The text of a tape as a Python function, and the names that the text takes for granted.
 
-    def __init__(self, tape: Tape, name: str = "f", foreign: Sequence[bool] = ()):
-        self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan}
+    `foreign` says which inputs may be no plain arrays: nothing is written into what is made of them, and NumPy's
+    functions are called on them. `bodies` collects the texts of the functions that operations run.
+    """
+
+    def __init__(self, tape: Tape, name: str = "f", foreign: Sequence[bool] = (), bodies: dict[str, str] | None = None):
+        self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.tape = tape
-        reserved = frozenset(e.primitive.name for e in _all_equations(tape)) | {"add", "inf", "nan"}
+        reserved = _reserved(tape)
+        self.bodies = {} if bodies is None else bodies
         self.names = names_of(tape, letters(reserved))
+        taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
+        self.name = f"{name}_" if name in taken else name
         self.memory = Memory(tape)
-        #: Names of values that may be no plain arrays: nothing is written into them, NumPy's functions are called.
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
-        self.free: list[tuple[Var, list[str]]] = []  # memory that nobody looks at: a value of its type, and its names
+        self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # values whose memory nobody looks at
         self.earlier: dict[Var, list[str]] = {}  # the names that a value's memory had before
-        self.bodies: list[str] = []  # the texts of the functions that operations run
-        main = list(self._lines(name))
-        self.text = "\n".join([*self.bodies, *main])
-        self.function = self._compile(name)
+        self.handed_on: set[Var] = set()  # values whose memory is another value's now
+        #: The last equation that could write into free memory of a type.
+        self.wanted = {e.outputs[0].type: k for k, e in enumerate(tape.equations) if _writes(e)}
+        self._numbers: dict[str, int] = {}
+        self.own_text = "\n".join(self._lines())
 
-    def _compile(self, name: str) -> Callable:
+    @property
+    def text(self) -> str:
+        """The function, below the functions that its operations run."""
+        return "\n".join([*(f"{body}\n" for body in self.bodies.values()), self.own_text])
+
+    @functools.cached_property
+    def function(self) -> Callable:
+        """The compiled function: of one result, or of a tuple of them."""
+        return self._compile(self.own_text)
+
+    @functools.cached_property
+    def results(self) -> Callable[..., list[Value]]:
+        """The compiled function, its results always a list."""
+        head, _, last = self.own_text.rpartition("    return ")
+        return self._compile(f"{head}    return [{'' if last == '()' else last}]")
+
+    def _compile(self, text: str) -> Callable:
         scope = dict(self.namespace)
-        exec(compile(self.text, f"<{name}, compiled by minidiff>", "exec"), scope)
-        return scope[name]
+        exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
+        return scope[self.name]
 
-    def results(self, *values: Value) -> list[Value]:
-        """The results as a list, however many there are."""
-        out = self.function(*values)
-        return list(out) if len(self.tape.outputs) != 1 else [out]
-
-    def _lines(self, name: str):
-        types = ", ".join(str(v.type) for v in self.tape.inputs)
-        yield f"def {name}({', '.join(self.names[v] for v in self.tape.inputs)}):  # {types}"
+    def _lines(self) -> Iterator[str]:
+        arguments, types_ = [self.names[v] for v in self.tape.inputs], _types(self.tape.inputs)
+        yield f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")
         for c in self.tape.constants:
             self.namespace[self.names[id(c)]] = c
             yield f"    # {self.names[id(c)]} is a constant, {typeof(c)}"
         for k, eqn in enumerate(self.tape.equations):
             ending = self.memory.ending[k]
-            yield f"    {self._targets(eqn)} = {self._expression(eqn, ending)}  # {_types(eqn.outputs)}"
-            forgotten = [n for group in ending for n in self._released(group, k)]
+            yield f"    {self._targets(eqn)} = {self._expression(eqn, ending)}  # {_comment(eqn)}"
+            forgotten = [n for v in ending for n in self._released(v, k)]
             if forgotten:
                 yield f"    del {', '.join(forgotten)}"
-        yield f"    return {', '.join(map(self._result, self.tape.outputs))}"
+        yield f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"
 
     def _targets(self, eqn: Equation) -> str:
         names = ", ".join(self.names[v] for v in eqn.outputs)
         return f"{names}," if eqn.primitive.multiple_results and len(eqn.outputs) == 1 else names
 
-    def _expression(self, eqn: Equation, ending: list[int]) -> str:
+    def _expression(self, eqn: Equation, ending: list[Var]) -> str:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or primitive.has_body:
+        if foreign or hasattr(primitive, "body_scope"):  # a shard_map's results may be distributed
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
+        if primitive is copy_p:
+            return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
         out = self._memory_for(eqn, ending)
         if out is not None:
-            self.namespace[primitive.name] = primitive.impl
-            return f"{primitive.name}({', '.join(operands)}, out={out})"
+            return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         if primitive in SOURCES:
-            self.namespace["add"] = numpy.add
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands)
 
     def _call(self, eqn: Equation, operands: list[str]) -> str:
         """`name(operands, parameters)`: parameters that are no plain numbers and names are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
-        if primitive.on_ranks:
-            return f"{primitive.name}({', '.join([*operands, *filter(None, [primitive.show_params(params)])])})"
         if primitive.has_body:
-            params = {k: self._with_bodies(v) for k, v in params.items()}
-            function = self._bind(primitive.name, functools.partial(_run_body, primitive, params))
-            return f"{function}({', '.join(operands)})"
-        shown = [f"{k}={v!r}" for k, v in params.items() if _is_literal(v)]
-        bound = {k: v for k, v in params.items() if not _is_literal(v)}
-        function = functools.partial(primitive.impl, **bound) if bound else primitive.impl
-        return f"{self._bind(primitive.name, function)}({', '.join([*operands, *shown])})"
+            function = functools.partial(_evaluated, primitive)
+            params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
+        else:
+            function = primitive.impl
+        shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
+        bound = {k: v for k, v in params.items() if not _is_shown(v)}
+        self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
+        name = self._bind(primitive.name, functools.partial(function, **bound) if bound else function)
+        call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
+        return f"{name}({call})"
 
-    def _with_bodies(self, value: Any) -> Any:
-        """A parameter whose tapes are compiled, and shown above the function."""
-        if type(value) in (tuple, list):
-            return type(value)([self._with_bodies(v) for v in value])
+    def _compiled(self, primitive: Primitive, key: str, value: Any) -> Any:
+        """A parameter: a tape as a compiled one, its text among the `bodies`."""
         if not isinstance(value, Tape):
             return value
-        compiled = CompiledTape(value, f"body_{len(self.bodies) + 1}")
-        self.bodies.append(compiled.source.text + "\n")
+        name = first = f"{primitive.name}_{key}"
+        while name in self.bodies:
+            name = f"{first}_{self._next(first)}"
+        self.bodies[name] = ""  # taken; those within it come first
+        compiled = CompiledTape(value, name, self.bodies)
+        del self.bodies[name]
+        self.bodies[name] = compiled.source.own_text + "\n"
         return compiled
+
+    def _next(self, name: str) -> int:
+        self._numbers[name] = number = self._numbers.get(name, 0) + 1
+        return number
 
     def _bind(self, name: str, value: Any) -> str:
         """A name for a value: `name` itself, or where that is taken for another one, with a number."""
-        for n in [name, *(f"{name}_{k}" for k in range(1, len(self.namespace) + 1))]:
-            if self.namespace.setdefault(n, value) is value:
-                return n
-        raise AssertionError("as many names as values")
+        first = name = name if name.isidentifier() else "function"
+        while self.namespace.setdefault(name, value) is not value:
+            name = f"{first}_{self._next(first)}"
+        return name
 
     def _operand(self, a: Atom, eqn: Equation) -> str:
         if isinstance(a, Var):
             return self.names[a]
+        if isinstance(a, ShapedArray):
+            return self._bind("type_", a)
         if not is_scalar_constant(a):
             return self.names[id(a)]
-        if isinstance(a, numpy.generic) and not _is_weak(a, eqn):
-            return self._bind(f"{a.dtype.name}_constant", a)
         number = a.item() if isinstance(a, numpy.generic) else a
+        if isinstance(a, numpy.generic) and not (_is_number(number) and _is_weak(a, eqn)):
+            return self._bind(f"{a.dtype.name}_constant", a)
         text = repr(number)
+        if ("nan" in text and text != "nan") or ("inf" in text and text.lstrip("-") != "inf"):
+            return self._bind("complex_constant", number)
         return f"({text})" if text.startswith("-") else text
 
     # ------------------------------------------------ memory
 
-    def _memory_for(self, eqn: Equation, ending: list[int]) -> str | None:
+    def _memory_for(self, eqn: Equation, ending: list[Var]) -> str | None:
         """The name of an array that the result can be written into: an operand's, used here for the last time."""
-        ufunc = _ufunc(eqn.primitive)
-        (out, *more) = eqn.outputs
-        if more or not out.type.shape or out.type.nbytes < REUSED_BYTES:
+        if not _writes(eqn):
             return None
-        if ufunc is None and eqn.primitive is not linalg.matmul_p:
-            return None
-        if ufunc is not None:
+        (out,) = eqn.outputs
+        if _ufunc(eqn.primitive) is not None:
             for a in eqn.inputs:
-                if isinstance(a, Var) and a.type == out.type and self._is_free_after(a, ending):
-                    group = self.memory.group[a]
-                    self.memory.owned.discard(group)
-                    ending.remove(group)
-                    self.earlier[out] = self._names_in(group)
-                    return self.names[a]
-        for k, (v, names) in enumerate(self.free):
-            if v.type == out.type:
-                del self.free[k]
-                self.earlier[out] = names
-                return self.names[v]
-        return None
+                if isinstance(a, Var) and a.type == out.type and a in ending and self._is_own(a):
+                    return self._handed_on(a, out)
+        free = self.free[out.type]
+        return self._handed_on(free.pop(), out) if free else None
 
-    def _is_free_after(self, a: Var, ending: list[int]) -> bool:
-        group = self.memory.group[a]
-        return group in ending and group in self.memory.owned and self.memory.members[group][0] is a
+    def _is_own(self, v: Var) -> bool:
+        return v in self.memory.owned and v not in self.handed_on and v not in self.foreign
 
-    def _names_in(self, group: int) -> list[str]:
-        """All names of one memory, those too that values had whose memory it was before."""
-        members = self.memory.members[group]
-        return [*self.earlier.get(members[0], []), *[self.names[v] for v in members]]
+    def _handed_on(self, v: Var, out: Var) -> str:
+        """The memory of a value becomes that of another one."""
+        self.handed_on.add(v)
+        self.earlier[out] = [*self.earlier.get(v, ()), self.names[v]]
+        return self.names[v]
 
-    def _released(self, group: int, k: int) -> list[str]:
-        """The names to forget of memory that nobody looks at any more, unless it is kept for a later result."""
-        root = self.memory.members[group][0]
-        if root.type.nbytes < REUSED_BYTES or root in self.tape.inputs:
+    def _released(self, v: Var, k: int) -> list[str]:
+        """The names to forget of a value that nobody looks at any more, unless its memory has a further use."""
+        if v.type.nbytes < REUSED_BYTES or v in self.handed_on:
             return []
-        if group in self.memory.owned and self._is_wanted(root, k):
-            self.free.append((root, self._names_in(group)))
+        if self._is_own(v) and v.type.shape and self.wanted.get(v.type, -1) > k:
+            self.free[v.type].append(v)
             return []
-        return self._names_in(group)
-
-    def _is_wanted(self, root: Var, k: int) -> bool:
-        """Whether an equation after the k-th could write its result into memory of this type."""
-        return any(
-            e.outputs[0].type == root.type and (_ufunc(e.primitive) or e.primitive is linalg.matmul_p)
-            for e in self.tape.equations[k + 1 :]
-        )
+        return [*self.earlier.get(v, ()), self.names[v]]
 
     def _result(self, a: Atom) -> str:
-        """A result; constants are copied, lest the caller write into what the next call needs."""
         if isinstance(a, Var):
             return self.names[a]
-        if is_scalar_constant(a):
-            return self._bind("result", a)
-        return f"{self.names[id(a)]}.copy()"
+        return self._bind("result", a) if is_scalar_constant(a) else self.names[id(a)]
+
+
+def _reserved(tape: Tape) -> frozenset:
+    """Names that values do not get: those of functions in the text."""
+    return frozenset(e.primitive.name for e in _all_equations(tape)) | {"add", "inf", "nan"}
 
 
 def _types(outputs: Sequence[Var]) -> str:
     return ", ".join(str(v.type) for v in outputs)
 
 
-def _all_equations(tape: Tape):
+def _comment(eqn: Equation) -> str:
+    """The types of the results, and what the parameters are that could not be written out."""
+    params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
+    if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
+        return _types(eqn.outputs)
+    return f"{_types(eqn.outputs)}; {textwrap.shorten(eqn.primitive.show_params(params), 80)}"
+
+
+def _all_equations(tape: Tape) -> Iterator[Equation]:
     for eqn in tape.equations:
         yield eqn
         for body in bodies_of(eqn):
             yield from _all_equations(body)
 
 
-def _is_literal(value: Any) -> bool:
+def _is_shown(value: Any) -> bool:
+    """Whether a parameter is written out: plain numbers, names and tuples of them, and compiled bodies."""
     if isinstance(value, tuple):
-        return all(map(_is_literal, value))
-    return value is None or type(value) in (bool, int, float, str)
+        return all(map(_is_shown, value))
+    return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (bool, int, float, complex)
 
 
 def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
     """Whether a Python number in the place of this NumPy one gives a result of the same type."""
     operands = [b.type if isinstance(b, Var) else b.item() if b is a else b for b in eqn.inputs]
-    if all(isinstance(b, (bool, int, float, complex)) for b in operands):
+    if all(map(_is_number, operands)):
         return False
     try:
         return eqn.primitive.typecheck(operands, eqn.params) == [v.type for v in eqn.outputs]
@@ -332,54 +365,73 @@ def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
 class CompiledTape(Tape):
     """A tape that runs as compiled source where it is applied to plain arrays."""
 
-    def __init__(self, tape: Tape, name: str):
+    def __init__(self, tape: Tape, name: str, bodies: dict[str, str]):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
-        self.source = Source(self, name)
+        self.name = name
+        self.source = Source(self, name, bodies=bodies)
         self.lowered: dict[Any, Any] = {}  # what interpreters made of it
 
     def __call__(self, *values: Value) -> list[Value]:
         interpreter = _state.interpreter
-        if interpreter is EVALUATE and not any(isinstance(x, Tracer) for x in values):
+        if interpreter is EVALUATE:
             return self.source.results(*values)
         found = interpreter.lower(self, values)
         return self.apply(*values) if found is None else found
 
 
-def _run_body(primitive: Primitive, params: dict, *args: Value) -> list[Value]:
+def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
     return primitive.evaluate(args, params)
 
 
 # ---------------------------------------------------------------- what users call
 
-_SCALARS = {float: numpy.float64, int: numpy.asarray, bool: numpy.bool_, complex: numpy.complex128}
+#: Python's numbers as NumPy's, where a program that was compiled for these is called with those.
+_SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
+_SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
+_IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
 class Program:
-    """A function compiled for arguments of one type."""
+    """A function compiled for arguments of one type: its `tape`, and its `source`."""
 
-    def __init__(self, f: Callable, args: tuple, name: str):
-        tape, _, self.out_structure = stage_flat(f, args, "jit")
+    def __init__(self, f: Callable, args: Any, name: str):
+        tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         self.tape = optimize(tape)
         foreign = [type(x) is not numpy.ndarray and hasattr(x, "spec") for x in tree.leaves(args)]
-        self.source = Source(self.tape, name, foreign)
+        self.source = Source(self.tape, name if name.isidentifier() else "f", foreign)
         self.function = self._with_structure()
 
     def _with_structure(self) -> Callable:
         """The compiled function, its flat results put together again; where they need no putting, itself."""
-        run, structure = self.source.function, self.out_structure
+        structure = self.out_structure
         if structure is tree.LEAF:
-            return run
-        if structure.size == 1:
-            return lambda *leaves: tree.unflatten(structure, [run(*leaves)])
-        if structure.node is tuple and all(child is tree.LEAF for child in structure.children):
-            return run
+            return self.source.function
+        if structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}:
+            return self.source.function
+        run = self.source.results
         return lambda *leaves: tree.unflatten(structure, run(*leaves))
 
 
+class Inlined:
+    """A function recorded for arguments of one type, to be applied under a transformation, operation by operation."""
+
+    def __init__(self, f: Callable, args: Any, name: str):
+        self.tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
+
+    def __call__(self, values: list[Value]) -> Any:
+        return tree.unflatten(self.out_structure, self.tape(*values))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it holds no traced values, and can be used again."""
+        return not any(isinstance(c, Tracer) for c in self.tape.constants)
+
+
 def _key_of(x: Any) -> Any:
-    """What of a leaf a program depends on: its type, and what is there beside it."""
-    t = typeof(x)
-    return t.shape, t.dtype, getattr(x, "spec", None)
+    """What of a leaf a program depends on: its type, and how it is distributed."""
+    if type(x) is numpy.ndarray:
+        return x.shape, x.dtype
+    return typeof(x), getattr(x, "mesh", None), getattr(x, "spec", None)
 
 
 class jit:
@@ -389,7 +441,7 @@ class jit:
     does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
     then only. Arrays that it closes over are constants. Arguments named by `static_argnums` are not arrays but
     settings: they are hashable, the program is compiled for their values, and Python may branch on them. A Python
-    branch on any other value raises TracerError.
+    branch on any other value raises TracerError. On a method, `self` is the first argument.
 
     It works on derivatives (`jit(grad(f))`), and can be differentiated, mapped and staged itself.
 
@@ -400,72 +452,105 @@ class jit:
     """
 
     def __init__(self, f: Callable, static_argnums: int | Sequence[int] = ()):
+        functools.update_wrapper(self, f)
         self.f = f
+        self.name = getattr(f, "__name__", type(f).__name__)
         self.static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
         self.programs: dict[Any, Program] = {}
-        self.fast: dict[Any, Callable] = {}  # programs of plain arrays and numbers, by the types of these
-        functools.update_wrapper(self, f)
+        self.inlined: dict[Any, Inlined] = {}
+        #: Programs of plain numbers by their types, and of arrays too by shapes and dtypes: the short way.
+        self.numbers: dict[Any, Callable] = {}
+        self.arrays: dict[Any, Callable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and not self.static and _state.interpreter is EVALUATE:
-            key = tuple([(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args])
-            run = self.fast.get(key)
+        if not kwargs and _state.interpreter is EVALUATE:
+            run = self.numbers.get((*map(type, args),))
+            if run is None and self.arrays:
+                key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
+                run = self.arrays.get((*key,))
             if run is not None:
                 return run(*args)
         return self._call(args, kwargs)
 
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
     def _call(self, args: tuple, kwargs: dict) -> Any:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
-        values = [as_value(x) for x in leaves]
+        values = [self._value(x) for x in leaves]
+        example = tree.unflatten(structure, values)
+        key = structure, settings, (*map(_key_of, values),)
         if _state.interpreter is not EVALUATE or any(isinstance(x, Tracer) for x in values):
-            return self._inline(f, dynamic, values)
-        key = structure, settings, tuple(map(_key_of, values))
+            return self._inline(f, example, key)(values)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = Program(f, tree.unflatten(structure, values), _name(self.f))
-        if not kwargs and not self.static and all(type(x) in _SCALARS or type(x) is numpy.ndarray for x in args):
-            self._remember(args, program)
+            program = self.programs[key] = Program(f, example, self.name)
+        if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
+            self._remember(args, values, program.function)
         return program.function(*values)
 
-    def _remember(self, args: tuple, program: Program) -> None:
-        """The next call with arguments like these finds its program at once."""
-        key = tuple([(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args])
-        converters = [None if type(x) is numpy.ndarray else _SCALARS[type(x)] for x in args]
-        run = program.function
-        if any(type(x) is numpy.ndarray and not x.dtype.isnative for x in args):
-            return
-        if not any(converters):
-            self.fast[key] = run
-        elif len(args) == 1:
-            self.fast[key] = lambda x, c=converters[0]: run(c(x))
-        else:
-            self.fast[key] = lambda *xs: run(*[c(x) if c else x for c, x in zip(converters, xs)])
+    def _value(self, x: Any) -> Value:
+        try:
+            return as_value(x)
+        except TypeError as error:
+            raise TypeError(
+                f"jit: {self.name} was called with what is no array: {error}; an argument that is a setting of the "
+                "program is named by static_argnums"
+            ) from None
 
-    def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, tuple, Any]:
+    def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
+        """Within another transformation: the same program, its operations applied one by one."""
+        types_ = tree.map(typeof, example)
+        scope = current_scope()
+        key = key, scope and (tuple(scope.axes.items()), scope.typed)
+        found = self.inlined.get(key)
+        if found is None:
+            found = Inlined(f, types_, self.name)
+            if found.is_closed:
+                self.inlined[key] = found
+        return found
+
+    def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
+        """The next call with arguments like these finds its program at once."""
+        arrays = [type(x) is numpy.ndarray for x in args]
+        converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in zip(args, values)]
+        if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
+            return  # an integer that is too large for the type of others
+        if any(yes and not x.dtype.isnative for yes, x in zip(arrays, args)):
+            return
+        if any(arrays):
+            key = tuple([(x.shape, x.dtype) if yes else type(x) for yes, x in zip(arrays, args)])
+            self.arrays[key] = _converting(run, converters)
+        elif len(self.numbers) < 64:
+            self.numbers[tuple(map(type, args))] = _converting(run, converters)
+
+    def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
         """The function of what is no setting, those arguments, and the settings."""
-        static = {n % len(args) if args else n for n in self.static}
-        settings = tuple((n, args[n]) for n in sorted(static) if n < len(args))
+        if not self.static:
+            return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
+        for n in self.static:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"jit: static_argnums names argument {n} of {self.name}, which was called with {len(args)} "
+                    "positional ones; settings are given by position"
+                )
+        static = {n % len(args) for n in self.static}
+        settings = tuple((n, type(args[n]), args[n]) for n in sorted(static))
+        fixed = {n: x for n, _, x in settings}
         try:
             hash(settings)
         except TypeError:
             raise TypeError(
-                f"jit: {_name(self.f)} was called with a static argument that is not hashable: {settings}; static "
-                "arguments are settings (numbers, strings, tuples, functions); leave arrays out of static_argnums"
+                f"jit: {self.name} was called with a static argument that is not hashable: {fixed}; static arguments "
+                "are settings (numbers, strings, tuples, functions); leave arrays out of static_argnums"
             ) from None
 
-        def f(args_: tuple, kwargs_: dict) -> Any:
-            rest = iter(args_)
-            fixed = dict(settings)
-            return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs_)
+        def f(dynamic: tuple, kwargs: dict) -> Any:
+            rest = iter(dynamic)
+            return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs)
 
         return f, (tuple(x for n, x in enumerate(args) if n not in static), kwargs), settings
-
-    def _inline(self, f: Callable, dynamic: tuple, values: list[Value]) -> Any:
-        """Within another transformation: the same program, its operations applied one by one."""
-        types = tree.unflatten(tree.structure(dynamic), [typeof(x) for x in values])
-        tape, _, out_structure = stage_flat(f, types, "jit")
-        return tree.unflatten(out_structure, tape(*values))
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source that runs for arguments of these types."""
@@ -473,14 +558,25 @@ class jit:
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """What was compiled for arguments of these types: its `tape`, and its `source`."""
-        f, dynamic, _ = self._split(args, kwargs)
+        f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
-        return Program(f, tree.unflatten(structure, [as_value(x) for x in leaves]), _name(self.f))
+        values = [self._value(x) for x in leaves]
+        key = structure, settings, (*map(_key_of, values),)
+        found = self.programs.get(key)
+        return found or Program(f, tree.unflatten(structure, values), self.name)
 
 
-def _name(f: Callable) -> str:
-    name = getattr(f, "__name__", "f")
-    return name if name.isidentifier() else "f"
+def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
+    """A program, called with Python's numbers."""
+    if not any(converters):
+        return run
+    if len(converters) == 1:
+        (convert,) = converters
+        return lambda x: run(convert(x))
+    if len(converters) == 2 and all(converters):
+        first, second = converters
+        return lambda x, y: run(first(x), second(y))
+    return lambda *xs: run(*[c(x) if c else x for c, x in zip(converters, xs)])
 
 
-__all__ = ["CompiledTape", "Program", "ShapedArray", "Source", "jit"]
+__all__ = ["CompiledTape", "Program", "Source", "jit"]

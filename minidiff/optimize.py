@@ -20,9 +20,22 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, Primitive, is_scalar_constant, running
+from minidiff import control
+from minidiff.bodies import Call
+from minidiff.checkpoint import recompute_p
+from minidiff.core import (
+    EVALUATE,
+    Primitive,
+    Scope,
+    ShapedArray,
+    is_scalar_constant,
+    running,
+    transforming,
+)
 from minidiff.ops import elementwise, reduction, shape
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+from minidiff.ops.kinds import Differential, Linear
+from minidiff.staging import Stage
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 
 #: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
 #: (`Program.rewrite`), or None where it does not apply.
@@ -44,17 +57,129 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
     return register
 
 
-def optimize(tape: Tape) -> Tape:
-    """The same function, cheaper; the bodies of its operations too."""
+def optimize(tape: Tape, scope: Scope | None = None) -> Tape:
+    """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is."""
+    smaller = _bodies_optimized(without_unused(written_out(tape, scope)))
     while True:
-        smaller = without_unused(Program(tape).simplified())
-        if len(smaller.equations) == len(tape.equations) and _same_operations(smaller, tape):
-            return smaller
-        tape = smaller
+        before, smaller = smaller, without_unused(Program(smaller).simplified())
+        if _same_equations(before, smaller):
+            return _keeping_memory_apart(smaller, tape)
 
 
-def _same_operations(one: Tape, two: Tape) -> bool:
-    return all(e.primitive is f.primitive for e, f in zip(one.equations, two.equations))
+def _same_equations(one: Tape, two: Tape) -> bool:
+    def same(e: Equation, f: Equation) -> bool:
+        return (e.primitive, [*map(id, e.inputs)]) == (f.primitive, [*map(id, f.inputs)])
+
+    return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
+
+
+def _bodies_optimized(tape: Tape) -> Tape:
+    """The tape with `optimize` applied to the tapes among its parameters."""
+    equations = []
+    for eqn in tape.equations:
+        if bodies_of(eqn):
+            scope = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else None
+            params = {k: optimize(v, scope) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+            eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs)
+        equations.append(eqn)
+    return _with(tape, equations)
+
+
+def _with(tape: Tape, equations: list[Equation]) -> Tape:
+    """Another tape of the same inputs and outputs."""
+    out = Tape(tape.inputs, equations, tape.outputs)
+    out.linear = tape.linear
+    return out
+
+
+# ---------------------------------------------------------------- what stands for several operations
+
+
+class WriteOut(Stage):
+    """Recording once more: of operations that stand for others, those others are recorded."""
+
+    def process(self, primitive, args, params):
+        if isinstance(primitive, Call):
+            return params["body"].apply(*args)
+        if primitive.has_body:
+            return self.record(primitive, args, params)
+        return super().process(primitive, args, params)
+
+
+def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
+    """The tape with derivatives as the operations that they are made of, and calls as what they call."""
+    if not any(isinstance(e.primitive, (Differential, Call)) for e in tape.equations):
+        return tape
+    stage = WriteOut(None, name="optimize")
+    if scope is not None:
+        stage.scope = scope
+        scope.bottom = stage
+    inputs = [stage.new_input(v.type) for v in tape.inputs]
+    with transforming(stage):
+        out = stage.tape(tape.apply(*inputs))
+    out.linear = tape.linear
+    return out
+
+
+# ---------------------------------------------------------------- memory
+
+#: The operand, in memory of its own.
+copy_p = Linear(
+    "copy",
+    lambda x: x.copy(),
+    lambda x: (x.shape, x.dtype),
+    lambda ct, operands: [ct],
+    lambda primitive, args, batched: primitive.bind(*args),
+)
+
+
+def sharing(tape: Tape) -> dict[Any, frozenset]:
+    """For each name, whose memory it may look at: that of names that were given some (constants by their id)."""
+    roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
+    for eqn in tape.equations:
+        p, own = eqn.primitive, eqn.outputs[:1]
+        if not (p.shares_memory or p.has_body):
+            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            continue
+        reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
+        roots.update((v, reached) for v in eqn.outputs)
+    return roots
+
+
+def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
+    """The memory that an atom may look at."""
+    if isinstance(a, Var):
+        return roots[a]
+    return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
+
+
+def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
+    """Results that share memory with something are copied, unless they do so on the original tape too.
+
+    What the caller writes into a result must change neither his arguments nor another result, nor a constant.
+    """
+    roots, before = sharing(tape), sharing(original)
+    number = {v: i for i, v in enumerate(tape.inputs)}
+    number_before = {v: i for i, v in enumerate(original.inputs)}
+    equations, outputs, seen = list(tape.equations), [], []
+    for a, b in zip(tape.outputs, original.outputs):
+        mine, allowed = roots_of(a, roots), roots_of(b, before)
+        arguments = {number[r] for r in mine if r in number}
+        allowed_arguments = {number_before[r] for r in allowed if r in number_before}
+        if (
+            any(isinstance(r, int) for r in mine)
+            or not arguments <= allowed_arguments
+            or any(mine & other and not allowed & other_allowed for other, other_allowed in seen)
+        ):
+            copied = Var(atom_type(a))
+            equations.append(Equation(copy_p, [a], {}, [copied]))
+            a, mine = copied, frozenset([copied])
+        outputs.append(a)
+        if mine:
+            seen.append((mine, allowed))
+    out = Tape(tape.inputs, equations, outputs)
+    out.linear = tape.linear
+    return out
 
 
 class Program:
@@ -71,7 +196,7 @@ class Program:
 
     def simplified(self) -> Tape:
         for eqn in self.tape.equations:
-            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), _optimized(eqn.params), eqn.outputs))
+            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs))
             for v, found in zip(eqn.outputs, results):
                 self.atoms[v] = found
                 if isinstance(found, Var) and found is not v:
@@ -115,10 +240,6 @@ class Program:
         return out
 
 
-def _optimized(params: dict) -> dict:
-    return {k: optimize(v) if isinstance(v, Tape) else v for k, v in params.items()}
-
-
 def _folded(eqn: Equation) -> list[Atom] | None:
     """The results of an operation on constants, computed here and now."""
     p = eqn.primitive
@@ -138,39 +259,60 @@ def _folded(eqn: Equation) -> list[Atom] | None:
 
 
 def _key(eqn: Equation) -> Any:
-    """What makes two equations the same; None where that cannot be told."""
-    atoms = tuple((type(a), repr(a)) if is_scalar_constant(a) else id(a) for a in eqn.inputs)
-    params = []
-    for name, value in sorted(eqn.params.items()):
-        if isinstance(value, Tape):
-            return None
-        params.append((name, _hashable(value)))
-    return eqn.primitive, atoms, tuple(params)
+    """What makes two equations the same; None where that cannot be told, or they are meant to stay apart."""
+    if eqn.primitive.has_body or eqn.primitive is recompute_p:
+        return None
+    atoms = tuple([(type(a), repr(a)) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    return eqn.primitive, atoms, _hashable(eqn.params) if eqn.params else ()
 
 
 def _hashable(value: Any) -> Any:
+    """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""
     if isinstance(value, (tuple, list)):
-        return tuple(map(_hashable, value))
+        return type(value), tuple(map(_hashable, value))
+    if isinstance(value, dict):
+        return tuple([(k, _hashable(value[k])) for k in sorted(value)])
     if isinstance(value, slice):
-        return "slice", value.start, value.stop, value.step
+        return slice, value.start, value.stop, value.step
     try:
         hash(value)
     except TypeError:
         return id(value)
-    return value
+    return type(value), value
+
+
+#: How an operation is narrowed to those of its results that are used: (equation, which) -> an equation of these alone.
+NARROWED: dict[Primitive, Callable[[Equation, list[bool]], Equation]] = {}
+
+
+def narrows(primitive: Primitive) -> Callable[[Callable], Callable]:
+    """Declare how an operation of several results is made one of fewer."""
+    return lambda rule: NARROWED.setdefault(primitive, rule)
 
 
 def without_unused(tape: Tape) -> Tape:
-    """The tape without equations that nothing needs."""
+    """The tape without equations, and results of equations, that nothing needs."""
     needed = {a for a in tape.outputs if isinstance(a, Var)}
     kept = []
     for eqn in reversed(tape.equations):
-        if needed.intersection(eqn.outputs):
-            kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    out = Tape(tape.inputs, kept[::-1], tape.outputs)
-    out.linear = tape.linear
-    return out
+        used = [v in needed for v in eqn.outputs]
+        if not any(used):
+            continue
+        if not all(used) and eqn.primitive in NARROWED:
+            eqn = NARROWED[eqn.primitive](eqn, used)
+        kept.append(eqn)
+        needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    return _with(tape, kept[::-1])
+
+
+@narrows(control.scan_p)
+def _scan_of_fewer(eqn: Equation, used: list[bool]) -> Equation:
+    """A scan without elements of results that nobody takes; its carries stay."""
+    params, count = eqn.params, eqn.params["carry"]
+    wanted = [i for i, yes in enumerate(used) if yes or i < count]
+    body = params["body"]
+    smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
+    return Equation(eqn.primitive, eqn.inputs, {**params, "body": smaller}, [eqn.outputs[i] for i in wanted])
 
 
 # ---------------------------------------------------------------- identities

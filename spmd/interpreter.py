@@ -32,6 +32,8 @@ from minidiff.optimize import optimize
 from minidiff.staging import Stage
 from spmd.mesh import Mesh
 
+UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
+
 
 class RankTracer(Tracer):
     """A value on the ranks of a mesh: `data` as the backend holds it, `held` the axes along which it may differ."""
@@ -90,6 +92,8 @@ class SPMD(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.has_body:
+            if recorded and _is_loop(params):
+                raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             with running(self):
                 return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
         operands = [self.operand(x) for x in args]
@@ -122,7 +126,8 @@ class SPMD(Interpreter):
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
         """A body's tape as a program on the data, and the axes along which its results are held.
 
-        None where it cannot be recorded, since it has to look at values on its way.
+        None where it cannot be recorded, since it has to look at values on its way, or would be long: a loop, whose
+        body then becomes such a program.
         """
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, stage)
@@ -133,7 +138,7 @@ class SPMD(Interpreter):
                 recorded = stage.tape([x for x, _ in results])
         except TracerError:
             return None
-        return Source(optimize(recorded), "body"), [held for _, held in results]
+        return Source(optimize(recorded), tape.name), [held for _, held in results]
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
@@ -150,3 +155,8 @@ class SPMD(Interpreter):
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
         return x, ()
+
+
+def _is_loop(params: dict) -> bool:
+    """Whether these are the parameters of a loop of more than a few steps."""
+    return params.get("length", 0) > UNROLLED

@@ -43,9 +43,11 @@ from minidiff.core import (
     transforming,
     typeof,
 )
+from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
+from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
@@ -244,8 +246,26 @@ class ShardMap(Primitive):
         """The same operation with another body."""
         return self.bind(*args, body=body, mesh=params["mesh"], in_specs=in_specs, check_rep=params["check_rep"])
 
+    def body_scope(self, params: dict) -> Scope:
+        """What a tape of the body is rewritten in."""
+        return Scope(params["mesh"].shape, params["check_rep"])
+
 
 shard_map_p = ShardMap("shard_map")
+
+
+@narrows(shard_map_p)
+def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
+    """A shard_map of the results that are used, and of the arguments that these need: no rank computes others."""
+    params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
+    body = params["body"]
+    smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
+    needed = names_used(smaller)
+    kept = [i for i, v in enumerate(body.inputs) if v in needed]
+    specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
+    smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
+    inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
+    return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs)
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:

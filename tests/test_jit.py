@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.optimize import optimize
+from minidiff.optimize import copy_p, optimize
 from tests.table import DISCRETE, TABLE
 from tests.test_ops import agree, random_like
 
@@ -38,7 +38,7 @@ def test_derivatives(row):
     compiled, before = md.jit(derivatives), [np.copy(x) for x in args]
     for _ in range(2):
         same(compiled(*args), derivatives(*args))
-    assert all(np.array_equal(x, y) for x, y in zip(args, before, strict=True))
+    assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip(args, before, strict=True))
 
 
 @ROWS
@@ -67,7 +67,7 @@ def test_optimized_tapes_have_the_same_types(row):
     smaller = optimize(tape)
     smaller.check()
     assert (smaller.in_types, smaller.out_types) == (tape.in_types, tape.out_types)
-    assert len(smaller.equations) <= len(tape.equations)
+    assert sum(e.primitive is not copy_p for e in smaller.equations) <= len(tape.equations)
 
 
 @pytest.mark.parametrize("same", [lambda x: md.checkpoint_name(x, "a"), md.stop_gradient])
