@@ -173,6 +173,8 @@ def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) 
         adjoints[a] = total = add(adjoints[a], ct)
         if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
             owned.add(a)
+        else:
+            owned.discard(a)
 
 
 def _evaluate_constants(

@@ -32,6 +32,7 @@ from collectives.ops import untyped_psum_p
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
+    LeakedTracerError,
     Primitive,
     Scope,
     ShapedArray,
@@ -40,6 +41,7 @@ from minidiff.core import (
     current_interpreter,
     current_scope,
     is_scalar_constant,
+    leak_message,
     transforming,
     typeof,
 )
@@ -57,6 +59,16 @@ from spmd.variance import settle_result
 
 Specs = tuple[PartitionSpec, ...]
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
+
+
+class StageBody(Stage):
+    """Writes the tape of a body: whatever the body closes over is an input."""
+
+    def _adopt(self, x: Tracer) -> Value:
+        x = self.outer.adopt(x)
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return self.adopt_own(x)
 
 
 class ShardMap(Primitive):
@@ -204,7 +216,7 @@ class ShardMap(Primitive):
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
-        inside = Stage(None, outer=outside)
+        inside = StageBody(None, outer=outside)
         inside.scope = Scope(mesh.shape, typed)
         inside.scope.bottom = inside
         blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
