@@ -42,6 +42,7 @@ from minidiff.core import (
     current_scope,
     is_scalar_constant,
     leak_message,
+    name_of,
     transforming,
     typeof,
 )
@@ -450,6 +451,7 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
 
         def body(*blocks):
             nonlocal out_structure
+            current_scope().function = name_of(f)
             out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))

@@ -173,9 +173,7 @@ LAYERS = {
     ),
     "grad in both": (
         lambda f: lambda x, c: sum(md.grad(lambda y, d: f(y, d).sum(), (0, 1))(x, c)),
-        lambda f: (
-            lambda x, c: plain_grad(lambda y: f(y, c).sum(), x) + plain_grad(lambda d: f(x, d).sum(), c)
-        ),
+        lambda f: lambda x, c: plain_grad(lambda y: f(y, c).sum(), x) + plain_grad(lambda d: f(x, d).sum(), c),
     ),
     "jvp": (
         lambda f: lambda x, c: md.jvp(f, (x, c), (c, V))[1],
@@ -193,26 +191,36 @@ LAYERS = {
     "jacrev": (lambda f: lambda x, c: md.jacrev(f)(x, c) @ c, lambda f: lambda x, c: jacobian(f, x, c) @ c),
     "hessian": (
         lambda f: lambda x, c: md.hessian(lambda y: f(y, c).sum())(x) @ c,
-        lambda f: (
-            lambda x, c: md.jvp(lambda y: plain_grad(lambda z: f(z, c).sum(), y), (x,), (c,))[1]
-        ),
+        lambda f: lambda x, c: md.jvp(lambda y: plain_grad(lambda z: f(z, c).sum(), y), (x,), (c,))[1],
     ),
     "hvp": (
         lambda f: lambda x, c: md.hvp(lambda y: f(y, c).sum(), (x,), (c,)),
-        lambda f: (
-            lambda x, c: md.jvp(lambda y: plain_grad(lambda z: f(z, c).sum(), y), (x,), (c,))[1]
-        ),
+        lambda f: lambda x, c: md.jvp(lambda y: plain_grad(lambda z: f(z, c).sum(), y), (x,), (c,))[1],
     ),
 }
 
 #: What is known to have no derivative of a kind, and says so.
-DOCUMENTED = ("has a backward rule only", "while_loop cannot be differentiated in reverse", "inside the body of another", "the predicate of cond needs one value")
+DOCUMENTED = (
+    "has a backward rule only",
+    "while_loop cannot be differentiated in reverse",
+    "inside the body of another",
+    "the predicate of cond needs one value",
+)
+    "has a backward rule only",
+    "while_loop cannot be differentiated in reverse",
+    "inside the body of another",
+    "the predicate of cond needs one value",
+)
 
 OUTERMOST = {
     "value": lambda f: (f(X, C),) * 2,
     "gradient": lambda f: md.grad(lambda x, c: (f(x, c) * V).sum(), (0, 1))(X, C),
     "tangent": lambda f: md.jvp(f, (X, C), (V, X)),
 }
+
+
+def plain_gradient(f):
+    return plain_grad(lambda x: (f(x, C) * V).sum(), X), plain_grad(lambda c: (f(X, c) * V).sum(), C)
 
 
 def stacked(base, names, which):
@@ -233,14 +241,7 @@ def check(base, names):
                 raise
             whole = False
             continue
-        if what == "gradient":
-            f = stacked(base, names, 1)
-            expected = (
-                plain_grad(lambda x: (f(x, C) * V).sum(), X),
-                plain_grad(lambda c: (f(X, c) * V).sum(), C),
-            )
-        else:
-            expected = result(stacked(base, names, 1))
+        expected = (plain_gradient if what == "gradient" else result)(stacked(base, names, 1))
         for a, b in zip(found, expected):
             numpy.testing.assert_allclose(np.asarray(a), b, rtol=1e-7, atol=1e-8, err_msg=f"{what}: {base}, {names}")
     return whole
@@ -255,3 +256,133 @@ def test_each_layer_alone(name):
 @given(st.sampled_from(list(BASES)), st.lists(st.sampled_from(list(LAYERS)), min_size=2, max_size=4))
 def test_layers_in_any_order(base, names):
     check(base, names)
+
+
+# ---------------------------------------------------------------- found by the above
+
+
+@pytest.mark.parametrize(
+    "base, names",
+    [
+        ("updates", ["hvp", "vmap of one"]),  # a sum of cotangents that became a batch, and is added to again
+        ("products", ["shard_map, mapped", "jit, closed over"]),  # staged, and closing over what is outside the stage
+        ("products", ["shard_map, closed over", "tape, closed over", "grad"]),
+    ],
+)
+def test_examples(base, names):
+    assert check(base, names)
+
+
+# ---------------------------------------------------------------- perturbation confusion
+
+
+def derivative(f):
+    return lambda x: md.jvp(f, (x,), (1.0,))[1]
+
+
+D = {"grad": md.grad, "jvp": derivative, "jacfwd": md.jacfwd, "jacrev": md.jacrev}
+
+
+@pytest.mark.parametrize("outer", D)
+@pytest.mark.parametrize("inner", D)
+def test_perturbations_are_not_confused(outer, inner):
+    outer, inner = D[outer], D[inner]
+    assert outer(lambda x: x * inner(lambda y: x + y)(1.0))(1.0) == 1.0
+    assert outer(lambda x: x * inner(lambda y: x * y)(x))(3.0) == 6.0
+    assert outer(lambda x: inner(lambda y: x * x * y * y * y)(2.0) + inner(lambda x: x**2)(x))(3.0) == 2 * 3 * 12 + 2
+    # a function that hands out functions: its derivative is one in x, whatever is done with what it hands out
+    shifted = lambda x: lambda f: lambda y: f(x + y)  # noqa: E731
+    twice = outer(lambda x: inner(shifted(x)(inner(shifted(x)(np.exp))))(0.5))(0.0)
+    assert twice == pytest.approx(2 * np.exp(0.5))
+
+
+@pytest.mark.parametrize("outer", D)
+def test_a_curried_derivative(outer):
+    """The derivative of x -> (the derivative of y -> f(x, y)), of which f captures more than one level."""
+    f = lambda x: derivative(lambda y: md.grad(lambda z: x * y * z * np.sin(x * z))(y))(2.0)  # noqa: E731
+    assert D[outer](f)(0.7) == pytest.approx(md.numerical.derivative(f, 0.7) if hasattr(md.numerical, "derivative") else
+                                             (f(0.7 + 1e-6) - f(0.7 - 1e-6)) / 2e-6, rel=1e-6)
+
+
+# ---------------------------------------------------------------- second derivatives where there are ties
+
+
+@pytest.mark.parametrize(
+    "f, at, second",
+    [
+        (lambda x: np.where(x > 0, x**3, x**2), 0.0, 2.0),
+        (lambda x: np.where(x >= 0, x**3, x**2), 0.0, 0.0),
+        (lambda x: np.abs(x) * x, 0.0, 0.0),
+        (lambda x: np.maximum(x * x, x), 1.0, 1.0),  # half of each: (2 + 0) / 2
+        (lambda x: np.max(np.stack([x * x, x, -x])), 1.0, 1.0),
+        (lambda x: np.minimum(x**3, x**3), 2.0, 12.0),
+        (lambda x: np.clip(x, -1.0, 1.0) ** 2, 0.5, 2.0),
+        (lambda x: md.cond(x > 0, lambda: x**3, lambda: x**2), 0.0, 2.0),
+    ],
+)
+@pytest.mark.parametrize("outer", D)
+@pytest.mark.parametrize("inner", D)
+def test_second_derivatives_at_ties(f, at, second, outer, inner):
+    assert D[outer](D[inner](f))(at) == second
+
+
+# ---------------------------------------------------------------- captured values
+
+
+def in_scan(x):
+    return md.scan(lambda s, t: (s * x + t, s * x), x, np.arange(3.0))[1].sum()
+
+
+def in_rule_argument(x):
+    g = md.custom_jvp(lambda y, z: y * z)
+    g.defjvp(lambda yz, t: (yz[0] * yz[1], t[0] * yz[1] + yz[0] * t[1]))
+    return md.vmap(lambda y: g(y, x))(np.arange(3.0)).sum() * x
+
+
+CAPTURES = {
+    "scan": in_scan,
+    "cond": lambda x: md.cond(x > 0, lambda y: x * y * y, lambda y: y, x * 2.0),
+    "fori_loop": lambda x: md.fori_loop(0, 3, lambda i, s: s * x + i, x * 1.0),
+    "shard_map": lambda x: spmd.shard_map(
+        lambda b: psum((b * x * np.sin(x)).sum(), "i"), mesh=MESH, in_specs=P("i"), out_specs=P()
+    )(np.arange(4.0)),
+    "checkpoint": lambda x: md.checkpoint(lambda y: np.sin(x * y) * x)(x * x),
+    "jit": lambda x: md.jit(named(lambda y: np.sin(x * y) * x))(x * x),
+    "tape": lambda x: md.make_tape(lambda y: np.sin(x * y) * x)(1.0)(x * x)[0],
+    "vmap": lambda x: md.vmap(lambda y: np.sin(x * y) * x)(x * np.arange(3.0)).sum(),
+    "an argument of a rule": in_rule_argument,
+    "pullback": lambda x: md.vjp(lambda y: x * y * y, x)[1](x)[0],
+    "linearize": lambda x: md.linearize(lambda y: x * y * y, x)[1](x * x),
+}
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+@pytest.mark.parametrize("staged", [False, True])
+def test_derivatives_in_captured_values(name, staged):
+    """To the second order, in both modes, eagerly and on tapes."""
+    f, x = CAPTURES[name], 0.6
+    if staged:
+        f = lambda x, f=CAPTURES[name]: md.make_tape(f)(x)(x)[0]  # noqa: E731
+        staged_grad = md.make_tape(md.grad(CAPTURES[name]))(x)(x)[0]
+        assert staged_grad == pytest.approx(md.grad(CAPTURES[name])(x), rel=1e-12)
+    h = 1e-4
+    plain = CAPTURES[name]
+    first, second = (plain(x + h) - plain(x - h)) / (2 * h), (plain(x + h) - 2 * plain(x) + plain(x - h)) / h**2
+    for one in D.values():
+        assert one(f)(x) == pytest.approx(first, rel=1e-6)
+        for two in D.values():
+            assert two(one(f))(x) == pytest.approx(second, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("make", [md.custom_jvp, md.custom_vjp])
+def test_a_rule_that_closes_over_what_is_differentiated_says_so(make):
+    def f(x):
+        g = make(lambda y: x * y)
+        if make is md.custom_jvp:
+            g.defjvp(lambda p, t: (x * p[0], x * t[0]))
+        else:
+            g.defvjp(lambda y: (x * y, None), lambda _, ct: (x * ct,))
+        return g(2.0 * x)
+
+    with pytest.raises(TypeError, match="closes over a value of type .* being differentiated.*pass the value as an arg"):
+        md.grad(f)(1.0)
