@@ -206,11 +206,6 @@ DOCUMENTED = (
     "inside the body of another",
     "the predicate of cond needs one value",
 )
-    "has a backward rule only",
-    "while_loop cannot be differentiated in reverse",
-    "inside the body of another",
-    "the predicate of cond needs one value",
-)
 
 OUTERMOST = {
     "value": lambda f: (f(X, C),) * 2,
@@ -300,8 +295,7 @@ def test_perturbations_are_not_confused(outer, inner):
 def test_a_curried_derivative(outer):
     """The derivative of x -> (the derivative of y -> f(x, y)), of which f captures more than one level."""
     f = lambda x: derivative(lambda y: md.grad(lambda z: x * y * z * np.sin(x * z))(y))(2.0)  # noqa: E731
-    assert D[outer](f)(0.7) == pytest.approx(md.numerical.derivative(f, 0.7) if hasattr(md.numerical, "derivative") else
-                                             (f(0.7 + 1e-6) - f(0.7 - 1e-6)) / 2e-6, rel=1e-6)
+    assert D[outer](f)(0.7) == pytest.approx((f(0.7 + 1e-6) - f(0.7 - 1e-6)) / 2e-6, rel=1e-6)
 
 
 # ---------------------------------------------------------------- second derivatives where there are ties
@@ -384,5 +378,5 @@ def test_a_rule_that_closes_over_what_is_differentiated_says_so(make):
             g.defvjp(lambda y: (x * y, None), lambda _, ct: (x * ct,))
         return g(2.0 * x)
 
-    with pytest.raises(TypeError, match="closes over a value of type .* being differentiated.*pass the value as an arg"):
+    with pytest.raises(TypeError, match="closes over a value of type .* being differentiated.*pass the value"):
         md.grad(f)(1.0)
