@@ -205,6 +205,7 @@ DOCUMENTED = (
     "while_loop cannot be differentiated in reverse",
     "inside the body of another",
     "the predicate of cond needs one value",
+    "the predicate of cond must be the same on all ranks",
 )
 
 OUTERMOST = {
@@ -378,5 +379,5 @@ def test_a_rule_that_closes_over_what_is_differentiated_says_so(make):
             g.defvjp(lambda y: (x * y, None), lambda _, ct: (x * ct,))
         return g(2.0 * x)
 
-    with pytest.raises(TypeError, match="closes over a value of type .* being differentiated.*pass the value"):
+    with pytest.raises(TypeError, match=r"closes over a value of type .* being differentiated.*pass the value"):
         md.grad(f)(1.0)
