@@ -10,12 +10,14 @@ import numpy
 from minidiff import tree
 from minidiff.core import (
     Interpreter,
+    MisfitError,
     Primitive,
     ShapedArray,
     Tracer,
     TracerError,
     Value,
     current_interpreter,
+    name_of,
     running,
     transforming,
     typeof,
@@ -42,9 +44,10 @@ class BatchTracer(Tracer):
         return t.update(shape=t.shape[: self.axis] + t.shape[self.axis + 1 :])
 
     def concrete(self, use: str) -> Any:
+        self.check_alive()
         raise TracerError(
             f"{use} needs one concrete value, but under vmap this value ({self.type}) is many at once: "
-            "choose element by element with np.where"
+            "choose element by element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
         )
 
     def __repr__(self) -> str:
@@ -73,7 +76,10 @@ class Batch(Interpreter):
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = [moveaxis(x.value, x.axis, 0) if b else x for x, b in zip(args, batched)]
-            out = primitive.batch(values, batched, params)
+            try:
+                out = primitive.batch(values, batched, params)
+            except MisfitError:  # it speaks of batches
+                raise MisfitError(primitive, args) from None
             return [BatchTracer(self, x, 0) for x in out] if primitive.multiple_results else BatchTracer(self, out, 0)
 
     def runs_along(self, primitive: Primitive, params: dict) -> bool:
@@ -126,9 +132,12 @@ def vmap(
             sizes.add(axis_size)
         if len(sizes) != 1:
             shown = ", ".join(f"{path}: {typeof(x)} along {a}" for (path, _), x, a in zip(leaves, values, axes))
+            if not sizes:
+                raise ValueError(f"vmap: no argument is mapped ({shown}); name an axis in in_axes, or give axis_size")
             given = "" if axis_size is None else f", axis_size={axis_size}"
             raise ValueError(f"vmap: the mapped axes must have one size, got sizes {sorted(sizes)} ({shown}{given})")
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name)
+        batch.origin = "vmap", name_of(f)
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
         with transforming(batch):
             out = f(*tree.unflatten(structure, inputs))
@@ -146,6 +155,8 @@ def _is_axis(x: Any) -> bool:
 
 def stacked(batch: Batch, x: Value, axis: int | None) -> Value:
     """A result of a batch's function with the batch along `axis`: repeated, where it does not depend on the batch."""
+    if axis is not None:
+        axis = normalize_axis(axis, typeof(x).ndim + 1, "vmap: out_axes")
     if not batch.owns(x):
         if axis is None:
             return x

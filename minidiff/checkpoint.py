@@ -22,6 +22,7 @@ from minidiff.core import (
     Tracer,
     Value,
     current_interpreter,
+    name_of,
     running,
     transforming,
     typeof,
@@ -46,6 +47,7 @@ class KnownTracer(RecordedTracer):
         self.value = value
 
     def concrete(self, use: str) -> Any:
+        self.check_alive()
         return self.value.concrete(use) if isinstance(self.value, Tracer) else self.value
 
     __float__ = __complex__ = JVPTracer.__float__
@@ -142,6 +144,7 @@ class Checkpoint(Call):
 
         def body(*values):
             inside = JVPInside(current_interpreter(), outer=outside)
+            inside.origin = "checkpoint", name_of(params["body"])
             given = dict(zip(moving, values[len(primals) :]))
             with transforming(inside):
                 outs = params["body"](*[inside.join(p, given.get(i)) for i, p in enumerate(values[: len(primals)])])
@@ -160,6 +163,7 @@ class Checkpoint(Call):
         known = Known(recorder.below, params["policy"])
         linear = LinearInside(known, outer=recorder)
         inside = SweepInside(linear, outer=outside)
+        known.origin = linear.origin = inside.origin = "checkpoint", name_of(params["body"])
         primals, tangents = outside.split(args)
         given = [t for t in tangents if t is not None]
         inputs = [
@@ -264,6 +268,7 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
         flat = _Flat(lambda args, kwargs: f(*args, **kwargs), structure)
+        flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)
 

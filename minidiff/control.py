@@ -35,6 +35,7 @@ from minidiff.core import (
     current_interpreter,
     enter,
     lift_to,
+    name_of,
     running,
     typeof,
 )
@@ -736,8 +737,9 @@ def _carried(what: str, path: str, old: Any, new: Any) -> ShapedArray:
 class _Carry:
     """What a loop carries: the leaves it starts with, where they stand, and how a step's results are checked."""
 
-    def __init__(self, what: str, name: str, init: Any):
+    def __init__(self, what: str, f: Callable, name: str, init: Any):
         self.what = what
+        self.origin = what, name_of(f)
         leaves, self.structure = tree.flatten_with_paths(init, name)
         self.name = name
         self.paths = [path for path, _ in leaves]
@@ -798,7 +800,7 @@ class _Carry:
                 return step(carry, *values)
 
             try:
-                draft = Draft(f, [t for t in [*current, *others] if not _is_weak(t)])
+                draft = Draft(f, [t for t in [*current, *others] if not _is_weak(t)], self.origin)
             except (AttributeError, TypeError):  # a step may want of a number what only arrays have
                 if not any(map(_is_weak, current)):
                     raise
@@ -859,7 +861,9 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         types = _joined(primitive.name, names, results)
         values = [[_numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         return tree.unflatten(results[0][1], primitive.select(selector, values))
-    drafts = [Draft(function, map(typeof, leaves)) for function in functions]
+    drafts = [
+        Draft(function, map(typeof, leaves), (primitive.name, name_of(f))) for f, function in zip(branches, functions)
+    ]
     types = _joined(primitive.name, names, [d.result for d in drafts])
     closed = [d.close(lambda r: [_as(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
     outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(names))
@@ -923,7 +927,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
     """
-    return _while(cond_fun, body_fun, _Carry("while_loop", "init_val", init_val))
+    return _while(cond_fun, body_fun, _Carry("while_loop", body_fun, "init_val", init_val))
 
 
 def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
@@ -977,10 +981,10 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     known = [_known(x, "a bound of fori_loop") for x in bounds]
     if None not in known:
         steps = numpy.arange(*map(int, known))
-        carry = _Carry("fori_loop", "init_val", init_val)
+        carry = _Carry("fori_loop", body_fun, "init_val", init_val)
         return _scan(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False)[0]
     first, last = (_numeric(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
-    carry = _Carry("fori_loop", "(i, init_val)", (first, init_val))
+    carry = _Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
     return _while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]
 
 
@@ -1014,7 +1018,7 @@ def scan(
     if len(lengths) > 1:
         shown = ", ".join(f"{path}: {typeof(x)}" for (path, _), x in zip(leaves, values))
         raise ValueError(f"scan: lengths differ: {shown}" + ("" if length is None else f", length={length}"))
-    return _scan(f, _Carry("scan", "init", init), tree.unflatten(tree.structure(xs), values), lengths.pop(), reverse)
+    return _scan(f, _Carry("scan", f, "init", init), tree.unflatten(tree.structure(xs), values), lengths.pop(), reverse)
 
 
 def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:

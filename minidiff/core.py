@@ -17,7 +17,7 @@ import operator
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 
@@ -156,12 +156,13 @@ class Scope:
     are not tracked: every type's variance is empty and nothing is lifted.
     """
 
-    __slots__ = ("axes", "typed", "bottom", "views")
+    __slots__ = ("axes", "typed", "bottom", "views", "function")
 
     def __init__(self, axes: dict, typed: bool = True):
         self.axes = dict(axes)
         self.typed = typed
         self.bottom: Interpreter | None = None
+        self.function = ""  # the name of the function whose body it is
         self.views: dict = {}  # id of value -> (value, primitive, operand, params): see `remember`
 
     def remember(self, out: Value, primitive: Primitive, operand: Value, params: dict) -> None:
@@ -188,6 +189,7 @@ class Interpreter:
     """
 
     name = "interpreter"
+    origin: tuple[str, str] | None = None  # the transformation and the function that errors speak of
     ended = False  # whether the transformation is over: its tracers have no meaning any more
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
@@ -256,16 +258,53 @@ class Evaluate(Interpreter):
         for x in args:
             if isinstance(x, Tracer):
                 raise LeakedTracerError(leak_message(x))
-        return primitive.impl(*args, **params)
+        try:
+            return primitive.impl(*args, **params)
+        except ValueError as error:
+            raise misfit(primitive, args, error) from None
+
+
+def name_of(f: Callable) -> str:
+    """What errors call a function."""
+    return getattr(f, "__name__", "f")
 
 
 def leak_message(x: Tracer) -> str:
-    origin = x.interpreter.name
     return (
-        f"a traced value of type {x.type} was used outside the transformation it belongs to ({origin}). "
+        f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}). "
         "It was stored somewhere (a global, a list, an attribute) while that transformation ran; "
         "return it from the function instead."
     )
+
+
+def _origin(x: Tracer) -> str:
+    """Where a value comes from: `grad of loss`, `grad of loss, in shard_map of body`."""
+    interpreter: Interpreter | None = x.interpreter
+    scope = x.interpreter.scope
+    while interpreter is not None and interpreter.origin is None:
+        interpreter = interpreter.outer
+    known = [" of ".join(interpreter.origin)] if interpreter is not None else []
+    if scope is not None and scope.function:
+        known.append(f"shard_map of {scope.function}")
+    return ", in ".join(known) or x.interpreter.name
+
+
+class MisfitError(ValueError):
+    """NumPy refused the operands of an operation: the error, with their types."""
+
+    def __init__(self, primitive: Primitive, args: Sequence[Value], reason: str = "they do not fit"):
+        super().__init__(f"{primitive.name} of {' and '.join(map(_shown, args))}: {reason}")
+
+
+def _shown(x: Any) -> str:
+    return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
+
+
+def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> ValueError:
+    """The error for an operation that NumPy refused, naming it and its operands' types."""
+    if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
+        return error
+    return MisfitError(primitive, args, str(error).strip())
 
 
 class _State(threading.local):
@@ -526,8 +565,14 @@ class Tracer:
     def size(self) -> int:
         return self.type.size
 
+    def check_alive(self) -> None:
+        """Raise LeakedTracerError if the transformation that this value belongs to is over."""
+        if self.interpreter.ended:
+            raise LeakedTracerError(leak_message(self))
+
     def concrete(self, use: str) -> numpy.ndarray:
         """The array behind this value, for `use` (a Python `if`, say), or an error where there is none."""
+        self.check_alive()
         raise TracerError(f"{use} needs a concrete value, but {self.type} is traced by {self.interpreter.name}")
 
     def __bool__(self) -> bool:
@@ -548,6 +593,21 @@ class Tracer:
     def item(self) -> Any:
         return numpy.asarray(self.concrete("item()")).item()
 
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+    def __copy__(self) -> Tracer:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: dict) -> Tracer:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TracerError(
+            f"a traced value ({self.type}) cannot be pickled: it means something within its transformation only. "
+            "Return it from the function, and pickle the result; or, for its plain number, x.item()"
+        )
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d value")
@@ -564,6 +624,7 @@ class Tracer:
         )
 
     def __array__(self, dtype=None, copy=None):
+        self.check_alive()
         raise TracerError(
             f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
             "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "

@@ -40,11 +40,16 @@ from minidiff.tape import Tape, Var
 class Draft:
     """A function that has run on a tape of its own, which can be finished once it is known what is asked of it."""
 
-    def __init__(self, f: Callable, types: Iterable[ShapedArray]):
+    def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
         self.stage = Stage(current_interpreter())
+        self.stage.origin = origin
         inputs = [self.stage.new_input(t) for t in types]
-        with running(self.stage):
-            self.result = f(*inputs)
+        try:
+            with running(self.stage):
+                self.result = f(*inputs)
+        except BaseException:
+            self.stage.end()
+            raise
 
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
         """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.

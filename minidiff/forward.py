@@ -21,6 +21,7 @@ from minidiff.core import (
     is_differentiable,
     leak_message,
     lift_to,
+    name_of,
     running,
     transforming,
     typeof,
@@ -54,9 +55,11 @@ class JVPTracer(Tracer):
         return self.primal.dtype
 
     def concrete(self, use: str) -> Any:
+        self.check_alive()
         return self.primal.concrete(use) if isinstance(self.primal, Tracer) else self.primal
 
     def __float__(self) -> float:
+        self.check_alive()
         # Writing into a NumPy array, and functions of `math`, come this way: a derivative would be lost in silence.
         raise TracerError(
             f"float() of a value that is being differentiated ({self.type}) would lose its derivative. For the plain "
@@ -151,6 +154,11 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     >>> float(value), float(tangent)
     (0.0, 2.0)
     """
+    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
+        raise TypeError(
+            "jvp: primals and tangents are tuples with an entry for each argument, as in jvp(f, (x,), (t,)); got "
+            f"{type(primals).__name__} and {type(tangents).__name__}"
+        )
     paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
     flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
     if structure != tangent_structure:
@@ -158,13 +166,15 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     flat_primals = [as_value(x) for _, x in paths]
     flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
     out_structure = None
+    forward = JVP(current_interpreter())
+    forward.origin = "jvp", name_of(f)
 
     def flat(*leaves):
         nonlocal out_structure
         out, out_structure = tree.flatten(f(*tree.unflatten(structure, leaves)))
         return [as_value(x) for x in out]
 
-    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, JVP(current_interpreter()))
+    outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 

@@ -10,9 +10,9 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import vmap
-from minidiff.core import ShapedArray, Value, is_differentiable, typeof
+from minidiff.core import ShapedArray, Value, is_differentiable, name_of, typeof
 from minidiff.forward import as_value, instantiate, jvp
-from minidiff.reverse import _Flat, backward_pass, grad, linearize_flat
+from minidiff.reverse import _Flat, arguments_of, backward_pass, chosen_arguments, grad, linearize_flat
 
 Argnums = int | Sequence[int]
 
@@ -74,6 +74,7 @@ def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphi
            [2., 0.]])
     """
     first = jacrev(f, argnums, has_aux, holomorphic)
+    first.__name__ = name_of(f)
     return jacfwd(first, argnums, has_aux, holomorphic)
 
 
@@ -98,11 +99,11 @@ class _Linearized:
     """`f`, linearised in some of its arguments, as functions of flat tangents and cotangents."""
 
     def __init__(self, what: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
-        name = getattr(f, "__name__", "f")
-        self.single = isinstance(argnums, int)
+        name = name_of(f)
+        self.single = not isinstance(argnums, Sequence)
         self.has_aux = has_aux
-        numbers = (argnums,) if self.single else tuple(argnums)
-        paths, self.structure = tree.flatten_with_paths([_argument(what, args, n, name) for n in numbers])
+        numbers = chosen_arguments(what, argnums)
+        paths, self.structure = tree.flatten_with_paths(arguments_of(what, args, numbers, name))
         values = [as_value(x) for _, x in paths]
         self.in_types = [typeof(x) for x in values]
         self.in_names = [_named(path, numbers, name) for path, _ in paths]
@@ -115,7 +116,7 @@ class _Linearized:
             return f(*full, **kwargs)
 
         self.flat = _Flat(of_chosen, self.structure, has_aux)
-        outs, tape = linearize_flat(self.flat, values, [True] * len(values))
+        outs, tape = linearize_flat(self.flat, values, [True] * len(values), (what, name))
         count = self.flat.out_structure.size
         self.out_types = [typeof(x) for x in outs[:count]]
         self.aux = outs[count:]
@@ -158,12 +159,6 @@ def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
     if axis == 0:
         return [x[i:j].reshape((*t.shape, *x.shape[1:])) for t, i, j in zip(types, ends, ends[1:])]
     return [x[..., i:j].reshape((*x.shape[:-1], *t.shape)) for t, i, j in zip(types, ends, ends[1:])]
-
-
-def _argument(what: str, args: tuple, n: int, name: str) -> Any:
-    if not -len(args) <= n < len(args):
-        raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {len(args)}")
-    return args[n]
 
 
 def _named(path: str, numbers: Sequence[int], name: str) -> str:

@@ -8,6 +8,7 @@ of its own, and what can be linearised to any order can be differentiated in rev
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ from minidiff.core import (
     current_interpreter,
     is_differentiable,
     lift_to,
+    misfit,
+    name_of,
     running,
     typeof,
     variance_of,
@@ -91,7 +94,10 @@ class Sweep(JVP):
             foreign = any(isinstance(x, Tracer) and not yes for x, yes in zip(args, mine))
         recorder = self.below
         if recorder.below is EVALUATE and not foreign:  # as the lines after `else`, without a detour
-            out = primitive.run(*primals, **params)
+            try:
+                out = primitive.run(*primals, **params)
+            except ValueError as error:
+                raise misfit(primitive, primals, error) from None
             if type(out) is complex:  # which Python makes of its own complex number and a real one of NumPy's
                 out = numpy.complex128(out)
             type_ = array_type(out.shape, out.dtype)
@@ -130,13 +136,17 @@ class Sweep(JVP):
         return self.join(self.below.adopt(x.primal), self.below.adopt(RecordedTracer(x.interpreter.below, x.tangent)))
 
 
-def linearize_flat(f: Callable, primals: Sequence[Value], active: Sequence[bool]) -> tuple[list[Value], Tape]:
+def linearize_flat(
+    f: Callable, primals: Sequence[Value], active: Sequence[bool], origin: tuple[str, str] | None = None
+) -> tuple[list[Value], Tape]:
     """The results of `f`, and its derivative there in the `active` primals: a linear tape.
 
-    The tape's outputs are None where a result does not depend on an active primal.
+    The tape's outputs are None where a result does not depend on an active primal. `origin` is who asks, of which
+    function: errors speak of it.
     """
     recorder = Linearize(current_interpreter())
     sweep = Sweep(recorder)
+    recorder.origin = sweep.origin = origin
     recorder.inputs = [Var(typeof(p)) for p, yes in zip(primals, active) if yes]
     names = iter(recorder.inputs)
     with running(sweep):
@@ -217,6 +227,8 @@ def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) 
         adjoints[a] = total = adjoints[a] + ct
         if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
             owned.add(a)
+        else:
+            owned.discard(a)
 
 
 def _evaluate_constants(
@@ -298,7 +310,7 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     flat, values = _Flat(f, structure), [as_value(x) for _, x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = linearize_flat(flat, values, active)
+    outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
     types = [typeof(x) for x in outs]
 
     def f_linear(*tangents: Any) -> Any:
@@ -326,7 +338,7 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     leaves, structure = tree.flatten(primals)
     flat, values = _Flat(f, structure), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = linearize_flat(flat, values, active)
+    outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
     pull = _pullback(tape, [typeof(x) for x in outs], flat.out_structure)
 
     def pullback(ct: Any) -> tuple:
@@ -392,11 +404,11 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
-    name = getattr(f, "__name__", "f")
+    numbers = chosen_arguments("grad", argnums)
+    name = name_of(f)
 
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        leaves, structure = tree.flatten([_argument(args, n, name) for n in numbers])
+        leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
         values = [as_value(x) for x in leaves]
         for i, x in enumerate(values):
             if x.dtype.kind not in "fc":
@@ -410,11 +422,11 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 
         flat = _Flat(of_chosen, structure, has_aux)
         active = [True] * len(values)
-        outs, tape = linearize_flat(flat, values, active)
+        outs, tape = linearize_flat(flat, values, active, ("grad", name))
         value = _check_scalar(flat.out_structure, outs, name)
         cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
-        grads = grads[0] if isinstance(argnums, int) else tuple(grads)
+        grads = tuple(grads) if isinstance(argnums, Sequence) else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
 
     return gradient
@@ -438,10 +450,22 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     return gradient
 
 
-def _argument(args: tuple, n: int, name: str) -> Any:
-    if not -len(args) <= n < len(args):
-        raise TypeError(f"grad: argnums names argument {n}, but {name} was called with {len(args)}")
-    return args[n]
+def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """`argnums` as a tuple."""
+    try:
+        return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
+    except TypeError:
+        raise TypeError(f"{what}: argnums must be an int or a tuple of ints, got {argnums!r}") from None
+
+
+def arguments_of(what: str, args: tuple, numbers: Sequence[int], name: str) -> list[Any]:
+    """Those arguments of a function of that name that `numbers` choose."""
+    for n in numbers:
+        if not -len(args) <= n < len(args):
+            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {len(args)}")
+    if len({n % len(args) for n in numbers}) < len(numbers):
+        raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
+    return [args[n] for n in numbers]
 
 
 def _not_differentiable(path: str, x: Value, numbers: Sequence[int], name: str) -> str:
@@ -457,9 +481,12 @@ def _check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Va
     if structure is not tree.LEAF:
         raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
     value = outs[0]
-    if value.shape or value.dtype.kind != "f":
-        raise TypeError(
-            f"grad: {name} must return a real scalar, got {typeof(value)}; reduce it to one number (with .sum(), say), "
-            "or use md.vjp for a result of several"
-        )
-    return value
+    if not value.shape and value.dtype.kind == "f":
+        return value
+    if value.shape:
+        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
+    elif value.dtype.kind == "c":
+        advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
+    else:
+        advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
+    raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import Interpreter, ShapedArray, current_interpreter, transforming, typeof
+from minidiff.core import Interpreter, ShapedArray, current_interpreter, name_of, transforming, typeof
 from minidiff.forward import as_value
 from minidiff.tape import Recorder, Tape
 
@@ -28,6 +28,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
+    stage.origin = name, name_of(f)
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     with transforming(stage):
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))

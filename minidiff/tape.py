@@ -197,10 +197,12 @@ class RecordedTracer(Tracer):
         return self.variable.type.dtype
 
     def concrete(self, use: str) -> numpy.ndarray:
+        self.check_alive()
         raise TracerError(
             f"{use} needs a concrete value, but on this tape {self.type} is only a name: {self.interpreter.name} "
-            "records a program for values of this type, not for one value. Choose with md.cond or np.where instead, or "
-            "decide outside the function."
+            "records a program for values of this type, not for one value. Choose with md.cond or np.where instead, "
+            "loop with md.fori_loop, call np.sin for math.sin; or decide outside the function (of a function that jit "
+            "compiles, by an argument named in static_argnums)."
         )
 
     def __repr__(self) -> str:

@@ -15,6 +15,7 @@ from minidiff.core import (
     INVARIANT,
     Interpreter,
     LeakedTracerError,
+    MisfitError,
     Primitive,
     Scope,
     ShapedArray,
@@ -58,6 +59,7 @@ class RankTracer(Tracer):
         return ShapedArray(self.shape, self.data.dtype, self.held if self.interpreter.scope.typed else INVARIANT)
 
     def concrete(self, use: str) -> numpy.ndarray:
+        self.check_alive()
         if self.held:
             axes = ", ".join(map(repr, self.held))
             raise VarianceError(
@@ -74,7 +76,7 @@ class RankTracer(Tracer):
         return str(self)
 
     def __format__(self, spec: str) -> str:
-        return str(self) if not spec else format(self.concrete("a format"), spec)
+        return str(self) if self.held or not spec else format(self.data, spec)
 
 
 class SPMD(Interpreter):
@@ -106,7 +108,10 @@ class SPMD(Interpreter):
                 if recorded:
                     return RankTracer(self, *exchange(primitive, x, held, ranks, params))
                 return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.communicates, params))
-            data, held = ranks.apply(primitive, operands, params)
+            try:
+                data, held = ranks.apply(primitive, operands, params)
+            except MisfitError:  # it speaks of all ranks' blocks
+                raise MisfitError(primitive, args) from None
         if primitive.multiple_results:
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)

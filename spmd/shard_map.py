@@ -32,6 +32,7 @@ from collectives.ops import untyped_psum_p
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
+    LeakedTracerError,
     Primitive,
     Scope,
     ShapedArray,
@@ -40,6 +41,8 @@ from minidiff.core import (
     current_interpreter,
     current_scope,
     is_scalar_constant,
+    leak_message,
+    name_of,
     transforming,
     typeof,
 )
@@ -59,6 +62,16 @@ from spmd.variance import settle_result
 
 Specs = tuple[PartitionSpec, ...]
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
+
+
+class StageBody(Stage):
+    """Writes the tape of a body: whatever the body closes over is an input."""
+
+    def _adopt(self, x: Tracer) -> Value:
+        x = self.outer.adopt(x)
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return self.adopt_own(x)
 
 
 class ShardMap(Primitive):
@@ -206,7 +219,7 @@ class ShardMap(Primitive):
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
-        inside = Stage(None, outer=outside)
+        inside = StageBody(None, outer=outside)
         inside.scope = Scope(mesh.shape, typed)
         inside.scope.bottom = inside
         blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
@@ -458,6 +471,7 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
 
         def body(*blocks):
             nonlocal out_structure
+            current_scope().function = name_of(f)
             out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))

@@ -1,5 +1,6 @@
 """What a transformation held is free when it is over, without waiting for the garbage collector."""
 
+import contextlib
 import gc
 import weakref
 
@@ -39,8 +40,42 @@ PROGRAMS = {
     "checkpoint in shard_map": md.grad(lambda w, x: sharded(w, x, md.checkpoint(plain))),
     "custom_jvp": md.grad(lambda w, x: with_jvp(w, x)),
     "custom_vjp": md.grad(lambda w, x: with_vjp(w, x)),
+    "checkpoint with a policy": md.grad(
+        lambda w, x: md.checkpoint(plain, lambda op, *_, **__: str(op) == "tanh")(w, x)
+    ),
+    "second derivative of checkpoint": md.grad(lambda w, x: md.grad(md.checkpoint(plain))(w, x).sum()),
+    "scan": md.grad(lambda w, x: md.scan(lambda s, row: (np.tanh(s @ w) + row, s), x[0], x)[1].sum()),
+    "scan on a tape": lambda w, x: str(
+        md.make_tape(md.grad(lambda w: md.scan(lambda s, row: (np.tanh(s @ w) + row, s), x[0], x)[1].sum()))(w)
+    ),
+    "fori_loop": md.grad(lambda w, x: md.fori_loop(0, 3, lambda i, y: np.tanh(y @ w), x).sum()),
+    "while_loop": lambda w, x: md.jvp(
+        lambda w: md.while_loop(lambda y: y.sum() > 1.0, lambda y: 0.1 * np.tanh(y @ w), x), (w,), (w,)
+    ),
+    "cond": md.grad(lambda w, x: md.cond(x.sum() > 0, lambda: plain(w, x), lambda: plain(w, -x))),
+    "cond on a tape": lambda w, x: str(
+        md.make_tape(md.grad(lambda w: md.cond(w.sum() > 0, lambda: plain(w, x), lambda: plain(w, -x))))(w)
+    ),
+    "jit": lambda w, x: md.jit(plain)(w, x),
+    "jit of grad": lambda w, x: md.jit(md.grad(plain))(w, x),
+    "grad of jit": md.grad(md.jit(plain)),
+    "vmap": lambda w, x: md.vmap(plain, (None, 0))(w, x),
+    "jvp": lambda w, x: md.jvp(plain, (w, x), (w, x)),
+    "linearize": lambda w, x: md.linearize(plain, w, x)[1](w, x),
+    "jacrev": lambda w, x: md.jacrev(lambda w: np.tanh(x @ w))(w),
+    "jacfwd": lambda w, x: md.jacfwd(lambda w: np.tanh(x @ w))(w),
+    "hvp": lambda w, x: md.hvp(plain, (w, x), (w, x)),
+    "custom_jvp, batched": lambda w, x: md.vmap(md.grad(with_jvp), (None, 0))(w, np.stack([x, x])),
+    "custom_vjp, batched": lambda w, x: md.vmap(md.grad(with_vjp), (None, 0))(w, np.stack([x, x])),
+    "an error": lambda w, x: failing(w, x),
     "named vmap": lambda w, x: md.vmap(md.grad(lambda x: psum(np.sin(x), "v").sum()), axis_name="v")(x),
 }
+
+
+def failing(w, x):
+    with contextlib.suppress(ValueError):
+        md.grad(lambda w: plain(w, x[:, :2]))(w)
+
 
 with_jvp = md.custom_jvp(plain)
 with_jvp.defjvp(lambda primals, tangents: md.jvp(plain, primals, tangents))

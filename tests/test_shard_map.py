@@ -441,5 +441,5 @@ def test_leaked_values_are_named():
     leaked = []
     mapped(lambda x: leaked.append(x) or x)(np.ones(4))
     for use in (lambda: leaked[0] + 1, lambda: mapped(lambda x: x + leaked[0])(np.ones(4))):
-        with pytest.raises(md.LeakedTracerError, match=r"f64\[1\]\{i\} was used outside .*\(shard_map\)"):
+        with pytest.raises(md.LeakedTracerError, match=r"f64\[1\]\{i\} was used outside .*\(shard_map of <lambda>\)"):
             use()

@@ -1,0 +1,520 @@
+"""What cannot be done is refused in words that say what it was, and what to write instead."""
+
+import copy
+import math
+import operator
+import pickle
+import re
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+X = numpy.array([1.0, 2.0, 3.0])
+I = numpy.arange(3)  # noqa: E741
+
+
+def on_ranks(f, specs=P("i")):
+    return spmd.shard_map(lambda x: f(x[0])[None], mesh=MESH, in_specs=P("i"), out_specs=specs)
+
+
+#: f of a vector, run by each transformation.
+RUN = {
+    "grad": lambda f: md.grad(f)(X),
+    "vjp": lambda f: md.vjp(f, X),
+    "jvp": lambda f: md.jvp(f, (X,), (X,)),
+    "linearize": lambda f: md.linearize(f, X),
+    "jacrev": lambda f: md.jacrev(f)(X),
+    "grad of grad": lambda f: md.grad(lambda x: md.grad(f)(x).sum())(X),
+    "vmap": lambda f: md.vmap(f)(numpy.stack([X, X])),
+    "make_tape": lambda f: md.make_tape(f)(X),
+    "jit": lambda f: md.jit(f)(X),
+    "checkpoint": lambda f: md.grad(md.checkpoint(f))(X),
+    "shard_map": lambda f: on_ranks(f)(numpy.stack([X, X])),
+}
+KNOWN = ("grad", "vjp", "jvp", "linearize", "jacrev", "grad of grad", "checkpoint")  # there is a value behind
+
+# ---------------------------------------------------------------- shapes
+
+M = numpy.ones((4, 2))
+SHAPES = {
+    "operator": (lambda x: x * numpy.ones(4), "multiply", "3", "4"),
+    "operator, the other way": (lambda x: numpy.ones(4) - x, "subtract", "4", "3"),
+    "function": (lambda x: np.arctan2(x, numpy.ones((2, 4))), "arctan2", "3", "2, ?4"),
+    "comparison": (lambda x: np.where(x > numpy.ones(4), x, 0), "greater", "3", "4"),
+    "maximum": (lambda x: np.maximum(x, numpy.ones(4)), "maximum", "3", "4"),
+    "clip": (lambda x: np.clip(x, numpy.zeros(4), None), "maximum", "3", "4"),
+    "list": (lambda x: operator.add(x, [1.0, 2.0]), "add", "3", "2"),
+    "@": (lambda x: x @ M, "matmul", "3", "4,2"),
+    "dot": (lambda x: np.dot(x, M), "matmul", "3", "4,2"),
+    "inner": (lambda x: np.inner(x, M), "inner", "3", "4,2"),
+    "einsum": (lambda x: np.einsum("i,ij->j", x, M), "einsum", "3,", "4, 2"),
+    "tensordot": (lambda x: np.tensordot(x, M, 1), "tensordot", "3", "4,2"),
+    "concatenate": (lambda x: np.concatenate([x, M]), "concatenate", "3,", "4, 2"),
+    "stack": (lambda x: np.stack([x, numpy.ones(4)]), "stack", "3,", "4,"),
+    "where": (lambda x: np.where(numpy.array([True, False]), x, 0.0), "where", "2", "3"),
+    "solve": (lambda x: np.linalg.solve(numpy.eye(4), x), "solve", "4,4", "3"),
+    "set": (lambda x: x.at[:2].set(numpy.ones(3)), r"at\[...\].set", "3", "2"),
+    "add": (lambda x: x.at[[0, 1]].add(numpy.ones(3)), r"at\[...\].add", "3", "2"),
+    "broadcast_to": (lambda x: np.broadcast_to(x, (2, 4)), "broadcast_to", "3", "2, 4"),
+    "reshape": (lambda x: x.reshape(2, 2), "reshape", "3", "2, 2"),
+}
+
+
+@pytest.mark.parametrize(
+    "transformation", ["grad", "grad of grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"]
+)
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_do_not_fit(name, transformation):
+    """The error names the operation and both shapes: those of the values that the function sees."""
+    f, operation, *shapes = SHAPES[name]
+    if name == "list" and transformation in ("vmap", "make_tape", "checkpoint", "shard_map"):
+        return  # there a list is refused, or taken, by other rules
+    with pytest.raises(ValueError, match=rf"(?s){operation}\b.*") as error:
+        RUN[transformation](lambda x: f(x).sum())
+    text = str(error.value).replace("[2,3]", "").replace("(2, 3)", "")
+    for shape in shapes:
+        assert re.search(rf"[\[( ]{shape}[\]),]", text), text
+
+
+# ---------------------------------------------------------------- Python's own ways with a value
+
+CONCRETE = {
+    "if": (lambda x: x if x[0] > 0 else -x, "a Python condition", r"np\.where"),
+    "while": (lambda x: next(iter(())) if not x[0] > 0 else x, "a Python condition", r"md\.cond"),
+    "and": (lambda x: x[0] > 0 and x[1] > 0, "a Python condition", r"np\.where"),
+    "in": (lambda x: x[0] in [5.0], "a Python condition", r"np\.where"),
+    "max": (lambda x: max(x[0], x[1]), "a Python condition", r"np\.where"),
+    "int": (lambda x: int(x[0]), r"int\(\)", "math"),
+    "range": (lambda x: range(x[0].astype(int)), r"range\(\)", r"md\.fori_loop"),
+    "index of a list": (lambda x: [1, 2, 3, 4][x[0].astype(int)], r"an integer index or range\(\)", r"md\.cond"),
+    "slice": (lambda x: x[: x[0].astype(int)], None, None),
+    "float": (lambda x: float(x[0]), r"float\(\)", r"np\.sin"),
+    "math": (lambda x: math.sin(x[0]), r"float\(\)", r"np\.sin"),
+    "floor": (lambda x: math.floor(x[0]), r"float\(\)", r"np\.sin"),
+    "complex": (lambda x: complex(x[0]), r"complex\(\)", r"np\.sin"),
+}
+
+
+@pytest.mark.parametrize("transformation", ["make_tape", "jit", "vmap"])
+@pytest.mark.parametrize("name", [k for k in CONCRETE if CONCRETE[k][1]])
+def test_what_needs_a_concrete_value(name, transformation):
+    f, use, advice = CONCRETE[name]
+    with pytest.raises(md.TracerError, match=rf"{use} needs (a|one) concrete value.*{advice}"):
+        RUN[transformation](f)
+
+
+@pytest.mark.parametrize("name", ["if", "in", "int", "float", "range"])
+def test_ranks_that_may_disagree(name):
+    with pytest.raises(
+        md.VarianceError, match=rf"{CONCRETE[name][1]} needs one value, but .* varies along 'i'.*np\.wh"
+    ):
+        RUN["shard_map"](CONCRETE[name][0])
+
+
+@pytest.mark.parametrize("transformation", KNOWN)
+def test_python_sees_the_values_under_a_derivative(transformation):
+    def f(x):
+        assert x[0] > 0 and x[0] in [1.0] and int(x[1]) == 2 and max(x[0], x[2]) == 3.0
+        assert [10, 20][x[0].astype(int)] == 20 and list(range(x[1].astype(int))) == [0, 1]
+        return (x if x[0] > 0 else -x).sum() * round(x[1])
+
+    RUN[transformation](f)
+    assert md.grad(f)(X)[0] == 2.0
+
+
+@pytest.mark.parametrize("transformation", KNOWN)
+@pytest.mark.parametrize("use", [float, math.sin, math.floor, complex])
+def test_what_would_lose_a_derivative(use, transformation):
+    with pytest.raises(md.TracerError, match=r"would lose its derivative.*x\.item\(\).*instead of math\.sin, np\.sin"):
+        RUN[transformation](lambda x: use(x[0]))
+
+
+@pytest.mark.parametrize("transformation", RUN)
+def test_what_works_on_every_traced_value(transformation):
+    """Keys, members of sets, copies, printing in all ways."""
+
+    def f(x):
+        assert {x: 1}[x] == 1 and len({x, x}) == 1
+        assert copy.copy(x) is x and copy.deepcopy({"x": [x]})["x"][0] is x
+        assert all(isinstance(s, str) for s in (str(x), repr(x), f"{x}", f"{x[0]:.3f}", f"{x[0]:>12}", f"{x[0]!r}"))
+        return x.sum()
+
+    RUN[transformation](lambda x: np.stack([f(x)]) if transformation == "shard_map" else f(x))
+
+
+@pytest.mark.parametrize("transformation", RUN)
+def test_pickling(transformation):
+    for dump in (pickle.dumps, lambda x: pickle.dumps({"x": [x]}, 0)):
+        with pytest.raises(md.TracerError, match=r"a traced value \(f64\[3\].*\) cannot be pickled.*pickle the result"):
+            RUN[transformation](dump)
+
+
+# ---------------------------------------------------------------- writing
+
+
+@pytest.mark.parametrize("transformation", RUN)
+@pytest.mark.parametrize("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
+def test_in_place_operators_bind_the_name_anew(write, transformation):
+    def f(x):
+        y = x
+        y = write(y, 2)
+        assert y is not x
+        return x.sum() + y.sum()
+
+    RUN[transformation](lambda x: np.stack([f(x)]) if transformation == "shard_map" else f(x))
+
+
+def _write(x):
+    x[0] = 1.0
+
+
+def _write_slice(x):
+    x[:2] += 1.0
+
+
+def _into_plain(x):
+    numpy.zeros(3)[:] = x
+
+
+def _into_plain_number(x):
+    numpy.zeros(3)[0] = x[0]
+
+
+WRITES = {
+    "x[i] = v": (_write, TypeError, r"cannot be written into.*x\.at\[i\]\.set\(v\)"),
+    "x[i] += v": (_write_slice, TypeError, r"cannot be written into.*x\.at\[i\]\.add\(v\)"),
+    "a[:] = x": (
+        _into_plain,
+        md.TracerError,
+        r"cannot become a plain NumPy array.*minidiff\.numpy\.array or np\.stack",
+    ),
+    "out=": (lambda x: np.add(x, x, out=numpy.zeros(3)), TypeError, r"np\.add cannot write .*y = np\.add\(x\)"),
+    "out=(a,)": (lambda x: np.sin(x, out=(numpy.zeros(3),)), TypeError, r"np\.sin cannot write"),
+    "out= of a reduction": (
+        lambda x: np.sum(x, out=numpy.zeros(())),
+        TypeError,
+        r"np\.sum cannot write .*np\.sum\(x\)",
+    ),
+    "a += x": (lambda x: operator.iadd(numpy.zeros(3), x), TypeError, r"np\.add cannot write .*a = a \+ x"),
+    "fill": (lambda x: x.fill(0.0), TypeError, r"x\.fill\(\) would write.*np\.full_like"),
+    "sort": (lambda x: x.sort(), TypeError, r"x\.sort\(\) would write.*np\.sort"),
+    "np.add.at": (lambda x: np.add.at(x, [0], 1.0), TypeError, r"np\.add\.at writes into.*x\.at\[i\]\.add\(v\)"),
+    "np.copyto": (lambda x: np.copyto(numpy.zeros(3), x), TypeError, r"np\.copyto"),
+}
+
+
+@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit", "checkpoint", "shard_map"])
+@pytest.mark.parametrize("name", WRITES)
+def test_writing(name, transformation):
+    f, kind, message = WRITES[name]
+    with pytest.raises(kind, match=message):
+        RUN[transformation](f)
+
+
+@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit"])
+def test_writing_a_number_into_a_plain_array(transformation):
+    """NumPy puts an error of its own on top; what it is about is its cause."""
+    with pytest.raises((ValueError, TypeError)) as error:
+        RUN[transformation](_into_plain_number)
+    assert isinstance(error.value.__cause__ or error.value, md.TracerError)
+
+
+# ---------------------------------------------------------------- functions and arguments that are not supported
+
+UNSUPPORTED = {
+    "frompyfunc": (
+        lambda x: numpy.frompyfunc(lambda t: t, 1, 1)(x),
+        r"is not supported on traced values \(f64\[3\]\).*np\.vectorize of minidiff\.numpy, or md\.vmap",
+    ),
+    "where=": (lambda x: np.exp(x, where=X > 1), r"np\.exp on traced values takes no where=; write np\.where\(mask"),
+    "unknown keyword": (lambda x: np.sum(x, axiss=0), r"sum\(\) got an unexpected keyword argument 'axiss'"),
+    "unknown keyword of a method": (lambda x: x.sum(axiss=0), "axiss"),
+    "text": (lambda x: x + "a", "."),
+    "None": (lambda x: x * None, "."),
+    "view": (lambda x: x.view(int), r"x\.view\(\) would read the bytes .*\.astype"),
+}
+
+
+@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit"])
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported(name, transformation):
+    f, message = UNSUPPORTED[name]
+    with pytest.raises((TypeError, ValueError), match=message):
+        RUN[transformation](f)
+
+
+# ---------------------------------------------------------------- derivatives that do not exist
+
+total = lambda x: (x * 1.0).sum()  # noqa: E731
+as_int = lambda x: x.astype(int)  # noqa: E731
+INTEGERS = {
+    "grad": (lambda: md.grad(total)(I), r"grad: argument 0 of .* has type i64\[3\].*\.astype\(float\).*argnums"),
+    "grad, bool": (lambda: md.grad(total)(True), r"argument 0 of .* has type bool\[\]"),
+    "grad, in a tree": (
+        lambda: md.grad(lambda t: total(t["a"]))({"a": X, "b": I}),
+        r"argument 0\['b'\] of .* i64\[3\]",
+    ),
+    "grad, second": (lambda: md.grad(lambda x, n: total(x), (0, 1))(X, I), r"argument 1 of .* has type i64\[3\]"),
+    "jacfwd": (lambda: md.jacfwd(total)(I), r"jacfwd: argument 0 of .* has type i64\[3\].*\.astype\(float\)"),
+    "jacrev": (lambda: md.jacrev(total)(I), r"jacrev: argument 0 of .* has type i64\[3\].*\.astype\(float\)"),
+    "hessian": (lambda: md.hessian(total)(I), r"argument 0 of <lambda> has type i64\[3\].*\.astype\(float\)"),
+    "jvp": (
+        lambda: md.jvp(total, (I,), (I,)),
+        r"primals\[0\] has type i64\[3\], which carries no deriv.*astype.*float0",
+    ),
+    "hvp": (lambda: md.hvp(total, (I,), (I,)), r"primals\[0\] has type i64\[3\], which carries no derivative"),
+    "linearize": (lambda: md.linearize(total, I)[1](I), r"primals\[0\] has type i64\[3\], which carries no derivative"),
+    "grad, result": (
+        lambda: md.grad(lambda x: as_int(x.sum()))(X),
+        r"must return a real scalar, got i64\[\]; integers",
+    ),
+    "grad, comparison": (
+        lambda: md.grad(lambda x: (x > 0).all())(X),
+        r"got bool\[\]; integers and booleans carry no der",
+    ),
+    "jacfwd, result": (lambda: md.jacfwd(as_int)(X), r"jacfwd: the result of <lambda> has type i64\[3\]"),
+    "jacrev, result": (lambda: md.jacrev(as_int)(X), r"jacrev: the result of <lambda> has type i64\[3\]"),
+    "hessian, result": (lambda: md.hessian(as_int)(X), r"the result of <lambda> has type i64\[3\]"),
+    "vjp, cotangent": (
+        lambda: md.vjp(lambda x: x, X)[1](I),
+        r"result has type f64\[3\], but its cotangent ct .* i64\[3\]",
+    ),
+    "objects": (lambda: md.grad(total)(numpy.array([1.0, None])), r"argument 0 of .* has type object\[2\]"),
+    "text": (lambda: md.grad(total)("a"), "expected an array or a number, got str: 'a'"),
+}
+COMPLEX = {
+    "grad": (lambda: md.grad(lambda x: (x * 1j).sum())(X), r"got c128\[\]; take \.real.*holomorphic=True"),
+    "jacfwd": (lambda: md.jacfwd(lambda z: z * z)(X * 1j), r"jacfwd: argument 0 .* c128\[3\]; .*holomorphic=True"),
+    "jacrev": (lambda: md.jacrev(lambda z: z * z)(X * 1j), r"jacrev: the result .* c128\[3\]; .*holomorphic=True"),
+    "hessian": (lambda: md.hessian(lambda z: (z * z).sum())(X * 1j), r"c128\[\]; .*holomorphic=True"),
+    "holomorphic of reals": (
+        lambda: md.jacfwd(lambda z: z * z, holomorphic=True)(X),
+        r"f64\[3\], which is not complex",
+    ),
+}
+MISFITS = {
+    "grad, not a scalar": (
+        lambda: md.grad(lambda x: x)(X),
+        r"must return a real scalar, got f64\[3\]; reduce it.*md\.vjp",
+    ),
+    "grad, a tuple": (lambda: md.grad(lambda x: (x.sum(), x))(X), r"must return one scalar, got \(\*, \*\) .*has_aux"),
+    "grad, nothing": (lambda: md.grad(lambda x: None)(X), "must return one scalar, got None"),
+    "grad, text": (lambda: md.grad(lambda x: "a")(X), "expected an array or a number, got str: 'a'"),
+    "has_aux": (lambda: md.grad(total, has_aux=True)(X), r"returns a pair \(value, aux\), got"),
+    "argnums": (lambda: md.grad(total, 3)(X), "argnums names argument 3, but <lambda> was called with 1"),
+    "argnums of jacrev": (
+        lambda: md.jacrev(total, 3)(X),
+        "jacrev: argnums names argument 3, but <lambda> was called with",
+    ),
+    "argnums, twice": (lambda: md.grad(np.dot, (0, -2))(X, X), r"argnums names an argument of dot twice: \(0, -2\)"),
+    "argnums, no int": (lambda: md.grad(total, "x")(X), "argnums must be an int or a tuple of ints, got 'x'"),
+    "argnums, float": (lambda: md.jacfwd(total, 0.5)(X), "jacfwd: argnums must be an int or a tuple of ints, got 0.5"),
+    "jvp, no tuples": (lambda: md.jvp(total, X, X), r"jvp\(f, \(x,\), \(t,\)\); got ndarray and ndarray"),
+    "jvp, how many": (lambda: md.jvp(total, (X,), (X, X)), r"differ in structure: \(\*,\) and \(\*, \*\)"),
+    "jvp, structure": (lambda: md.jvp(total, ([X],), ((X,),)), r"differ in structure: \(\[\*\],\) and \(\(\*,\),\)"),
+    "jvp, shape": (lambda: md.jvp(total, (X,), (X[:2],)), r"has type f64\[3\], but its tangent f64\[2\]: shapes"),
+    "jvp, dtype": (
+        lambda: md.jvp(total, (X,), (X.astype("f4"),)),
+        r"has type f64\[3\], but its tangent f32\[3\]: dtypes",
+    ),
+    "vjp, structure": (lambda: md.vjp(lambda x: (x, x), X)[1](X), r"has the structure \*, the result \(\*, \*\)"),
+    "vjp, shape": (
+        lambda: md.vjp(lambda x: x, X)[1](X[:2]),
+        r"result has type f64\[3\], but its cotangent ct .* f64\[2\]",
+    ),
+    "vjp, None": (lambda: md.vjp(lambda x: x, X)[1](None), r"has the structure None, the result \*"),
+    "linearize, structure": (lambda: md.linearize(total, X)[1]([X]), r"structure \(\[\*\],\), the primals \(\*,\)"),
+    "linear_transpose": (lambda: md.linear_transpose(np.sin, X)(X), "sin cannot be transposed: it is not linear"),
+    "scan, structure": (
+        lambda: md.scan(lambda c, x: ((c, c), x), 0.0, X),
+        r"init is \*, but a step makes it \(\*, \*\)",
+    ),
+    "scan, type": (
+        lambda: md.scan(lambda c, x: (X * c, x), 0.0, X),
+        r"init has type f64\[\], but a step makes it f64\[3\]",
+    ),
+    "scan, pair": (lambda: md.scan(lambda c, x: c, 0.0, X), r"a step returns a pair \(carry, y\), got float64"),
+    "cond, vector": (
+        lambda: md.cond(X > 0, np.sin, np.cos, X),
+        r"pred must be one boolean or number, got bool\[3\].*where",
+    ),
+    "cond, structure": (
+        lambda: md.make_tape(lambda p: md.cond(p, lambda x: (x, x), lambda x: x, X))(True),
+        r"true_fun returns \(\*, \*\) and false_fun returns \*",
+    ),
+    "cond, types": (
+        lambda: md.make_tape(lambda p: md.cond(p, lambda x: x, lambda x: x[:2], X))(True),
+        r"true_fun returns f64\[3\] and false_fun returns f64\[2\]",
+    ),
+    "while_loop in reverse": (
+        lambda: md.grad(lambda x: md.while_loop(lambda s: s < 10, lambda s: s * 2, x))(1.0),
+        "while_loop cannot be differentiated in reverse.*Use scan",
+    ),
+    "static_argnums": (
+        lambda: md.jit(lambda x, n: x, static_argnums=1)(X, [1]),
+        "static argument that is not hashable",
+    ),
+}
+AXES = {
+    "out_axes": (lambda: md.vmap(lambda x: x, out_axes=3)(X), "vmap: out_axes: axis 3 is out of bounds"),
+    "out_axes, None": (
+        lambda: md.vmap(lambda x: x, out_axes=None)(X),
+        r"out_axes is None for a result of type f64\[\]",
+    ),
+    "out_axes, how many": (lambda: md.vmap(lambda x: (x, x), out_axes=(0,) * 3)(X), "out_axes has 3 entries, but.* 2"),
+    "in_axes": (lambda: md.vmap(lambda x: x, in_axes=2)(X), "vmap: axis 2 is out of bounds"),
+    "in_axes, how many": (lambda: md.vmap(np.add, in_axes=(0,))(X, X), "in_axes has 1 entries, but stands against 2"),
+    "sizes": (
+        lambda: md.vmap(np.add)(X, X[:2]),
+        r"one size, got sizes \[2, 3\] \(args\[0\]: f64\[3\] along 0, args\[1\]",
+    ),
+    "nothing mapped": (lambda: md.vmap(total, in_axes=None)(X), "no argument is mapped .*in_axes, or give axis_size"),
+    "a number": (lambda: md.vmap(lambda x: x)(1.0), "vmap: axis 0 is out of bounds for an array of 0 dimensions"),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integers_carry_no_derivative(name):
+    f, message = INTEGERS[name]
+    with pytest.raises(TypeError, match=message):
+        f()
+
+
+@pytest.mark.parametrize("name", COMPLEX)
+def test_complex_derivatives_are_asked_for(name):
+    f, message = COMPLEX[name]
+    with pytest.raises(TypeError, match=message):
+        f()
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_match(name):
+    f, message = MISFITS[name]
+    with pytest.raises(TypeError, match=message):
+        f()
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_axes_of_vmap(name):
+    f, message = AXES[name]
+    with pytest.raises(ValueError, match=message):
+        f()
+
+
+def test_argnums_may_be_negative_and_of_numpy():
+    for argnums in (-1, 1, numpy.int64(1)):
+        numpy.testing.assert_array_equal(md.grad(np.dot, argnums)(X, 2 * X), X)
+        numpy.testing.assert_array_equal(md.jacfwd(np.dot, argnums)(X, 2 * X), X)
+    assert len(md.grad(np.dot, [0, -1])(X, X)) == 2
+
+
+# ---------------------------------------------------------------- values that leaked
+
+kept = []
+
+
+def loss(x):
+    kept.append(x)
+    return x.sum()
+
+
+class Holder:
+    value = None
+
+
+def by_attribute(x):
+    Holder.value = x
+    return x.sum()
+
+
+def by_exception(x):
+    error = KeyError("inside")
+    error.value = x
+    raise error
+
+
+def step(carry, x):
+    kept.append(carry)
+    return carry, x
+
+
+LEAKS = {
+    "grad": ("grad of loss", lambda: md.grad(loss)(X)),
+    "value_and_grad": ("grad of loss", lambda: md.value_and_grad(loss)(X)),
+    "vjp": ("vjp of loss", lambda: md.vjp(loss, X)),
+    "jvp": ("jvp of loss", lambda: md.jvp(loss, (X,), (X,))),
+    "linearize": ("linearize of loss", lambda: md.linearize(loss, X)),
+    "jacfwd": ("jacfwd of loss", lambda: md.jacfwd(loss)(X)),
+    "jacrev": ("jacrev of loss", lambda: md.jacrev(loss)(X)),
+    "vmap": ("vmap of loss", lambda: md.vmap(loss)(numpy.stack([X, X]))),
+    "make_tape": ("make_tape of loss", lambda: md.make_tape(loss)(X)),
+    "jit": ("jit of ", lambda: md.jit(loss)(X)),
+    "checkpoint": ("checkpoint of loss", lambda: md.grad(md.checkpoint(loss))(X)),
+    "checkpoint, forward": ("checkpoint of loss", lambda: md.jvp(md.checkpoint(loss), (X,), (X,))),
+    "scan": ("scan of step", lambda: md.make_tape(lambda x: md.scan(step, x, x))(X)),
+    "fori_loop": (
+        "fori_loop of ",
+        lambda: md.make_tape(lambda x: md.fori_loop(0, 3, lambda i, c: step(c, i)[0], x))(X),
+    ),
+    "cond": ("cond of loss", lambda: md.make_tape(lambda x: md.cond(x[0] > 0, loss, np.sum, x))(X)),
+    "shard_map": (
+        "shard_map of loss",
+        lambda: spmd.shard_map(loss, mesh=MESH, in_specs=P(), out_specs=P())(X),
+    ),
+    "grad of shard_map": (
+        r"grad of loss, in shard_map of loss",
+        lambda: md.grad(spmd.shard_map(loss, mesh=MESH, in_specs=P(), out_specs=P()))(X),
+    ),
+    "grad, after an exception": ("grad of by_exception", lambda: kept.append(raised(md.grad(by_exception)))),
+    "vmap, after an exception": ("vmap of by_exception", lambda: kept.append(raised(md.vmap(by_exception, 0)))),
+    "an attribute": ("grad of by_attribute", lambda: md.grad(by_attribute)(X) is None or kept.append(Holder.value)),
+}
+
+
+def raised(f):
+    with pytest.raises(KeyError) as error:
+        f(X)
+    return error.value.value
+
+
+USES = {
+    "operator": lambda t: t + 1.0,
+    "operator, the other way": lambda t: X * t,
+    "function": np.sin,
+    "reduction": lambda t: t.sum(),
+    "index": lambda t: t[..., 0],
+    "iteration": list,
+    "float": float,
+    "if": bool,
+    "item": lambda t: t.item(),
+    "asarray": numpy.asarray,
+    "stack": lambda t: np.stack([t, t]),
+    "einsum": lambda t: np.einsum("i->", t),
+    "argument": lambda t: md.grad(total)(t),
+    "closed over, grad": lambda t: md.grad(lambda y: (y * t).sum())(X),
+    "closed over, vmap": lambda t: md.vmap(lambda y: y * t)(numpy.stack([X, X])),
+    "closed over, jit": lambda t: md.jit(lambda y: y * t)(X),
+    "closed over, shard_map": lambda t: spmd.shard_map(lambda y: y * t, mesh=MESH, in_specs=P(), out_specs=P())(X),
+    "cond": lambda t: md.cond(t.any(), lambda: 1.0, lambda: 2.0),
+}
+
+
+@pytest.mark.parametrize("name", LEAKS)
+def test_values_that_leaked_are_told_with_the_function(name):
+    origin, run = LEAKS[name]
+    kept.clear()
+    run()
+    leaked = kept[0]
+    kept.clear()
+    assert isinstance(str(leaked), str) and isinstance(repr(leaked), str) and isinstance(f"{leaked}", str)
+    for use in USES.values():
+        if name.startswith("vmap, after") and use in (list, USES["index"], USES["iteration"], USES["einsum"]):
+            continue  # it is a number there, which has no elements
+        with pytest.raises(md.LeakedTracerError, match=rf"traced value of type .* outside the .*\({origin}.*return it"):
+            use(leaked)
