@@ -120,7 +120,13 @@ def test_random_programs_write_into_nothing_that_is_looked_at(every_size, progra
 
 def test_results_stand_alone(every_size):
     x, c = np.ones((2, 2)), np.arange(4.0).reshape(2, 2)
-    for f in (lambda x: x * 1.0, lambda x: c, lambda x: c.T, lambda x: (np.sin(x), np.sin(x)), lambda x: -(-x)):
+    for f in (
+        lambda x: x * 1.0,
+        lambda x: c,
+        lambda x: c.T,
+        lambda x: (np.sin(x), np.sin(x)),
+        lambda x: np.negative(-x),
+    ):
         compiled = md.jit(f)
         expected = list(map(np.copy, md.tree.leaves(f(x))))
         for _ in range(2):
