@@ -295,7 +295,8 @@ class Source:
     def _handed_on(self, v: Var, out: Var) -> str:
         """The memory of a value becomes that of another one."""
         self.handed_on.add(v)
-        self.earlier[out] = [*self.earlier.get(v, ()), self.names[v]]
+        self.earlier[out] = names = self.earlier.pop(v, [])
+        names.append(self.names[v])
         return self.names[v]
 
     def _released(self, v: Var, k: int) -> list[str]:
@@ -469,7 +470,10 @@ class jit:
                 key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
                 run = self.arrays.get((*key,))
             if run is not None:
-                return run(*args)
+                try:
+                    return run(*args)
+                except OverflowError:  # a Python integer that needs another type than those before
+                    pass
         return self._call(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy
 
+import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
 from collectives.backend import Axes
 from collectives.exchange import exchange, index
 from collectives.ops import Collective, axis_index_p

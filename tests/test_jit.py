@@ -1,14 +1,23 @@
 """jit: the same results as without, from source that can be read, in memory that nobody else looks at."""
 
+import functools
+import importlib
 import itertools
+import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 import minidiff as md
+from collectives import axis_index, psum
 from minidiff.optimize import copy_p, optimize
+from spmd import P, make_mesh, shard_map
 from tests.table import DISCRETE, TABLE
-from tests.test_ops import agree, random_like
+from tests.test_ops import agree, draw, programs, random_like, run, seeds
+
+jit_module = importlib.import_module("minidiff.jit")
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
 DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)
@@ -79,3 +88,283 @@ def test_what_is_only_named_is_not_written_into(same):
 
     x = np.linspace(0.0, 1.0, 2000)
     np.testing.assert_array_equal(md.jit(f)(x), f(x))
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.fixture
+def every_size(monkeypatch):
+    """Results of any size are written into memory that is there."""
+    monkeypatch.setattr(jit_module, "REUSED_BYTES", 0)
+
+
+def shared(one, two):
+    return any(np.shares_memory(x, y) for x, y in itertools.product(md.tree.leaves(one), md.tree.leaves(two)))
+
+
+def check_memory(f, args):
+    before, compiled = [x.copy() for x in args], md.jit(f)
+    expected = f(*args)
+    first, second = compiled(*args), compiled(*args)
+    same(first, expected)
+    same(second, expected)
+    assert all(np.array_equal(x, y) for x, y in zip(args, before, strict=True))
+    if not shared(expected, args):
+        assert not shared(first, args)
+        assert not shared(first, second)
+        for x in md.tree.leaves(first):
+            if isinstance(x, np.ndarray):
+                x[...] = 7.0
+        same(compiled(*args), expected)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(programs, seeds)
+def test_random_programs_write_into_nothing_that_is_looked_at(every_size, program, seed):
+    xs, _, ct = draw(seed)
+    f = functools.partial(run, program)
+    check_memory(f, xs)
+    check_memory(md.grad(lambda *xs: (f(*xs) * ct).sum(), argnums=(0, 1)), xs)
+    check_memory(lambda *xs: [f(*xs), xs[0].T @ f(*xs)], xs)
+
+
+def test_results_stand_alone(every_size):
+    x, c = np.ones((2, 2)), np.arange(4.0).reshape(2, 2)
+    for f in (
+        lambda x: x * 1.0,
+        lambda x: c,
+        lambda x: c.T,
+        lambda x: (np.sin(x), np.sin(x)),
+        lambda x: np.negative(-x),
+    ):
+        compiled = md.jit(f)
+        expected = list(map(np.copy, md.tree.leaves(f(x))))
+        for _ in range(2):
+            results = md.tree.leaves(compiled(x))
+            for y, e in zip(results, expected, strict=True):
+                np.testing.assert_array_equal(y, e)
+                y[...] = -1.0
+    np.testing.assert_array_equal(x, np.ones((2, 2)))
+    assert md.jit(lambda x: x)(x) is x
+
+
+def test_operands_write_over_themselves():
+    source = md.jit(lambda x: np.tanh(np.sin(x) + 1)).source(np.ones(1000))
+    assert source.count("out=") == 2
+
+
+def test_a_checkpointed_function_is_computed_once_more():
+    def equations(f):
+        tape = md.jit(md.value_and_grad(lambda x: f(x).sum())).program(np.ones(3)).tape
+        return sum(str(e.primitive) == "exp" for e in tape.equations)
+
+    def f(x):
+        return np.sin(np.exp(np.exp(x)))
+
+    assert (equations(f), equations(md.checkpoint(f))) == (2, 4)
+    same(md.jit(md.grad(lambda x: md.checkpoint(f)(x).sum()))(np.ones(3)), md.grad(lambda x: f(x).sum())(np.ones(3)))
+
+
+def test_a_checkpointed_function_keeps_less():
+    def layer(x):
+        for _ in range(6):
+            x = np.sin(np.exp(-x))
+        return x
+
+    def peak(layer):
+        f = md.jit(md.grad(lambda x: functools.reduce(lambda x, _: layer(x), range(6), x).sum()))
+        x = np.ones(100_000)
+        f(x)
+        tracemalloc.start()
+        f(x)
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return size
+
+    assert peak(md.checkpoint(layer)) < 0.6 * peak(layer)
+
+
+# ---------------------------------------------------------------- loops and choices
+
+
+def loop(x):
+    return md.fori_loop(0, 3, lambda i, c: np.sin(c) * x + i, x)
+
+
+def recurrence(x):
+    carry, ys = md.scan(lambda c, e: (np.tanh(c * e + x), c * x), x, np.arange(4.0))
+    return carry + ys.sum(0)
+
+
+def choice(x):
+    return md.cond(x.sum() > 0, lambda x: np.sin(x) * 2, lambda x: x * x, x)
+
+
+def choices_in_a_loop(x):
+    return md.scan(lambda c, e: (md.cond(e > 1, np.sin, lambda c: c * c, c), e), x, np.arange(4.0))[0]
+
+
+def doubling(x):
+    return md.while_loop(lambda c: c.sum() < 50, lambda c: 2 * c + 1, x)
+
+
+CONTROL = [loop, recurrence, choice, choices_in_a_loop]
+
+
+@pytest.mark.parametrize("f", [*CONTROL, doubling], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("x", [np.array([0.5, -0.2]), np.array([-0.5, 0.2])], ids=["one", "other"])
+def test_control_flow(f, x):
+    check_memory(f, [x])
+    check_memory(lambda x: md.jvp(f, (x,), (x,)), [x])
+    assert "_body(" in md.jit(f).source(x) or f in (choice,)
+
+
+@pytest.mark.parametrize("f", CONTROL, ids=lambda f: f.__name__)
+def test_derivatives_of_control_flow(f):
+    for x in (np.array([0.5, -0.2]), np.array([-0.5, 0.2])):
+        check_memory(md.grad(lambda x: f(x).sum()), [x])
+        check_memory(md.grad(lambda x: md.grad(lambda x: (f(x) ** 2).sum())(x).sum()), [x])
+        check_memory(lambda x, t: md.linearize(f, x)[1](t), [x, x])
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_a_function_is_traced_once_for_each_type():
+    seen = []
+
+    @md.jit
+    def f(x, y=1.0):
+        seen.append(md.typeof(x))
+        return x * y
+
+    for x in (1.0, 2.0, np.float64(3.0), np.ones(2), np.zeros(2), np.ones(4)[::2], np.ones(2, ">f8")):
+        np.testing.assert_array_equal(f(x), x)
+    assert list(map(str, seen)) == ["f64[]", "f64[2]"]
+    assert f(2.0, y=3.0) == 6.0
+    assert len(seen) == 3
+    assert (f(3), f(True), f(2j), f(2**63)) == (3, 1, 2j, 2**63)
+    assert type(f(np.float32(2))) is np.float32
+
+
+def test_trees():
+    f = md.jit(lambda p, q=None: {"sum": [p["a"] + p["b"][0]], "none": None, "empty": (), "q": q})
+    p = {"a": 1.0, "b": (np.ones(2),)}
+    same(f(p, q=2.0), {"sum": [2 * np.ones(2)], "none": None, "empty": (), "q": np.float64(2.0)})
+    assert md.jit(lambda x: ())(1.0) == ()
+    assert md.jit(lambda x: (x,))(1.0) == (1.0,)
+    assert md.jit(lambda: 3.0)() == 3.0
+    assert md.jit(np.zeros_like)(np.ones((0, 2))).shape == (0, 2)
+
+
+def test_settings():
+    seen = []
+
+    @functools.partial(md.jit, static_argnums=(1, -1))
+    def f(x, n, mode):
+        seen.append(n)
+        return x**n if mode == "power" else x
+
+    assert [f(3.0, 2, "power"), f(3.0, 2, "power"), f(3.0, 3, "power"), f(3.0, 3, "")] == [9.0, 9.0, 27.0, 3.0]
+    assert seen == [2, 3, 3]
+    with pytest.raises(TypeError, match=r"not hashable.*leave arrays out of static_argnums"):
+        f(1.0, [2], "power")
+    with pytest.raises(TypeError, match=r"static_argnums names argument 4 of <lambda>, which was called with 1"):
+        md.jit(lambda x: x, static_argnums=4)(1.0)
+    with pytest.raises(TypeError, match=r"<lambda> was called with what is no array.*static_argnums"):
+        md.jit(lambda x: x)("power")
+
+
+def test_methods():
+    class Model:
+        def __init__(self, w):
+            self.w = w
+
+        @functools.partial(md.jit, static_argnums=0)
+        def apply(self, x):
+            return self.w * x
+
+    assert (Model(2.0).apply(3.0), Model(3.0).apply(3.0)) == (6.0, 9.0)
+
+
+def test_python_branches_name_the_way_out():
+    @md.jit
+    def absolute(x):
+        return x if x > 0 else -x
+
+    with pytest.raises(md.TracerError, match=r"jit of absolute.*md\.cond"):
+        absolute(1.0)
+
+
+def test_jit_within_other_transformations():
+    seen = []
+
+    def f(x, y):
+        seen.append(1)
+        return np.sin(x) * y
+
+    g, x = md.jit(f), np.array([0.5, 2.0])
+    for _ in range(2):
+        same(md.grad(lambda x: g(x, x).sum())(x), md.grad(lambda x: f(x, x).sum())(x))
+    seen.clear()
+    md.grad(lambda x: g(x, x).sum())(x)
+    assert not seen
+    same(md.vmap(g)(x, x), f(x, x))
+    same(md.jvp(g, (x, x), (x, x)), md.jvp(f, (x, x), (x, x)))
+    same(md.jit(g)(x, x), f(x, x))
+    same(md.jit(md.grad(lambda x: g(x, x).sum()))(x), md.grad(lambda x: f(x, x).sum())(x))
+    same(md.scan(lambda c, e: (g(c, e), e), x, np.ones((3, 2)))[0], f(f(f(x, 1.0), 1.0), 1.0))
+    same(md.hessian(lambda x: g(x, x).sum())(x), md.hessian(lambda x: f(x, x).sum())(x))
+
+
+def test_closed_over_values_are_differentiated():
+    assert md.grad(lambda w: md.jit(lambda x: w * x)(3.0))(2.0) == 3.0
+    assert md.grad(lambda w: md.grad(lambda x: md.jit(lambda y: w * x * y)(x))(2.0))(1.0) == 4.0
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def mapped(check_rep=True, backend="simulated"):
+    mesh = make_mesh((4,), ("i",), backend=backend)
+
+    def body(w, x):
+        y = md.scan(lambda c, _: (np.tanh(c @ w), None), x, None, length=2)[0]
+        return psum((y**2).sum(), "i") + psum(y.sum(), "i"), y * axis_index("i")
+
+    specs = {"in_specs": (P(), P("i")), "out_specs": (P(), P("i"))}
+    return mesh, shard_map(body, mesh=mesh, check_rep=check_rep, **specs)
+
+
+@pytest.mark.parametrize("check_rep", [True, False])
+def test_shard_map(check_rep):
+    mesh, f = mapped(check_rep)
+    w, x = np.arange(9.0).reshape(3, 3) / 9, np.ones((8, 3))
+    for g in (f, md.grad(lambda w, x: f(w, x)[0], argnums=(0, 1)), md.jit(f)):
+        before = Counter(mesh.calls)
+        expected = g(w, x)
+        eager, compiled = Counter(mesh.calls) - before, md.jit(g)
+        for _ in range(2):
+            before = Counter(mesh.calls)
+            for a, e in zip(md.tree.leaves(compiled(w, x)), md.tree.leaves(expected), strict=True):
+                agree(np.asarray(a), np.asarray(e))
+            assert all(n <= eager[name] for name, n in (Counter(mesh.calls) - before).items())
+
+
+def test_the_loss_that_nobody_asked_for_is_not_summed():
+    mesh, f = mapped()
+    w, x = np.eye(3), np.ones((8, 3))
+    gradient = md.jit(md.grad(lambda w: f(w, x)[0]))
+    gradient(w)
+    before = Counter(mesh.calls)
+    gradient(w)
+    assert (Counter(mesh.calls) - before)["psum"] == 1
+
+
+def test_distributed_arguments_and_results():
+    _, f = mapped()
+    y = f(np.eye(3), np.ones((8, 3)))[1]
+    double = md.jit(lambda y: 2 * y)
+    np.testing.assert_allclose(np.asarray(double(y)), 2 * np.asarray(y))
+    np.testing.assert_allclose(np.asarray(double(np.asarray(y))), 2 * np.asarray(y))
