@@ -423,6 +423,16 @@ def _times_numbers(program, eqn):
     return None
 
 
+@simplifies(multiply_p)
+def _times_reciprocal(program, eqn):
+    """x * (1 / y) is x / y."""
+    for a, b in (eqn.inputs, eqn.inputs[::-1]):
+        quotient = program.made_by(b, divide_p)
+        if quotient is not None and _is(quotient.inputs[0], 1) and program.uses[quotient.outputs[0]] <= 1:
+            return Equation(divide_p, [a, quotient.inputs[1]], eqn.params, eqn.outputs)
+    return None
+
+
 @simplifies(divide_p, power_p)
 def _by_one(program, eqn):
     x, y = eqn.inputs

@@ -208,12 +208,13 @@ class Elementwise(Differentiable):
 
 def _scalar_tapes(rule: Callable, count: int) -> list[Tape]:
     """A rule of numbers, staged: for real ones, and for complex ones if it is a rule for those too."""
-    from minidiff.staging import make_tape  # staging stands above the operations
+    from minidiff.optimize import optimize  # these stand above the operations
+    from minidiff.staging import make_tape
 
     tapes = []
     for dtype in (float, complex):
         with contextlib.suppress(TypeError), running(EVALUATE):
-            tapes.append(make_tape(rule)(*[ShapedArray((), dtype)] * count))
+            tapes.append(optimize(make_tape(rule)(*[ShapedArray((), dtype)] * count)))
     return tapes
 
 
@@ -251,7 +252,7 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callab
     if count == 1:  # all arrays have one shape then, and results along the way can be written over
         frugal = _expression(tapes[0], functions, {}, in_place=True)
         arrays = " and ".join(f"type({x}) is ndarray" for x in arguments if x in source)
-        source = f"{frugal} if {arrays} and x0.shape else {source}"
+        source = f"{frugal} if {arrays} and x0.shape else {source}" if ":=" in frugal else source
     return eval(f"lambda {', '.join(arguments)}: {source}", functions)
 
 
