@@ -399,7 +399,7 @@ class Scan(BodyOperation):
                 shared.append((None, var, x))
             elif i is not None and i < n:
                 shared.append((None, var, args[i]))
-            elif x.var in invariant:
+            elif x.variable in invariant:
                 once.append((var, x))
             elif i is not None and i >= n + m:
                 elements.append((None, var, args[i]))
@@ -411,7 +411,7 @@ class Scan(BodyOperation):
         fixed = cut([not yes for yes in mask], n, m)
         results = self.bind_loop(closed, [chosen(g, yes) for g, yes in zip(groups, fixed)], params)
         outs, stacked = cut(results, sum(known))
-        shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.var for _, x in once]))]
+        shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.variable for _, x in once]))]
         elements += [(None, var, x) for (var, _), x in zip(kept, stacked)]
 
         own = [(i, var, args[i]) for i, var in zip(positions(mask), tape.inputs[len(residuals) :])]

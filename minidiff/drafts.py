@@ -175,7 +175,7 @@ class Parts:
 
     def input_number(self, x: Value) -> int | None:
         """Which input of the original tape a residual is; None if it is none."""
-        return self.number.get(x.var) if self.stage.owns(x) else None
+        return self.number.get(x.variable) if self.stage.owns(x) else None
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type stands for zeros of that type."""
