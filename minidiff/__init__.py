@@ -11,7 +11,10 @@ keeps less for the way back; `custom_jvp` and `custom_vjp` take rules of one's o
 1.0
 """
 
-from minidiff import nn, numerical, numpy, testing, tree
+import importlib as _importlib
+from typing import Any as _Any
+
+from minidiff import nn, numpy, tree
 from minidiff.batching import vmap
 from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
 from minidiff.control import cond, fori_loop, scan, switch, while_loop
@@ -31,7 +34,6 @@ from minidiff.jit import jit
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
-from minidiff.trace import trace_table
 
 __version__ = "0.1.0"
 
@@ -76,3 +78,23 @@ __all__ = [
     "vmap",
     "while_loop",
 ]
+
+#: What is not needed to compute is imported when it is asked for: name -> module, and whether it is a name in it.
+_LATER = {
+    "numerical": ("minidiff.numerical", False),
+    "testing": ("minidiff.testing", False),
+    "trace_table": ("minidiff.trace", True),
+}
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    path, inside = _LATER[name]
+    module = _importlib.import_module(path)
+    globals()[name] = getattr(module, name) if inside else module
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

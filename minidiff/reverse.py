@@ -404,8 +404,9 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
-    numbers = chosen_arguments("grad", argnums)
+    numbers, several = chosen_arguments("grad", argnums), isinstance(argnums, Sequence)
     name = name_of(f)
+    origin = ("grad", name)
 
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
@@ -422,11 +423,11 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 
         flat = _Flat(of_chosen, structure, has_aux)
         active = [True] * len(values)
-        outs, tape = linearize_flat(flat, values, active, ("grad", name))
+        outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)
         cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
-        grads = tuple(grads) if isinstance(argnums, Sequence) else grads[0]
+        grads = tuple(grads) if several else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
 
     return gradient
@@ -460,10 +461,11 @@ def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]
 
 def arguments_of(what: str, args: tuple, numbers: Sequence[int], name: str) -> list[Any]:
     """Those arguments of a function of that name that `numbers` choose."""
+    count = len(args)
     for n in numbers:
-        if not -len(args) <= n < len(args):
+        if not -count <= n < count:
             raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {len(args)}")
-    if len({n % len(args) for n in numbers}) < len(numbers):
+    if len(numbers) > 1 and len({n % len(args) for n in numbers}) < len(numbers):
         raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
     return [args[n] for n in numbers]
 

@@ -112,6 +112,8 @@ def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]]
 
 def unflatten(structure: Structure, leaves: Any) -> Any:
     """The tree of this structure with these leaves."""
+    if structure.node is list and structure.children.count(LEAF) == len(structure.children):
+        return list(leaves)
     return _build(structure, iter(leaves))
 
 
