@@ -17,7 +17,6 @@ from typing import Any as _Any
 from minidiff import nn, numpy, tree
 from minidiff.batching import vmap
 from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
-from minidiff.control import cond, fori_loop, scan, switch, while_loop
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -29,7 +28,6 @@ from minidiff.core import (
 from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
 from minidiff.draw import draw
 from minidiff.forward import jvp
-from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
 from minidiff.jit import jit
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
@@ -79,8 +77,10 @@ __all__ = [
     "while_loop",
 ]
 
-#: What is not needed to compute is imported when it is asked for: name -> module, and whether it is a name in it.
+#: What most programs do without is imported when it is asked for: name -> module, and whether it is a name in it.
 _LATER = {
+    **dict.fromkeys(["cond", "fori_loop", "scan", "switch", "while_loop"], ("minidiff.control", True)),
+    **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     "numerical": ("minidiff.numerical", False),
     "testing": ("minidiff.testing", False),
     "trace_table": ("minidiff.trace", True),
