@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -612,9 +612,6 @@ class Tracer:
         if not self.shape:
             raise TypeError("len() of a 0-d value")
         return self.shape[0]
-
-    def __iter__(self) -> Iterator:
-        return iter([self[i] for i in range(len(self))])
 
     def __setitem__(self, index, value):
         raise TypeError(

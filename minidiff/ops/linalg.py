@@ -118,14 +118,14 @@ def _matmul_batch(primitive, args, batched):
 class Matmul(Multilinear):
     """The products of two matrices are most of them, and have a shorter way back."""
 
+    def __init__(self, *rules: Any):
+        super().__init__(*rules)
+        self.of_matrices = _OfMatrices(*rules)
+
     def linearized(self, out, type, primals, active, names, params):
         if len(primals[0].shape) == 2 == len(primals[1].shape):
             return self.of_matrices.linearized(out, type, primals, active, names, params)
         return super().linearized(out, type, primals, active, names, params)
-
-    def __init__(self, *rules: Any):
-        super().__init__(*rules)
-        self.of_matrices = _OfMatrices(*rules)
 
 
 class _OfMatrices(Multilinear):
