@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy
@@ -119,6 +118,8 @@ def typeof(x: Value) -> ShapedArray:
     >>> typeof(numpy.zeros((3, 4)))
     f64[3,4]
     """
+    if type(x) is numpy.ndarray:
+        return array_type(x.shape, x.dtype)
     if isinstance(x, Tracer):
         return x.type
     if isinstance(x, ShapedArray):
@@ -393,6 +394,29 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
 # ---------------------------------------------------------------- operations
 
 
+class Recording:
+    """How the derivative of an operation stands on a tape of linear parts: as what operation, and what that takes.
+
+    `keep` picks its operands out of `(type of the result, result, *operands, *names of tangents)`. With `elementwise`
+    the result's type depends on nothing but the operands' types, and is kept in mind.
+    """
+
+    __slots__ = ("operation", "keep", "elementwise", "types")
+
+    def __init__(self, operation: Primitive, keep: Callable, elementwise: bool = False):
+        self.operation = operation
+        self.keep = keep
+        self.elementwise = elementwise
+        self.types: tuple = (None, None)  # that all operands had the last time, and then the result
+
+    def type_of(self, out: Value, operands: ShapedArray | None) -> ShapedArray:
+        """The type of a result, which is a plain value; `operands` is the type of all operands, if they have one."""
+        type = array_type(out.shape, out.dtype)
+        if self.elementwise and operands is not None:
+            self.types = operands, type
+        return type
+
+
 class Primitive:
     """An operation, with all its rules. Kinds of operation are subclasses (`minidiff/ops/kinds.py`).
 
@@ -420,12 +444,6 @@ class Primitive:
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     communicates = False
     on_ranks = False  # it means something on ranks only
-    #: On tapes of linear parts: for each of its tangents, which come after `count` other operands, the cotangent as one
-    #: function of `(ct, *those operands)`, plain arrays all of them, but for its shape. None where rules must run.
-    pulls: Sequence[Callable] | None = None
-    count = 0
-    #: Active operands -> the derivative in these as an operation (see `Differential`), where it depends on no more.
-    differentials: Mapping = MappingProxyType({})
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
@@ -434,6 +452,13 @@ class Primitive:
         self.shape_rule = shape_rule
         # Whether the tangent is computed from the result, which may then be computed elsewhere.
         self.by_parts = type(self).jvp is Primitive.jvp and not self.has_body
+        #: Which operands are active -> how the derivative in these is recorded. Filled as it is needed.
+        self.recorded: dict[tuple[bool, ...], Recording] = {}
+        #: What `transpose` does, for plain arrays: for each of the linear operands, which come after `count` others, a
+        #: function `(ct, *operands, **params)` whose result, once it is summed over what was broadcast and converted,
+        #: is that operand's cotangent. The linear operands are names, with a type. None where that is `ct` itself.
+        self.pulls: Sequence[Callable | None] | None = None
+        self.count = 0
 
     def bind(self, *args: Value, **params) -> Value:
         """Apply the operation: the current interpreter decides what that means."""
@@ -633,14 +658,15 @@ class Tracer:
         if interpreter is EVALUATE:
             raise LeakedTracerError(leak_message(self))
         if method == "__call__" and not kwargs:  # the way that nearly all calls take
-            primitive, function = OPERATIONS.get(ufunc), NUMPY_FUNCTIONS.get(ufunc)
+            primitive, function = OPERATIONS.get(ufunc), None
             try:
                 if primitive is not None and interpreter.scope is None:
                     return interpreter.process(primitive, inputs, NO_PARAMS)
+                function = NUMPY_FUNCTIONS.get(ufunc)
                 if function is not None:
                     return function(*inputs)
             except TypeError as error:
-                inputs, _ = _in_another_form(error, ufunc, function, inputs, {})
+                inputs, _ = _in_another_form(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
                 return self.__array_ufunc__(ufunc, method, *inputs)
         from minidiff.numpy import dispatch
 

@@ -17,11 +17,11 @@ import numpy
 from minidiff import tree
 from minidiff.core import (
     EVALUATE,
+    Interpreter,
     ShapedArray,
     Tracer,
     Value,
     VarianceError,
-    array_type,
     current_interpreter,
     is_differentiable,
     lift_to,
@@ -34,7 +34,7 @@ from minidiff.core import (
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate
 from minidiff.ops.kinds import match
 from minidiff.staging import stage_flat
-from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, Var, evaluate_equation
+from minidiff.tape import Equation, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
 
 
 class Linearize(Recorder):
@@ -53,7 +53,7 @@ class Linearize(Recorder):
 
 
 _new = object.__new__
-_FIRST, _SECOND, _BOTH = (0,), (1,), (0, 1)  # which operands are active
+_ONLY, _LEFT, _RIGHT, _BOTH = (True,), (True, False), (False, True), (True, True)  # which operands are active
 
 
 class Sweep(JVP):
@@ -63,62 +63,87 @@ class Sweep(JVP):
     operation's derivative is recorded whole, and its factors are computed when, and if, it is transposed or applied.
     """
 
+    def __init__(self, below: Linearize, outer: Interpreter | None = None):
+        super().__init__(below, outer)
+        self.on_arrays = below.below is EVALUATE
+        self.equations = below.equations
+
     def process(self, primitive, args, params):
-        if not primitive.by_parts or primitive.multiple_results:
-            return super().process(primitive, args, params)
-        # This runs for every operation under `grad`, and nearly all have one operand or two.
-        foreign = False
-        if len(args) == 1:
-            (x,) = args
-            if type(x) is not JVPTracer or x.interpreter is not self:
-                return super().process(primitive, args, params)
-            primals, names, active = (x.primal,), (x.tangent,), _FIRST
-        elif len(args) == 2:
-            x, y = args
-            if type(x) is JVPTracer and x.interpreter is self:
-                if type(y) is JVPTracer and y.interpreter is self:
-                    primals, names, active = (x.primal, y.primal), (x.tangent, y.tangent), _BOTH
+        # This runs for every operation under `grad`. Nearly all have one operand or two, of plain values and of this
+        # sweep, and a derivative whose place on the tape is known: they are done here, with no step that can be spared.
+        if not self.on_arrays:
+            return self.process_any(primitive, args, params)
+        try:
+            if len(args) == 1:
+                (x,) = args
+                recorded = primitive.recorded.get(_ONLY)
+                if recorded is None or type(x) is not JVPTracer or x.interpreter is not self:
+                    return self.process_any(primitive, args, params)
+                a, name = x.primal, x.tangent
+                out = primitive.run(a, **params) if params else primitive.run(a)
+                known, type_ = recorded.types
+                if known is not name.type:
+                    type_ = recorded.type_of(out, name.type)
+                inputs = recorded.keep((type_, out, a, name))
+            elif len(args) == 2:
+                x, y = args
+                if type(x) is JVPTracer and x.interpreter is self:
+                    a, name = x.primal, x.tangent
+                    if type(y) is JVPTracer and y.interpreter is self:
+                        recorded, b, other = primitive.recorded.get(_BOTH), y.primal, y.tangent
+                    else:
+                        recorded, b, other = primitive.recorded.get(_LEFT), y, None
+                elif type(y) is JVPTracer and y.interpreter is self:
+                    recorded, a, b, name, other = primitive.recorded.get(_RIGHT), x, y.primal, y.tangent, None
                 else:
-                    primals, names, active, foreign = (x.primal, y), (x.tangent,), _FIRST, isinstance(y, Tracer)
-            elif type(y) is JVPTracer and y.interpreter is self:
-                primals, names, active, foreign = (x, y.primal), (y.tangent,), _SECOND, isinstance(x, Tracer)
+                    recorded = None
+                if recorded is None:
+                    return self.process_any(primitive, args, params)
+                if other is None and isinstance(y if b is y else x, Tracer):
+                    return self.process_any(primitive, args, params)
+                out = primitive.run(a, b, **params) if params else primitive.run(a, b)
+                if other is not None:
+                    known, type_ = recorded.types
+                    if known is not name.type or known is not other.type:
+                        type_ = recorded.type_of(out, name.type if name.type is other.type else None)
+                    inputs = recorded.keep((type_, out, a, b, name, other))
+                else:
+                    if type(out) is complex:  # which Python makes of its own complex number and a real one of NumPy's
+                        out = numpy.complex128(out)
+                    type_ = recorded.type_of(out, None)
+                    inputs = recorded.keep((type_, out, a, b, name))
             else:
-                return super().process(primitive, args, params)
-        else:
-            mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
-            active = tuple([i for i, yes in enumerate(mine) if yes])
-            if not active:
-                return super().process(primitive, args, params)
-            primals = [x.primal if yes else x for x, yes in zip(args, mine)]
-            names = [args[i].tangent for i in active]
-            foreign = any(isinstance(x, Tracer) and not yes for x, yes in zip(args, mine))
+                return self.process_any(primitive, args, params)
+        except ValueError as error:
+            raise misfit(primitive, args, error) from None
+        step = _new(Step)  # made without their constructors, which would take as long as the rest
+        step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
+        self.equations.append(step)
+        tracer = _new(JVPTracer)
+        tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
+        return tracer
+
+    def process_any(self, primitive, args, params):
+        """The result of any operation, on values of any kind: see `process`."""
+        mine = tuple([type(x) is JVPTracer and x.interpreter is self for x in args])
+        if not primitive.by_parts or primitive.multiple_results or True not in mine:
+            return super().process(primitive, args, params)
         recorder = self.below
-        if recorder.below is EVALUATE and not foreign:  # as the lines after `else`, without a detour
-            try:
-                out = primitive.run(*primals, **params)
-            except ValueError as error:
-                raise misfit(primitive, primals, error) from None
-            if type(out) is complex:  # which Python makes of its own complex number and a real one of NumPy's
-                out = numpy.complex128(out)
-            type_ = array_type(out.shape, out.dtype)
+        primals = [x.primal if yes else x for x, yes in zip(args, mine)]
+        names = [x.tangent for x, yes in zip(args, mine) if yes]
+        out = primitive.apply(recorder.below, primals, params)
+        type_ = typeof(out)
+        recorded = primitive.recorded.get(mine)
+        if recorded is not None:
+            linear = recorded.operation, recorded.keep((type_, out, *primals, *names)), params
         else:
-            out = primitive.apply(recorder.below, primals, params)
-            type_ = typeof(out)
-        differential = primitive.differentials.get(active)
-        if differential is not None:
-            linear = differential, differential.keep((type_, out, *primals, *names)), params
-        else:
+            active = tuple([i for i, yes in enumerate(mine) if yes])
             linear = primitive.linearized(out, type_, primals, active, names, params)
         if type(linear) is tuple:
-            name = _new(Var)  # made without their constructors, which would take as long as the rest
-            name.type = type_
-            eqn = _new(Equation)
-            eqn.primitive, eqn.inputs, eqn.params = linear
-            eqn.outputs = (name,)
-            recorder.equations.append(eqn)
-            tracer = _new(JVPTracer)
-            tracer.interpreter, tracer.primal, tracer.tangent = self, out, name
-            return tracer
+            step = Step(type_)
+            step.primitive, step.inputs, step.params = linear
+            recorder.equations.append(step)
+            return JVPTracer(self, out, step)
         if linear is not None:
             return JVPTracer(self, out, linear)
         with running(recorder):
@@ -147,11 +172,16 @@ def linearize_flat(
     recorder = Linearize(current_interpreter())
     sweep = Sweep(recorder)
     recorder.origin = sweep.origin = origin
-    recorder.inputs = [Var(typeof(p)) for p, yes in zip(primals, active) if yes]
-    names = iter(recorder.inputs)
+    inputs, args = recorder.inputs, []
+    for p, yes in zip(primals, active):
+        if yes:
+            name = Var(typeof(p))
+            inputs.append(name)
+            p = JVPTracer(sweep, p, name)
+        args.append(p)
     with running(sweep):
         try:
-            results = f(*[JVPTracer(sweep, p, next(names)) if yes else p for p, yes in zip(primals, active)])
+            results = f(*args)
         finally:
             sweep.end()
             recorder.end()
@@ -180,25 +210,33 @@ def backward_pass(
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
     for a, ct in zip(tape.outputs, cts):
-        if ct is not None and type(a) is Var and a not in env:
+        if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
-    plain = not env and current_interpreter() is EVALUATE
-    while equations:
-        eqn = equations.pop()
+    plain = tape.linear and current_interpreter() is EVALUATE
+    for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
-        if plain and primitive.pulls is not None:
-            out_cts = adjoints.pop(eqn.outputs[0], None)
-            if out_cts is not None:
-                count = primitive.count
-                for a, pull in zip(inputs[count:], primitive.pulls):
-                    if type(a) is Var:
-                        ct, t = pull(out_cts, *inputs[:count]), a.type
-                        if ct.shape != t.shape or ct.dtype is not t.dtype:
-                            ct = match(ct, t)
-                        if a in adjoints:
-                            _accumulate(adjoints, owned, a, ct)
-                        else:
-                            adjoints[a] = ct
+        if consume:
+            eqn.inputs = ()
+        pulls = primitive.pulls
+        if plain and pulls is not None:
+            name = eqn if type(eqn) is Step else eqn.outputs[0]
+            out_ct = adjoints.pop(name, None)
+            if out_ct is not None:
+                i, type_, params = primitive.count, name.type, eqn.params
+                for pull in pulls:
+                    a, ct = inputs[i], out_ct
+                    i += 1
+                    if not isinstance(a, Var):  # a zero, written down
+                        continue
+                    if pull is not None:
+                        ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
+                    t = a.type
+                    if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
+                        ct = match(ct, t)
+                    if a in adjoints:
+                        _accumulate(adjoints, owned, a, ct)
+                    else:
+                        adjoints[a] = ct
             continue
         if primitive.multiple_results:
             out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
@@ -208,9 +246,9 @@ def backward_pass(
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
-        operands = [env.get(a, a.type) if type(a) is Var else a for a in inputs]
+        operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
         for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
-            if ct is not None and type(a) is Var and a not in env:
+            if ct is not None and isinstance(a, Var) and a not in env:
                 _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
@@ -236,18 +274,16 @@ def _evaluate_constants(
 ) -> tuple[dict[Var, Value], list[Equation]]:
     """The values that do not depend on linear inputs, and the equations that do."""
     if tape.linear:
-        return {}, (tape.equations if consume else list(tape.equations))
+        return {}, tape.equations
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
     equations = []
     for eqn in tape.equations:
-        if any(type(a) is Var and a in linear_vars for a in eqn.inputs):
+        if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
             linear_vars.update(eqn.outputs)
             equations.append(eqn)
         else:
             evaluate_equation(eqn, env)
-    if consume:
-        tape.equations.clear()
     return env, equations
 
 

@@ -64,6 +64,16 @@ class Equation:
         self.outputs = outputs
 
 
+class Step(Var):
+    """An equation of one result, and the name of that result: one object where thousands are made."""
+
+    __slots__ = ("primitive", "inputs", "params")
+
+    @property
+    def outputs(self) -> tuple[Var]:
+        return (self,)
+
+
 class Tape:
     """Inputs, equations in order, outputs. Constants stand in the equations that use them.
 

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import builtins
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,12 +19,15 @@ import numpy
 class Structure:
     """The shape of a tree: what kind of node it is, its keys, and its children's structures. A leaf has no node."""
 
-    __slots__ = ("node", "keys", "children")
+    __slots__ = ("node", "keys", "children", "flat")
 
-    def __init__(self, node: type | None, keys: tuple = (), children: tuple[Structure, ...] = ()):
+    def __init__(
+        self, node: type | None, keys: tuple = (), children: tuple[Structure, ...] = (), flat: bool | None = None
+    ):
         self.node = node
         self.keys = keys
         self.children = children
+        self.flat = all(child.node is None for child in children) if flat is None else flat  # leaves, all of them
 
     @property
     def size(self) -> int:
@@ -86,6 +90,9 @@ def _walk(tree: Any, found: list) -> Structure:
         found.append(tree)
         return LEAF
     keys, children = node
+    if _LEAVES.issuperset(builtins.map(type, children)):
+        found.extend(children)
+        return Structure(type(tree), keys, (LEAF,) * len(keys), flat=True)
     return Structure(type(tree), keys, tuple([_walk(child, found) for child in children]))
 
 
@@ -112,8 +119,6 @@ def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]]
 
 def unflatten(structure: Structure, leaves: Any) -> Any:
     """The tree of this structure with these leaves."""
-    if structure.node is list and structure.children.count(LEAF) == len(structure.children):
-        return list(leaves)
     return _build(structure, iter(leaves))
 
 
@@ -123,7 +128,10 @@ def _build(structure: Structure, leaves: Iterator) -> Any:
         return next(leaves)
     if node is type(None):
         return None
-    children = [_build(child, leaves) for child in structure.children]
+    if structure.flat:
+        children = list(itertools.islice(leaves, len(structure.keys)))
+    else:
+        children = [_build(child, leaves) for child in structure.children]
     if node is list:
         return children
     if node is dict:

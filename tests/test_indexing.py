@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 import minidiff as md
 import minidiff.numpy as mnp
@@ -16,6 +16,7 @@ X = np.arange(6.0).reshape(2, 3)
 
 @settings(max_examples=300, deadline=None)
 @given(indices())
+@example((np.zeros((0, 1, 0)), (..., slice(None), 0, False)))
 def test_an_index_means_what_it_means_to_numpy(x_and_index):
     x, index = x_and_index
 

@@ -26,6 +26,7 @@ from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
     Primitive,
+    Recording,
     ShapedArray,
     Value,
     _state,
@@ -98,8 +99,8 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
 # ---------------------------------------------------------------- linear and multilinear
 
 
-def _same(ct: numpy.ndarray) -> numpy.ndarray:
-    return ct
+def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
+    return -ct
 
 
 class Sum(Primitive):
@@ -108,7 +109,8 @@ class Sum(Primitive):
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first is 1
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
         self.signs = signs
-        self.pulls = [_same if sign > 0 else numpy.negative for sign in signs]
+        self.recorded = {(True, True): Recording(self, operator.itemgetter(4, 5), elementwise=True)}
+        self.pulls = [None if sign > 0 else _negated for sign in signs]
 
     def tangent(self, out, primals, tangents, params):
         x, y = tangents
@@ -117,8 +119,6 @@ class Sum(Primitive):
         return spread(x if y is None else y if self.signs[1] > 0 else negative(y), out)
 
     def linearized(self, out, type, primals, active, names, params):
-        if len(active) == 2:
-            return self, names, params
         return names[0] if names[0].type == type and self.signs[active[0]] > 0 else None
 
     def transpose(self, ct, operands, params):
@@ -190,6 +190,7 @@ def convert(x: Value, dtype: Any) -> Value:
 add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1)))
 subtract = implements(numpy.subtract)(function_of(Sum("subtract", numpy.subtract, 1, -1)))
 negative = linear(numpy.negative, lambda ct, x: negative(ct))
+negative.primitive.pulls = [_negated]
 deg2rad = linear(numpy.deg2rad, lambda ct, x: deg2rad(ct))
 rad2deg = linear(numpy.rad2deg, lambda ct, x: rad2deg(ct))
 radians = linear(numpy.radians, lambda ct, x: radians(ct))

@@ -220,12 +220,12 @@ def _slice(x: Value, index: tuple) -> Value:
 
 
 def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
-    """Known indices are checked here as NumPy checks them (not where any is empty); traced ones when they are used."""
+    """Known indices are checked here as NumPy checks them; traced ones when they are used."""
     indices = [i if isinstance(i, Tracer) else numpy.asarray(i) for i in arrays]
-    if all(i.size for i in indices):
-        for i, size in zip(indices, sizes):
-            if not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
-                raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
+    some = all(i.size for i in indices)  # where one is empty, only single integers are checked
+    for i, size in zip(indices, sizes):
+        if (some or not i.ndim) and not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
+            raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
     return indices
 
 

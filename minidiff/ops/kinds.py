@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs: they are made of these kinds
-from minidiff.core import EVALUATE, Primitive, ShapedArray, Value, is_scalar_constant, running, typeof
+from minidiff.core import EVALUATE, Primitive, Recording, ShapedArray, Value, is_scalar_constant, running, typeof
 
 if TYPE_CHECKING:
     from minidiff.tape import Tape
@@ -40,6 +40,8 @@ class Linear(Primitive):
         self.transpose_rule = transpose_rule
         self.batch_rule = batch_rule
         self.linear_operands = linear_operands
+        if type(self).linearized is Linear.linearized and linear_operands in (None, 1) and not self.multiple_results:
+            self.recorded = {(True,): Recording(self, operator.itemgetter(slice(3, 4)))}
 
     def tangent(self, out, primals, tangents, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
@@ -74,12 +76,6 @@ class Differentiable(Primitive):
 
     broadcasts = False  # it is applied number by number, and so is its derivative
 
-    def __init__(self, name: str, impl: Callable, shape_rule: Callable):
-        super().__init__(name, impl, shape_rule)
-        self._differentials: dict[tuple, Differential | None] = {}
-        if self.broadcasts:  # it has a fixed number of operands
-            self.differentials = {}
-
     def reads(self, i: int, count: int) -> set[int] | None:
         """Which of `(out, *operands)` the derivative in operand i of `count` is computed from; None if it is zero."""
         raise NotImplementedError
@@ -88,18 +84,17 @@ class Differentiable(Primitive):
         terms = [self.term(i, t, out, primals, params) for i, t in enumerate(tangents) if t is not None]
         return add_all([term for term in terms if term is not None])
 
-    def pull(self, i: int, count: int) -> Callable | None:
-        """The cotangent of operand i, but for its shape, as one function of `(ct, out, *operands)`."""
-        return _compiled_cotangent(self, i, count) if self.broadcasts else None
+    def pull(self, i: int, count: int, tangents: int) -> Callable | None:
+        """The cotangent of operand i, but for its shape, as one function of `(ct, out, *operands, *tangents)`."""
+        return _compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
 
     def linearized(self, out, type, primals, active, names, params):
-        key = active, len(primals)
-        differential = self._differentials.get(key, key)
-        if differential is key:
-            differential = self._differentials[key] = self._differential(*key)
-            if self.broadcasts and differential is not None:
-                self.differentials[active] = differential
-        return differential and (differential, differential.keep((type, out, *primals, *names)), params)
+        differential = self._differential(active, len(primals))
+        if differential is None:
+            return None
+        mask = tuple([i in active for i in range(len(primals))])
+        self.recorded[mask] = Recording(differential, differential.keep, self.broadcasts)
+        return differential, differential.keep((type, out, *primals, *names)), params
 
     def _differential(self, active: tuple[int, ...], count: int) -> Differential | None:
         reads = {i: self.reads(i, count) for i in active}
@@ -128,7 +123,7 @@ class Differential(Primitive):
         self.keep = operator.itemgetter(
             *[1 + j if j in reads else 0 for j in range(1 + count)], *[2 + count + given.index(i) for i in active]
         )
-        pulls = [of.pull(i, count) for i in active]
+        pulls = [of.pull(i, count, len(active)) for i in active]
         self.pulls = None if None in pulls else pulls
 
     def bind(self, *operands: Value, **params) -> Value:
@@ -227,7 +222,7 @@ def _arguments_read(rule: Callable, count: int) -> set[int]:
     return used
 
 
-def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callable | None:
+def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
     """A rule's cotangent in operand i as one NumPy function, for what is applied number by number.
 
     None where the rule has cases (real or complex, a number in the program or a value), or parameters.
@@ -241,7 +236,7 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callab
     def rule_of_numbers(*args):
         return rule(*[numbers.get(k, x) for k, x in enumerate(args)])
 
-    functions: dict[str, Any] = {"ndarray": numpy.ndarray}
+    functions: dict[str, Any] = {}
     names = {repr(number): f"x{k}" for k, number in numbers.items()}
     tapes = _scalar_tapes(rule, 2 + count)
     sources = {_expression(tape, functions, {}) for tape in tapes}
@@ -249,23 +244,23 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int) -> Callab
     if len(sources) != 1 or None in sources:
         return None
     source, arguments = sources.pop(), [f"x{k}" for k in range(2 + count)]
-    if count == 1:  # all arrays have one shape then, and results along the way can be written over
-        frugal = _expression(tapes[0], functions, {}, in_place=True)
-        arrays = " and ".join(f"type({x}) is ndarray" for x in arguments if x in source)
-        source = f"{frugal} if {arrays} and x0.shape else {source}" if ":=" in frugal else source
+    frugal = _expression(tapes[0], functions, {}, whole=3 if count == 1 else 2)
+    source = f"{frugal} if x0.shape else {source}" if ":=" in frugal else source
+    arguments += [f"t{k}" for k in range(tangents)]
     return eval(f"lambda {', '.join(arguments)}: {source}", functions)
 
 
 _SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.divide: " / "}
 
 
-def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in_place: bool = False) -> str | None:
+def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
     """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls.
 
-    Constants whose text is in `names` are written as these. With `in_place` results are written into their operands,
-    where these are results themselves.
+    Constants whose text is in `names` are written as these. The first `whole` arguments have the shape of the result,
+    and so has what is computed from them: it is written over when it has been used.
     """
     texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
+    wide, made = set(tape.inputs[:whole]), set()
     for k, eqn in enumerate(tape.equations):
         uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
         if eqn.params or eqn.primitive.impl is None or uses > 1:
@@ -273,13 +268,15 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], in
         functions[eqn.primitive.name] = impl = eqn.primitive.impl
         sign = _SIGNS.get(impl)
         arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
-        if in_place and "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
-            own = {v for e in tape.equations for v in e.outputs if v.type == eqn.outputs[0].type}
-            made = [i for i, a in enumerate(eqn.inputs) if a in own]
-            if made:
-                arguments[made[0]] = f"(t{k} := {arguments[made[0]]})"
-                arguments.append(f"t{k}")
+        if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
+            free = [i for i, a in enumerate(eqn.inputs) if a in made and a.type == eqn.outputs[0].type]
+            if free:
+                arguments[free[0]] = f"(y{k} := {arguments[free[0]]})"
+                arguments.append(f"y{k}")
                 sign = None
+        if not wide.isdisjoint(eqn.inputs):
+            wide.update(eqn.outputs)
+            made.update(eqn.outputs)
         texts[eqn.outputs[0]] = (
             f"{eqn.primitive.name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
         )
@@ -342,6 +339,8 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     shape = operand.shape
     if ct.shape != shape:
         axes = _stretched(ct.shape, shape)
+        if axes and len(ct.shape) == len(shape):
+            return match(ops.reduction.sum_p.bind(ct, axes=axes, keepdims=True), operand)
         ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
             ct = ops.shape.reshape_p.bind(ct, shape=shape)

@@ -55,7 +55,18 @@ def adjoint(x: Value) -> Value:
 # ---------------------------------------------------------------- matmul
 
 
+def _check_matmul(x: ShapedArray, y: ShapedArray) -> None:
+    """Say what is wrong with the shapes of the operands of a product."""
+    if not x.shape or not y.shape:
+        raise ValueError(f"matmul: operands need one dimension at least, got {x} and {y}") from None
+    if x.shape[-1] != y.shape[max(-2, -y.ndim)]:
+        raise ValueError(f"matmul: inner dimensions differ in {x} @ {y}") from None
+    if any(n != m and 1 not in (n, m) for n, m in zip(x.shape[-3::-1], y.shape[-3::-1])):
+        raise ValueError(f"matmul: leading dimensions differ in {x} @ {y}") from None
+
+
 def _matmul_shape(x: ShapedArray, y: ShapedArray):
+    _check_matmul(x, y)
     batch = numpy.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     columns = y.shape[-1:] if y.ndim > 1 else ()
     return (*batch, *x.shape[-2:-1], *columns), numpy.result_type(x.dtype, y.dtype)
@@ -66,15 +77,11 @@ def _rows(x: Value) -> Value:
     return x if len(x.shape) == 2 else reshape_p.bind(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
 
 
-#: The cotangents of two matrices, from `(ct, product, x, y)`.
-_MATRICES = (lambda ct, out, x, y: ct @ y.T, lambda ct, out, x, y: x.T @ ct)
-
-
 def _matmul_left(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
     if m == n == 2:
-        return match(_MATRICES[0](ct, None, x, y), x)
+        return match(ct @ y.T, x)
     if n == 1:
         return match(multiply(expand_dims(ct, -1), y), x)
     if m == 1:
@@ -90,7 +97,7 @@ def _matmul_right(ct: Value, operands: Sequence) -> Value:
     x, y = operands
     m, n = len(x.shape), len(y.shape)
     if m == n == 2:
-        return match(_MATRICES[1](ct, None, x, y), y)
+        return match(x.T @ ct, y)
     if m == 1:
         return match(multiply(x if n == 1 else expand_dims(x, -1), ct if n == 1 else expand_dims(ct, -2)), y)
     if n == 1:
@@ -115,22 +122,19 @@ def _matmul_batch(primitive, args, batched):
     return squeeze(z, dropped) if dropped else z
 
 
+def _pull_left(ct: numpy.ndarray, out: Any, x: Any, y: numpy.ndarray, dx: Any, dy: Any = None) -> numpy.ndarray:
+    return ct @ y.T if ct.ndim == 2 == y.ndim else _matmul_left(ct, (dx.type, y))
+
+
+def _pull_right(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names: Any) -> numpy.ndarray:
+    return x.T @ ct if ct.ndim == 2 == x.ndim else _matmul_right(ct, (x, names[-1].type))
+
+
 class Matmul(Multilinear):
-    """The products of two matrices are most of them, and have a shorter way back."""
+    """Nearly all are of two matrices, which have a shorter way back."""
 
-    def __init__(self, *rules: Any):
-        super().__init__(*rules)
-        self.of_matrices = _OfMatrices(*rules)
-
-    def linearized(self, out, type, primals, active, names, params):
-        if len(primals[0].shape) == 2 == len(primals[1].shape):
-            return self.of_matrices.linearized(out, type, primals, active, names, params)
-        return super().linearized(out, type, primals, active, names, params)
-
-
-class _OfMatrices(Multilinear):
-    def pull(self, i, count):
-        return _MATRICES[i]
+    def pull(self, i, count, tangents):
+        return (_pull_left, _pull_right)[i]
 
 
 #: The product of matrices, of stacks of them (whose leading dimensions broadcast), and of vectors on either side.
@@ -141,18 +145,10 @@ matmul_p = Matmul("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_
 def matmul(x: Value, y: Value, /) -> Value:
     """`numpy.matmul`: `x @ y`, with vectors on either side."""
     try:
-        shape, other = x.shape, y.shape
-    except AttributeError:  # typeof has the words for what is no array
-        shape, other = typeof(x).shape, typeof(y).shape
-    if len(shape) == 2 == len(other) and shape[1] == other[0]:
         return matmul_p.bind(x, y)
-    if not shape or not other:
-        raise ValueError(f"matmul: operands need one dimension at least, got {typeof(x)} and {typeof(y)}")
-    if shape[-1] != other[max(-2, -len(other))]:
-        raise ValueError(f"matmul: inner dimensions differ in {typeof(x)} @ {typeof(y)}")
-    if any(n != m and 1 not in (n, m) for n, m in zip(shape[-3::-1], other[-3::-1])):
-        raise ValueError(f"matmul: leading dimensions differ in {typeof(x)} @ {typeof(y)}")
-    return matmul_p.bind(x, y)
+    except ValueError:
+        _check_matmul(typeof(x), typeof(y))
+        raise
 
 
 # ---------------------------------------------------------------- einsum of two operands

@@ -25,6 +25,7 @@ from minidiff.ops.shape import (
     normalize_axes,
     normalize_axis,
     ravel,
+    repeated,
     reshape,
     reshape_p,
     shift,
@@ -50,6 +51,14 @@ def _unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims:
     if not keepdims and axes != tuple(range(len(axes))):
         y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
     return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
+
+
+def _unreduced(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
+    """What `_unreduce` does, for plain arrays."""
+    shape = name.type.shape
+    if not keepdims and axes != tuple(range(len(axes))):
+        ct = ct.reshape(reduced_shape(name.type, axes, True))
+    return repeated(ct, shape)
 
 
 def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], **params) -> Value:
@@ -112,6 +121,9 @@ sum_p = Linear(
 )
 
 
+sum_p.pulls = [_unreduced]
+
+
 @functools.cache
 def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.sum(numpy.zeros(1, dtype)).dtype
@@ -143,6 +155,9 @@ mean_p = Linear(
     ],
     batch_reduction,
 )
+
+
+mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(name.type, axes), name, axes, keepdims)]
 
 
 @implements(numpy.mean)

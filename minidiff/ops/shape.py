@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -160,11 +161,17 @@ atleast_3d = _at_least(
 
 # ---------------------------------------------------------------- transpose
 
+
+@functools.lru_cache(maxsize=4096)
+def _inverse(axes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(axes)), key=axes.__getitem__))
+
+
 transpose_p = Linear(
     "transpose",
     lambda x, axes: numpy.transpose(x, axes),
     lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
-    lambda ct, operands, axes: [transpose_p.bind(ct, axes=tuple(int(a) for a in numpy.argsort(axes)))],
+    lambda ct, operands, axes: [transpose_p.bind(ct, axes=_inverse(axes))],
     lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *shift(axes))),
 )
 
@@ -227,9 +234,21 @@ def _batch_broadcast_to(primitive, args, batched, shape):
     return primitive.bind(reshape(x, padded), shape=(x.shape[0], *shape))
 
 
+def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
+    """`numpy.broadcast_to`, which takes many times as long as most of what is done with its result."""
+    x = numpy.asarray(x)
+    if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
+        return numpy.broadcast_to(x, shape)
+    extra = len(shape) - x.ndim
+    steps = [0 if n == 1 else step for n, step in zip(x.shape, x.strides)]
+    wide = numpy.ndarray(shape, x.dtype, x, 0, (*[0] * extra, *steps))
+    wide.flags.writeable = False
+    return wide
+
+
 broadcast_to_p = Linear(
     "broadcast_to",
-    lambda x, shape: numpy.broadcast_to(x, shape),
+    lambda x, shape: repeated(x, shape),
     lambda x, shape: (shape, x.dtype),
     lambda ct, operands, shape: [match(ct, operands[0])],
     _batch_broadcast_to,
@@ -281,6 +300,9 @@ def ix_(*args: Value) -> tuple[Value, ...]:
 
 for _p in (reshape_p, transpose_p, broadcast_to_p):
     _p.is_view = _p.shares_memory = True
+reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
+transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
+broadcast_to_p.pulls = [None]
 
 # ---------------------------------------------------------------- concatenate
 
