@@ -14,7 +14,7 @@ keeps less for the way back; `custom_jvp` and `custom_vjp` take rules of one's o
 import importlib as _importlib
 from typing import Any as _Any
 
-from minidiff import nn, numpy, tree
+from minidiff import numpy, tree
 from minidiff.batching import vmap
 from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
 from minidiff.core import (
@@ -25,7 +25,6 @@ from minidiff.core import (
     VarianceError,
     typeof,
 )
-from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
 from minidiff.draw import draw
 from minidiff.forward import jvp
 from minidiff.jit import jit
@@ -80,7 +79,9 @@ __all__ = [
 #: What most programs do without is imported when it is asked for: name -> module, and whether it is a name in it.
 _LATER = {
     **dict.fromkeys(["cond", "fori_loop", "scan", "switch", "while_loop"], ("minidiff.control", True)),
+    **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.custom", True)),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
+    "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.numerical", False),
     "testing": ("minidiff.testing", False),
     "trace_table": ("minidiff.trace", True),

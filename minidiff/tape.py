@@ -11,7 +11,6 @@ lambda a:f64[3], b:f64[]:
 
 from __future__ import annotations
 
-import html
 import itertools
 import keyword
 import re
@@ -159,6 +158,8 @@ class Tape:
 
     def _repr_html_(self) -> str:
         """As printed, with the types set back."""
+        import html  # which notebooks alone need
+
         text = re.sub(r":(\w+\[[\d,]*\](?:\{[^}]*\})?)", r':<span style="color:#888">\1</span>', html.escape(str(self)))
         return f'<pre style="text-align:left">{text}</pre>'
 

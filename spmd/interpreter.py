@@ -29,8 +29,8 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.jit import CompiledTape, Source
 from minidiff.optimize import optimize
+from minidiff.source import CompiledTape, Source
 from minidiff.staging import Stage
 from spmd.mesh import Mesh
 

@@ -1,7 +1,6 @@
 """jit: the same results as without, from source that can be read, in memory that nobody else looks at."""
 
 import functools
-import importlib
 import itertools
 import tracemalloc
 from collections import Counter
@@ -12,12 +11,11 @@ from hypothesis import HealthCheck, given, settings
 
 import minidiff as md
 from collectives import axis_index, psum
+from minidiff import source
 from minidiff.optimize import copy_p, optimize
 from spmd import P, make_mesh, shard_map
 from tests.table import DISCRETE, TABLE
 from tests.test_ops import agree, draw, programs, random_like, run, seeds
-
-jit_module = importlib.import_module("minidiff.jit")
 
 ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
 DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)
@@ -96,7 +94,7 @@ def test_what_is_only_named_is_not_written_into(same):
 @pytest.fixture
 def every_size(monkeypatch):
     """Results of any size are written into memory that is there."""
-    monkeypatch.setattr(jit_module, "REUSED_BYTES", 0)
+    monkeypatch.setattr(source, "REUSED_BYTES", 0)
 
 
 def shared(one, two):
