@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import functools
 import operator
-import threading
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn
 
 import numpy
@@ -308,12 +308,16 @@ def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> Va
     return MisfitError(primitive, args, str(error).strip())
 
 
-class _State(threading.local):
-    interpreter: Interpreter = Evaluate(None)
+EVALUATE = Evaluate(None)
 
+#: Each thread has its own, and so has each asynchronous task.
+_current: ContextVar[Interpreter] = ContextVar("interpreter", default=EVALUATE)
 
-_state = _State()
-EVALUATE = _state.interpreter
+#: `current_interpreter()` is the interpreter that gives operations their meaning right now.
+current_interpreter: Callable[[], Interpreter] = _current.get
+
+#: `become(interpreter)` makes it the current one: who calls it puts the previous one back, as `running` does.
+become: Callable[[Interpreter], Any] = _current.set
 
 
 class running:
@@ -325,12 +329,12 @@ class running:
         self.interpreter = interpreter
 
     def __enter__(self) -> Interpreter:
-        self.previous = _state.interpreter
-        _state.interpreter = self.interpreter
+        self.previous = current_interpreter()
+        become(self.interpreter)
         return self.interpreter
 
     def __exit__(self, *exc) -> None:
-        _state.interpreter = self.previous
+        become(self.previous)
 
 
 class transforming(running):
@@ -343,19 +347,14 @@ class transforming(running):
         self.interpreter.end()
 
 
-def current_interpreter() -> Interpreter:
-    """The interpreter that gives operations their meaning right now."""
-    return _state.interpreter
-
-
 def current_scope() -> Scope | None:
     """The innermost `shard_map` body that is running, or None outside one."""
-    return _state.interpreter.scope
+    return current_interpreter().scope
 
 
 def enter(x: Value) -> Value:
     """`x` as the running `shard_map` body sees it: closed-over tracers become unmapped inputs."""
-    return _state.interpreter.adopt(x) if isinstance(x, Tracer) else x
+    return current_interpreter().adopt(x) if isinstance(x, Tracer) else x
 
 
 # ---------------------------------------------------------------- variance
@@ -397,23 +396,21 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
 class Recording:
     """How the derivative of an operation stands on a tape of linear parts: as what operation, and what that takes.
 
-    `keep` picks its operands out of `(type of the result, result, *operands, *names of tangents)`. With `elementwise`
-    the result's type depends on nothing but the operands' types, and is kept in mind.
+    `keep` picks its operands out of `(type of the result, result, *operands, *names of tangents)`.
     """
 
-    __slots__ = ("operation", "keep", "elementwise", "types")
+    __slots__ = ("operation", "keep", "types")
 
-    def __init__(self, operation: Primitive, keep: Callable, elementwise: bool = False):
+    def __init__(self, operation: Primitive, keep: Callable):
         self.operation = operation
         self.keep = keep
-        self.elementwise = elementwise
-        self.types: tuple = (None, None)  # that all operands had the last time, and then the result
+        #: The last types of both operands, and of their result. Without parameters it depends on nothing else.
+        self.types: tuple = (None, None, None)
 
-    def type_of(self, out: Value, operands: ShapedArray | None) -> ShapedArray:
-        """The type of a result, which is a plain value; `operands` is the type of all operands, if they have one."""
+    def type_of(self, out: Value, x: ShapedArray, y: ShapedArray | None) -> ShapedArray:
+        """The type of a result, a plain value, of operands of types x and y."""
         type = array_type(out.shape, out.dtype)
-        if self.elementwise and operands is not None:
-            self.types = operands, type
+        self.types = x, y, type
         return type
 
 
@@ -452,8 +449,9 @@ class Primitive:
         self.shape_rule = shape_rule
         # Whether the tangent is computed from the result, which may then be computed elsewhere.
         self.by_parts = type(self).jvp is Primitive.jvp and not self.has_body
-        #: Which operands are active -> how the derivative in these is recorded. Filled as it is needed.
-        self.recorded: dict[tuple[bool, ...], Recording] = {}
+        #: Which operands are active -> how the derivative in these is recorded; filled as it is needed. In binary the
+        #: key is a 1, then a 1 for each active operand and a 0 for each other one, the last one first.
+        self.recorded: dict[int, Recording] = {}
         #: What `transpose` does, for plain arrays: for each of the linear operands, which come after `count` others, a
         #: function `(ct, *operands, **params)` whose result, once it is summed over what was broadcast and converted,
         #: is that operand's cotangent. The linear operands are names, with a type. None where that is `ct` itself.
@@ -462,7 +460,7 @@ class Primitive:
 
     def bind(self, *args: Value, **params) -> Value:
         """Apply the operation: the current interpreter decides what that means."""
-        interpreter = _state.interpreter
+        interpreter = current_interpreter()
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
         args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
@@ -654,7 +652,7 @@ class Tracer:
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        interpreter = _state.interpreter
+        interpreter = current_interpreter()
         if interpreter is EVALUATE:
             raise LeakedTracerError(leak_message(self))
         if method == "__call__" and not kwargs:  # the way that nearly all calls take

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import EVALUATE, Tracer, Value, _state, current_scope, typeof
+from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, typeof
 from minidiff.forward import as_value
 from minidiff.staging import stage_flat
 
@@ -97,7 +97,7 @@ class jit:
         self.arrays: dict[Any, Callable] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not kwargs and _state.interpreter is EVALUATE:
+        if not kwargs and current_interpreter() is EVALUATE:
             run = self.numbers.get((*map(type, args),))
             if run is None and self.arrays:
                 key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
@@ -118,7 +118,7 @@ class jit:
         values = [self._value(x) for x in leaves]
         example = tree.unflatten(structure, values)
         key = structure, settings, (*map(_key_of, values),)
-        if _state.interpreter is not EVALUATE or any(isinstance(x, Tracer) for x in values):
+        if current_interpreter() is not EVALUATE or any(isinstance(x, Tracer) for x in values):
             return self._inline(f, example, key)(values)
         program = self.programs.get(key)
         if program is None:

@@ -22,6 +22,8 @@ from minidiff.core import (
     Tracer,
     Value,
     VarianceError,
+    array_type,
+    become,
     current_interpreter,
     is_differentiable,
     lift_to,
@@ -32,7 +34,7 @@ from minidiff.core import (
     variance_of,
 )
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate
-from minidiff.ops.kinds import match
+from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.staging import stage_flat
 from minidiff.tape import Equation, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
 
@@ -53,7 +55,6 @@ class Linearize(Recorder):
 
 
 _new = object.__new__
-_ONLY, _LEFT, _RIGHT, _BOTH = (True,), (True, False), (False, True), (True, True)  # which operands are active
 
 
 class Sweep(JVP):
@@ -76,25 +77,25 @@ class Sweep(JVP):
         try:
             if len(args) == 1:
                 (x,) = args
-                recorded = primitive.recorded.get(_ONLY)
+                recorded = primitive.recorded.get(0b11)
                 if recorded is None or type(x) is not JVPTracer or x.interpreter is not self:
                     return self.process_any(primitive, args, params)
                 a, name = x.primal, x.tangent
                 out = primitive.run(a, **params) if params else primitive.run(a)
-                known, type_ = recorded.types
-                if known is not name.type:
-                    type_ = recorded.type_of(out, name.type)
+                known, _, type_ = recorded.types
+                if known is not name.type or params:
+                    type_ = recorded.type_of(out, name.type, None)
                 inputs = recorded.keep((type_, out, a, name))
             elif len(args) == 2:
                 x, y = args
                 if type(x) is JVPTracer and x.interpreter is self:
                     a, name = x.primal, x.tangent
                     if type(y) is JVPTracer and y.interpreter is self:
-                        recorded, b, other = primitive.recorded.get(_BOTH), y.primal, y.tangent
+                        recorded, b, other = primitive.recorded.get(0b111), y.primal, y.tangent
                     else:
-                        recorded, b, other = primitive.recorded.get(_LEFT), y, None
+                        recorded, b, other = primitive.recorded.get(0b101), y, None
                 elif type(y) is JVPTracer and y.interpreter is self:
-                    recorded, a, b, name, other = primitive.recorded.get(_RIGHT), x, y.primal, y.tangent, None
+                    recorded, a, b, name, other = primitive.recorded.get(0b110), x, y.primal, y.tangent, None
                 else:
                     recorded = None
                 if recorded is None:
@@ -103,14 +104,14 @@ class Sweep(JVP):
                     return self.process_any(primitive, args, params)
                 out = primitive.run(a, b, **params) if params else primitive.run(a, b)
                 if other is not None:
-                    known, type_ = recorded.types
-                    if known is not name.type or known is not other.type:
-                        type_ = recorded.type_of(out, name.type if name.type is other.type else None)
+                    known, known_other, type_ = recorded.types
+                    if known is not name.type or known_other is not other.type or params:
+                        type_ = recorded.type_of(out, name.type, other.type)
                     inputs = recorded.keep((type_, out, a, b, name, other))
                 else:
                     if type(out) is complex:  # which Python makes of its own complex number and a real one of NumPy's
                         out = numpy.complex128(out)
-                    type_ = recorded.type_of(out, None)
+                    type_ = array_type(out.shape, out.dtype)
                     inputs = recorded.keep((type_, out, a, b, name))
             else:
                 return self.process_any(primitive, args, params)
@@ -125,7 +126,7 @@ class Sweep(JVP):
 
     def process_any(self, primitive, args, params):
         """The result of any operation, on values of any kind: see `process`."""
-        mine = tuple([type(x) is JVPTracer and x.interpreter is self for x in args])
+        mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
             return super().process(primitive, args, params)
         recorder = self.below
@@ -133,7 +134,7 @@ class Sweep(JVP):
         names = [x.tangent for x, yes in zip(args, mine) if yes]
         out = primitive.apply(recorder.below, primals, params)
         type_ = typeof(out)
-        recorded = primitive.recorded.get(mine)
+        recorded = primitive.recorded.get(active_key(mine))
         if recorded is not None:
             linear = recorded.operation, recorded.keep((type_, out, *primals, *names)), params
         else:
@@ -175,16 +176,17 @@ def linearize_flat(
     inputs, args = recorder.inputs, []
     for p, yes in zip(primals, active):
         if yes:
-            name = Var(typeof(p))
+            name = Var(array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p))
             inputs.append(name)
             p = JVPTracer(sweep, p, name)
         args.append(p)
-    with running(sweep):
-        try:
-            results = f(*args)
-        finally:
-            sweep.end()
-            recorder.end()
+    become(sweep)  # as `with running(sweep)`, in a step less: small functions are made of such steps
+    try:
+        results = f(*args)
+    finally:
+        become(recorder.below)
+        sweep.end()
+        recorder.end()
     outs, out_names = [], []
     for x in results:
         mine = type(x) is JVPTracer and x.interpreter is sweep
@@ -206,7 +208,7 @@ def backward_pass(
     `values` are those of all inputs (ignored where linear). A cotangent that is zero is None. With
     `consume` the tape is emptied on the way, so that what it holds can be freed.
     """
-    env, equations = _evaluate_constants(tape, linear, values, consume)
+    env, equations = ({}, tape.equations) if tape.linear else _evaluate_constants(tape, linear, values)
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
     for a, ct in zip(tape.outputs, cts):
@@ -232,7 +234,7 @@ def backward_pass(
                         ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
                     t = a.type
                     if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
-                        ct = match(ct, t)
+                        ct = match_arrays(ct, t)
                     if a in adjoints:
                         _accumulate(adjoints, owned, a, ct)
                     else:
@@ -270,11 +272,9 @@ def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) 
 
 
 def _evaluate_constants(
-    tape: Tape, linear: Sequence[bool], values: Sequence[Value], consume: bool
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value]
 ) -> tuple[dict[Var, Value], list[Equation]]:
     """The values that do not depend on linear inputs, and the equations that do."""
-    if tape.linear:
-        return {}, tape.equations
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
     equations = []
@@ -426,6 +426,9 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
     return f_t
 
 
+_FLOAT64 = numpy.dtype(float)
+
+
 def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """A function that returns the value of `f` and its gradient: `(value, grads)`.
 
@@ -446,10 +449,12 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 
     def gradient(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
-        values = [as_value(x) for x in leaves]
-        for i, x in enumerate(values):
-            if x.dtype.kind not in "fc":
-                raise TypeError(_not_differentiable(tree.paths(structure)[i], x, numbers, name))
+        values = leaves
+        if not all(type(x) is numpy.ndarray and x.dtype is _FLOAT64 for x in leaves):
+            values = [as_value(x) for x in leaves]
+            for i, x in enumerate(values):
+                if x.dtype.kind not in "fc":
+                    raise TypeError(_not_differentiable(tree.paths(structure)[i], x, numbers, name))
 
         def of_chosen(*replaced):
             full = list(args)
@@ -462,7 +467,8 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)
         cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
-        grads = tree.unflatten(structure, [instantiate(ct, x) for ct, x in zip(cts, values)])
+        grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
+        grads = tree.unflatten(structure, grads)
         grads = tuple(grads) if several else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
 

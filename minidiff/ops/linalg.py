@@ -123,11 +123,11 @@ def _matmul_batch(primitive, args, batched):
 
 
 def _pull_left(ct: numpy.ndarray, out: Any, x: Any, y: numpy.ndarray, dx: Any, dy: Any = None) -> numpy.ndarray:
-    return ct @ y.T if ct.ndim == 2 == y.ndim else _matmul_left(ct, (dx.type, y))
+    return ct.dot(y.T) if ct.ndim == 2 == y.ndim else _matmul_left(ct, (dx.type, y))
 
 
 def _pull_right(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names: Any) -> numpy.ndarray:
-    return x.T @ ct if ct.ndim == 2 == x.ndim else _matmul_right(ct, (x, names[-1].type))
+    return x.T.dot(ct) if ct.ndim == 2 == x.ndim else _matmul_right(ct, (x, names[-1].type))
 
 
 class Matmul(Multilinear):
