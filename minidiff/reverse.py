@@ -8,6 +8,7 @@ of its own, and what can be linearised to any order can be differentiated in rev
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -176,9 +177,11 @@ def linearize_flat(
     inputs, args = recorder.inputs, []
     for p, yes in zip(primals, active):
         if yes:
-            name = Var(array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p))
+            name = _new(Var)
+            name.type = array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p)
             inputs.append(name)
-            p = JVPTracer(sweep, p, name)
+            value, p = p, _new(JVPTracer)
+            p.interpreter, p.primal, p.tangent = sweep, value, name
         args.append(p)
     become(sweep)  # as `with running(sweep)`, in a step less: small functions are made of such steps
     try:
@@ -501,15 +504,19 @@ def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]
         raise TypeError(f"{what}: argnums must be an int or a tuple of ints, got {argnums!r}") from None
 
 
-def arguments_of(what: str, args: tuple, numbers: Sequence[int], name: str) -> list[Any]:
+def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
     """Those arguments of a function of that name that `numbers` choose."""
-    count = len(args)
+    return [args[n] for n in _positions(what, len(args), numbers, name)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
     for n in numbers:
         if not -count <= n < count:
-            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {len(args)}")
-    if len(numbers) > 1 and len({n % len(args) for n in numbers}) < len(numbers):
+            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {count}")
+    if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
         raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
-    return [args[n] for n in numbers]
+    return numbers
 
 
 def _not_differentiable(path: str, x: Value, numbers: Sequence[int], name: str) -> str:
