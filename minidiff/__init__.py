@@ -16,7 +16,6 @@ from typing import Any as _Any
 
 from minidiff import numpy, tree
 from minidiff.batching import vmap
-from minidiff.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -25,7 +24,6 @@ from minidiff.core import (
     VarianceError,
     typeof,
 )
-from minidiff.draw import draw
 from minidiff.forward import jvp
 from minidiff.jit import jit
 from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
@@ -76,11 +74,16 @@ __all__ = [
     "while_loop",
 ]
 
-#: What most programs do without is imported when it is asked for: name -> module, and whether it is a name in it.
+#: What most programs do without is imported when it is asked for: name -> module, and whether it is a name in it. (No
+#: such module has the name of what is in it: importing it would put the module in that name's place.)
 _LATER = {
+    **dict.fromkeys(
+        ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.rematerialise", True)
+    ),
     **dict.fromkeys(["cond", "fori_loop", "scan", "switch", "while_loop"], ("minidiff.control", True)),
     **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.custom", True)),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
+    "draw": ("minidiff.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.numerical", False),
     "testing": ("minidiff.testing", False),

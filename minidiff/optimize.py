@@ -22,7 +22,6 @@ import numpy
 
 from minidiff import control
 from minidiff.bodies import Call
-from minidiff.checkpoint import recompute_p
 from minidiff.core import (
     EVALUATE,
     Primitive,
@@ -34,6 +33,7 @@ from minidiff.core import (
 )
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.kinds import Differential, Linear
+from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.checkpoint import recompute_p
 from minidiff.core import (
     EVALUATE,
     Primitive,
@@ -28,6 +27,7 @@ from minidiff.core import (
 )
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.optimize import copy_p, optimize, sharing
+from minidiff.rematerialise import recompute_p
 from minidiff.staging import stage_flat
 from minidiff.tape import Atom, Equation, Tape, Var, bodies_of, letters, names_of
 

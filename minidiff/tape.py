@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import keyword
 import re
-import string
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -266,7 +265,7 @@ class Recorder(Interpreter):
 def letters(reserved: frozenset = frozenset()) -> Iterator[str]:
     """a, b, …, z, aa, ab, …, without those that mean something else."""
     for length in itertools.count(1):
-        for combination in itertools.product(string.ascii_lowercase, repeat=length):
+        for combination in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length):
             name = "".join(combination)
             if not keyword.iskeyword(name) and name not in reserved:
                 yield name

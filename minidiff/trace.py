@@ -18,8 +18,8 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, TracerError, Value, is_differentiable, typeof
-from minidiff.draw import shown_params
 from minidiff.forward import as_value, jvp
+from minidiff.graph import shown_params
 from minidiff.ops.kinds import Elementwise
 from minidiff.reverse import vjp
 from minidiff.staging import stage_flat

@@ -10,7 +10,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.core import Primitive
-from minidiff.draw import LOOKS
+from minidiff.graph import LOOKS
 from spmd import P
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")

@@ -10,7 +10,6 @@ import functools
 import math
 import operator
 import re
-import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -153,7 +152,7 @@ def matmul(x: Value, y: Value, /) -> Value:
 
 # ---------------------------------------------------------------- einsum of two operands
 
-_LETTERS = string.ascii_uppercase + string.ascii_lowercase  # in the order in which NumPy numbers them
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order in which NumPy numbers them
 
 
 @functools.lru_cache(4096)
@@ -233,7 +232,7 @@ einsum_p = Multilinear(
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
     """The sum of products along pairs of axes; the other axes of x, then of y, stay."""
-    letters = string.ascii_letters
+    letters = _LETTERS[26:] + _LETTERS[:26]
     a = list(letters[: len(x.shape)])
     b = list(letters[len(a) : len(a) + len(y.shape)])
     if len(b) < len(y.shape):
