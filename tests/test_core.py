@@ -1,5 +1,6 @@
 """Types, operations, tracers, and the interpreter that is current."""
 
+import asyncio
 import subprocess
 import sys
 import threading
@@ -8,8 +9,9 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.core import EVALUATE, Primitive, ShapedArray, current_interpreter
+from minidiff.core import EVALUATE, Primitive, ShapedArray, current_interpreter, running
 from minidiff.ops.kinds import Elementwise
+from minidiff.tape import Recorder
 from minidiff.testing import check_grads
 
 
@@ -163,3 +165,15 @@ def test_each_thread_has_its_own_interpreter():
 
     assert md.grad(f)(3.0) == 6.0
     assert seen == [(True, 1.0)]
+
+
+def test_each_asynchronous_task_has_its_own_interpreter():
+    async def work():
+        with running(Recorder(EVALUATE)) as mine:
+            await asyncio.sleep(0)  # the other one goes on
+            return current_interpreter() is mine
+
+    async def main():
+        return await asyncio.gather(work(), work())
+
+    assert asyncio.run(main()) == [True, True]

@@ -2,9 +2,14 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
+from minidiff.ops.kinds import match, match_arrays
+from minidiff.ops.shape import repeated
 
 X = np.arange(6.0).reshape(2, 3)
 
@@ -106,3 +111,37 @@ def test_errors_say_what_does_not_fit(case):
 def test_nothing_to_unstack():
     with pytest.raises(ValueError, match=r"unstack: a value of type f64\[\] has no axis"):
         md.make_tape(lambda x: np.unstack(x[0, 0]))(X)
+
+
+# ---------------------------------------------------------------- broadcasting and back
+
+
+@st.composite
+def broadcasts(draw):
+    """An array, laid out in some way, and a shape that it can be broadcast to."""
+    shapes = draw(hnp.mutually_broadcastable_shapes(num_shapes=2, max_dims=3, max_side=3))
+    dtype = draw(st.sampled_from([np.float64, np.float32, np.complex128, np.int64, np.bool_]))
+    x = np.arange(np.prod(shapes.input_shapes[0], dtype=int)).reshape(shapes.input_shapes[0]).astype(dtype)
+    x = draw(st.sampled_from([x, x[..., ::-1] if x.ndim else x, x.T.copy().T, x[()]]))
+    return x, shapes.result_shape
+
+
+@settings(deadline=None)
+@given(broadcasts())
+def test_a_repeated_array_is_what_numpy_makes(given):
+    x, shape = given
+    wide = repeated(x, shape)
+    np.testing.assert_array_equal(wide, np.broadcast_to(x, shape))
+    assert wide.dtype == x.dtype
+    assert not wide.flags.writeable
+
+
+@settings(deadline=None)
+@given(broadcasts())
+def test_a_cotangent_is_summed_over_what_was_broadcast(given):
+    x, shape = given
+    if x.dtype.kind in "fc":
+        ct = 1.0 + np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(x.dtype)
+        back = match_arrays(ct, md.typeof(x))
+        np.testing.assert_array_equal(back, match(ct, md.typeof(x)))
+        assert md.typeof(back) == md.typeof(x)
