@@ -278,7 +278,7 @@ def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
     specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
     smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
     inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
-    return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs)
+    return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
