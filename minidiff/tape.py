@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import keyword
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -173,11 +172,10 @@ class Tape:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """As printed, with the types set back."""
-        import html  # which notebooks alone need
+        """As printed, with the types set back, and in these the axes in their colours."""
+        from minidiff.colours import types_as_html  # which notebooks alone need
 
-        text = re.sub(r":(\w+\[[\d,]*\](?:\{[^}]*\})?)", r':<span style="color:#888">\1</span>', html.escape(str(self)))
-        return f'<pre style="text-align:left">{text}</pre>'
+        return f'<pre style="text-align:left">{types_as_html(str(self), "color:#888")}</pre>'
 
 
 def atom_type(a: Atom) -> ShapedArray:
