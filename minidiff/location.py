@@ -40,7 +40,7 @@ class Location(NamedTuple):
 #: Folders whose frames are not the program's. Packages that stand on this one add theirs.
 LIBRARY: list[str] = [os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, numpy.__file__)]
 
-_EXAMPLES = f"{os.sep}examples{os.sep}"  # programs that come with a library are programs
+_EXAMPLES = f"examples{os.sep}"  # programs that come with a library are programs
 
 _is_library: dict[str, bool] = {}
 _marked: dict[int, str] = {}  # id of a function's code -> what it is marked as
@@ -72,25 +72,27 @@ begins = _mark("begins")
 
 def here() -> Location | None:
     """Where the operation that is running comes from. None where the library has nobody to blame but itself."""
-    found: Location | None = None
     frame = sys._getframe(1)
-    while frame is not None:
+    found: Location | None = None
+    while found is None and frame is not None:
         code = frame.f_code
         mark = _marked.get(id(code))
-        if mark is None:
-            if found is None and not _belongs_to_library(code.co_filename):
-                found = Location(code.co_filename, frame.f_lineno)
-        elif mark == "begins":
-            if found is not None:
-                return found
-        else:
+        if mark in ("replays", "transposes"):
             eqn = frame.f_locals.get("eqn")
-            if found is None and eqn is not None:
-                found = eqn.source
-            if mark == "transposes" and found is not None:
-                return found._replace(backward=True)
-        if found is not None and found.backward:
-            return found
+            found = None if eqn is None else eqn.source
+            if found is not None and mark == "transposes":
+                return found if found.backward else Location(found.filename, found.line, True)
+        elif not _belongs_to_library(code.co_filename):
+            found = Location(code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    if found is None or found.backward:
+        return found
+    while frame is not None:  # whether that is on the way back
+        mark = _marked.get(id(frame.f_code))
+        if mark == "transposes":
+            return Location(found.filename, found.line, True)
+        if mark == "begins":
+            break
         frame = frame.f_back
     return found
 
@@ -99,10 +101,6 @@ def _belongs_to_library(filename: str) -> bool:
     known = _is_library.get(filename)
     if known is None:
         known = _is_library[filename] = filename.startswith("<frozen ") or any(
-            filename.startswith(folder) and not filename.startswith(_examples_of(folder)) for folder in LIBRARY
+            filename.startswith(folder) and not filename.startswith(folder + _EXAMPLES) for folder in LIBRARY
         )
     return known
-
-
-def _examples_of(folder: str) -> str:
-    return folder.rstrip(os.sep) + _EXAMPLES
