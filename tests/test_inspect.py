@@ -2,15 +2,20 @@
 
 import html
 import linecache
+import math
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pbroadcast, psum
 from spmd import P
+from tests.programs import example
+from tests.test_programs import placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 
@@ -370,3 +375,23 @@ def test_the_types_are_back_afterwards():
     spmd.compare(md.grad(weighted), *ARGS)
     with pytest.raises(md.VarianceError):
         spmd.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=P())(np.ones(2))
+
+
+# ---------------------------------------------------------------- random programs
+
+
+@settings(deadline=None, max_examples=25)
+@given(programs, placements(), st.booleans())
+def test_of_random_programs(program, placement, closed_over):
+    mesh, axes = placement
+    args = example(program, rows=2 * math.prod(mesh.shape[a] for a in axes), seed=0)
+    loss = program.sharded(mesh, axes, closed_over)
+    plain, report = spmd.communication(loss)(*args), spmd.communication(md.grad(loss, (0, 1)))(*args)
+    assert all(row.source.filename.endswith("programs.py") for row in report.rows)
+    # The loss is the forward part of its gradient, line by line; all else is backward.
+    assert {row.direction for row in plain.rows} <= {"forward"}
+    assert [row for row in report.rows if row.direction == "forward"] == plain.rows
+    comparison = spmd.compare(md.grad(loss, (0, 1)), *args)
+    untyped = md.grad(program.sharded(mesh, axes, closed_over, check_rep=False), (0, 1))
+    assert comparison.same and comparison.typed == report
+    assert comparison.untyped == spmd.communication(untyped)(*args)
