@@ -46,7 +46,9 @@ _LABEL_WIDTH = 40
 def draw(f: Callable | Tape) -> Any:
     """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
 
-    Arguments are as for `make_tape`. The result is a :class:`Drawing`. Raises ImportError where the package
+    Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
+    colours of the mesh axes along which it may vary, and what communicates stands out, with the bytes that each rank
+    hands to it. Raises ImportError where the package
     `graphviz` is missing.
 
     >>> import numpy as np

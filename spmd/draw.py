@@ -189,7 +189,7 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], hues:
 
     def cell(text: str) -> str:
         style = "border:1px solid #444;color:#000;padding:0.6em 1.2em;text-align:center;max-width:14em"
-        shown = html.escape(text).replace(",", ",<wbr>")
+        shown = html.escape(text).replace(",", ",<wbr/>")
         return f'<td style="{style};background:hsl({hues[text]:.0f},55%,82%)">{shown}</td>'
 
     head = f"<tr>{label('')}{''.join(map(label, across))}</tr>" if any(across) else ""

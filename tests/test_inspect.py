@@ -4,6 +4,7 @@ import html
 import linecache
 import math
 import re
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given, settings
@@ -335,6 +336,8 @@ def test_the_old_recipe_communicates_more(f):
     cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", comparison._repr_html_())
     assert cells[7:14] == ["psum", "i, j", "2", "3", "24", "32", "1.33"]
     assert comparison._repr_html_().endswith("<p>both give the same numbers</p>")
+    for shown in (comparison, comparison.typed):
+        ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # every tag is closed
 
 
 def test_where_nothing_is_communicated_there_is_no_ratio():

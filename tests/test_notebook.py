@@ -2,6 +2,7 @@
 
 import html
 import re
+from xml.etree import ElementTree
 
 import minidiff as md
 import minidiff.numpy as np
@@ -39,6 +40,7 @@ def test_axes_have_the_same_colours_in_tapes_types_and_pictures():
     tape = md.make_tape(f)(np.ones((2, 2)))
     shown = tape._repr_html_()
     assert _text(shown) == str(tape)
+    ElementTree.fromstring(shown)  # every tag is closed
     coloured = re.findall(r'background:(#\w+);color:#000">(\w)</span>', shown)
     assert coloured == [(colour_of(axis), axis) for axis in "ijj"]
     assert all(colour_of(axis) in md.draw(tape).source for axis in "ij")

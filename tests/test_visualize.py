@@ -3,6 +3,7 @@
 import html
 import math
 import re
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -104,6 +105,7 @@ def test_a_notebook_shows_the_same_cells():
         assert cells == re.findall(r"ranks? [\d,]+", str(sharding))
         colours = re.findall(r"background:(hsl\(.*?\))", sharding._repr_html_())
         assert len(set(colours)) == len(cells)
+        ElementTree.fromstring(f"<div>{sharding._repr_html_()}</div>")  # every tag is closed
     assert "P(&#x27;x&#x27;, None)" in sharding._repr_html_()
 
 
