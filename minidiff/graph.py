@@ -21,6 +21,7 @@ import numpy
 
 from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.core import Primitive, is_scalar_constant
+from minidiff.location import Location
 from minidiff.staging import make_tape
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of
 
@@ -160,9 +161,10 @@ class _Drawer:
         if eqn.primitive.communicates:
             self.communicates = True
             nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
-            node = self.node(graph, "collective", [f"{_SENDS} {text}", *named, _bytes(nbytes)], eqn.outputs)
+            lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank"]
+            node = self.node(graph, "collective", lines, eqn.outputs, eqn.source)
         else:
-            node = self.node(graph, "operation", [text, *named], eqn.outputs)
+            node = self.node(graph, "operation", [text, *named], eqn.outputs, eqn.source)
         self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
         for label, body in bodies:
             with self.cluster(graph, label) as part:
@@ -190,12 +192,15 @@ class _Drawer:
         self.connect(graph, [a], [node])
         return node
 
-    def node(self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom]) -> str:
-        """A node of so many lines, which stands for these values."""
+    def node(
+        self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
+    ) -> str:
+        """A node of so many lines, which stands for these values. Pointed at, it says where it comes from."""
         node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
         self.axes.update(map(str, variance))
         label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
-        graph.node(node, label, **LOOKS[look] | _fill(LOOKS[look]["shape"], variance))
+        asked = {"tooltip": _told(source)} if source is not None else {}
+        graph.node(node, label, **LOOKS[look] | _fill(LOOKS[look]["shape"], variance) | asked)
         return node
 
     def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
@@ -226,8 +231,9 @@ def _fill(shape: str, variance: frozenset) -> dict[str, str]:
     return {"fillcolor": ":".join([first, *others]), "style": _SEVERAL[shape]}
 
 
-def _bytes(n: int) -> str:
-    return f"{n:,} bytes per rank"
+def _told(source: Location) -> str:
+    """A line of the program, as Graphviz reads it."""
+    return f"{'backward, of ' if source.backward else ''}{source}".replace("\\", "\\\\")
 
 
 def _legend(axes: Sequence[str], communicates: bool) -> str:

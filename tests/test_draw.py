@@ -128,6 +128,18 @@ def test_a_colour_says_what_the_type_says(f):
         assert (colours == [INVARIANT_COLOUR]) == (not axes)
 
 
+def test_an_operation_that_is_pointed_at_says_where_it_comes_from():
+    def f(x):
+        y = np.sin(x)
+        return y * len('\\n<"')
+
+    source = md.draw(md.grad(f))(1.0).source
+    line = f.__code__.co_firstlineno
+    assert f'tooltip="test_draw.py:{line + 1}: y = np.sin(x)"' in source
+    assert f'tooltip="backward, of test_draw.py:{line + 1}: y = np.sin(x)"' in source
+    assert f"test_draw.py:{line + 2}: return y * len(" in source
+
+
 def test_what_communicates_stands_out_with_its_bytes():
     drawing = md.draw(spmd.shard_map(network, **SPECS))(np.ones((4, 4)), np.ones((4, 4)))
     loud = {label: text for label, text in nodes(drawing).items() if "bytes per rank" in text}
