@@ -11,6 +11,7 @@ import numpy
 
 from minidiff import make_tape, tree
 from minidiff.control import Cond, Scan, While
+from minidiff.forward import as_value
 from minidiff.location import Location
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
 from spmd.shard_map import shard_map_p, without_types
@@ -253,11 +254,12 @@ def compare(f: Callable, *args: Any) -> Comparison:
     invariant across devices".
     """
     typed, untyped = make_tape(f)(*args), None
-    values, why = tree.leaves(args), _not_runnable(typed, args)
+    why = _not_runnable(typed, args)
+    values = [] if why else list(map(as_value, tree.leaves(args)))
     try:
         with without_types():
             untyped = make_tape(f)(*args)
-        other = untyped(*values) if not why else []
+        other = [] if why else untyped(*values)
     except Exception as error:  # whatever the program does about it: it was not written to be run so
         why = f"without types it does not run: {type(error).__name__}: {error}"
     reports = _of_tape(typed), untyped and _of_tape(untyped)

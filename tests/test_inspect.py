@@ -340,6 +340,14 @@ def test_the_old_recipe_communicates_more(f):
         ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # every tag is closed
 
 
+def test_arguments_may_be_trees_of_numbers():
+    def f(params):
+        return weighted(params["w"] * np.ones(2), np.ones((4, 4))) * params["n"][0]
+
+    comparison = spmd.compare(md.grad(f), {"w": 2.0, "n": [3.0]})
+    assert comparison.same and comparison.ratio == 4 / 3
+
+
 def test_where_nothing_is_communicated_there_is_no_ratio():
     f = spmd.shard_map(lambda x: np.sin(x), mesh=MESH, in_specs=P(), out_specs=P())
     comparison = spmd.compare(md.grad(lambda x: f(x).sum()), np.ones(3))
