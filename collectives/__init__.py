@@ -18,6 +18,7 @@ from collectives.ops import (
     psum,
     psum_scatter,
 )
+from minidiff.location import add_library
 
 __all__ = [
     "all_gather",
@@ -34,3 +35,5 @@ __all__ = [
     "psum",
     "psum_scatter",
 ]
+
+add_library(__file__)

@@ -49,4 +49,4 @@ def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     if any(program.uses[s.outputs[0]] > 1 for s in sums) or eqn.outputs[0].type.shape != x.type.shape:
         return None
     total = program.add(add.primitive, [x, y], {})
-    return Equation(psum_p, [total], sums[0].params, eqn.outputs)
+    return Equation(psum_p, [total], sums[0].params, eqn.outputs, sums[0].source)

@@ -103,7 +103,9 @@ class ShapedArray:
         return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
 
     def _repr_html_(self) -> str:
-        return f"<code>{self}</code>"
+        from minidiff.colours import types_as_html  # which notebooks alone need
+
+        return f"<code>{types_as_html(str(self))}</code>"
 
 
 def dtype_name(dtype: numpy.dtype) -> str:

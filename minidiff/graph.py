@@ -1,11 +1,15 @@
 """Pictures of tapes, by Graphviz: operations as boxes, values by the names that the printed tape gives them.
 
+The colour of a value says along which mesh axes it may vary from rank to rank: white along none, two colours along
+two. What communicates has a double border, an arrow, and the bytes that each rank hands to it. A legend says so.
+
 The Python package `graphviz` is needed to draw, and Graphviz's program `dot` to see a picture: without the program
 there is still its text.
 """
 
 from __future__ import annotations
 
+import html
 import itertools
 import os
 import textwrap
@@ -15,24 +19,27 @@ from typing import Any
 
 import numpy
 
+from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.core import Primitive, is_scalar_constant
+from minidiff.location import Location
 from minidiff.staging import make_tape
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found. Install Graphviz (apt install graphviz, "
     "brew install graphviz, conda install graphviz, or from https://graphviz.org/download)"
 )
 
-#: How each sort of node looks.
+#: How each sort of node looks, but for its colour.
 LOOKS = {
-    "input": {"shape": "ellipse", "style": "filled", "fillcolor": "#dbe9f6"},
-    "constant": {"shape": "note", "style": "filled", "fillcolor": "#eeeeee"},
-    "operation": {"shape": "box", "style": "rounded,filled", "fillcolor": "#ffffff"},
-    "collective": {"shape": "box", "style": "rounded,filled", "fillcolor": "#fdb863"},
-    "output": {"shape": "ellipse", "style": "filled", "fillcolor": "#d9f0d3"},
+    "input": {"shape": "ellipse", "style": "filled"},
+    "constant": {"shape": "note", "style": "filled"},
+    "operation": {"shape": "box", "style": "rounded,filled"},
+    "collective": {"shape": "box", "style": "filled", "peripheries": "2", "penwidth": "2"},
+    "output": {"shape": "ellipse", "style": "filled", "peripheries": "2"},
 }
-VARYING = {"color": "#2166ac", "penwidth": "2"}  # the border of what varies along mesh axes
+_SEVERAL = {"box": "striped", "ellipse": "wedged", "note": "filled"}  # the style of a shape of more than two colours
+_SENDS = "\u21c4"  # arrows to the right and to the left
 _FONT = {"fontname": "Helvetica", "fontsize": "11"}
 _LABEL_WIDTH = 40
 
@@ -40,7 +47,9 @@ _LABEL_WIDTH = 40
 def draw(f: Callable | Tape) -> Any:
     """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
 
-    Arguments are as for `make_tape`. The result is a :class:`Drawing`. Raises ImportError where the package
+    Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
+    colours of the mesh axes along which it may vary, and what communicates stands out, with the bytes that each rank
+    hands to it. Raises ImportError where the package
     `graphviz` is missing.
 
     >>> import numpy as np
@@ -116,10 +125,15 @@ class _Drawer:
         self.clusters = (f"cluster{i}" for i in itertools.count())
         self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
         self.source: dict[Any, str] = {}  # the same -> the node it comes from
+        self.axes: set[str] = set()  # along which something varies
+        self.communicates = False
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
+        show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.variance)
         self.add(graph, tape)
+        if self.axes or self.communicates:
+            graph.node("legend", _legend(sorted(self.axes), self.communicates), shape="plain")
         return graph
 
     def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
@@ -141,11 +155,16 @@ class _Drawer:
         bodies = list(_bodies(eqn.params))
         shown = [*map(self.show, eqn.inputs), shown_params(eqn.primitive, eqn.params)]
         text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
-        look = "collective" if eqn.primitive.communicates else "operation"
         if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
             self.through(graph, eqn, text, bodies[0][1], named)
             return
-        node = self.node(graph, look, [text, *named], eqn.outputs)
+        if eqn.primitive.communicates:
+            self.communicates = True
+            nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+            lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank"]
+            node = self.node(graph, "collective", lines, eqn.outputs, eqn.source)
+        else:
+            node = self.node(graph, "operation", [text, *named], eqn.outputs, eqn.source)
         self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
         for label, body in bodies:
             with self.cluster(graph, label) as part:
@@ -164,19 +183,24 @@ class _Drawer:
             graph.edge(inside, self.source[v])
 
     def cluster(self, graph: Any, label: str) -> Any:
-        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH), "style": "rounded", "color": "#888888"}
-        return graph.subgraph(name=next(self.clusters), graph_attr={**attributes, "labeljust": "l"})
+        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH), "labeljust": "l", "color": "#888888"}
+        attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
+        return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
 
     def output(self, graph: Any, a: Atom) -> str:
         node = self.node(graph, "output", [f"return {self.show(a)}"], [a])
         self.connect(graph, [a], [node])
         return node
 
-    def node(self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom]) -> str:
-        """A node of so many lines, which stands for these values."""
-        node = next(self.nodes)
-        varying = VARYING if any(atom_type(a).variance for a in values) else {}
-        graph.node(node, "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines), **LOOKS[look], **varying)
+    def node(
+        self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
+    ) -> str:
+        """A node of so many lines, which stands for these values. Pointed at, it says where it comes from."""
+        node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
+        self.axes.update(map(str, variance))
+        label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
+        asked = {"tooltip": _told(source)} if source is not None else {}
+        graph.node(node, label, **LOOKS[look] | _fill(LOOKS[look]["shape"], variance) | asked)
         return node
 
     def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
@@ -197,6 +221,32 @@ class _Drawer:
 def _key(a: Atom) -> Any:
     """What a value is known by. Numbers are written where they are used, and have no node."""
     return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
+
+
+def _fill(shape: str, variance: frozenset) -> dict[str, str]:
+    """The attributes that colour a node of what varies along these axes."""
+    first, *others = colours_of(variance)
+    if len(others) < 2:  # half and half, without a line between them
+        return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
+    return {"fillcolor": ":".join([first, *others]), "style": _SEVERAL[shape]}
+
+
+def _told(source: Location) -> str:
+    """A line of the program, as Graphviz reads it."""
+    return f"{'backward, of ' if source.backward else ''}{source}".replace("\\", "\\\\")
+
+
+def _legend(axes: Sequence[str], communicates: bool) -> str:
+    """What colours and borders mean, as a table in Graphviz's HTML."""
+    meanings = [(INVARIANT_COLOUR, 1, "", "the same on all ranks")]
+    meanings += [(colour_of(a), 1, "", f"may vary along {html.escape(a)}") for a in axes]
+    if communicates:
+        meanings.append((INVARIANT_COLOUR, 2, _SENDS, "communicates"))
+    rows = [
+        f'<TR><TD WIDTH="30" BORDER="{border}" BGCOLOR="{colour}">{mark}</TD><TD ALIGN="LEFT">{text}</TD></TR>'
+        for colour, border, mark, text in meanings
+    ]
+    return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{"".join(rows)}</TABLE>>'
 
 
 def _bodies(params: dict) -> Iterator[tuple[str, Tape]]:

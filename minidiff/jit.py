@@ -40,6 +40,10 @@ _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.boo
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
+#: What a recorded function depends on besides its arguments and where it is called. Layers above add to it.
+DEPENDS_ON: list[Callable[[], Any]] = []
+
+
 def _compiled(f: Callable, args: Any, name: str) -> Program:
     from minidiff.source import Program  # what compiles is imported when there is something to compile
 
@@ -140,7 +144,7 @@ class jit:
         """Within another transformation: the same program, its operations applied one by one."""
         types_ = tree.map(typeof, example)
         scope = current_scope()
-        key = key, scope and (tuple(scope.axes.items()), scope.typed)
+        key = key, scope and (tuple(scope.axes.items()), scope.typed), tuple(setting() for setting in DEPENDS_ON)
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, types_, self.name)

@@ -31,6 +31,7 @@ from minidiff.core import (
     running,
     transforming,
 )
+from minidiff.location import Location
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.kinds import Differential, Linear
 from minidiff.rematerialise import recompute_p
@@ -80,7 +81,7 @@ def _bodies_optimized(tape: Tape) -> Tape:
         if bodies_of(eqn):
             scope = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else None
             params = {k: optimize(v, scope) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
-            eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs)
+            eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         equations.append(eqn)
     return _with(tape, equations)
 
@@ -193,10 +194,12 @@ class Program:
         self.uses = Counter(a for e in tape.equations for a in e.inputs if isinstance(a, Var))
         self.uses.update(a for a in tape.outputs if isinstance(a, Var))
         self.equations: list[Equation] = []
+        self.source: Location | None = None  # of the equation that is being rewritten
 
     def simplified(self) -> Tape:
         for eqn in self.tape.equations:
-            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs))
+            self.source = eqn.source
+            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
             for v, found in zip(eqn.outputs, results):
                 self.atoms[v] = found
                 if isinstance(found, Var) and found is not v:
@@ -222,6 +225,8 @@ class Program:
         key = _key(eqn)
         if key is not None and key in self.known:
             return self.known[key]
+        if eqn.source is None:
+            eqn.source = self.source
         self.equations.append(eqn)
         self.producer.update((v, eqn) for v in eqn.outputs)
         if key is not None:
@@ -312,7 +317,8 @@ def _scan_of_fewer(eqn: Equation, used: list[bool]) -> Equation:
     wanted = [i for i, yes in enumerate(used) if yes or i < count]
     body = params["body"]
     smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
-    return Equation(eqn.primitive, eqn.inputs, {**params, "body": smaller}, [eqn.outputs[i] for i in wanted])
+    outputs = [eqn.outputs[i] for i in wanted]
+    return Equation(eqn.primitive, eqn.inputs, {**params, "body": smaller}, outputs, eqn.source)
 
 
 # ---------------------------------------------------------------- identities

@@ -66,6 +66,7 @@ class Known(Stage):
     """Operations are run by the interpreter below, and recorded; results that the policy chooses are `saved`."""
 
     name = "checkpoint"
+    is_program = False
 
     def __init__(self, below: Interpreter, policy: Policy | None):
         super().__init__(below)
@@ -99,7 +100,9 @@ class Known(Stage):
             out = primitive.apply(self.below, [x.value if self.owns(x) else x for x in args], params)
         outs = out if primitive.multiple_results else [out]
         outputs = [Var(typeof(x)) for x in outs]
-        self.equations.append(Equation(primitive, [x.variable if self.owns(x) else x for x in args], params, outputs))
+        self.equations.append(
+            Equation(primitive, [x.variable if self.owns(x) else x for x in args], params, outputs, self.source())
+        )
         if self.policy is not None and self.policy(primitive, *map(typeof, args), **params):
             self.values.update(zip(outputs, outs))
             if primitive is name_p:  # one value, whichever of its names is read
@@ -240,7 +243,13 @@ def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var])
 def _with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
     """Equations with values in the place of their names: each lets go of them when it goes itself."""
     return [
-        Equation(e.primitive, [values.get(a, a) if isinstance(a, Var) else a for a in e.inputs], e.params, e.outputs)
+        Equation(
+            e.primitive,
+            [values.get(a, a) if isinstance(a, Var) else a for a in e.inputs],
+            e.params,
+            e.outputs,
+            e.source,
+        )
         for e in equations
     ]
 

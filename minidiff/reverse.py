@@ -35,9 +35,10 @@ from minidiff.core import (
     variance_of,
 )
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate
+from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.staging import stage_flat
-from minidiff.tape import Equation, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
+from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
 
 
 class Linearize(Recorder):
@@ -142,7 +143,10 @@ class Sweep(JVP):
             active = tuple([i for i, yes in enumerate(mine) if yes])
             linear = primitive.linearized(out, type_, primals, active, names, params)
         if type(linear) is tuple:
-            step = Step(type_)
+            source = None if self.on_arrays else recorder.source()
+            step = Step(type_) if source is None else LocatedStep(type_)
+            if source is not None:
+                step.source = source
             step.primitive, step.inputs, step.params = linear
             recorder.equations.append(step)
             return JVPTracer(self, out, step)
@@ -203,6 +207,7 @@ def linearize_flat(
 # ---------------------------------------------------------------- transposition
 
 
+@transposes
 def backward_pass(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:

@@ -8,11 +8,14 @@ from typing import Any
 from minidiff import tree
 from minidiff.core import Interpreter, ShapedArray, current_interpreter, name_of, transforming, typeof
 from minidiff.forward import as_value
+from minidiff.location import begins
 from minidiff.tape import Recorder, Tape
 
 
 class Stage(Recorder):
     """Every operation is recorded: values are names, of which only the type is known."""
+
+    is_program = True
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
@@ -24,6 +27,7 @@ class Stage(Recorder):
         return self.record(primitive, args, params)
 
 
+@begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""
     leaves, structure = tree.flatten(examples)

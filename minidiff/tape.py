@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 import keyword
-import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -32,6 +31,7 @@ from minidiff.core import (
     leak_message,
     typeof,
 )
+from minidiff.location import Location, here, replays
 
 
 class Var:
@@ -51,15 +51,23 @@ Atom = Any  # what an equation takes: a Var, a constant's value itself, or a typ
 
 
 class Equation:
-    """`outputs = primitive(inputs, **params)`."""
+    """`outputs = primitive(inputs, **params)`. `source` is where in the program it comes from, where that is known."""
 
-    __slots__ = ("primitive", "inputs", "params", "outputs")
+    __slots__ = ("primitive", "inputs", "params", "outputs", "source")
 
-    def __init__(self, primitive: Primitive, inputs: Sequence[Atom], params: dict, outputs: Sequence[Var]):
+    def __init__(
+        self,
+        primitive: Primitive,
+        inputs: Sequence[Atom],
+        params: dict,
+        outputs: Sequence[Var],
+        source: Location | None = None,
+    ):
         self.primitive = primitive
         self.inputs = inputs
         self.params = params
         self.outputs = outputs
+        self.source = source
 
 
 class Step(Var):
@@ -67,9 +75,17 @@ class Step(Var):
 
     __slots__ = ("primitive", "inputs", "params")
 
+    source: Location | None = None
+
     @property
     def outputs(self) -> tuple[Var]:
         return (self,)
+
+
+class LocatedStep(Step):
+    """A step on the way to the tape of a program: it knows where in the program it comes from."""
+
+    __slots__ = ("source",)
 
 
 class Tape:
@@ -119,7 +135,7 @@ class Tape:
         def named(atoms):
             return [names.get(id(a), a) if not isinstance(a, Var) else a for a in atoms]
 
-        equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs) for e in self.equations]
+        equations = [Equation(e.primitive, named(e.inputs), e.params, e.outputs, e.source) for e in self.equations]
         return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
 
     def check(self, typed: bool = True) -> None:
@@ -156,11 +172,10 @@ class Tape:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """As printed, with the types set back."""
-        import html  # which notebooks alone need
+        """As printed, with the types set back, and in these the axes in their colours."""
+        from minidiff.colours import types_as_html  # which notebooks alone need
 
-        text = re.sub(r":(\w+\[[\d,]*\](?:\{[^}]*\})?)", r':<span style="color:#888">\1</span>', html.escape(str(self)))
-        return f'<pre style="text-align:left">{text}</pre>'
+        return f'<pre style="text-align:left">{types_as_html(str(self), "color:#888")}</pre>'
 
 
 def atom_type(a: Atom) -> ShapedArray:
@@ -176,6 +191,7 @@ def read(env: dict[Var, Value], a: Atom) -> Value:
     return env[a] if isinstance(a, Var) else a
 
 
+@replays
 def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
     """Apply one equation's operation to the values in `env`, and put its results there."""
     out = eqn.primitive.bind(*[read(env, a) for a in eqn.inputs], **eqn.params)
@@ -222,6 +238,8 @@ class RecordedTracer(Tracer):
 class Recorder(Interpreter):
     """An interpreter that writes operations on a tape."""
 
+    is_program = False  # whether its tape is a program for people to read: equations know where they come from
+
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
         self.inputs: list[Var] = []
@@ -240,10 +258,19 @@ class Recorder(Interpreter):
     def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         atoms = [self.atom(x) for x in args]
         outputs = [Var(t) for t in primitive.typecheck([_operand_type(a) for a in atoms], params)]
-        self.equations.append(Equation(primitive, atoms, params, outputs))
+        self.equations.append(Equation(primitive, atoms, params, outputs, self.source()))
         if primitive.multiple_results:
             return [RecordedTracer(self, v) for v in outputs]
         return RecordedTracer(self, outputs[0])
+
+    def source(self) -> Location | None:
+        """Where what is being recorded comes from: looked up only where it will get on to the tape of a program."""
+        interpreter: Interpreter | None = self
+        while interpreter is not None:
+            if isinstance(interpreter, Recorder) and interpreter.is_program:
+                return here()
+            interpreter = interpreter.below
+        return None
 
     def owns(self, x: Value) -> bool:
         return type(x) is RecordedTracer and x.interpreter is self

@@ -1,12 +1,25 @@
 """SPMD programs with named axes: one function, run on the blocks that each rank of a mesh holds."""
 
-from spmd.inspect import communication
+from minidiff.location import add_library
+from spmd.draw import visualize_sharding
+from spmd.inspect import communication, compare
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, make_mesh
 from spmd.partition import P, PartitionSpec
 from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
 
-__all__ = ["Mesh", "P", "PartitionSpec", "ShardedArray", "communication", "make_mesh", "shard_map"]
+__all__ = [
+    "Mesh",
+    "P",
+    "PartitionSpec",
+    "ShardedArray",
+    "communication",
+    "compare",
+    "make_mesh",
+    "shard_map",
+    "visualize_sharding",
+]
 
+add_library(__file__)
 end_job_on_exception()

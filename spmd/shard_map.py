@@ -22,8 +22,10 @@ be is known only when it has run.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
@@ -48,6 +50,7 @@ from minidiff.core import (
 )
 from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value
+from minidiff.jit import DEPENDS_ON
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
 from minidiff.optimize import narrows, without_unused
@@ -278,7 +281,7 @@ def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
     specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
     smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
     inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
-    return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs)
+    return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
@@ -467,7 +470,7 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
             shape = tuple(x.shape)
             check_rank(spec, shape, "in_specs", path)
             check_divides(spec, shape, mesh.shape, "in_specs", path)
-        out_structure = None
+        out_structure, typed = None, check_rep and not _forgetting.get()
 
         def body(*blocks):
             nonlocal out_structure
@@ -475,15 +478,30 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
             out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            results = [settle_result(as_value(x), spec, path, check_rep) for (path, x), spec in zip(outs, result_specs)]
+            results = [settle_result(as_value(x), spec, path, typed) for (path, x), spec in zip(outs, result_specs)]
             return results, result_specs
 
-        results = shard_map_p.bind(*values, body=body, mesh=mesh, in_specs=specs, check_rep=check_rep)
+        results = shard_map_p.bind(*values, body=body, mesh=mesh, in_specs=specs, check_rep=typed)
         return tree.unflatten(out_structure, results)
 
     mapped.__name__ = getattr(f, "__name__", "shard_map")
     mapped.__doc__ = getattr(f, "__doc__", None)
     return mapped
+
+
+#: Whether every `shard_map` forgets the types just now.
+_forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
+DEPENDS_ON.append(_forgetting.get)
+
+
+@contextlib.contextmanager
+def without_types() -> Iterator[None]:
+    """`with without_types():` every `shard_map` that is called is one with `check_rep=False`."""
+    token = _forgetting.set(True)
+    try:
+        yield
+    finally:
+        _forgetting.reset(token)
 
 
 def _check_outermost() -> None:

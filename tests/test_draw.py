@@ -8,7 +8,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
+from collectives import all_gather, psum, psum_scatter
+from minidiff.colours import COLOURS, INVARIANT_COLOUR, colour_of
 from minidiff.core import Primitive
 from minidiff.graph import LOOKS
 from spmd import P
@@ -31,9 +32,14 @@ def edges(drawing):
     return [(found[a], found[b]) for a, b in re.findall(r"(n\d+) -> (n\d+)", drawing.source)]
 
 
+def node(drawing, label):
+    """The attributes of the one node whose label begins so."""
+    (line,) = [line for line in drawing.source.splitlines() if re.search(rf'n\d+ \[label="?{re.escape(label)}', line)]
+    return dict(re.findall(r'(\w+)="?([^" \]]*)"?', line))
+
+
 def fill(drawing, label):
-    (line,) = [line for line in drawing.source.splitlines() if label in line and "label=" in line]
-    return re.search(r'fillcolor="(#\w+)"', line)[1]
+    return node(drawing, label)["fillcolor"]
 
 
 def test_the_names_are_those_of_the_printed_tape():
@@ -66,9 +72,15 @@ def test_a_value_taken_twice_has_one_edge():
 
 def test_inputs_constants_numbers_and_results_are_told_apart():
     drawing = md.draw(lambda x: (x * np.arange(3.0) + 2, 1.0, x))(1.0)
-    assert fill(drawing, "a:f64[]") == LOOKS["input"]["fillcolor"]
-    assert fill(drawing, "b:f64[3]") == LOOKS["constant"]["fillcolor"]
-    assert fill(drawing, "return d") == LOOKS["output"]["fillcolor"]
+    for label, look in (
+        ("a:f64[]", "input"),
+        ("b:f64[3]", "constant"),
+        ("multiply", "operation"),
+        ("return d", "output"),
+    ):
+        assert LOOKS[look].items() <= node(drawing, label).items()
+    looks = [(look["shape"], look.get("peripheries"), look["style"]) for look in LOOKS.values()]
+    assert len(set(looks)) == len(LOOKS)
     assert "add(c, 2)\\nd:f64[3]" in nodes(drawing).values()
     assert ("a:f64[]", "return a") in edges(drawing)
     assert "return 1.0" in nodes(drawing).values()
@@ -81,15 +93,99 @@ def test_a_tape_or_a_function():
 def test_a_body_is_a_cluster_through_which_values_flow():
     f = spmd.shard_map(lambda w, x: psum(np.sum(x * w), "i"), mesh=MESH, in_specs=(P(), P("i")), out_specs=P())
     drawing = md.draw(f)(2.0, np.ones(4))
-    (start,) = [i for i, line in enumerate(drawing.source.splitlines()) if "subgraph cluster" in line]
+    assert drawing.source.count("subgraph cluster") == 1
     assert "shard_map(a, b, mesh=(i: 2), in_specs=(P(), P('i')), out_specs=(P(),))" in drawing.source
     found = edges(drawing)
     assert ("a:f64[]", "d:f64[]") in found and ("b:f64[4]", "e:f64[2]{i}") in found
     assert ("return i", "c:f64[]") in found and ("c:f64[]", "return c") in found
-    assert fill(drawing, "psum(") == LOOKS["collective"]["fillcolor"]
-    lines = drawing.source.splitlines()
-    varying = [line for line in lines[start:] if "#2166ac" in line]
-    assert varying == [line for line in lines if "{i}" in line and "label=" in line]
+
+
+# ---------------------------------------------------------------- what varies, and what communicates
+
+
+def network(w, x):
+    h = np.tanh(x @ all_gather(w, "j", tiled=True))
+    h = psum_scatter(h, "j", scatter_dimension=1, tiled=True)
+    return psum(np.sum(h), ("i", "j"))
+
+
+PLANE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+SPECS = {"mesh": PLANE, "in_specs": (P("j"), P("i")), "out_specs": P()}
+
+
+def variances(drawing):
+    """What its type says of each value, and the node's colours."""
+    found = re.findall(r'label="?(?:.*?\\n)?(\w+:\w+\[[\d,]*\](?:\{[^}]*\})?).*? fillcolor="([^"]+)"', drawing.source)
+    return [(re.findall(r"\{(.*)\}", value), re.sub(";[.0-9]+", "", colours).split(":")) for value, colours in found]
+
+
+@pytest.mark.parametrize("f", [spmd.shard_map(network, **SPECS), md.grad(spmd.shard_map(network, **SPECS))])
+def test_a_colour_says_what_the_type_says(f):
+    found = variances(md.draw(f)(np.ones((4, 4)), np.ones((4, 4))))
+    assert {tuple(axes) for axes, _ in found} == {(), ("i",), ("j",), ("i,j",)}
+    for axes, colours in found:
+        assert colours == [colour_of(a) for text in axes for a in text.split(",")] or colours == [INVARIANT_COLOUR]
+        assert (colours == [INVARIANT_COLOUR]) == (not axes)
+
+
+def test_an_operation_that_is_pointed_at_says_where_it_comes_from():
+    def f(x):
+        y = np.sin(x)
+        return y * len('\\n<"')
+
+    source = md.draw(md.grad(f))(1.0).source
+    line = f.__code__.co_firstlineno
+    assert f'tooltip="test_draw.py:{line + 1}: y = np.sin(x)"' in source
+    assert f'tooltip="backward, of test_draw.py:{line + 1}: y = np.sin(x)"' in source
+    assert f"test_draw.py:{line + 2}: return y * len(" in source
+
+
+def test_what_communicates_stands_out_with_its_bytes():
+    drawing = md.draw(spmd.shard_map(network, **SPECS))(np.ones((4, 4)), np.ones((4, 4)))
+    loud = {label: text for label, text in nodes(drawing).items() if "bytes per rank" in text}
+    assert [text.split("\\n")[0].split("(")[0] for text in loud.values()] == [
+        f"\u21c4 {name}" for name in ("all_gather", "psum_scatter", "psum")
+    ]
+    assert [text.split("\\n")[-1] for text in loud.values()] == [f"{n} bytes per rank" for n in (64, 64, 8)]
+    for text in loud.values():
+        assert LOOKS["collective"].items() <= node(drawing, text.split("(")[0] + "(").items()
+    assert "\u21c4 pbroadcast" not in drawing.source and "pbroadcast(" in drawing.source
+
+
+def test_the_legend_says_what_is_there():
+    def legend(f, *args):
+        return re.findall(r'ALIGN="LEFT">(.*?)<', md.draw(f)(*args).source)
+
+    x = np.ones((4, 4))
+    both = ["the same on all ranks", "may vary along i", "may vary along j", "communicates"]
+    assert legend(spmd.shard_map(network, **SPECS), x, x) == both
+    quiet = spmd.shard_map(lambda x: np.sin(x), mesh=PLANE, in_specs=P("j"), out_specs=P("j"))
+    assert legend(quiet, x) == ["the same on all ranks", "may vary along j"]
+    untyped = spmd.shard_map(lambda x: psum(x, "i"), mesh=PLANE, in_specs=P("i"), out_specs=P(), check_rep=False)
+    assert legend(untyped, x) == ["the same on all ranks", "communicates"]
+    assert legend(formula, 2.0, 5.0) == []
+
+
+def test_three_axes_are_three_colours():
+    mesh = spmd.make_mesh((2, 2, 2), ("x", "y", "z"), backend="simulated")
+    f = spmd.shard_map(lambda x: np.sin(x), mesh=mesh, in_specs=P("z", "y", "x"), out_specs=P("z", "y", "x"))
+    drawing = md.draw(f)(np.ones((2, 2, 2)))
+    assert fill(drawing, "sin(") == ":".join(map(colour_of, "xyz"))
+    assert node(drawing, "sin(")["style"] == "striped" and node(drawing, "c:")["style"] == "wedged"
+
+
+def grey(colour):
+    """How light a colour is in grey print, 0 to 100 (CIE L*)."""
+    linear = [(int(colour[i : i + 2], 16) / 255) ** 2.2 for i in (1, 3, 5)]
+    luminance = np.dot([0.2126, 0.7152, 0.0722], linear)
+    return 116 * luminance ** (1 / 3) - 16
+
+
+def test_colours_can_be_told_apart_in_grey_and_black_text_can_be_read_on_them():
+    assert len(set(COLOURS)) == len(COLOURS)
+    first = sorted(grey(c) for c in (INVARIANT_COLOUR, *COLOURS[:3]))
+    assert min(np.diff(first)) > 10
+    assert min(map(grey, COLOURS)) > 50
 
 
 def test_several_bodies_hang_on_their_operation():

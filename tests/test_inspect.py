@@ -1,37 +1,66 @@
-"""The communication report."""
+"""The communication report, and its comparison with the old recipe."""
+
+import html
+import linecache
+import math
+import re
+from xml.etree import ElementTree
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, psum
+from collectives import all_gather, pbroadcast, psum
 from spmd import P
+from tests.programs import example
+from tests.test_programs import placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 
 
 def program(x):
     def body(x):
-        y = all_gather(psum(x, "i"), "j", tiled=True)
-        return psum(psum(y, "j"), "i") + psum(x.astype(np.float32), "i").sum()
+        y = psum(x, "i")
+        y = all_gather(y, "j", tiled=True)
+        for _ in range(2):
+            z = psum(y, "j")
+        return psum(z, "i") + psum(x.astype(np.float32), "i").sum()
 
     return spmd.shard_map(body, mesh=MESH, in_specs=P("i", "j"), out_specs=P(None, "j"))(x)
 
 
 def test_counts_and_bytes():
     report = spmd.communication(program)(np.ones((4, 4)))
-    assert report.counts == {"psum": 3, "all_gather": 1}
-    assert report.bytes == 32 + 32 + 64 + 16
-    assert str(report) == (
-        "collective  axes  count  bytes per rank\n"
-        "----------  ----  -----  --------------\n"
-        "psum        i         2              48\n"
-        "all_gather  j         1              32\n"
-        "psum        j         1              64\n"
-        "----------  ----  -----  --------------\n"
-        "total                 4             144"
-    )
+    assert report.counts == {"psum": 4, "all_gather": 1}
+    assert report.bytes == 32 + 32 + 2 * 64 + 16
+    start = program.__code__.co_firstlineno
+    assert str(report).replace("test_inspect.py:", "").splitlines() == [
+        "collective  axes  count  bytes per rank  direction  asked for by",
+        "----------  ----  -----  --------------  ---------  " + "-" * 60,
+        f'psum        i         1              32  forward    {start + 2}: y = psum(x, "i")',
+        f'all_gather  j         1              32  forward    {start + 3}: y = all_gather(y, "j", tiled=True)',
+        f'psum        j         2             128  forward    {start + 5}: z = psum(y, "j")',
+        f'psum        i         1              16  forward    {start + 6}: return psum(z, "i") + psum(x.astype(np.…',
+        "----------  ----  -----  --------------  ---------  " + "-" * 60,
+        "total                 5             208",
+    ]
+
+
+def test_a_notebook_shows_the_same_table():
+    report = spmd.communication(program)(np.ones((4, 4)))
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", report._repr_html_())
+    header, *rows, total = [cells[i : i + 6] for i in range(0, len(cells), 6)]
+    assert header[4:] == ["direction", "asked for by"] and total[:4] == ["total", "", "5", "208"]
+    assert [html.unescape(r[5]) for r in rows] == [r.asked_for_by for r in report.rows]
+    assert spmd.communication(np.sin)(1.0)._repr_html_() == "<p>no communication</p>"
+
+
+def test_of_a_tape():
+    x = np.ones((4, 4))
+    assert str(spmd.communication(md.make_tape(program)(x))) == str(spmd.communication(program)(x))
 
 
 def test_nothing_is_run():
@@ -123,3 +152,257 @@ def test_how_often_a_while_loop_communicates_is_not_known():
     )
     quiet = spmd.communication(lambda x: md.while_loop(lambda s: s < 9.0, lambda s: s + x, x))(1.0)
     assert str(quiet) == "no communication"
+
+
+# ---------------------------------------------------------------- who asked for it
+
+
+def asked(report):
+    """Who asked for each collective: (collective, direction, text of the line)."""
+    return [(r.collective, r.direction, r.source.text) for r in report.rows]
+
+
+def test_what_is_transposed_was_asked_for_by_the_line_whose_derivative_needs_it():
+    @in_body
+    def f(x):
+        total = psum(x, ("i", "j"))
+        y = x @ total
+        return psum(y.sum(), ("i", "j"))
+
+    assert asked(spmd.communication(md.grad(f))(np.ones((4, 4)))) == [
+        ("psum", "forward", 'total = psum(x, ("i", "j"))'),
+        ("psum", "forward", 'return psum(y.sum(), ("i", "j"))'),
+        ("psum", "backward", "y = x @ total"),
+    ]
+
+
+def test_an_unmapped_argument_is_summed_for_the_line_that_lifted_it():
+    def body(w, x):
+        h = x @ w
+        return psum(h.sum(), ("i", "j"))
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i", "j")), out_specs=P())
+    args = np.ones((2, 3)), np.ones((4, 4))
+    expected = [("psum", "forward", 'return psum(h.sum(), ("i", "j"))'), ("psum", "backward", "h = x @ w")]
+    assert asked(spmd.communication(md.grad(f))(*args)) == expected
+    assert asked(spmd.communication(md.grad(md.jit(f)))(*args)) == expected
+    assert asked(spmd.communication(md.make_tape(md.grad(f))(*args))) == expected
+    assert asked(spmd.communication(md.make_tape(md.make_tape(md.grad(f))(*args))(*args))) == expected
+    optimized = md.jit(md.value_and_grad(f)).program(*args).tape
+    assert sorted(asked(spmd.communication(optimized))) == sorted(expected)
+
+
+def test_what_is_computed_once_more_is_backward():
+    @in_body
+    def f(x):
+        inner = md.checkpoint(lambda x: np.sin(psum(np.sin(x), "j")))
+        return psum(inner(x).sum(), "i")
+
+    line = 'inner = md.checkpoint(lambda x: np.sin(psum(np.sin(x), "j")))'
+    assert asked(spmd.communication(md.grad(f))(np.ones((4, 4)))) == [
+        ("psum", "forward", line),
+        ("psum", "forward", 'return psum(inner(x).sum(), "i")'),
+        ("psum", "backward", line),
+    ]
+
+
+def test_bodies_of_loops_and_branches():
+    @in_body
+    def f(x):
+        def step(s, row):
+            s = s + psum(np.sin(s * row), ("i", "j")).sum()
+            return s, None
+
+        total = md.scan(step, 1.0, x)[0]
+        other = lambda: psum((x * total).sum(), ("i", "j"))  # noqa: E731
+        return md.cond(total > 0, other, lambda: total)
+
+    loop = 's = s + psum(np.sin(s * row), ("i", "j")).sum()'
+    branch = 'other = lambda: psum((x * total).sum(), ("i", "j"))  # noqa: E731'
+    assert set(asked(spmd.communication(md.grad(f))(np.ones((4, 4))))) == {
+        ("psum", "forward", loop),
+        ("psum", "backward", loop),
+        ("psum", "forward", branch),
+        ("psum", "backward", branch),
+    }
+
+
+def test_a_rule_of_ones_own_asks_itself():
+    @md.custom_vjp
+    def double(x):
+        return 2.0 * x
+
+    def bwd(_, ct):
+        mean = psum(ct, ("i", "j")) / 4
+        return (2.0 * pbroadcast(mean, ("i", "j")),)
+
+    double.defvjp(lambda x: (double(x), None), bwd)
+    f = in_body(lambda x: psum(double(x).sum(), ("i", "j")))
+    report = spmd.communication(md.grad(f))(np.ones((4, 4)))
+    assert asked(report)[1:] == [("psum", "backward", 'mean = psum(ct, ("i", "j")) / 4')]
+
+
+def test_derivatives_of_derivatives():
+    @in_body
+    def f(x):
+        y = np.sin(psum(x, "i"))
+        return psum((y * y).sum(), "j")
+
+    x = np.ones((4, 4))
+    report = spmd.communication(md.grad(lambda x: (md.grad(f)(x) ** 2).sum()))(x)
+    assert {row.source.text for row in report.rows} == {'y = np.sin(psum(x, "i"))', 'return psum((y * y).sum(), "j")'}
+    assert sum(row.count for row in report.rows if row.direction == "forward") == 2
+
+
+def test_forward_mode_and_vmap():
+    @in_body
+    def f(x):
+        return psum(np.sin(x), ("i", "j"))
+
+    x, line = np.ones((4, 4)), 'return psum(np.sin(x), ("i", "j"))'
+    report = spmd.communication(lambda x, t: md.jvp(f, (x,), (t,)))(x, x)
+    assert asked(report) == [("psum", "forward", line)] and report.counts == {"psum": 2}
+    assert asked(spmd.communication(md.vmap(f))(np.ones((3, 4, 4)))) == [("psum", "forward", line)]
+
+
+def test_without_types_the_boundary_asks():
+    def body(w, x):
+        return psum((w * x).sum(), ("i", "j"))
+
+    specs = {"in_specs": (P(), P("i", "j")), "out_specs": P()}
+    mapped = spmd.shard_map(body, mesh=MESH, **specs, check_rep=False)
+
+    def loss(w, x):
+        return mapped(w, x)
+
+    assert asked(spmd.communication(md.grad(loss))(2.0, np.ones((4, 4)))) == [
+        ("psum", "forward", 'return psum((w * x).sum(), ("i", "j"))'),
+        ("psum", "backward", 'return psum((w * x).sum(), ("i", "j"))'),
+        ("psum", "backward", "return mapped(w, x)"),
+    ]
+
+
+def of_numpy(x):
+    return np.average(x * 2.0) + np.var(x)
+
+
+def test_only_tapes_of_programs_know_where_they_come_from():
+    _, tape = md.reverse.linearize_flat(lambda x: [np.sin(x) @ x], [np.ones(3)], [True])
+    assert [eqn.source for eqn in tape.equations] == [None] * len(tape.equations)
+    assert {eqn.source.filename for eqn in md.make_tape(md.grad(of_numpy))(np.ones(3)).equations} == {__file__}
+
+
+def test_a_line_of_a_session_has_no_file():
+    name, lines = "<session>", ["def f(x):\n", "    return g(psum(x, 'i'))\n"]
+    linecache.cache[name] = 1, None, lines, name
+    names = {"psum": psum, "g": np.sin}
+    exec(compile("".join(lines), name, "exec"), names)
+    mapped = spmd.shard_map(names["f"], mesh=MESH, in_specs=P("i"), out_specs=P())
+    (row,) = spmd.communication(mapped)(np.ones(2)).rows
+    assert row.asked_for_by == "line 2: return g(psum(x, 'i'))"
+    del linecache.cache[name]
+    assert row.asked_for_by == "line 2"
+
+
+# ---------------------------------------------------------------- beside the old recipe
+
+
+def weighted(w, x):
+    def body(w, x):
+        return psum((w * x).sum(), ("i", "j"))
+
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i", "j")), out_specs=P())(w, x)
+
+
+ARGS = np.ones(2), np.ones((4, 4))
+
+
+@pytest.mark.parametrize("f", [md.grad(weighted), md.jit(md.grad(weighted)), md.grad(md.jit(weighted))])
+def test_the_old_recipe_communicates_more(f):
+    for _ in range(2):  # what jit keeps in mind must not be taken for the other
+        comparison = spmd.compare(f, *ARGS)
+        assert (comparison.typed.counts, comparison.untyped.counts) == ({"psum": 2}, {"psum": 3})
+        assert comparison.ratio == (8 + 8 + 16) / (8 + 16) and comparison.same is True
+        f(*ARGS)
+    assert spmd.communication(f)(*ARGS).counts == {"psum": 2}
+    assert str(comparison) == (
+        "collective  axes  count  without types  bytes per rank  without types  ratio\n"
+        "----------  ----  -----  -------------  --------------  -------------  -----\n"
+        "psum        i, j      2              3              24             32   1.33\n"
+        "----------  ----  -----  -------------  --------------  -------------  -----\n"
+        "total                 2              3              24             32   1.33\n"
+        "both give the same numbers"
+    )
+    cells = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", comparison._repr_html_())
+    assert cells[7:14] == ["psum", "i, j", "2", "3", "24", "32", "1.33"]
+    assert comparison._repr_html_().endswith("<p>both give the same numbers</p>")
+    for shown in (comparison, comparison.typed):
+        ElementTree.fromstring(f"<div>{shown._repr_html_()}</div>")  # every tag is closed
+
+
+def test_arguments_may_be_trees_of_numbers():
+    def f(params):
+        return weighted(params["w"] * np.ones(2), np.ones((4, 4))) * params["n"][0]
+
+    comparison = spmd.compare(md.grad(f), {"w": 2.0, "n": [3.0]})
+    assert comparison.same and comparison.ratio == 4 / 3
+
+
+def test_where_nothing_is_communicated_there_is_no_ratio():
+    f = spmd.shard_map(lambda x: np.sin(x), mesh=MESH, in_specs=P(), out_specs=P())
+    comparison = spmd.compare(md.grad(lambda x: f(x).sum()), np.ones(3))
+    assert comparison.ratio is None and comparison.typed.counts == {} and comparison.untyped.counts == {"psum": 1}
+    assert re.search(r"psum +i, j +0 +1 +0 +24 +-\n", str(comparison))
+    assert str(spmd.compare(np.sin, 1.0)) == "no communication, with types or without\nboth give the same numbers"
+
+
+def test_a_program_that_needs_types():
+    @in_body
+    def f(x):
+        if not md.typeof(x).variance:
+            raise ValueError("this program reads its types")
+        return psum(x, ("i", "j"))
+
+    comparison = spmd.compare(f, np.ones((4, 4)))
+    assert comparison.untyped is None and comparison.same is None and comparison.ratio is None
+    assert "without types it does not run: ValueError: this program reads its types" in str(comparison)
+    assert re.search(r"psum +i, j +1 +\? +32 +\? +\?\n", str(comparison))
+
+
+def test_other_numbers_are_told():
+    body = lambda x: x * len(md.typeof(x).variance)  # noqa: E731
+    comparison = spmd.compare(spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i")), np.ones(4))
+    assert comparison.same is False and "the two do not give the same numbers" in str(comparison)
+
+
+def test_types_for_arguments_are_not_run():
+    MESH.reset_calls()
+    comparison = spmd.compare(md.grad(weighted), *[md.typeof(x) for x in ARGS])
+    assert comparison.same is None and comparison.ratio == 4 / 3 and not MESH.calls
+    assert "not run: the arguments are types, not values" in str(comparison)
+
+
+def test_the_types_are_back_afterwards():
+    spmd.compare(md.grad(weighted), *ARGS)
+    with pytest.raises(md.VarianceError):
+        spmd.shard_map(lambda x: x, mesh=MESH, in_specs=P("i"), out_specs=P())(np.ones(2))
+
+
+# ---------------------------------------------------------------- random programs
+
+
+@settings(deadline=None, max_examples=25)
+@given(programs, placements(), st.booleans())
+def test_of_random_programs(program, placement, closed_over):
+    mesh, axes = placement
+    args = example(program, rows=2 * math.prod(mesh.shape[a] for a in axes), seed=0)
+    loss = program.sharded(mesh, axes, closed_over)
+    plain, report = spmd.communication(loss)(*args), spmd.communication(md.grad(loss, (0, 1)))(*args)
+    assert all(row.source.filename.endswith("programs.py") for row in report.rows)
+    # The loss is the forward part of its gradient, line by line; all else is backward.
+    assert {row.direction for row in plain.rows} <= {"forward"}
+    assert [row for row in report.rows if row.direction == "forward"] == plain.rows
+    comparison = spmd.compare(md.grad(loss, (0, 1)), *args)
+    untyped = md.grad(program.sharded(mesh, axes, closed_over, check_rep=False), (0, 1))
+    assert comparison.same and comparison.typed == report
+    assert comparison.untyped == spmd.communication(untyped)(*args)

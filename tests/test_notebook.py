@@ -2,10 +2,15 @@
 
 import html
 import re
+from xml.etree import ElementTree
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
+from collectives import psum
+from minidiff.colours import colour_of
 from minidiff.core import Primitive, ShapedArray
+from spmd import P
 
 
 def _text(shown):
@@ -14,8 +19,11 @@ def _text(shown):
 
 
 def test_a_type():
-    t = ShapedArray((3, 4), float, {"i"})
-    assert t._repr_html_() == "<code>f64[3,4]{i}</code>"
+    assert ShapedArray((3, 4), float)._repr_html_() == "<code>f64[3,4]</code>"
+    shown = ShapedArray((3, 4), float, {"i", "j"})._repr_html_()
+    assert _text(shown) == "f64[3,4]{i,j}"
+    for axis in "ij":
+        assert f'<span style="background:{colour_of(axis)};color:#000">{axis}</span>' in shown
 
 
 def test_a_tape():
@@ -24,6 +32,18 @@ def test_a_tape():
     assert shown.startswith("<pre")
     assert _text(shown) == str(tape)
     assert shown.count("<span") == 5  # a type each for two arguments and three results
+
+
+def test_axes_have_the_same_colours_in_tapes_types_and_pictures():
+    mesh = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    f = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i", "j"), out_specs=P(None, "j"))
+    tape = md.make_tape(f)(np.ones((2, 2)))
+    shown = tape._repr_html_()
+    assert _text(shown) == str(tape)
+    ElementTree.fromstring(shown)  # every tag is closed
+    coloured = re.findall(r'background:(#\w+);color:#000">(\w)</span>', shown)
+    assert coloured == [(colour_of(axis), axis) for axis in "ijj"]
+    assert all(colour_of(axis) in md.draw(tape).source for axis in "ij")
 
 
 def test_what_html_would_read_as_its_own_is_text():

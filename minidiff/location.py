@@ -1,0 +1,106 @@
+"""Where an operation on a tape comes from: the line of the program that asked for it.
+
+A tape is written while the program runs, so the line is on the stack: the nearest frame that is not the library's.
+Where a tape is run again, or transposed, operations come from those on that tape: the functions that do so are marked
+(`@replays`, `@transposes`), and the equation that they are at, their local variable `eqn`, says where it is from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy
+
+
+class Location(NamedTuple):
+    """A line of a program. `backward` says whether the operation is there for its sake, in the backward pass."""
+
+    filename: str
+    line: int
+    backward: bool = False
+
+    @property
+    def text(self) -> str:
+        """The line itself, where it can be found."""
+        import linecache  # which reports alone need
+
+        return linecache.getline(self.filename, self.line).strip()
+
+    def __str__(self) -> str:
+        name = os.path.basename(self.filename)
+        # What was typed into a session has no file, and in a notebook one that nobody has heard of.
+        typed = self.filename.startswith("<") or "ipykernel_" in self.filename
+        place = f"line {self.line}" if typed else f"{name}:{self.line}"
+        return f"{place}: {self.text}" if self.text else place
+
+
+#: Folders whose frames are not the program's. Packages that stand on this one add theirs.
+LIBRARY: list[str] = [os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, numpy.__file__)]
+
+_EXAMPLES = f"examples{os.sep}"  # programs that come with a library are programs
+
+_is_library: dict[str, bool] = {}
+_marked: dict[int, str] = {}  # id of a function's code -> what it is marked as
+
+
+def add_library(file: str) -> None:
+    """Declare the folder of this file to be a library's."""
+    LIBRARY.append(os.path.dirname(os.path.abspath(file)) + os.sep)
+    _is_library.clear()
+
+
+def _mark(name: str) -> Callable[[Callable], Callable]:
+    def mark(function: Callable) -> Callable:
+        _marked[id(function.__code__)] = name
+        return function
+
+    return mark
+
+
+#: A function that applies the operation of an equation, its variable `eqn`, once more.
+replays = _mark("replays")
+
+#: A function that transposes equations, one after the other: its variable `eqn`.
+transposes = _mark("transposes")
+
+#: A function that begins a tape. What is above it on the stack is no part of the program.
+begins = _mark("begins")
+
+
+def here() -> Location | None:
+    """Where the operation that is running comes from. None where the library has nobody to blame but itself."""
+    frame = sys._getframe(1)
+    found: Location | None = None
+    while found is None and frame is not None:
+        code = frame.f_code
+        mark = _marked.get(id(code))
+        if mark in ("replays", "transposes"):
+            eqn = frame.f_locals.get("eqn")
+            found = None if eqn is None else eqn.source
+            if found is not None and mark == "transposes":
+                return found if found.backward else Location(found.filename, found.line, True)
+        elif not _belongs_to_library(code.co_filename):
+            found = Location(code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    if found is None or found.backward:
+        return found
+    while frame is not None:  # whether that is on the way back
+        mark = _marked.get(id(frame.f_code))
+        if mark == "transposes":
+            return Location(found.filename, found.line, True)
+        if mark == "begins":
+            break
+        frame = frame.f_back
+    return found
+
+
+def _belongs_to_library(filename: str) -> bool:
+    known = _is_library.get(filename)
+    if known is None:
+        known = _is_library[filename] = filename.startswith("<frozen ") or any(
+            filename.startswith(folder) and not filename.startswith(folder + _EXAMPLES) for folder in LIBRARY
+        )
+    return known

@@ -1,0 +1,33 @@
+"""Tables of text: as `print` shows them, and as notebooks do."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+Lines = Sequence[Sequence[str]]
+
+
+def text_table(header: Sequence[str], lines: Lines, total: Sequence[str], right: Sequence[int]) -> str:
+    """Columns of text, those named in `right` flush right; the total beneath a rule."""
+    widths = [max(map(len, column)) for column in zip(header, *lines, total)]
+
+    def line(row: Sequence[str]) -> str:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]
+        return "  ".join(cells).rstrip()
+
+    rule = "  ".join("-" * w for w in widths)
+    return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
+
+
+def html_table(header: Sequence[str], lines: Lines, total: Sequence[str], right: Sequence[int]) -> str:
+    """The same table for a notebook."""
+
+    def row(cells: Sequence[str], tag: str, style: str = "") -> str:
+        aligned = ["right" if i in right else "left" for i in range(len(cells))]
+        parts = [f'<{tag} style="text-align:{a}{style}">{html.escape(c)}</{tag}>' for c, a in zip(cells, aligned)]
+        return f"<tr>{''.join(parts)}</tr>"
+
+    body = "".join(row(cells, "td") for cells in lines)
+    foot = row(total, "td", ";font-weight:bold;border-top:1px solid")
+    return f"<table><thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"

@@ -1,0 +1,102 @@
+"""Where operations on tapes come from."""
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+from minidiff import location
+from minidiff.location import Location
+from minidiff.tape import Equation, bodies_of
+
+
+def lines(tape):
+    """The text of each equation's line, and whether it is backward; bodies behind their equation."""
+    found = []
+    for eqn in tape.equations:
+        found.append((eqn.source.text, eqn.source.backward))
+        found += [line for body in bodies_of(eqn) for line in lines(body)]
+    return found
+
+
+def f(x):
+    y = np.sin(x)
+    return y * y
+
+
+SIN, SQUARE = "y = np.sin(x)", "return y * y"
+
+
+def test_of_a_function_and_its_derivative():
+    assert lines(md.make_tape(f)(1.0)) == [(SIN, False), (SQUARE, False)]
+    found = lines(md.make_tape(md.grad(f))(1.0))
+    assert found[:2] == [(SIN, False), (SQUARE, False)]
+    assert set(found[2:]) == {(SQUARE, True), (SIN, True)}
+    assert set(lines(md.make_tape(lambda x: md.jvp(f, (x,), (x,)))(1.0))) == {(SIN, False), (SQUARE, False)}
+    assert set(lines(md.make_tape(md.vmap(f))(np.ones(3)))) == {(SIN, False), (SQUARE, False)}
+
+
+def test_what_runs_a_tape_again_does_not_ask_itself():
+    tape = md.make_tape(md.grad(f))(1.0)
+    assert lines(md.make_tape(tape)(1.0)) == lines(tape)
+    assert set(lines(md.make_tape(md.grad(lambda x: md.make_tape(f)(1.0)(x)[0]))(1.0))) >= {(SIN, True), (SQUARE, True)}
+    assert set(lines(tape.close()[0])) == set(lines(tape))
+
+
+def test_what_is_optimized_keeps_its_lines():
+    tape = md.jit(md.grad(f)).program(1.0).tape
+    assert {line for line, _ in lines(tape)} == {SIN, SQUARE}
+    added = md.jit(lambda x: (x, x)).program(1.0).tape  # a result is copied, which nobody asked for
+    assert all(isinstance(eqn, Equation) for eqn in added.equations)
+
+
+@pytest.mark.parametrize(
+    "g",
+    [
+        lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=3)[0],
+        lambda x: md.cond(x > 0, lambda: f(x), lambda: x),
+        lambda x: md.checkpoint(f)(x),
+        lambda x: md.jit(f)(x),
+    ],
+    ids=["scan", "cond", "checkpoint", "jit"],
+)
+def test_bodies(g):
+    found = set(lines(md.make_tape(md.grad(g))(1.0)))
+    assert {(SIN, False), (SQUARE, False)} <= found
+    assert {(SIN, True), (SQUARE, True)} <= found
+
+
+def test_functions_of_numpy_are_not_the_program():
+    def of_numpy(x):
+        return np.average(x) + np.linalg.norm(np.cov(x, x))
+
+    assert {line for line, _ in lines(md.make_tape(md.grad(of_numpy))(np.ones(3)))} == {
+        "return np.average(x) + np.linalg.norm(np.cov(x, x))"
+    }
+
+
+def test_a_derivative_that_is_not_recorded_takes_no_notice(monkeypatch):
+    def never():
+        raise AssertionError("asked for a location where no tape of a program is written")
+
+    monkeypatch.setattr("minidiff.tape.here", never)
+    x = np.linspace(0.1, 1.0, 4)
+    md.grad(lambda x: np.sort(f(x)).sum() + np.linalg.norm(x) + md.checkpoint(f)(x).sum())(x)
+    md.grad(lambda x: (md.grad(lambda x: f(x).sum())(x) ** 2).sum())(x)
+    md.vmap(md.grad(f))(x)
+
+
+def test_how_a_line_is_written():
+    here = Location(__file__, f.__code__.co_firstlineno + 1)
+    assert str(here) == f"test_location.py:{here.line}: {SIN}"
+    assert str(Location("/nowhere/model.py", 7)) == "model.py:7"
+    assert str(Location("<stdin>", 2)) == "line 2"
+    assert str(Location("/tmp/ipykernel_77/123.py", 2)) == "line 2"
+
+
+def test_examples_that_come_with_a_library_are_programs():
+    from spmd.examples import data_parallel
+
+    assert not location._belongs_to_library(data_parallel.__file__)
+    for module in (md, md.tape, location):
+        assert location._belongs_to_library(module.__file__)
+    assert not location._belongs_to_library(__file__)
