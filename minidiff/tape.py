@@ -146,7 +146,19 @@ class Tape:
                 raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tape) and _same_tape(self, other)
+        """Whether two tapes are the same program.
+
+        They are if they compute the same values from the same inputs by the same operations, each as often, up to: the
+        names; the order of independent equations, of the terms of sums and of the factors of products, and of the
+        operands and results of a `shard_map`; equations that no result needs, and zeros written down that are added
+        or carried along; and whether an operation broadcasts an operand, subtracts it, or keeps the axes that it sums
+        over by itself, or has that done by an operation of its own, before or after it (`minidiff/normal.py`).
+        """
+        if not isinstance(other, Tape):
+            return NotImplemented
+        from minidiff.normal import same  # it stands above the operations
+
+        return same(self, other)
 
     __hash__ = object.__hash__
 
@@ -329,35 +341,4 @@ def _wrapped(line: str, indent: str) -> list[str]:
         subsequent_indent=indent + 6 * " ",
         break_long_words=False,
         break_on_hyphens=False,
-    )
-
-
-# ---------------------------------------------------------------- equality up to renaming
-
-
-def _same_tape(one: Tape, two: Tape) -> bool:
-    renamed: dict[Var, Var] = {}
-
-    def same_vars(a: Sequence[Var], b: Sequence[Var]) -> bool:
-        renamed.update(zip(a, b))
-        return [v.type for v in a] == [v.type for v in b]
-
-    def same(a: Atom, b: Atom) -> bool:
-        if isinstance(a, Var) or isinstance(b, Var):
-            return isinstance(a, Var) and renamed.get(a) is b
-        return typeof(a) == typeof(b) and (a is b or numpy.array_equal(a, b))
-
-    return (
-        same_vars(one.inputs, two.inputs)
-        and len(one.equations) == len(two.equations)
-        and all(
-            e.primitive is f.primitive
-            and e.params == f.params
-            and len(e.inputs) == len(f.inputs)
-            and all(map(same, e.inputs, f.inputs))
-            and same_vars(e.outputs, f.outputs)
-            for e, f in zip(one.equations, two.equations)
-        )
-        and len(one.outputs) == len(two.outputs)
-        and all(map(same, one.outputs, two.outputs))
     )

@@ -250,6 +250,9 @@ class ShardMap(Primitive):
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         params["body"].check(params["check_rep"])
 
+    def boundary(self, params: dict) -> tuple[Specs, Specs]:
+        return params["in_specs"], params["out_specs"]
+
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
         shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
