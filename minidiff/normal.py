@@ -94,6 +94,16 @@ def _sum_over_one(program: Program, eqn: Equation) -> Any:
     return Equation(reshape_p, [x], {"shape": eqn.outputs[0].type.shape}, eqn.outputs)
 
 
+def _unscaled(program: Program, eqn: Equation) -> Any:
+    """Arrays of constants that undo each other: a half spectrum's weights, and their reciprocals."""
+    for a, b in (eqn.inputs, eqn.inputs[::-1]):
+        before = _inner(program, b, multiply_p) if type(a) is numpy.ndarray else None
+        for c, x in (before.inputs, before.inputs[::-1]) if before is not None else ():
+            if type(c) is numpy.ndarray and isinstance(x, Var) and x.type == eqn.outputs[0].type and (a * c == 1).all():
+                return x
+    return None
+
+
 #: What makes tapes shorter: of operations that follow one another, and undo one another.
 SHORTER: dict[Primitive, list[Rule]] = {
     reshape_p: [_reshaped],
@@ -101,6 +111,7 @@ SHORTER: dict[Primitive, list[Rule]] = {
     negative_p: [_negated],
     broadcast_to_p: [_repeated_once, _broadcast_of_reshape],
     sum_p: [_sum_over_one],
+    multiply_p: [_unscaled],
 }
 
 
@@ -141,7 +152,7 @@ EXPLICIT: dict[Primitive, list[Rule]] = {
     **SHORTER,
     add_p: [_broadcast_before],
     subtract_p: [_broadcast_before, _difference],
-    multiply_p: [_broadcast_before],
+    multiply_p: [*SHORTER[multiply_p], _broadcast_before],
     elementwise.divide.primitive: [_broadcast_before],
     broadcast_to_p: [_repeated_once, _without_leading_ones],
     sum_p: [_sum_then_reshape, *SHORTER[sum_p]],

@@ -125,21 +125,13 @@ class Tape:
     def check(self, typed: bool = True) -> None:
         """Derive every type again, from the inputs' types and the operations' rules; raise TypeError if one is wrong.
 
-        `typed` says whether operands must also agree in variance: they need not in the body of a
-        `shard_map` with `check_rep=False`.
+        Bodies are checked too. The error names the operation, and the type on the tape as well as that of the rules.
+        `typed` says whether operands must also agree in variance: they need not in the body of a `shard_map` with
+        `check_rep=False`, nor on a tape made in a `vmap` with a named axis, along which nothing is typed.
         """
         known = set(self.inputs)
         for eqn in self.equations:
-            for a in eqn.inputs:
-                if isinstance(a, Var) and a not in known:
-                    raise TypeError(f"{eqn.primitive}: an operand of type {a.type} is used before it is defined")
-            types = eqn.primitive.typecheck([_operand_type(a) for a in eqn.inputs], eqn.params)
-            if [v.type for v in eqn.outputs] != types:
-                found = ", ".join(str(v.type) for v in eqn.outputs)
-                raise TypeError(f"{eqn.primitive}: the tape says {found}, the rules say {', '.join(map(str, types))}")
-            if typed:
-                arrays = [atom_type(a) for a in eqn.inputs if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
-                eqn.primitive.check_variance(arrays, eqn.params)
+            _check_equation(eqn, known, typed)
             known.update(eqn.outputs)
         for a in self.outputs:
             if isinstance(a, Var) and a not in known:
@@ -182,6 +174,35 @@ def atom_type(a: Atom) -> ShapedArray:
 def _operand_type(a: Atom) -> Any:
     """Python numbers stay what they are for the typing rules: they promote weakly."""
     return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
+
+
+def _check_equation(eqn: Equation, known: set[Var], typed: bool) -> None:
+    """What `Tape.check` asks of one equation, where `known` are the names defined before it."""
+    p = eqn.primitive
+    for a in eqn.inputs:
+        if isinstance(a, Var) and a not in known:
+            raise TypeError(f"{p}: an operand of type {a.type} is used before it is defined")
+    for v in eqn.outputs:
+        if v in known:
+            raise TypeError(f"{p}: its result of type {v.type} is defined twice")
+    scope_of = getattr(p, "body_scope", None)
+    for body in bodies_of(eqn):
+        body.check(typed and (not scope_of or scope_of(eqn.params).typed))
+    types = [_operand_type(a) for a in eqn.inputs]
+    try:
+        derived = p.typecheck(types, eqn.params)
+    except (IndexError, ValueError) as error:  # of a rule that the operands do not fit
+        raise TypeError(f"{p}: the rules do not allow operands of types {_listed(types)}: {error}") from None
+    if [v.type for v in eqn.outputs] != derived:
+        found = _listed([v.type for v in eqn.outputs])
+        raise TypeError(f"{p}: the tape says {found}, the rules say {_listed(derived)}")
+    if typed:
+        arrays = [atom_type(a) for a in eqn.inputs if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
+        p.check_variance(arrays, eqn.params)
+
+
+def _listed(types: Sequence[Any]) -> str:
+    return ", ".join(map(str, types))
 
 
 def read(env: dict[Var, Value], a: Atom) -> Value:
