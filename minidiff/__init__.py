@@ -26,7 +26,7 @@ from minidiff.core import (
 )
 from minidiff.forward import jvp
 from minidiff.jit import jit
-from minidiff.reverse import grad, linear_transpose, linearize, value_and_grad, vjp
+from minidiff.reverse import grad, linearize, value_and_grad, vjp
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
 
@@ -66,6 +66,7 @@ __all__ = [
     "switch",
     "testing",
     "trace_table",
+    "transpose",
     "tree",
     "typeof",
     "value_and_grad",
@@ -83,6 +84,7 @@ _LATER = {
     **dict.fromkeys(["cond", "fori_loop", "scan", "switch", "while_loop"], ("minidiff.control", True)),
     **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.custom", True)),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
+    **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
     "draw": ("minidiff.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.numerical", False),

@@ -488,6 +488,13 @@ class Primitive:
             ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
         ]
 
+    def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
+        """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.
+
+        The order of operands, and of results, then means nothing: tapes may be equal that differ in it.
+        """
+        return None
+
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
         if self.lifts_operands and len({t.variance for t in types}) > 1:

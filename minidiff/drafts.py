@@ -254,10 +254,6 @@ class BodyOperation(Primitive):
         batched = [outside.owns(x) for x in args]
         return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
 
-    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
-        for tape in tapes_of(params):
-            tape.check()
-
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
         types = [typeof(t) for t in types]
         if types != list(expected):

@@ -37,7 +37,6 @@ from minidiff.core import (
 from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
-from minidiff.staging import stage_flat
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
 
 
@@ -266,7 +265,7 @@ def backward_pass(
 def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) -> None:
     """Add a cotangent to what the name has already."""
     if a.type.variance or isinstance(ct, Tracer):
-        ct = _agree(ct, a.type)
+        ct = agreeing(ct, a.type)
     if a not in adjoints:
         adjoints[a] = ct
     elif a in owned and type(ct) is numpy.ndarray:
@@ -295,7 +294,7 @@ def _evaluate_constants(
     return env, equations
 
 
-def _agree(ct: Value, type: ShapedArray) -> Value:
+def agreeing(ct: Value, type: ShapedArray) -> Value:
     """A cotangent has the variance of what it is a cotangent of."""
     variance = variance_of(ct)
     if variance == type.variance:
@@ -396,13 +395,18 @@ def _pullback(tape: Tape, out_types: Sequence[ShapedArray], out_structure: tree.
     """Cotangents of a tape's inputs, all of them linear, as a function of a tree of cotangents of its outputs."""
 
     def pull(ct: Any) -> list[Value | None]:
-        paths, structure = tree.flatten_with_paths(ct, "ct")
-        if structure != out_structure:
-            raise TypeError(f"pullback: the cotangent has the structure {structure}, the result {out_structure}")
-        cts = [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+        cts = checked_cotangents(ct, out_types, out_structure)
         return backward_pass(tape, [True] * len(tape.inputs), [None] * len(tape.inputs), cts)
 
     return pull
+
+
+def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
+    """The leaves of a cotangent, for results of these types and this structure; None for those of integers."""
+    paths, given = tree.flatten_with_paths(ct, "ct")
+    if given != structure:
+        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
+    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
@@ -410,28 +414,6 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
         raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
     return ct if is_differentiable(out.dtype) else None
-
-
-def linear_transpose(f: Callable, *examples: Any) -> Callable:
-    """The transpose of a linear function: `f_t(ct)` is the tuple of cotangents of `f`'s arguments.
-
-    A constant term, which makes `f` affine, has no part in it.
-
-    `examples` give the types of the arguments: arrays, or :class:`ShapedArray`. Raises TypeError, naming the
-    operation, where `f` is not linear.
-
-    >>> import numpy as np
-    >>> f_t = linear_transpose(lambda x: 3.0 * x, ShapedArray((2,), float))
-    >>> f_t(np.ones(2))
-    (array([3., 3.]),)
-    """
-    tape, structure, out_structure = stage_flat(f, examples)
-    pull = _pullback(tape, tape.out_types, out_structure)
-
-    def f_t(ct: Any) -> tuple:
-        return tree.unflatten(structure, [instantiate(c, t) for c, t in zip(pull(ct), tape.in_types)])
-
-    return f_t
 
 
 _FLOAT64 = numpy.dtype(float)

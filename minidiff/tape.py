@@ -141,28 +141,32 @@ class Tape:
     def check(self, typed: bool = True) -> None:
         """Derive every type again, from the inputs' types and the operations' rules; raise TypeError if one is wrong.
 
-        `typed` says whether operands must also agree in variance: they need not in the body of a
-        `shard_map` with `check_rep=False`.
+        Bodies are checked too. The error names the operation, and the type on the tape as well as that of the rules.
+        `typed` says whether operands must also agree in variance: they need not in the body of a `shard_map` with
+        `check_rep=False`, nor on a tape made in a `vmap` with a named axis, along which nothing is typed.
         """
         known = set(self.inputs)
         for eqn in self.equations:
-            for a in eqn.inputs:
-                if isinstance(a, Var) and a not in known:
-                    raise TypeError(f"{eqn.primitive}: an operand of type {a.type} is used before it is defined")
-            types = eqn.primitive.typecheck([_operand_type(a) for a in eqn.inputs], eqn.params)
-            if [v.type for v in eqn.outputs] != types:
-                found = ", ".join(str(v.type) for v in eqn.outputs)
-                raise TypeError(f"{eqn.primitive}: the tape says {found}, the rules say {', '.join(map(str, types))}")
-            if typed:
-                arrays = [atom_type(a) for a in eqn.inputs if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
-                eqn.primitive.check_variance(arrays, eqn.params)
+            _check_equation(eqn, known, typed)
             known.update(eqn.outputs)
         for a in self.outputs:
             if isinstance(a, Var) and a not in known:
                 raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Tape) and _same_tape(self, other)
+        """Whether two tapes are the same program.
+
+        They are if they compute the same values from the same inputs by the same operations, each as often, up to: the
+        names; the order of independent equations, of the terms of sums and of the factors of products, and of the
+        operands and results of a `shard_map`; equations that no result needs, and zeros written down that are added
+        or carried along; and whether an operation broadcasts an operand, subtracts it, or keeps the axes that it sums
+        over by itself, or has that done by an operation of its own, before or after it (`minidiff/normal.py`).
+        """
+        if not isinstance(other, Tape):
+            return NotImplemented
+        from minidiff.normal import same  # it stands above the operations
+
+        return same(self, other)
 
     __hash__ = object.__hash__
 
@@ -185,6 +189,35 @@ def atom_type(a: Atom) -> ShapedArray:
 def _operand_type(a: Atom) -> Any:
     """Python numbers stay what they are for the typing rules: they promote weakly."""
     return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
+
+
+def _check_equation(eqn: Equation, known: set[Var], typed: bool) -> None:
+    """What `Tape.check` asks of one equation, where `known` are the names defined before it."""
+    p = eqn.primitive
+    for a in eqn.inputs:
+        if isinstance(a, Var) and a not in known:
+            raise TypeError(f"{p}: an operand of type {a.type} is used before it is defined")
+    for v in eqn.outputs:
+        if v in known:
+            raise TypeError(f"{p}: its result of type {v.type} is defined twice")
+    scope_of = getattr(p, "body_scope", None)
+    for body in bodies_of(eqn):
+        body.check(typed and (not scope_of or scope_of(eqn.params).typed))
+    types = [_operand_type(a) for a in eqn.inputs]
+    try:
+        derived = p.typecheck(types, eqn.params)
+    except (IndexError, ValueError) as error:  # of a rule that the operands do not fit
+        raise TypeError(f"{p}: the rules do not allow operands of types {_listed(types)}: {error}") from None
+    if [v.type for v in eqn.outputs] != derived:
+        found = _listed([v.type for v in eqn.outputs])
+        raise TypeError(f"{p}: the tape says {found}, the rules say {_listed(derived)}")
+    if typed:
+        arrays = [atom_type(a) for a in eqn.inputs if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
+        p.check_variance(arrays, eqn.params)
+
+
+def _listed(types: Sequence[Any]) -> str:
+    return ", ".join(map(str, types))
 
 
 def read(env: dict[Var, Value], a: Atom) -> Value:
@@ -356,35 +389,4 @@ def _wrapped(line: str, indent: str) -> list[str]:
         subsequent_indent=indent + 6 * " ",
         break_long_words=False,
         break_on_hyphens=False,
-    )
-
-
-# ---------------------------------------------------------------- equality up to renaming
-
-
-def _same_tape(one: Tape, two: Tape) -> bool:
-    renamed: dict[Var, Var] = {}
-
-    def same_vars(a: Sequence[Var], b: Sequence[Var]) -> bool:
-        renamed.update(zip(a, b))
-        return [v.type for v in a] == [v.type for v in b]
-
-    def same(a: Atom, b: Atom) -> bool:
-        if isinstance(a, Var) or isinstance(b, Var):
-            return isinstance(a, Var) and renamed.get(a) is b
-        return typeof(a) == typeof(b) and (a is b or numpy.array_equal(a, b))
-
-    return (
-        same_vars(one.inputs, two.inputs)
-        and len(one.equations) == len(two.equations)
-        and all(
-            e.primitive is f.primitive
-            and e.params == f.params
-            and len(e.inputs) == len(f.inputs)
-            and all(map(same, e.inputs, f.inputs))
-            and same_vars(e.outputs, f.outputs)
-            for e, f in zip(one.equations, two.equations)
-        )
-        and len(one.outputs) == len(two.outputs)
-        and all(map(same, one.outputs, two.outputs))
     )

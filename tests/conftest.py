@@ -1,10 +1,49 @@
-"""Under mpiexec, every rank runs pytest: rank 0 speaks, another only if one of its tests failed."""
+"""What holds for all tests: every tape that is made is checked, and of ranks that say the same, one speaks."""
 
+import functools
 import io
 import sys
 
 import pytest
 from mpi4py import MPI
+
+import spmd  # noqa: F401  (whoever takes tapes from elsewhere is loaded here: he is to take watched ones)
+from minidiff import jacobian, optimize, reverse, staging, testing, trace, transposition  # noqa: F401
+from minidiff.batching import named_axes
+from minidiff.core import Scope, current_interpreter, current_scope
+
+# ---------------------------------------------------------------- tapes are checked
+
+
+def _watched(make, tape_of):
+    """`make`, with a check of the tape that is in its result, and of the bodies on that."""
+
+    @functools.wraps(make)
+    def checking(*args, **kwargs):
+        result = make(*args, **kwargs)
+        scopes = [x for x in [*args, *kwargs.values(), current_scope()] if isinstance(x, Scope)]
+        typed = not scopes or scopes[0].typed
+        tape_of(result).check(typed and not named_axes(current_interpreter()))  # the axes of a vmap have no types
+        return result
+
+    return checking
+
+
+#: The functions that tapes come from: where they are, and where in the result the tape is.
+WATCHED = [
+    (staging, "stage_flat", lambda result: result[0]),
+    (reverse, "linearize_flat", lambda result: result[1]),
+    (transposition, "transpose", lambda result: result),
+    (optimize, "optimize", lambda result: result),
+]
+for _module, _name, _tape_of in WATCHED:
+    _make = getattr(_module, _name)
+    for _other in [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "spmd", "collectives")]:
+        if vars(_other).get(_name) is _make:
+            setattr(_other, _name, _watched(_make, _tape_of))
+
+
+# ---------------------------------------------------------------- under mpiexec, every rank runs pytest
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,331 @@
+"""Normal forms: what transposition brings its results to, and what two tapes are compared in.
+
+Rules are linear and their transposes undo each other, but not word for word: an operand that was broadcast by the
+operation itself comes back broadcast beforehand, a sum that kept its axes comes back as a sum and a reshape. Two sets
+of rules say what is the same. Those in `SHORTER` are applied to the result of every transposition, so that tapes do not
+grow; those in `EXPLICIT` are applied besides when tapes are compared, and write out what operations do by themselves.
+All of them leave alone what is used in several places: there, a transpose adds up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.core import Primitive, ShapedArray, Tracer, typeof
+from minidiff.ops import elementwise, reduction, shape
+from minidiff.ops.kinds import Linear
+from minidiff.optimize import NARROWED, Program, Rule, without_unused
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+
+add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
+multiply_p, negative_p = elementwise.multiply.primitive, elementwise.negative.primitive
+reshape_p, broadcast_to_p, transpose_p, sum_p = (
+    shape.reshape_p,
+    shape.broadcast_to_p,
+    shape.transpose_p,
+    reduction.sum_p,
+)
+
+# ---------------------------------------------------------------- rules
+
+
+def _inner(program: Program, a: Atom, primitive: Primitive) -> Equation | None:
+    """The equation that defines `a`, if it is of this operation and `a` is used nowhere else."""
+    eqn = program.made_by(a, primitive)
+    return eqn if eqn is not None and program.uses[a] <= 1 else None
+
+
+def _reshaped(program: Program, eqn: Equation) -> Any:
+    (x,), to = eqn.inputs, eqn.params["shape"]
+    before = _inner(program, x, reshape_p)
+    if before is not None:
+        return Equation(reshape_p, before.inputs, eqn.params, eqn.outputs)
+    return x if atom_type(x).shape == tuple(to) else None
+
+
+def _transposed(program: Program, eqn: Equation) -> Any:
+    (x,), axes = eqn.inputs, eqn.params["axes"]
+    before = _inner(program, x, transpose_p)
+    if before is not None:
+        axes = tuple(before.params["axes"][a] for a in axes)
+        return Equation(transpose_p, before.inputs, {"axes": axes}, eqn.outputs)
+    return x if axes == tuple(range(len(axes))) else None
+
+
+def _negated(program: Program, eqn: Equation) -> Any:
+    before = _inner(program, eqn.inputs[0], negative_p)
+    return before and before.inputs[0]
+
+
+def _repeated_once(program: Program, eqn: Equation) -> Any:
+    (x,), out = eqn.inputs, eqn.outputs[0].type
+    return Equation(reshape_p, [x], {"shape": out.shape}, eqn.outputs) if atom_type(x).size == out.size else None
+
+
+def _least(shape_: Sequence[int]) -> tuple[int, ...]:
+    return tuple(itertools.dropwhile(lambda n: n == 1, shape_))
+
+
+def _broadcast_of_reshape(program: Program, eqn: Equation) -> Any:
+    """Broadcasting puts axes in front by itself: they need not be put there, nor taken away, before."""
+    (x,), to = eqn.inputs, eqn.params["shape"]
+    before = _inner(program, x, reshape_p)
+    if before is None:
+        return None
+    of = atom_type(before.inputs[0]).shape
+    if _least(of) != _least(atom_type(x).shape) or len(of) > len(to):
+        return None
+    return Equation(broadcast_to_p, before.inputs, eqn.params, eqn.outputs)
+
+
+def _sum_over_one(program: Program, eqn: Equation) -> Any:
+    """Axes of size 1 are not summed over, but taken away."""
+    (x,), t = eqn.inputs, atom_type(eqn.inputs[0])
+    axes = tuple(a for a in eqn.params["axes"] if t.shape[a] != 1)
+    if len(axes) == len(eqn.params["axes"]) or t.dtype != eqn.outputs[0].type.dtype:
+        return None
+    if axes:
+        x = program.add(sum_p, [x], {"axes": axes})
+    return Equation(reshape_p, [x], {"shape": eqn.outputs[0].type.shape}, eqn.outputs)
+
+
+def _unscaled(program: Program, eqn: Equation) -> Any:
+    """Arrays of constants that undo each other: a half spectrum's weights, and their reciprocals."""
+    for a, b in (eqn.inputs, eqn.inputs[::-1]):
+        before = _inner(program, b, multiply_p) if type(a) is numpy.ndarray else None
+        for c, x in (before.inputs, before.inputs[::-1]) if before is not None else ():
+            if type(c) is numpy.ndarray and isinstance(x, Var) and x.type == eqn.outputs[0].type and (a * c == 1).all():
+                return x
+    return None
+
+
+#: What makes tapes shorter: of operations that follow one another, and undo one another.
+SHORTER: dict[Primitive, list[Rule]] = {
+    reshape_p: [_reshaped],
+    transpose_p: [_transposed],
+    negative_p: [_negated],
+    broadcast_to_p: [_repeated_once, _broadcast_of_reshape],
+    sum_p: [_sum_over_one],
+    multiply_p: [_unscaled],
+}
+
+
+def _broadcast_before(program: Program, eqn: Equation) -> Any:
+    """What an operation would broadcast is broadcast before it. (Numbers stay.)"""
+    to = eqn.outputs[0].type.shape
+    small = [isinstance(a, Var) and a.type.shape != to for a in eqn.inputs]
+    if not any(small):
+        return None
+    inputs = [program.add(broadcast_to_p, [a], {"shape": to}) if yes else a for a, yes in zip(eqn.inputs, small)]
+    return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
+
+
+def _difference(program: Program, eqn: Equation) -> Any:
+    x, y = eqn.inputs
+    if not isinstance(y, Var):
+        return None
+    return Equation(add_p, [x, program.add(negative_p, [y], {})], eqn.params, eqn.outputs)
+
+
+def _without_leading_ones(program: Program, eqn: Equation) -> Any:
+    """Axes of size 1 in front of those that broadcasting puts there are taken away before."""
+    (x,), least = eqn.inputs, _least(atom_type(eqn.inputs[0]).shape)
+    if atom_type(x).shape == least:
+        return None
+    return Equation(broadcast_to_p, [program.add(reshape_p, [x], {"shape": least})], eqn.params, eqn.outputs)
+
+
+def _sum_then_reshape(program: Program, eqn: Equation) -> Any:
+    if not eqn.params.get("keepdims"):
+        return None
+    x = program.add(sum_p, eqn.inputs, {"axes": eqn.params["axes"]})
+    return Equation(reshape_p, [x], {"shape": eqn.outputs[0].type.shape}, eqn.outputs)
+
+
+#: What writes out what operations do by themselves.
+EXPLICIT: dict[Primitive, list[Rule]] = {
+    **SHORTER,
+    add_p: [_broadcast_before],
+    subtract_p: [_broadcast_before, _difference],
+    multiply_p: [*SHORTER[multiply_p], _broadcast_before],
+    elementwise.divide.primitive: [_broadcast_before],
+    broadcast_to_p: [_repeated_once, _without_leading_ones],
+    sum_p: [_sum_then_reshape, *SHORTER[sum_p]],
+}
+
+# ---------------------------------------------------------------- rewriting
+
+
+class Rewriting(Program):
+    """A tape as it is rewritten by some rules. What occurs twice stays twice: its transposes are added up."""
+
+    def __init__(self, tape: Tape, rules: dict[Primitive, list[Rule]]):
+        super().__init__(tape)
+        self.rules = rules
+
+    def results(self, eqn: Equation) -> Sequence[Atom]:
+        for rule in self.rules.get(eqn.primitive, ()):
+            found = rule(self, eqn)
+            if isinstance(found, Equation):
+                return self.results(found)
+            if found is not None:
+                return [found]
+        self.equations.append(eqn)
+        self.producer.update((v, eqn) for v in eqn.outputs)
+        return eqn.outputs
+
+
+def rewritten(tape: Tape, rules: dict[Primitive, list[Rule]] = SHORTER) -> Tape:
+    """The tape, its bodies too, without what nothing needs, and rewritten by the rules until none applies."""
+    while True:
+        before = tape.equations
+        tape = without_unused(tape)
+        tape.equations = [_body_rewritten(e, rules) if bodies_of(e) else e for e in tape.equations]
+        tape = without_unused(Rewriting(tape, rules).simplified())
+        if len(before) == len(tape.equations) and all(
+            e.primitive is f.primitive and [*map(id, e.inputs)] == [*map(id, f.inputs)]
+            for e, f in zip(before, tape.equations)
+        ):
+            return tape
+
+
+def _body_rewritten(eqn: Equation, rules: dict[Primitive, list[Rule]]) -> Equation:
+    params = {k: rewritten(v, rules) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+    eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs)
+    return NARROWED[eqn.primitive](eqn, [True] * len(eqn.outputs)) if eqn.primitive in NARROWED else eqn
+
+
+# ---------------------------------------------------------------- equality
+
+
+def same(one: Tape, two: Tape) -> bool:
+    """Whether two tapes are the same program: see `Tape.__eq__`."""
+    numbers: dict[Hashable, int] = {}
+    return one.in_types == two.in_types and _Numbered(numbers).tape(one) == _Numbered(numbers).tape(two)
+
+
+class _Numbered:
+    """Values by number: the same number for the same operation on the same values.
+
+    `numbers` are shared by tapes that are compared. `computed` counts how often each is computed.
+    """
+
+    def __init__(self, numbers: dict[Hashable, int]):
+        self.numbers = numbers
+        self.computed: Counter = Counter()
+
+    def number(self, *key: Hashable) -> int:
+        return self.numbers.setdefault(key, len(self.numbers))
+
+    def zero(self, t: ShapedArray) -> int:
+        return self.number("zero", t)
+
+    def tape(self, tape: Tape) -> Hashable:
+        """What the tape computes, and how often it computes each value on the way."""
+        inputs = [self.number("input", i, t) for i, t in enumerate(tape.in_types)]
+        outputs = self.outputs(rewritten(tape, EXPLICIT), inputs)
+        return tuple(tape.in_types), tuple(outputs), frozenset(self.computed.items())
+
+    def outputs(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
+        """The numbers of a rewritten tape's outputs, from those of its inputs."""
+        env = dict(zip(tape.inputs, inputs))
+        uses = Counter(a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms
+                       if isinstance(a, Var))  # fmt: skip
+        terms: dict[Var, list[int]] = {}  # of sums that are only a part of one other sum
+        parts = {
+            a
+            for e in tape.equations
+            if e.primitive is add_p
+            for a in e.inputs
+            if isinstance(a, Var) and uses[a] == 1 and a.type == e.outputs[0].type
+        }
+
+        def read(a: Atom) -> int:
+            return env[a] if isinstance(a, Var) else self.constant(a)
+
+        for eqn in tape.equations:
+            if eqn.primitive is add_p:
+                (out,) = eqn.outputs
+                summed = [n for a in eqn.inputs for n in (terms[a] if isinstance(a, Var) and a in terms else [read(a)])]
+                summed = [n for n in summed if n != self.zero(out.type)]
+                if out in parts:
+                    terms[out] = summed
+                else:
+                    env[out] = self.sum(out.type, summed)
+            else:
+                env.update(zip(eqn.outputs, self.results(eqn, [read(a) for a in eqn.inputs])))
+        return [read(a) for a in tape.outputs]
+
+    def sum(self, t: ShapedArray, terms: list[int]) -> int:
+        if len(terms) < 2:
+            return terms[0] if terms else self.zero(t)
+        number = self.number("sum", t, *sorted(terms))
+        self.computed[number] += 1
+        return number
+
+    def results(self, eqn: Equation, operands: list[int]) -> list[int]:
+        p, types = eqn.primitive, [v.type for v in eqn.outputs]
+        boundary = p.boundary(eqn.params)
+        if boundary is not None:
+            return self.through(eqn, operands, *boundary)
+        if isinstance(p, Linear) and p.linear_operands is None and self._all_zero(eqn, operands):
+            return [self.zero(t) for t in types]
+        if p is multiply_p:
+            operands = sorted(operands)
+        number = self.number(p, self.param(eqn.params), *operands, *types)
+        self.computed[number] += 1
+        return [self.number("result", number, k) for k in range(len(types))]
+
+    def _all_zero(self, eqn: Equation, operands: list[int]) -> bool:
+        return bool(operands) and all(n == self.zero(atom_type(a)) for n, a in zip(operands, eqn.inputs))
+
+    def through(self, eqn: Equation, operands: list[int], ways_in: Sequence, ways_out: Sequence) -> list[int]:
+        """Results of a body that is run once: neither the order of operands nor that of results means anything."""
+        body = eqn.params["body"]
+        others = {k: v for k, v in eqn.params.items() if not any(v is x for x in (body, ways_in, ways_out))}
+        rest = eqn.primitive, self.param(others)
+        blocks = [
+            self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("in", *rest, way, n)
+            for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
+        ]
+        results = [
+            self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("out", *rest, way, n)
+            for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out)
+        ]
+        self.computed[self.number("body", *rest, *sorted(results))] += 1
+        return results
+
+    def constant(self, a: Any) -> int:
+        if isinstance(a, ShapedArray):
+            return self.number("no value", a)
+        if isinstance(a, Tracer):
+            return self.number("traced", id(a))
+        x = numpy.asarray(a)
+        if x.dtype.kind in "biufc":
+            if not x.any():
+                return self.zero(typeof(a))
+            x = x + x.dtype.type(0) if x.dtype.kind != "b" else x  # there is one zero
+        return self.number("constant", typeof(a), x.tobytes() if not x.dtype.hasobject else id(a))
+
+    def param(self, value: Any) -> Hashable:
+        """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""
+        if isinstance(value, (tuple, list)):
+            return type(value), tuple(map(self.param, value))
+        if isinstance(value, dict):
+            return tuple([(k, self.param(value[k])) for k in sorted(value)])
+        if isinstance(value, slice):
+            return slice, value.start, value.stop, value.step
+        if isinstance(value, Tape):
+            return _Numbered(self.numbers).tape(value)
+        if isinstance(value, numpy.ndarray):
+            return self.constant(value)
+        try:
+            hash(value)
+        except TypeError:
+            return id(value)
+        return type(value), value

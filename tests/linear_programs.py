@@ -1,0 +1,162 @@
+"""Random linear programs: `shard_map`s of sums, products with what is not linear, rearrangements and collectives.
+
+A program is a list of small numbers, which choose: the mesh, the operations, and what they are applied to. Whatever
+the numbers, it is a linear function of its first two arguments, whose third one is a factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import minidiff.numpy as np
+import spmd
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    pbroadcast,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
+from minidiff import typeof
+from spmd import P
+
+MESHES = [
+    spmd.make_mesh(shape, tuple(names), backend="simulated")
+    for shape, names in [((2,), "i"), ((2, 2), "ij"), ((1, 2), "ij"), ((2, 1, 2), "ijk"), ((3,), "i"), ((1,), "i")]
+]
+ROWS, COLUMNS = 12, 2
+SPECS = [P(), P("i"), P(None), P("i", None)]
+
+
+class Choices:
+    """The numbers, taken one after another; then zeros."""
+
+    def __init__(self, numbers: Sequence[int]):
+        self.numbers: Iterator[int] = iter(numbers)
+
+    def of(self, options: Sequence) -> Any:
+        return options[next(self.numbers, 0) % len(options)]
+
+
+def _own(x: Any, varying: bool, mesh: spmd.Mesh) -> list[tuple[str, ...]]:
+    """Groups of axes along all of which `x` varies, or along none of which it does."""
+    along = [a for a in mesh.axis_names if (a in typeof(x).variance) == varying]
+    return [(a,) for a in along] + ([tuple(along), tuple(reversed(along))] if len(along) > 1 else [])
+
+
+def _collective(x: Any, choose: Choices, mesh: spmd.Mesh) -> Any:
+    """One of the collectives that `x` fits; `x` itself where none does."""
+    options: list[Callable] = []
+    for axes in _own(x, True, mesh):
+        size = math.prod(mesh.shape[a] for a in axes)
+        options.append(lambda axes=axes: psum(x, axes))
+        options.append(lambda axes=axes, n=size: ppermute(x, axes, [(k, (k + 1) % n) for k in range(n)]))
+        options.append(lambda axes=axes, n=size: ppermute(x, axes, [(0, n - 1)]))
+        if x.ndim < 3:
+            options += [
+                lambda axes=axes, gather=gather, tiled=tiled: gather(x, axes, axis=0, tiled=tiled and x.ndim > 0)
+                for gather in (all_gather, all_gather_invariant)
+                for tiled in (False, True)
+            ]
+        if x.ndim and x.shape[0] % size == 0:
+            options.append(lambda axes=axes: psum_scatter(x, axes, tiled=True))
+            options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to, tiled=True))
+            if x.shape[0] == size:
+                options.append(lambda axes=axes: psum_scatter(x, axes))
+                options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to))
+    for axes in _own(x, False, mesh):
+        size = math.prod(mesh.shape[a] for a in axes)
+        options.append(lambda axes=axes: pbroadcast(x, axes))
+        if x.ndim and x.shape[0] % size == 0:
+            options.append(lambda axes=axes: pscatter(x, axes, tiled=True))
+            if x.shape[0] == size:
+                options.append(lambda axes=axes: pscatter(x, axes))
+    return choose.of(options)() if options else x
+
+
+def _rearranged(x: Any, choose: Choices) -> Any:
+    options = [
+        lambda: x.reshape(-1),
+        lambda: x.reshape(1, *x.shape) if x.ndim < 3 else x,
+        lambda: x.reshape(*x.shape, 1) if x.ndim < 3 else x,
+        lambda: x.T,
+        lambda: np.broadcast_to(x, (2, *x.shape)) if x.size < 50 and x.ndim < 3 else x,
+        lambda: np.sum(x),
+    ]
+    if x.ndim:
+        options += [
+            lambda: np.sum(x, axis=0),
+            lambda: np.sum(x, axis=-1),
+            lambda: np.sum(x, axis=-1, keepdims=True),
+            lambda: np.sum(x, axis=0, keepdims=True),
+            lambda: x[::-1],
+            lambda: x[: max(1, x.shape[0] // 2)],
+            lambda: x[0],
+        ]
+    return choose.of(options)()
+
+
+def _fits(x: Any, y: Any) -> bool:
+    """Whether two values broadcast together, to something small."""
+    try:
+        return math.prod(np.broadcast_shapes(x.shape, y.shape)) <= 200
+    except ValueError:
+        return False
+
+
+def _combined(values: list, choose: Choices) -> Any:
+    x = choose.of(values)
+    y = choose.of([y for y in values if _fits(x, y)])
+    return choose.of([lambda: x + y, lambda: y + x, lambda: x - y])()
+
+
+def _scaled(values: list, factors: list, choose: Choices) -> Any:
+    x = choose.of(values)
+    y = choose.of([y for y in [*factors, 3.0, 0.5, np.float64(2.0)] if not hasattr(y, "shape") or _fits(x, y)])
+    return choose.of([lambda: x * y, lambda: y * x, lambda: x / (y * y + 1.0), lambda: -x])()
+
+
+def program(numbers: Sequence[int]) -> Callable:
+    """A function of three arguments that is one `shard_map`, linear in the first two; its results are a tuple."""
+    choose = Choices(numbers)
+    mesh = choose.of(MESHES)
+    in_specs = tuple(choose.of(SPECS) for _ in range(3))
+    count, reduced = 1 + choose.of(range(7)), [choose.of([True, False]) for _ in range(1 + choose.of(range(3)))]
+    out_specs = tuple(P() if yes else P(mesh.axis_names) for yes in reduced)
+    rest = list(choose.numbers)
+
+    def body(x, y, factor):
+        choose = Choices(rest)
+        values, factors = [x, y], [factor, np.sin(factor), factor[0, 0]]
+        for _ in range(count):
+            kind = choose.of(["combine", "collective", "rearrange", "scale"])
+            if kind == "combine":
+                values.append(_combined(values, choose))
+            elif kind == "scale":
+                values.append(_scaled(values, factors, choose))
+            elif kind == "rearrange":
+                values.append(_rearranged(choose.of(values[::-1]), choose))
+            else:
+                values.append(_collective(choose.of(values[::-1]), choose, mesh))
+        return tuple(_result(choose.of(values[::-1]), yes, mesh) for yes in reduced)
+
+    return spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+
+def _result(x: Any, reduced: bool, mesh: spmd.Mesh) -> Any:
+    """A result that all ranks agree about; or one that is laid out block by block."""
+    varying = tuple(a for a in mesh.axis_names if a in typeof(x).variance)
+    if reduced:
+        return psum(x, varying) if varying else x
+    return x if x.ndim else x.reshape(1)
+
+
+def example(seed: int = 0) -> tuple:
+    """Arguments for any program."""
+    rng = np.random.default_rng(seed)
+    return tuple(rng.normal(size=(ROWS, COLUMNS)) for _ in range(3))
