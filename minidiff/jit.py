@@ -140,7 +140,7 @@ class jit:
         """Within another transformation: the same program, its operations applied one by one."""
         types_ = tree.map(typeof, example)
         scope = current_scope()
-        key = key, scope and (tuple(scope.axes.items()), scope.typed)
+        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks)
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, types_, self.name)

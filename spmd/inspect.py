@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from minidiff import make_tape
 from minidiff.control import Cond, Scan, While
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
+from spmd.shard_map import ShardMap
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
@@ -115,6 +116,8 @@ def _of_equation(eqn: Equation) -> Communication:
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
     found = Communication()
+    if isinstance(primitive, ShardMap):
+        found.rows += [Row("psum", axes, 1, t.nbytes) for axes, t in primitive.sums(eqn.params)]
     for report in bodies:
         found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
     return found
