@@ -414,6 +414,39 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
     return [x if v is None or v == union else lift(x, union - v) for x, v in zip(args, variances)]
 
 
+def agree_as_written(args: Sequence[Value]) -> Sequence[Value]:
+    """Operands in an explicit scope, as they are, but for constants that this library made itself: these are lifted.
+
+    So the mask of `np.tril(x)` and the index in `x[[0, 2]]` are: no user could write it. They are its own where the
+    function that was called from outside was given nothing but values that vary alike, and numbers.
+    """
+    union = INVARIANT.union(*map(variance_of, args))
+    if all(is_scalar_constant(x) or variance_of(x) == union for x in args):
+        return args
+    return agree(args) if all(variance_of(x) == union for x in _values_given()) else args
+
+
+def _values_given() -> list[Value]:
+    """The arrays and traced values that the function of this library was given which is called from outside."""
+    import inspect  # which explicit scopes alone need
+
+    frame = called = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("minidiff", "numpy"):
+        called, frame = frame, frame.f_back
+    names, rest, keywords, local = inspect.getargvalues(called)
+    return _values_in([local[name] for name in (*names, rest, keywords) if name in local])
+
+
+def _values_in(x: Any) -> list[Value]:
+    if isinstance(x, (Tracer, numpy.ndarray)):
+        return [x]
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, (list, tuple)):
+        x = getattr(x, "given", ())
+    return [value for item in x for value in _values_in(item)]
+
+
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
@@ -529,6 +562,8 @@ class Primitive:
         """The operation on operands of which none is lifted: VarianceError where one had to be."""
         if self.in_place:
             return self.apply(interpreter, args, params)
+        if self.lifts_operands and len(args) > 1:
+            args = agree_as_written(args)
         if not self.has_body:
             arrays = [x for x in args if not (self.lifts_operands and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)

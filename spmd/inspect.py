@@ -115,9 +115,9 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
+    if isinstance(primitive, ShardMap):  # what leaves the body may be partial sums
+        bodies += [Communication([Row("psum", axes, 1, t.nbytes)]) for axes, t in primitive.sums(eqn.params)]
     found = Communication()
-    if isinstance(primitive, ShardMap):
-        found.rows += [Row("psum", axes, 1, t.nbytes) for axes, t in primitive.sums(eqn.params)]
     for report in bodies:
         found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
     return found
