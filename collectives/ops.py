@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from collectives.stacked import Stacked
@@ -48,7 +48,9 @@ from minidiff.core import (
     current_interpreter,
     current_scope,
     enter,
+    is_scalar_constant,
     running,
+    show_axes,
     typeof,
 )
 from minidiff.forward import as_value
@@ -93,10 +95,14 @@ class Collective(Linear):
 
     def check_variance(self, types, params):
         for x in types:
-            if self.takes == VARYING and not x.variance.issuperset(params["axes"]):
-                raise VarianceError(f"{self.name} over {params['axes']} takes a value that varies there, got {x}")
-            if self.takes == INVARIANT and x.variance.intersection(params["axes"]):
-                raise VarianceError(f"{self.name} over {params['axes']} takes a value that is invariant there, got {x}")
+            wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))
+            if wrong:
+                takes, has, instead = _WRONG[self.takes]
+                instead = _INSTEAD.get(self.name, instead).format(axes=show_axes(wrong))
+                raise VarianceError(
+                    f"{self.name} over {show_axes(params['axes'])} takes a value that {takes} there, but {x} {has} "
+                    f"{show_axes(wrong)}: {instead}"
+                )
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         """Over the axis of a named batch, whose elements are the ranks."""
@@ -107,7 +113,7 @@ class Collective(Linear):
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
-        return ", ".join([_show_axes(params["axes"]), *others])
+        return ", ".join([show_axes(params["axes"]), *others])
 
 
 def _ranks(batch: Batch) -> Stacked:
@@ -123,8 +129,18 @@ def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> V
     raise UnboundAxisError(f"{name} over {axes}: nothing binds these axes where it is run; it was recorded in a vmap")
 
 
-def _show_axes(axes: tuple[str, ...]) -> str:
-    return repr(axes[0] if len(axes) == 1 else axes)
+#: What an operand of the wrong variance should do, what it does, and what to write instead.
+_WRONG = {
+    VARYING: ("varies", "is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
+    INVARIANT: ("is the same on all ranks", "already varies along", "leave those axes out"),
+}
+_INSTEAD = {
+    "psum": "for the sum of so many copies write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
+    "pmax": "it is the maximum itself: leave those axes out",
+    "pmin": "it is the minimum itself: leave those axes out",
+    "pscatter": "each rank has a value of its own there. Leave those axes out; or first make it the same, with psum or "
+    "all_gather_invariant over {axes}",
+}
 
 
 def _same_shape(x: ShapedArray, **params):
@@ -261,7 +277,7 @@ class AxisIndex(Primitive):
         return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))
 
     def show_params(self, params):
-        return _show_axes(params["axes"])
+        return show_axes(params["axes"])
 
 
 axis_index_p = AxisIndex()
@@ -290,6 +306,10 @@ def _lift(x: Value, axes: frozenset, scope: Scope) -> Value:
     if view is not None and view[0] is not pbroadcast_p:
         primitive, operand, params = view
         return primitive.bind(lift(operand, axes), **params)
+    return _pbroadcast(x, axes, scope)
+
+
+def _pbroadcast(x: Value, axes: Iterable[str], scope: Scope) -> Value:
     ordered = tuple(a for a in scope.axes if a in axes)
     return pbroadcast_p.bind(x, axes=ordered, size=_size(scope, ordered))
 
@@ -362,18 +382,16 @@ def _array(x: Any) -> Value:
 
 
 def _varying(x: Value, scope: Scope, axes: Sequence[str]) -> Value:
-    """`x` lifted where it does not vary along `axes`."""
+    """`x` lifted where it does not vary along `axes` (or refused, when the collective is applied to it)."""
     missing = frozenset(axes) - typeof(x).variance
-    return lift(x, missing) if missing and scope.typed else x
+    return lift(x, missing) if missing and scope.typed and not scope.checks else x
 
 
-def _require_invariant(name: str, x: Value, axes: Sequence[str]) -> None:
-    varies = typeof(x).variance.intersection(axes)
-    if varies:
-        raise VarianceError(
-            f"{name} over {tuple(axes)} takes a value that is the same on all ranks there, but {typeof(x)} already "
-            f"varies along {sorted(varies)}: leave those axes out"
-        )
+def _axes_of(x: Value, scope: Scope, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The axes that a reduction of `x` is over: those that it varies along (or, where the user writes all, as told)."""
+    if not scope.typed or (scope.checks and not is_scalar_constant(x)):
+        return axes
+    return tuple(a for a in axes if a in typeof(x).variance)
 
 
 def _split_check(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
@@ -415,14 +433,14 @@ def _psum_groups(x: Value, groups: Sequence[tuple[Scope, tuple[str, ...]]]) -> V
 
 
 def _psum(x: Value, scope: Scope, axes: tuple[str, ...]) -> Value:
-    if not isinstance(x, Tracer):
+    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks):
         return x * _size(scope, axes)
     x = enter(x)
     if x.dtype == bool:
         x = elementwise.convert(x, int)
     if not scope.typed:
         return untyped_psum_p.bind(x, axes=axes, size=_size(scope, axes))
-    varying = tuple(a for a in axes if a in x.type.variance)
+    varying = _axes_of(x, scope, axes)
     copies = _size(scope, axes) // _size(scope, varying)
     x = x * copies if copies != 1 else x
     return psum_p.bind(x, axes=varying, size=_size(scope, varying)) if varying else x
@@ -469,7 +487,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: AxisName) -> Any:
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
         for scope, axes in groups:
-            varying = tuple(a for a in axes if not scope.typed or a in typeof(leaf).variance)
+            varying = _axes_of(leaf, scope, axes)
             leaf = primitive.bind(leaf, axes=varying, size=_size(scope, varying)) if varying else leaf
         return leaf
 
@@ -479,8 +497,9 @@ def _extremum(primitive: Extremum, x: Any, axis_name: AxisName) -> Any:
 def pbroadcast(x: Any, axis_name: AxisName) -> Any:
     """The same value, typed as varying: invariant -> varying, without communication. Transposes to `psum`.
 
-    Operations insert it by themselves where their operands disagree. Raises VarianceError for a value that
-    varies along one of the axes already.
+    Operations insert it by themselves where their operands disagree, once for each value; in a `shard_map` with
+    `auto_pbroadcast=False` it is written, and done as often as it is. Raises VarianceError for a value that varies
+    along one of the axes already.
 
     >>> f = lambda x: pbroadcast(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
@@ -488,14 +507,17 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 
     Source: JEP 17111, "Full solution".
     """
-    axes = frozenset(a for scope, axes in _groups("pbroadcast", axis_name) if scope.typed for a in axes)
+    axes = tuple(a for scope, axes in _groups("pbroadcast", axis_name) if scope.typed for a in axes)
     if not axes:
         return x
+    scope = current_scope()
 
     def broadcast(leaf):
         leaf = _array(leaf)
-        _require_invariant("pbroadcast", leaf, axes)
-        return lift(leaf, axes)
+        pbroadcast_p.check_variance([typeof(leaf)], {"axes": axes})
+        if scope.checks:  # it is done where it is written, as often as it is written
+            return _pbroadcast(leaf, axes, scope)
+        return lift(leaf, frozenset(axes))
 
     return tree.map(broadcast, x)
 
@@ -595,7 +617,7 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
         size = _size(scope, axes)
         if not scope.typed:
             return _own_part(leaf, axes, size, at, tiled)
-        _require_invariant("pscatter", leaf, axes)
+        pscatter_p.check_variance([typeof(leaf)], {"axes": axes})
         return pscatter_p.bind(leaf, axes=axes, size=size, axis=at, tiled=tiled)
 
     return tree.map(lambda leaf: _scatter_groups("pscatter", scatter, leaf, groups, axis, tiled), x)

@@ -77,6 +77,7 @@ class Call(Primitive):
     """An operation that runs its parameter `body`, a function of leaves or a Tape. By itself it is that body."""
 
     has_body = True
+    in_place = True
     multiple_results = True
     lifts_operands = False
 

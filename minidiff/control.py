@@ -26,14 +26,17 @@ import numpy
 from minidiff import tree
 from minidiff.batching import BatchTracer
 from minidiff.core import (
-    INVARIANT,
     ShapedArray,
     Tracer,
     TracerError,
     Value,
     VarianceError,
+    checking,
     current_interpreter,
+    current_scope,
     enter,
+    is_scalar_constant,
+    joint_variance,
     lift_to,
     name_of,
     running,
@@ -719,10 +722,16 @@ def _as(x: Any, t: ShapedArray) -> Value:
     return lift_to(enter(_numeric(x, t)), t.variance)
 
 
-def _carried(what: str, path: str, old: Any, new: Any) -> ShapedArray:
-    """The type of a carry that starts as `old` (a value or a type), of which one step made `new`."""
+def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
+    """The type of a carry that starts as `old` (a value or a type), of which one step made `new`.
+
+    A `number` takes whatever variance a step gives it, as numbers do everywhere.
+    """
     a, b = typeof(old), typeof(new)
     variance = a.variance | b.variance
+    if not number:
+        labels = f"what {path} starts as", "what a step makes of it"
+        variance = joint_variance(f"{what}: {path} has type {a}, a step makes it {b}; these", labels, (old, new))
     if a.shape == b.shape:
         if a.dtype == b.dtype or (_is_weak(new) and numpy.result_type(a.dtype, new) == a.dtype):
             return a.update(variance=variance)
@@ -759,7 +768,8 @@ class _Carry:
         return leaves
 
     def types(self, old: Sequence[Any], new: Sequence[Any]) -> list[ShapedArray]:
-        return [_carried(self.what, path, a, b) for path, a, b in zip(self.paths, old, new)]
+        numbers = map(is_scalar_constant, self.init)
+        return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def eagerly(self, step: Callable, *args: Any) -> tuple[list[Value], list[ShapedArray], Any]:
         """The first step: the carries it starts with, their types, and what it returns.
@@ -840,7 +850,10 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
                     f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
                     f"{name} returns {t}; convert one of them (with .astype, say, or np.broadcast_to)"
                 )
-        types.append(ShapedArray(found[0].shape, dtype, INVARIANT.union(*[t.variance for t in found])))
+        shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
+        labels = [f"that of {name}" for name in names]
+        variance = joint_variance(f"{what}: the results {shown}", labels, [x for _, x in entries])
+        types.append(ShapedArray(found[0].shape, dtype, variance))
     return types
 
 
@@ -860,7 +873,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         results = [function(*leaves) for function in functions]
         types = _joined(primitive.name, names, results)
         values = [[_numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
-        return tree.unflatten(results[0][1], primitive.select(selector, values))
+        with checking(current_scope(), False):
+            return tree.unflatten(results[0][1], primitive.select(selector, values))
     drafts = [
         Draft(function, map(typeof, leaves), (primitive.name, name_of(f))) for f, function in zip(branches, functions)
     ]
@@ -954,7 +968,10 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
             values, types, (new, _) = carry.eagerly(step)
         else:
             new = carry.settled(types, step(values)[0])
-        values = cond_p.select(going, [new, values]) if isinstance(going, BatchTracer) else new
+        if isinstance(going, BatchTracer):
+            with checking(current_scope(), False):
+                new = cond_p.select(going, [new, values])
+        values = new
     return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
 
 

@@ -156,14 +156,17 @@ class Scope:
     """The body of a `shard_map` while it runs: the axes it binds, and whether it is typed.
 
     `axes` maps the name of each axis to its size. In an untyped scope (`check_rep=False`) variances
-    are not tracked: every type's variance is empty and nothing is lifted.
+    are not tracked: every type's variance is empty and nothing is lifted. In an explicit one
+    (`auto_pbroadcast=False`) the user's operations are not lifted, but checked, where they must agree.
     """
 
-    __slots__ = ("axes", "typed", "bottom", "views", "function")
+    __slots__ = ("axes", "typed", "explicit", "checks", "bottom", "views", "function")
 
-    def __init__(self, axes: dict, typed: bool = True):
+    def __init__(self, axes: dict, typed: bool = True, explicit: bool = False):
         self.axes = dict(axes)
         self.typed = typed
+        self.explicit = explicit
+        self.checks = False  # whether what is applied now is the user's, in an explicit scope: see `checking`
         self.bottom: Interpreter | None = None
         self.function = ""  # the name of the function whose body it is
         self.views: dict = {}  # id of value -> (value, primitive, operand, params): see `remember`
@@ -349,6 +352,27 @@ class transforming(running):
         self.interpreter.end()
 
 
+class checking:
+    """`with checking(scope, yes):` says whether the operations in it are the user's, which an explicit scope checks.
+
+    Those that carry out one of the user's (derivative rules, say) are not: they are lifted as in any scope, since the
+    user could not write it.
+    """
+
+    __slots__ = ("scope", "checks", "previous")
+
+    def __init__(self, scope: Scope | None, yes: bool):
+        self.scope = scope or Scope({})
+        self.checks = yes and self.scope.explicit
+
+    def __enter__(self) -> None:
+        self.previous = self.scope.checks
+        self.scope.checks = self.checks
+
+    def __exit__(self, *exc) -> None:
+        self.scope.checks = self.previous
+
+
 def current_scope() -> Scope | None:
     """The innermost `shard_map` body that is running, or None outside one."""
     return current_interpreter().scope
@@ -390,6 +414,69 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
         return args
     union = INVARIANT.union(*distinct)
     return [x if v is None or v == union else lift(x, union - v) for x, v in zip(args, variances)]
+
+
+def agree_as_written(args: Sequence[Value]) -> Sequence[Value]:
+    """Operands in an explicit scope, as they are, but for constants that this library made itself: these are lifted.
+
+    So the mask of `np.tril(x)` and the index in `x[[0, 2]]` are: no user could write it. They are its own where the
+    function that was called from outside was given nothing but values that vary alike, and numbers.
+    """
+    union = INVARIANT.union(*map(variance_of, args))
+    if all(is_scalar_constant(x) or variance_of(x) == union for x in args):
+        return args
+    return agree(args) if all(variance_of(x) == union for x in _values_given()) else args
+
+
+def _values_given() -> list[Value]:
+    """The arrays and traced values that the function of this library was given which is called from outside."""
+    import inspect  # which explicit scopes alone need
+
+    frame = called = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("minidiff", "numpy"):
+        called, frame = frame, frame.f_back
+    names, rest, keywords, local = inspect.getargvalues(called)
+    return _values_in([local[name] for name in (*names, rest, keywords) if name in local])
+
+
+def _values_in(x: Any) -> list[Value]:
+    if isinstance(x, (Tracer, numpy.ndarray)):
+        return [x]
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, (list, tuple)):
+        x = getattr(x, "given", ())
+    return [value for item in x for value in _values_in(item)]
+
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+
+
+def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
+    """The error for values that disagree in variance: `what` says so of them all, `labels` are names for each."""
+    union = INVARIANT.union(*[t.variance for t in types])
+    fewer = [(label, union - t.variance) for label, t in zip(labels, types) if t.variance != union]
+    lifts = " and ".join(f"pbroadcast(x, {show_axes(missing)}) for {label}" for label, missing in fewer)
+    return VarianceError(f"{what} disagree in variance: write {lifts}")
+
+
+def show_axes(axes: Sequence[str]) -> str:
+    """Mesh axes as a collective is called with them: `'i'`, or `('i', 'j')`."""
+    axes = tuple(axes) if isinstance(axes, (tuple, list)) else tuple(sorted(axes))
+    return repr(axes[0] if len(axes) == 1 else axes)
+
+
+def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) -> frozenset:
+    """The variance of values that will be lifted to their union; VarianceError where the user must write that.
+
+    They are values or types; numbers agree with any variance. `what` and `labels` as in `disagreement`.
+    """
+    scope = current_scope()
+    if scope is not None and scope.checks:
+        arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
+        if len({t.variance for _, t in arrays}) > 1:
+            raise disagreement(what, *zip(*arrays))
+    return INVARIANT.union(*[typeof(x).variance for x in values])
 
 
 # ---------------------------------------------------------------- operations
@@ -439,6 +526,7 @@ class Primitive:
     is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
     shares_memory = False  # its result may be (a part of) an operand's memory
     has_body = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
+    in_place = False  # its body is a function of the user's, a part of the program around it
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     communicates = False
@@ -466,9 +554,23 @@ class Primitive:
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
         args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
+        if interpreter.scope.checks:
+            return self._apply_checked(interpreter, args, params)
         if self.lifts_operands and len(args) > 1:
             args = agree(args)
         return self.apply(interpreter, args, params)
+
+    def _apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
+        """The operation on operands of which none is lifted: VarianceError where one had to be."""
+        if self.in_place:
+            return self.apply(interpreter, args, params)
+        if self.lifts_operands and len(args) > 1:
+            args = agree_as_written(args)
+        if not self.has_body:
+            arrays = [x for x in args if not (self.lifts_operands and is_scalar_constant(x))]
+            self.check_variance([typeof(x) for x in arrays], params)
+        with checking(interpreter.scope, False):
+            return self.apply(interpreter, args, params)
 
     def apply(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """The operation under a given interpreter, on operands that are its own and agree."""
@@ -498,10 +600,10 @@ class Primitive:
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
         if self.lifts_operands and len({t.variance for t in types}) > 1:
-            raise VarianceError(
-                f"{self.name}: operands must agree in variance, got {', '.join(map(str, types))}; "
-                "lift those that vary along fewer axes with pbroadcast"
-            )
+            numbers = [f"number {i}" for i in range(len(_ORDINALS) + 1, len(types) + 1)]
+            operands = " and ".join(filter(None, [", ".join(map(str, types[:-1])), str(types[-1])]))
+            labels = [*[f"the {ordinal}" for ordinal in _ORDINALS], *numbers]
+            raise disagreement(f"{self.name}: operands {operands}", labels, types)
 
     def jvp(self, primals, tangents, params):
         out = self.bind(*primals, **params)

@@ -22,6 +22,7 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    checking,
     current_interpreter,
     is_differentiable,
     lift_to,
@@ -110,7 +111,7 @@ class Custom(Call):
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
                 raise closed_over(params["what"], x)
-        with running(guard):
+        with running(guard), checking(guard.scope, False):
             outs, out_tangents = self.apply_rule(primals[consts:], tangents[consts:], params)
             for x in [*outs, *out_tangents]:
                 guard.check(x)

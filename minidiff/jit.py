@@ -144,7 +144,8 @@ class jit:
         """Within another transformation: the same program, its operations applied one by one."""
         types_ = tree.map(typeof, example)
         scope = current_scope()
-        key = key, scope and (tuple(scope.axes.items()), scope.typed), tuple(setting() for setting in DEPENDS_ON)
+        settings = tuple(setting() for setting in DEPENDS_ON)
+        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, types_, self.name)

@@ -25,6 +25,7 @@ from minidiff.core import (
     VarianceError,
     array_type,
     become,
+    checking,
     current_interpreter,
     is_differentiable,
     lift_to,
@@ -215,13 +216,17 @@ def backward_pass(
     `values` are those of all inputs (ignored where linear). A cotangent that is zero is None. With
     `consume` the tape is emptied on the way, so that what it holds can be freed.
     """
+    interpreter = current_interpreter()
+    if interpreter.scope is not None and interpreter.scope.checks:
+        with checking(interpreter.scope, False):
+            return backward_pass(tape, linear, values, cts, consume)
     env, equations = ({}, tape.equations) if tape.linear else _evaluate_constants(tape, linear, values)
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
-    plain = tape.linear and current_interpreter() is EVALUATE
+    plain = tape.linear and interpreter is EVALUATE
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         if consume:

@@ -14,7 +14,7 @@ from minidiff.control import Cond, Scan, While
 from minidiff.forward import as_value
 from minidiff.location import Location
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
-from spmd.shard_map import shard_map_p, without_types
+from spmd.shard_map import ShardMap, shard_map_p, without_types
 from spmd.table import html_table, text_table
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
@@ -156,6 +156,8 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
+    if isinstance(primitive, ShardMap):  # what leaves the body may be partial sums
+        bodies += [Communication([Row("psum", axes, 1, t.nbytes)]) for axes, t in primitive.sums(eqn.params)]
     found = Communication()
     for report in bodies:
         found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)

@@ -85,11 +85,11 @@ class SPMD(Interpreter):
 
     name = "shard_map"
 
-    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE):
+    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
         super().__init__(None)
         self.mesh = mesh
         self.base = base  # what runs operations on the data: evaluation, or a recorder
-        self.scope = Scope(mesh.shape, typed)
+        self.scope = Scope(mesh.shape, typed, explicit)
         self.scope.bottom = self
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from minidiff.core import ShapedArray
+from minidiff.core import ShapedArray, show_axes
 
 Entry = Any  # None, an axis's name, or a tuple of names
 
@@ -15,24 +15,34 @@ class PartitionSpec:
     """`P('x', None, ('y', 'z'))`: the first dimension is split along x, the third along y and z (y major).
 
     Dimensions without an entry are not split. An axis that is not named is *unmapped*: every rank along
-    it has the same block.
+    it has the same block. `sum`, in `out_specs`, names axes whose ranks have partial results: the blocks along them
+    are added up, and the sum is unmapped there.
 
     >>> PartitionSpec('x', None)
     P('x', None)
     >>> sorted(PartitionSpec(('y', 'x')).axes)
     ['x', 'y']
+    >>> PartitionSpec('x', sum='y')
+    P('x', sum='y')
 
-    Source: shard_map tutorial, "in_specs" and "out_specs".
+    Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
     """
 
-    __slots__ = ("entries", "lead")
+    __slots__ = ("entries", "lead", "summed", "lifted")
 
-    def __init__(self, *entries: Entry):
-        for entry in entries:
+    def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
+        for entry in (*entries, sum):
             if not all(isinstance(name, str) for name in names(entry)):
-                raise TypeError(f"P{entries!r}: an entry is None, the name of a mesh axis, or a tuple of names")
+                what = "sum" if entry is sum else "an entry"
+                raise TypeError(
+                    f"{_shown(entries, names(sum))}: {what} is None, the name of a mesh axis, or a tuple of names"
+                )
         self.entries = entries
         self.lead: tuple[str, ...] = ()
+        self.summed: tuple[str, ...] = names(sum)
+        #: Of an input: unmapped axes along which its blocks, all the same, are typed as varying. The transpose of a sum
+        #: takes such a one. It is no part of what the spec says of the array; the type of the body's input shows it.
+        self.lifted: tuple[str, ...] = ()
 
     @classmethod
     def stacked(cls, *axes: str) -> PartitionSpec:
@@ -46,7 +56,7 @@ class PartitionSpec:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The mesh axes it names."""
+        """The mesh axes that dimensions are split along."""
         return frozenset(self.lead).union(*[names(e) for e in self.entries])
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
@@ -57,15 +67,36 @@ class PartitionSpec:
 
     def batched(self) -> PartitionSpec:
         """The spec of an array with one more dimension, that is not split, in front of those of the block."""
-        spec = PartitionSpec(None, *self.entries)
-        spec.lead = self.lead
+        return self._like(None, *self.entries)
+
+    def transposed(self) -> PartitionSpec:
+        """The spec of a cotangent: of an input if this is one of a result, and the reverse."""
+        spec = self._like(*self.entries)
+        spec.summed, spec.lifted = self.lifted, self.summed
+        return spec
+
+    def without_sum(self) -> PartitionSpec:
+        """The spec of the array that results: it is summed already."""
+        spec = self._like(*self.entries)
+        spec.summed = spec.lifted = ()
+        return spec
+
+    def with_sum(self, *axes: str) -> PartitionSpec:
+        """The same, summed along these axes."""
+        spec = self._like(*self.entries)
+        spec.summed = axes
+        return spec
+
+    def _like(self, *entries: Entry) -> PartitionSpec:
+        spec = PartitionSpec(*entries)
+        spec.lead, spec.summed, spec.lifted = self.lead, self.summed, self.lifted
         return spec
 
     def _key(self) -> tuple:
         own = [names(e) for e in self.entries]
         while own and not own[-1]:
             own.pop()
-        return (self.lead, tuple(own))
+        return (self.lead, tuple(own), frozenset(self.summed))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PartitionSpec) and self._key() == other._key()
@@ -80,11 +111,17 @@ class PartitionSpec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        shown = ", ".join(map(repr, self.entries))
-        return f"P.stacked({', '.join(map(repr, self.lead))})" if self.lead and not shown else f"P({shown})"
+        if self.lead and not self.entries:
+            return f"P.stacked({', '.join(map(repr, self.lead))})"
+        return _shown(self.entries, self.summed)
 
 
 P = PartitionSpec
+
+
+def _shown(entries: tuple, summed: tuple) -> str:
+    shown = [repr(e) for e in entries]
+    return f"P({', '.join([*shown, f'sum={show_axes(summed)}'] if summed else shown)})"
 
 
 def names(entry: Entry) -> tuple[str, ...]:
@@ -98,12 +135,14 @@ def is_spec(x: Any) -> bool:
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
     """Raise ValueError, calling the spec `what`, where it names an axis that the mesh lacks, or one twice."""
-    named = [a for e in spec.entries for a in names(e)]
+    named = [a for e in (*spec.entries, spec.summed) for a in names(e)]
     for a in named:
         if a not in sizes:
             raise ValueError(f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {tuple(sizes)}")
         if named.count(a) > 1:
-            raise ValueError(f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension")
+            raise ValueError(
+                f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over"
+            )
 
 
 def check_rank(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
@@ -130,7 +169,7 @@ def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed
     """The type of a rank's block of an array of type `t`."""
     dims = spec.dims(t.ndim)
     shape = [n // math.prod(sizes[a] for a in axes) for n, axes in zip(t.shape, dims)]
-    return ShapedArray(shape[len(spec.lead) :], t.dtype, spec.axes if typed else ())
+    return ShapedArray(shape[len(spec.lead) :], t.dtype, spec.axes.union(spec.lifted) if typed else ())
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:

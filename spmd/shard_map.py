@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy
 
-from collectives.ops import untyped_psum_p
+from collectives.ops import Collective, pbroadcast_p, psum_p
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
@@ -40,6 +40,7 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    checking,
     current_interpreter,
     current_scope,
     is_scalar_constant,
@@ -78,7 +79,10 @@ class StageBody(Stage):
 
 
 class ShardMap(Primitive):
-    """The operation. Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (of a Tape); `check_rep`."""
+    """The operation.
+
+    Parameters: `body`, a Body or a Tape; `in_specs`; `out_specs` (of a Tape); `mesh`, `check_rep`, `auto_pbroadcast`.
+    """
 
     has_body = True
     multiple_results = True
@@ -89,8 +93,10 @@ class ShardMap(Primitive):
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         _check_outermost()
         mesh, in_specs = params["mesh"], params["in_specs"]
-        interpreter = SPMD(mesh, params["check_rep"])
+        interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
+        if params["check_rep"]:
+            blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         return [_take(interpreter, x, spec) for x, spec in zip(outs, out_specs)]
@@ -154,10 +160,9 @@ class ShardMap(Primitive):
                 self,
                 [*residuals, *[args[i] for i in linear], *ran.captured],
                 {
-                    "mesh": mesh,
+                    **_options(params),
                     "in_specs": (*residual_specs, *[in_specs[i] for i in linear], *[P()] * len(ran.captured)),
                     "out_specs": tuple(ran.specs[i] for i in ran.linear_outs),
-                    "check_rep": typed,
                     "body": ran.tape,
                 },
             )
@@ -182,16 +187,17 @@ class ShardMap(Primitive):
                 tape, linear, [values.get(i) for i in range(len(operands))], [block_cts.get(i) for i in range(len(cts))]
             )
             by_input = {i: ct for i, ct in zip(wanted, in_cts) if ct is not None}
-            if not typed:
-                by_input = {i: _sum_unmapped(ct, in_specs[i], mesh) for i, ct in by_input.items()}
             found.extend(by_input)
-            return list(by_input.values()), tuple(in_specs[i] for i in by_input)
+            specs = [in_specs[i].transposed() for i in by_input]
+            if not typed:  # an input that several ranks were given whole: its cotangent is the sum of theirs
+                specs = [spec.with_sum(*_unmapped(spec, mesh)) for spec in specs]
+            return list(by_input.values()), tuple(specs)
 
         results = self._bind_body(
             [*[operands[i] for i in fixed], *[cts[i] for i in given]],
             params,
             body,
-            (*[in_specs[i] for i in fixed], *[out_specs[i] for i in given]),
+            (*[in_specs[i] for i in fixed], *[out_specs[i].transposed() for i in given]),
         )
         by_input = dict(zip(found, results))
         return [by_input.get(i) for i in range(len(operands))]
@@ -223,7 +229,7 @@ class ShardMap(Primitive):
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
         inside = StageBody(None, outer=outside)
-        inside.scope = Scope(mesh.shape, typed)
+        inside.scope = self.body_scope(params)
         inside.scope.bottom = inside
         blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
         with transforming(inside):
@@ -235,10 +241,9 @@ class ShardMap(Primitive):
             self,
             [*constants, *args, *inside.captured],
             {
-                "mesh": mesh,
+                **_options(params),
                 "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
                 "out_specs": tuple(out_specs),
-                "check_rep": typed,
                 "body": tape,
             },
         )
@@ -259,15 +264,20 @@ class ShardMap(Primitive):
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
         shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
-        return shown if params["check_rep"] else shown + ", check_rep=False"
+        return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
 
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
         """The same operation with another body."""
-        return self.bind(*args, body=body, mesh=params["mesh"], in_specs=in_specs, check_rep=params["check_rep"])
+        return self.bind(*args, body=body, in_specs=in_specs, **_options(params))
 
     def body_scope(self, params: dict) -> Scope:
-        """What a tape of the body is rewritten in."""
-        return Scope(params["mesh"].shape, params["check_rep"])
+        """What the body is recorded in, or its tape rewritten."""
+        return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
+
+    def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
+        """What is added up when it leaves the body: the axes, and the type of the partial sums."""
+        pairs = zip(params["out_specs"], params["body"].out_types)
+        return [(_in_order(params["mesh"], spec.summed), t) for spec, t in pairs if spec.summed]
 
 
 shard_map_p = ShardMap("shard_map")
@@ -285,6 +295,11 @@ def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
     smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
     inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
     return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
+
+
+def _options(params: dict) -> dict:
+    """The parameters that do not depend on the body."""
+    return {name: params[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
@@ -382,16 +397,14 @@ def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
     return tuple(a for a in mesh.axis_names if a not in spec.axes)
 
 
+def _ranks_along(mesh: Mesh, axes: Sequence[str]) -> int:
+    return math.prod(mesh.shape[a] for a in axes)
+
+
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
-    """A cotangent that each of several ranks has whole: each counts for its part."""
-    copies = math.prod(mesh.shape[a] for a in _unmapped(spec, mesh))
+    """A cotangent that each of several ranks has whole: each counts for its part, unless theirs are summed."""
+    copies = _ranks_along(mesh, [a for a in _unmapped(spec, mesh) if a not in spec.summed])
     return divide(ct, copies) if copies != 1 else ct
-
-
-def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
-    """The cotangent of an input that several ranks were given whole: the sum of theirs."""
-    axes = _unmapped(spec, mesh)
-    return untyped_psum_p.bind(ct, axes=axes, size=math.prod(mesh.shape[a] for a in axes)) if axes else ct
 
 
 # ---------------------------------------------------------------- blocks in and out
@@ -412,16 +425,24 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     return RankTracer(interpreter, data, held)
 
 
+def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str, ...]) -> Value:
+    """A collective at the boundary, over all of these axes."""
+    if not axes:
+        return x
+    axes = _in_order(interpreter.mesh, axes)
+    return interpreter.process(collective, [x], {"axes": axes, "size": _ranks_along(interpreter.mesh, axes)})
+
+
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     """A result of the body as an array: plain if it is mapped over no axis, else sharded."""
     ranks = interpreter.mesh.ranks
-    data, held = interpreter.operand(x)
+    data, held = interpreter.operand(_across(interpreter, psum_p, x, spec.summed))
     wanted = ranks.ordered(spec.axes)
     data = ranks.settle(data, held, wanted)
     if not wanted:
         return data
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
-    return ShardedArray(interpreter.mesh, spec, block, data)
+    return ShardedArray(interpreter.mesh, spec.without_sum(), block, data)
 
 
 def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
@@ -432,22 +453,33 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 # ---------------------------------------------------------------- what users call
 
 
-def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_rep: bool = True) -> Callable:
+def shard_map(
+    f: Callable,
+    *,
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+    check_rep: bool = True,
+    auto_pbroadcast: bool = True,
+) -> Callable:
     """`f` run on every rank of `mesh`, each on its blocks of the arguments.
 
     `in_specs` says for each argument how it is split: a tree of partition specs that is a prefix of the tuple of
     arguments. A mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`,
     collectives communicate over the mesh's axes. `out_specs` says likewise how the results' blocks make up the
-    whole; along an axis that it does not name they must be the same, and their types prove it.
+    whole; along an axis that it does not name they must be the same, and their types prove it. An axis in `sum=` is
+    one along which they are parts of a sum: `out_specs=P(sum='i')` adds them up as they leave, by one all-reduce.
 
     Under MPI every rank calls it, with the same arguments: each takes its own blocks of them. Arguments and results
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
     Arrays that `f` closes over are unmapped inputs; derivatives are taken in them too.
 
     `check_rep=False` leaves out the types, the check of `out_specs`, and the savings in transposition.
+    `auto_pbroadcast=False` inserts no `pbroadcast` into what `f` does: where values disagree in variance, it is for
+    `f` to write one, and so to say where its derivative sums.
 
     Raises ValueError for specs that do not fit the mesh or the arrays, VarianceError for a result that may differ
-    along an axis its spec does not name.
+    along an axis its spec does not name, and with `auto_pbroadcast=False` wherever a `pbroadcast` is missing.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -456,11 +488,24 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
     >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
     >>> total(np.arange(8.0))
     array([12., 16.])
+    >>> shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P(sum='i'))(np.arange(8.0))
+    array([12., 16.])
 
-    Source: shard_map tutorial, "API specification"; JEP 17111 for the types.
+    Source: shard_map tutorial, "API specification"; JEP 17111 for the types, for `sum=` its "Partial solution", for
+    `auto_pbroadcast` its "How to make the API convenient".
     """
+    if not (check_rep or auto_pbroadcast):
+        raise ValueError(
+            "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
+            "there are no types: leave out one of them"
+        )
     for path, spec in tree.flatten_with_paths(in_specs, "in_specs")[0]:
         _check_leaf(path, spec, mesh)
+        if spec.summed:
+            raise ValueError(
+                f"{path} = {spec}: sum= adds up partial results on their way out, and stands in out_specs only; on the "
+                f"way in, an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
+            )
     for path, spec in tree.flatten_with_paths(out_specs, "out_specs")[0]:
         _check_leaf(path, spec, mesh)
 
@@ -477,14 +522,17 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
 
         def body(*blocks):
             nonlocal out_structure
-            current_scope().function = name_of(f)
-            out = f(*tree.unflatten(structure, blocks))
+            scope = current_scope()
+            scope.function = name_of(f)
+            with checking(scope, True):
+                out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            results = [settle_result(as_value(x), spec, path, typed) for (path, x), spec in zip(outs, result_specs)]
+            results = [settle_result(as_value(x), spec, path, scope) for (path, x), spec in zip(outs, result_specs)]
             return results, result_specs
 
-        results = shard_map_p.bind(*values, body=body, mesh=mesh, in_specs=specs, check_rep=typed)
+        options = {"mesh": mesh, "check_rep": typed, "auto_pbroadcast": auto_pbroadcast or not typed}
+        results = shard_map_p.bind(*values, body=body, in_specs=specs, **options)
         return tree.unflatten(out_structure, results)
 
     mapped.__name__ = getattr(f, "__name__", "shard_map")

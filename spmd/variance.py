@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from minidiff.core import Value, VarianceError, enter, lift_to, typeof
+from minidiff.core import Scope, Value, VarianceError, enter, is_scalar_constant, lift_to, show_axes, typeof
+from minidiff.ops.elementwise import convert
 from spmd.partition import PartitionSpec, check_rank
 
 
-def settle_result(x: Value, spec: PartitionSpec, path: str, typed: bool) -> Value:
-    """A body's result, checked against its spec, and lifted along the axes that the spec names.
+def settle_result(x: Value, spec: PartitionSpec, path: str, scope: Scope) -> Value:
+    """A body's result, checked against its spec, and lifted along the axes that the spec splits or sums over.
 
-    Raises VarianceError where the result may differ along an axis that `spec` does not name.
+    Booleans that are summed are counted, as integers. Raises VarianceError where the result may differ along an axis
+    that `spec` does not name; in an explicit scope also where it is the same along one that it does.
     """
     x = enter(x)
+    if spec.summed and x.dtype == bool:
+        x = convert(x, int)
     t = typeof(x)
     check_rank(spec, t.shape, "out_specs", path)
-    if not typed:
+    if not scope.typed:
         return x
-    for axis in sorted(t.variance - spec.axes):
+    named = spec.axes.union(spec.summed)
+    for axis in sorted(t.variance - named):
         raise VarianceError(
             f"{path} has type {t}: it may differ from rank to rank along {axis!r}, but its out_specs entry {spec} does "
             f"not name {axis!r}, and so promises that it is the same. Three ways out: map it, by naming {axis!r} in "
             f"out_specs; reduce it, with psum, pmean, pmax or pmin over {axis!r}; or collect it, with "
             f"all_gather_invariant over {axis!r}"
         )
-    return lift_to(x, spec.axes)
+    if scope.explicit and t.variance != named and not is_scalar_constant(x):
+        axes = show_axes(named - t.variance)
+        raise VarianceError(
+            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} says that "
+            f"it varies there; with auto_pbroadcast=False, return pbroadcast(x, {axes}) instead"
+        )
+    return lift_to(x, named)

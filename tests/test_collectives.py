@@ -348,9 +348,14 @@ ERRORS = [
             (f"{name}: too long", lambda x, f=f, of=of: f(of(x), "i"), ValueError, "one entry for each of the 2 ranks"),
         ]
     ],
-    ("pbroadcast of a varying value", lambda x: pbroadcast(x, "i"), md.VarianceError, "already varies along ['i']"),
-    ("pbroadcast along both", lambda x: pbroadcast(x, ("j", "i")), md.VarianceError, "already varies along ['i']"),
-    ("pscatter of a varying value", lambda x: pscatter(x, "i", tiled=True), md.VarianceError, "pscatter over ('i',)"),
+    ("pbroadcast of a varying value", lambda x: pbroadcast(x, "i"), md.VarianceError, "already varies along 'i'"),
+    ("pbroadcast along both", lambda x: pbroadcast(x, ("j", "i")), md.VarianceError, "already varies along 'i'"),
+    (
+        "pscatter of a varying value",
+        lambda x: pscatter(x, "i", tiled=True),
+        md.VarianceError,
+        "pscatter over 'i' takes",
+    ),
     ("pmax of complex", lambda x: pmax(1j * x, "i"), TypeError, "pmax: complex numbers have no order"),
     ("pmin of complex", lambda x: pmin(1j * x, "j"), TypeError, "pmin: complex numbers have no order"),
     ("no such dimension", lambda x: all_gather(x, "i", axis=3), IndexError, "all_gather: axis 3 is out of bounds"),
@@ -397,11 +402,12 @@ def test_without_types_psum_transposes_to_psum():
     def f_t(ct):
         return md.linear_transpose(f, numpy.ones(4))(ct)[0]
 
-    # The second sums the cotangents of the unmapped j, which each rank has whole.
     assert [(eqn.primitive.name, eqn.params["axes"]) for eqn in collectives_in(f_t, numpy.ones(4))] == [
-        ("psum", ("i",)),
-        ("psum", ("j",)),
+        ("psum", ("i",))
     ]
+    # At the boundary, the cotangents along the unmapped j are summed: each rank was given the input whole.
+    report = spmd.communication(f_t)(numpy.ones(4))
+    assert [(row.collective, row.axes, row.count) for row in report.rows] == [("psum", ("i",), 1), ("psum", ("j",), 1)]
     assert not any(eqn.outputs[0].type.variance for eqn in collectives_in(f, numpy.ones(4)))
 
 

@@ -88,5 +88,5 @@ def test_checking_finds_operands_that_disagree():
     add.inputs = [wrong.inputs[0], wrong.inputs[1]]
     wrong.equations.remove(lift)
     tape.check()
-    with pytest.raises(md.VarianceError, match=r"add: operands must agree in variance, got f64\[1\]\{i\}, f64\[1\]"):
+    with pytest.raises(md.VarianceError, match=r"add: operands f64\[1\]\{i\} and f64\[1\] disagree in variance"):
         wrong.check()

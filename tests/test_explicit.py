@@ -1,0 +1,425 @@
+"""shard_map(auto_pbroadcast=False): nothing is lifted, what disagrees is an error, derivatives are not disturbed."""
+
+import math
+
+import pytest
+from hypothesis import example as known_failure
+from hypothesis import given, settings
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    pbroadcast,
+    pmax,
+    pmean,
+    pmin,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
+from spmd import P
+from tests.explicit_programs import replayed, without_one
+from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.test_programs import MESHES, placements, programs
+
+MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+SPECS = {"": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j"))}
+X, W = np.arange(4.0) + 1, np.array([0.5, -0.5])
+
+
+def explicit(f, in_specs, out_specs=P(), mesh=MESH):
+    return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, auto_pbroadcast=False)
+
+
+# ---------------------------------------------------------------- errors
+
+BINARY = [
+    # variances of two operands, and what the error says of them
+    ("i", "", r"f64\[2\]\{i\} and f64\[2\] disagree in variance: write pbroadcast\(x, 'i'\) for the second$"),
+    ("", "j", r"f64\[2\] and f64\[2\]\{j\} disagree in variance: write pbroadcast\(x, 'j'\) for the first$"),
+    (
+        "i",
+        "j",
+        r"f64\[2\]\{i\} and f64\[2\]\{j\} disagree in variance: write pbroadcast\(x, 'j'\) for the first and "
+        r"pbroadcast\(x, 'i'\) for the second$",
+    ),
+    (
+        "ij",
+        "",
+        r"f64\[2\]\{i,j\} and f64\[2\] disagree in variance: write pbroadcast\(x, \('i', 'j'\)\) for the second$",
+    ),
+]
+WAYS = {
+    "run": lambda f: f,
+    "make_tape": md.make_tape,
+    "jit": md.jit,
+    "grad": lambda f: lambda *xs: md.vjp(f, *xs),
+    "jvp": lambda f: lambda *xs: md.jvp(f, xs, xs),
+    "vmap": lambda f: lambda *xs: md.vmap(f)(*[np.stack([x, x]) for x in xs]),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("operation", [np.add, np.multiply, np.matmul, np.maximum, np.less])
+@pytest.mark.parametrize("left, right, message", BINARY)
+def test_operands_that_disagree(left, right, message, operation, way):
+    args = [np.ones(2 * 2 ** len(v)) for v in (left, right)]
+    f = explicit(lambda x, y: operation(x, y).reshape(-1) * 1.0, (SPECS[left], SPECS[right]), P(("i", "j")))
+    with pytest.raises(md.VarianceError, match=f"^{operation.__name__}: operands {message}"):
+        WAYS[way](f)(*args)
+
+
+def in_a_scan(f):
+    """The same in the body of a scan, which is recorded under make_tape."""
+    return lambda x, w: md.scan(lambda c, _: (c, f(x, w)), 0.0, length=2)[1]
+
+
+#: Each of x, which varies along i, and of w, which does not: f, and what the error says.
+DISAGREEMENTS = {
+    "where, the condition": (
+        lambda x, w: np.where(w > 0, x, x),
+        r"where: operands bool\[2\], f64\[2\]\{i\} and f64\[2\]\{i\} disagree .* pbroadcast\(x, 'i'\) for the first$",
+    ),
+    "where, beside a number": (
+        lambda x, w: np.where(x > 0, w, 0.0),
+        r"where: operands bool\[2\]\{i\} and f64\[2\] disagree .* pbroadcast\(x, 'i'\) for the second$",
+    ),
+    "concatenate": (
+        lambda x, w: np.concatenate([w, x, w]),
+        r"concatenate: .*write pbroadcast\(x, 'i'\) for the first and pbroadcast\(x, 'i'\) for the third$",
+    ),
+    "stack": (lambda x, w: np.stack([x, x, w]), "pbroadcast.* for the third$"),
+    "matmul": (
+        lambda x, w: x @ w,
+        r"matmul: operands f64\[2\]\{i\} and f64\[2\] .* pbroadcast\(x, 'i'\) for the second$",
+    ),
+    "einsum": (lambda x, w: np.einsum("i,j->j", x, w), "einsum: .* for the second$"),
+    "a plain array": (lambda x, w: x * np.ones(2), r"multiply: operands f64\[2\]\{i\} and f64\[2\] .* for the second$"),
+    "a plain array on the left": (lambda x, w: np.ones(2) / x, r"divide: .* pbroadcast\(x, 'i'\) for the first$"),
+    "a varying index": (
+        lambda x, w: w[axis_index("i")],
+        r"gather: operands f64\[2\] and i64\[\]\{i\} disagree in variance: write pbroadcast\(x, 'i'\) for the first$",
+    ),
+    "an index that does not vary": (lambda x, w: x[(w > 0).astype(int)], r"gather: .* i64\[2\] .* for the second$"),
+    "an update": (lambda x, w: w.at[0].set(x[0]), r"update: .* for the first$"),
+    "an update of a plain array": (lambda x, w: np.at(np.ones(2))[0].add(x[0]), r"add: .* for the first$"),
+}
+
+
+@pytest.mark.parametrize("way", ["run", "make_tape", "vmap"])
+@pytest.mark.parametrize("around", [lambda f: f, in_a_scan], ids=["", "in a scan"])
+@pytest.mark.parametrize("name", DISAGREEMENTS)
+def test_disagreements(name, around, way):
+    f, message = DISAGREEMENTS[name]
+    with pytest.raises(md.VarianceError, match=message):
+        WAYS[way](explicit(around(f), (P("i"), P()), P("i")))(X, W)
+
+
+#: Of x, which varies along i, or of w, which does not.
+COLLECTIVES = {
+    "psum": (lambda x, w: psum(w, "i"), r"psum over 'i' .* f64\[2\] is the same .* 'i': .*write x \* axis_size\('i'\)"),
+    "psum of a plain array": (lambda x, w: psum(np.ones(2), "i"), r"psum over 'i' takes a value that varies there"),
+    "psum over more": (lambda x, w: psum(x, ("i", "j")), r"psum over \('i', 'j'\) .* the same on all ranks along 'j'"),
+    "pmean": (lambda x, w: pmean(w, "i"), "psum over 'i' takes a value that varies there"),
+    "pmax": (lambda x, w: pmax(w, "i"), "pmax over 'i' takes a value that varies there.*it is the maximum itself"),
+    "pmin": (lambda x, w: pmin(w, "i"), "pmin over 'i' takes a value that varies there.*it is the minimum itself"),
+    "all_gather": (lambda x, w: all_gather(w, "i"), r"all_gather over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
+    "all_gather_invariant": (lambda x, w: all_gather_invariant(w, "i"), r"write pbroadcast\(x, 'i'\) for it"),
+    "psum_scatter": (lambda x, w: psum_scatter(w, "i"), r"psum_scatter over 'i' .* write pbroadcast\(x, 'i'\) for it"),
+    "all_to_all": (lambda x, w: all_to_all(w, "i", 0, 0), r"all_to_all over 'i' .* write pbroadcast\(x, 'i'\) for it"),
+    "ppermute": (lambda x, w: ppermute(w, "i", [(0, 1)]), r"ppermute over 'i' .* write pbroadcast\(x, 'i'\) for it"),
+    "pscatter": (lambda x, w: pscatter(x, "i"), r"pscatter over 'i' .* f64\[2\]\{i\} already varies along 'i': .*psum"),
+    "pbroadcast": (lambda x, w: pbroadcast(x, "i"), "pbroadcast over 'i' .* already varies along 'i': leave those"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_collectives_of_the_wrong_variance(name, way):
+    f, message = COLLECTIVES[name]
+    with pytest.raises(md.VarianceError, match=message):
+        WAYS[way](explicit(f, (P("i"), P())))(X, W)
+
+
+def test_numbers_agree_with_anything():
+    f = explicit(lambda x: psum(1, "i") * 2.0 * psum(np.where(x > 0, x, 0.0), "i") + np.float64(1), P("i"))
+    np.testing.assert_array_equal(f(X), 4 * (X[:2] + X[2:]) + 1)
+
+
+def test_results():
+    message = (
+        r"the result\['a'\] has type f64\[2\]: .* same .* along 'i', but .* P\('i'\) .*return pbroadcast\(x, 'i'\)"
+    )
+    for out_specs in (P("i"), P(sum="i")):
+        with pytest.raises(md.VarianceError, match=message.replace(r"P\('i'\)", r"P\((sum=)?'i'\)")):
+            explicit(lambda w: {"a": w}, P(), out_specs)(W)
+    with pytest.raises(md.VarianceError, match=r"along \('i', 'j'\), .*pbroadcast\(x, \('i', 'j'\)\)"):
+        explicit(lambda w: w, P(), P("i", sum="j"))(W)
+    with pytest.raises(md.VarianceError, match="Three ways out"):
+        explicit(lambda x: x, P("i"), P())(X)
+
+
+def staged(f):
+    """With values that are names."""
+    return lambda *args: md.make_tape(f)(*args)
+
+
+def test_branches():
+    def f(x, w):
+        return md.cond(psum(x.sum(), "i") > 0, lambda: x, lambda: w)
+
+    message = (
+        r"cond: the results f64\[2\]\{i\} of true_fun, f64\[2\] of false_fun disagree in variance: write "
+        r"pbroadcast\(x, 'i'\) for that of false_fun$"
+    )
+    with pytest.raises(md.VarianceError, match=message):
+        staged(explicit(f, (P("i"), P()), P("i")))(X, W)
+
+    def many(x, w):
+        return md.vmap(lambda yes: md.cond(yes, lambda: x, lambda: w))(np.array([True, False]))
+
+    with pytest.raises(md.VarianceError, match=message):
+        explicit(many, (P("i"), P()), P(None, "i"))(X, W)
+    with pytest.raises(md.VarianceError, match="the predicate of cond must be the same on all ranks"):
+        staged(explicit(lambda x: md.cond(x[0] > 0, lambda: x, lambda: x), P("i"), P("i")))(X)
+
+
+def test_a_choice_of_varying_values():
+    """The predicate of a vmapped cond need not vary as they do: what chooses is not the user's operation."""
+
+    def many(x, w):
+        return md.vmap(lambda yes: md.cond(yes, lambda: x, lambda: pbroadcast(w, "i")))(np.array([True, False]))
+
+    np.testing.assert_array_equal(
+        explicit(many, (P("i"), P()), P(None, "i"))(X, W), np.stack([X, np.concatenate([W, W])])
+    )
+
+
+@pytest.mark.parametrize("run", [lambda f: f, staged], ids=["run", "staged"])
+def test_carries(run):
+    def by(loop):
+        return run(explicit(loop, (P("i"), P()), P("i")))
+
+    message = (
+        r": init.* has type f64\[2\], a step makes it f64\[2\]\{i\}; these disagree in variance: write "
+        r"pbroadcast\(x, 'i'\) for what init.* starts as$"
+    )
+    with pytest.raises(md.VarianceError, match="scan" + message):
+        by(lambda x, w: md.scan(lambda c, _: (pbroadcast(c, "i") * x, None), w, length=2)[0])(X, W)
+    with pytest.raises(md.VarianceError, match="fori_loop" + message):
+        by(lambda x, w: md.fori_loop(0, 2, lambda i, c: x, w))(X, W)
+    with pytest.raises(md.VarianceError, match="while_loop" + message):
+        by(lambda x, w: md.while_loop(lambda c: np.array(True), lambda c: x, w))(X, W)
+    with pytest.raises(md.VarianceError, match=r"for what a step makes of it$"):
+        by(lambda x, w: md.scan(lambda c, _: (w, None), x, length=2)[0])(X, W)
+
+
+def test_a_number_is_carried():
+    def f(x):
+        return md.scan(lambda c, y: (c + y, None), 0.0, x)[0].reshape(1)
+
+    g = explicit(f, P("i"), P("i"))
+    np.testing.assert_array_equal(g(X), [3.0, 7.0])
+    np.testing.assert_array_equal(md.make_tape(g)(X)(X)[0], [3.0, 7.0])
+
+
+def test_it_takes_types():
+    with pytest.raises(ValueError, match=r"auto_pbroadcast=False says that types must agree .* check_rep=False"):
+        spmd.shard_map(np.sin, mesh=MESH, in_specs=P(), out_specs=P(), check_rep=False, auto_pbroadcast=False)
+
+
+# ---------------------------------------------------------------- what is no mistake
+
+
+def test_it_is_done_as_it_is_written():
+    """Every pbroadcast is one on the tape, and a psum on the way back: none is inserted, and none left out."""
+
+    def twice(x, w):
+        return psum((x * pbroadcast(w, "i") + np.sin(x) * pbroadcast(w, "i")).sum(), "i")
+
+    def once(x, w):
+        v = pbroadcast(w, "i")
+        return psum((x * v + np.sin(x) * v).sum(), "i")
+
+    for f, count in ((once, 1), (twice, 2)):
+        g = explicit(f, (P("i"), P()))
+        tape = md.make_tape(g)(X, W)
+        assert str(tape).count("= pbroadcast(") == count
+        assert "auto_pbroadcast=False" in str(tape)
+        assert spmd.communication(md.grad(g, 1))(X, W).counts == {"psum": 1 + count}
+        md.testing.check_grads(g, (X, W), order=2)
+    assert "auto_pbroadcast" not in str(
+        md.make_tape(spmd.shard_map(once, mesh=MESH, in_specs=(P("i"), P()), out_specs=P()))(X, W)
+    )
+
+
+def loss(w, x):
+    """Correct as it is written, where w is invariant and x varies; its derivatives are zeros and numbers in places."""
+    v = pbroadcast(w, "i")
+    y = np.where(x > 0, np.tanh(x * v), x.at[0].set(1.0)) + pbroadcast(np.ones(2), "i")
+    y = md.checkpoint(lambda y: np.sort(y) * v)(y) + pbroadcast(psum(y, "i"), "i")
+    y, _ = md.scan(lambda c, k: (np.sin(c) * v, c), y, np.arange(3))
+    y = md.cond(psum(y.sum(), "i") > 0, lambda y: y * 2, lambda y: np.cumsum(y), y)
+    return psum(np.max(y) + np.prod(y) + clipped(y).sum(), "i") + np.sum(w)
+
+
+@md.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, x), lambda x, ct: (np.clip(ct, -1.0, 1.0) * np.ones(2) + 0 * x,))
+
+
+def automatic_and_explicit(f, in_specs, out_specs=P()):
+    return [
+        spmd.shard_map(f, mesh=MESH, in_specs=in_specs, out_specs=out_specs, auto_pbroadcast=auto)
+        for auto in (True, False)
+    ]
+
+
+DERIVATIVES = {
+    "grad": lambda f: md.grad(f, (0, 1)),
+    "jit of grad": lambda f: md.jit(md.grad(f, (0, 1))),
+    "grad of jit": lambda f: md.grad(md.jit(f), (0, 1)),
+    "tape of grad": lambda f: lambda w, x: md.make_tape(md.grad(f, (0, 1)))(w, x)(w, x),
+    "vmap of grad": lambda f: lambda w, x: md.vmap(md.grad(f, (0, 1)))(np.stack([w, 2 * w]), np.stack([x, x])),
+    "grad of vmap": lambda f: lambda w, x: md.grad(lambda w: md.vmap(f)(w, np.stack([x, x])).sum())(np.stack([w, w])),
+}
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_of_what_is_correct(name):
+    """Rules may lift what they need: what they do is not written by the user."""
+    of = DERIVATIVES[name]
+    automatic, written = automatic_and_explicit(loss, (P(), P("i")))
+    assert_trees_close(of(written)(W, X), of(automatic)(W, X))
+
+
+def test_second_derivatives_of_what_is_correct():
+    def smooth(w, x):
+        v = pbroadcast(w, "i")
+        y, _ = md.scan(lambda c, k: (np.sin(c * v) * k, None), x, np.arange(1.0, 3.0))
+        return psum(np.prod(np.where(x > 0, y, x)) + md.nn.logsumexp(y) + np.linalg.norm(np.tril(np.outer(y, v))), "i")
+
+    automatic, written = automatic_and_explicit(smooth, (P(), P("i")))
+    md.testing.check_grads(written, (W, X), order=2)
+    transposed = [md.linear_transpose(md.linearize(f, W, X)[1], W, X)(1.0) for f in (written, automatic)]
+    assert_trees_close(*transposed)
+    assert_trees_close(md.hessian(written)(W, X), md.hessian(automatic)(W, X))
+
+
+def test_derivatives_inside_a_body():
+    def body(w, x):
+        v = pbroadcast(w, "i")
+
+        def inner(v, x):
+            return np.sum(np.tanh(x * v) ** 2) + np.sort(x)[0]
+
+        g = md.grad(inner)(v, x)
+        h = md.jacfwd(md.grad(inner))(v, x)
+        (t,) = md.vjp(lambda v: inner(v, x), v)[1](np.ones(()))
+        u = md.linearize(lambda v: inner(v, x), v)[1](v)
+        s = md.jit(md.grad(inner))(v, x) + md.vmap(lambda a, b: a * b)(v, x)
+        return psum(g + t + s + h.sum(0) + u, "i")
+
+    automatic, written = automatic_and_explicit(body, (P(), P("i")))
+    assert_trees_close(written(W, X), automatic(W, X))
+    assert_trees_close(md.jacrev(written)(W, X), md.jacrev(automatic)(W, X))
+
+
+@pytest.mark.parametrize(
+    "of",
+    [md.grad, md.jit, md.checkpoint, lambda f: lambda *xs: md.jvp(f, xs, xs), lambda f: md.custom_jvp(f)],
+    ids=["grad", "jit", "checkpoint", "jvp", "custom_jvp"],
+)
+def test_functions_in_a_body_are_checked(of):
+    g = of(lambda x, w: np.sum(x * w))
+    if isinstance(g, md.custom_jvp):
+        g.defjvps(lambda t, out, x, w: out * 0, None)
+    with pytest.raises(md.VarianceError, match="multiply: operands"):
+        explicit(lambda x, w: g(x, w), (P("i"), P()), P("i"))(X, W)
+
+
+def test_a_program_compiled_in_one_body_is_checked_in_another():
+    product = md.jit(lambda x, w: x * w)
+    for _ in range(2):
+        automatic, written = automatic_and_explicit(product, (P("i"), P()), P("i"))
+        np.testing.assert_array_equal(automatic(X, W), X * np.concatenate([W, W]))
+        with pytest.raises(md.VarianceError, match="multiply: operands"):
+            written(X, W)
+
+
+@pytest.mark.parametrize("f", [
+    np.tril,
+    lambda x: np.quantile(x, 0.3),
+    lambda x: np.quantile(x, [0.2, 0.3]),
+    lambda x: x[[1, 0]],
+    lambda x: x.at[[1, 0]].add(2.0),
+    lambda x: np.array([[x[0, 0], 1.0], [2, x[1, 1]]]),
+    lambda x: np.linspace(x[0, 0], 1.0, 4),
+    lambda x: np.pad(x, 1),
+    lambda x: np.polyval(x[0], 3.0),
+    lambda x: np.concatenate([x[0], [1.0, 2.0]]),
+])  # fmt: skip
+def test_constants_that_a_function_makes_itself_are_no_mistake(f):
+    x = np.arange(8.0).reshape(2, 2, 2)
+    g = explicit(lambda x: f(x[0])[None], P("i"), P("i"))
+    np.testing.assert_allclose(g(x), np.stack([np.asarray(md.jit(f)(block)) for block in x]))
+    md.make_tape(md.grad(lambda x: np.sum(np.sin(g(x)))))(x).check()
+
+
+# ---------------------------------------------------------------- random programs
+
+
+def written_out(program, mesh, axes, closed_over, args):
+    """A program's automatic version, and that with each of its pbroadcasts written by hand: two functions of leaves."""
+    sharded = program.sharded(mesh, axes, closed_over)
+    structure = md.tree.structure(args)
+
+    def automatic(*leaves):
+        return sharded(*md.tree.unflatten(structure, leaves))
+
+    return automatic, replayed(automatic, *md.tree.leaves(args))
+
+
+def check_written_out(program, mesh, axes, closed_over, every=True):
+    size = math.prod(mesh.shape[a] for a in axes)
+    args = example(program, rows=2 * size, seed=7)
+    leaves = md.tree.leaves(args)
+    automatic, written = written_out(program, mesh, axes, closed_over, args)
+    numbers = tuple(range(len(leaves)))
+    assert_trees_close(
+        md.value_and_grad(written, numbers)(*leaves), md.value_and_grad(automatic, numbers)(*leaves), rtol=1e-12
+    )
+    (one,), (two,) = (md.make_tape(f)(*leaves).equations for f in (automatic, written))
+    assert one.params["body"] == two.params["body"]
+    assert (one.params["auto_pbroadcast"], two.params["auto_pbroadcast"]) == (True, False)
+    gradients = [md.make_tape(md.grad(f, numbers))(*leaves) for f in (automatic, written)]
+    for tape in gradients:
+        tape.check()
+        assert len(tape.equations) == len(gradients[0].equations)
+    for one, two in zip(*[tape.equations for tape in gradients]):
+        assert one.params["body"] == two.params["body"]
+    for wrong in without_one(automatic, *leaves):
+        with pytest.raises(md.VarianceError, match=r"pbroadcast|axis_size|leave those axes out"):
+            wrong(*leaves)
+
+
+@settings(deadline=None, max_examples=25)
+@given(programs, placements())
+@known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
+def test_programs_written_out(program, placement):
+    check_written_out(program, *placement, closed_over=False)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("closed_over", [False, True])
+def test_each_step_written_out(name, closed_over):
+    check_written_out(Program([name, "scale by a parameter"]), MESHES[3], ("j", "i"), closed_over)
