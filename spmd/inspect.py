@@ -157,7 +157,8 @@ def _of_equation(eqn: Equation) -> Communication:
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
     if isinstance(primitive, ShardMap):  # what leaves the body may be partial sums
-        bodies += [Communication([Row("psum", axes, 1, t.nbytes)]) for axes, t in primitive.sums(eqn.params)]
+        sums = primitive.sums(eqn.params)
+        bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source)]) for axes, t in sums]
     found = Communication()
     for report in bodies:
         found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
