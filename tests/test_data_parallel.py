@@ -56,7 +56,8 @@ def test_seeds_differ():
 def shown(text):
     """What the program must show: the types, the reports with 1 + 6 all-reduces and with one more, the outcome."""
     assert re.search(r"f64\[64,128\] = psum\(\w+, 'batch'\)", text)
-    assert re.findall(r"psum +batch +(\d+)", text) == ["7", "8"]
+    assert re.findall(r"^total +(\d+)", text, re.M) == ["7", "8"]
+    assert re.findall(r"psum +batch +(\d+) .* (?:forward|backward) +data_parallel.py:\d+: ", text) == list("124116")
     return float(re.search(r"held-out accuracy ([\d.]+)", text).group(1))
 
 
