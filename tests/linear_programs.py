@@ -156,7 +156,8 @@ def _result(x: Any, reduced: bool, mesh: spmd.Mesh) -> Any:
     return x if x.ndim else x.reshape(1)
 
 
-def example(seed: int = 0) -> tuple:
+def example(seed: int = 0, is_complex: bool = False) -> tuple:
     """Arguments for any program."""
     rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=(ROWS, COLUMNS)) for _ in range(3))
+    parts = [rng.normal(size=(ROWS, COLUMNS)) for _ in range(6)]
+    return tuple(x + 1j * y if is_complex else x for x, y in zip(parts[:3], parts[3:]))
