@@ -84,7 +84,7 @@ def _sum_over_one(program: Program, eqn: Equation) -> Any:
     """Axes of size 1 are not summed over, but taken away."""
     (x,), t = eqn.inputs, atom_type(eqn.inputs[0])
     axes = tuple(a for a in eqn.params["axes"] if t.shape[a] != 1)
-    if len(axes) == len(eqn.params["axes"]) or t.dtype != eqn.outputs[0].type.dtype:
+    if axes == eqn.params["axes"] != () or t.dtype != eqn.outputs[0].type.dtype:
         return None
     if axes:
         x = program.add(sum_p, [x], {"axes": axes})
