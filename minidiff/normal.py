@@ -210,7 +210,7 @@ def _body_rewritten(eqn: Equation, rules: dict[Primitive, list[Rule]]) -> Equati
 def same(one: Tape, two: Tape) -> bool:
     """Whether two tapes are the same program: see `Tape.__eq__`."""
     numbers: dict[Hashable, int] = {}
-    return one.in_types == two.in_types and _Numbered(numbers).tape(one) == _Numbered(numbers).tape(two)
+    return _Numbered(numbers).tape(one) == _Numbered(numbers).tape(two)
 
 
 class _Numbered:
@@ -233,7 +233,7 @@ class _Numbered:
         """What the tape computes, and how often it computes each value on the way."""
         inputs = [self.number("input", i, t) for i, t in enumerate(tape.in_types)]
         outputs = self.outputs(rewritten(tape, EXPLICIT), inputs)
-        return tuple(tape.in_types), tuple(outputs), frozenset(self.computed.items())
+        return tuple(tape.in_types), tuple(tape.out_types), tuple(outputs), frozenset(self.computed.items())
 
     def outputs(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
         """The numbers of a rewritten tape's outputs, from those of its inputs."""
@@ -256,9 +256,10 @@ class _Numbered:
             if eqn.primitive is add_p:
                 (out,) = eqn.outputs
                 summed = []
+                alike = all(a.type == out.type for a in eqn.inputs if isinstance(a, Var))
                 for a in eqn.inputs:
                     found = terms[a] if isinstance(a, Var) and a in terms else [read(a)]
-                    summed += [n for n in found if n != self.zero(atom_type(a))]
+                    summed += [n for n in found if not (alike and n == self.zero(atom_type(a)))]
                 if out in parts:
                     terms[out] = summed
                 else:
@@ -314,11 +315,11 @@ class _Numbered:
         if isinstance(a, Tracer):
             return self.number("traced", id(a))
         x = numpy.asarray(a)
-        if x.dtype.kind in "biufc":
+        if x.dtype.kind in "iufc":
             if not x.any():
                 return self.zero(typeof(a))
-            x = x + x.dtype.type(0) if x.dtype.kind != "b" else x  # there is one zero
-        return self.number("constant", typeof(a), x.tobytes() if not x.dtype.hasobject else id(a))
+            x = x + x.dtype.type(0)  # which makes one zero of the two that there are
+        return self.number("constant", typeof(a), x.tobytes())
 
     def param(self, value: Any) -> Hashable:
         """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""

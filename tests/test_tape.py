@@ -132,6 +132,8 @@ DIFFERENT = {
     "numbers": [lambda x, y: x * 2.0, lambda x, y: x * 2.5],
     "arrays": [lambda x, y: x + TABLE, lambda x, y: x + 2 * TABLE],
     "true is not one": [lambda x, y: x * True, lambda x, y: x * 1],
+    "a conversion": [lambda x, y: x + y.astype("f4"), lambda x, y: x + y],
+    "a sum that converts": [lambda x, y: x.astype("f4"), lambda x, y: x.astype("f4") + np.zeros((2, 3))],
     "a product with two": [lambda x, y: x + x, lambda x, y: 2 * x],
 }
 

@@ -135,7 +135,7 @@ EXACT = {
     "broadcasting": (lambda x, v: x + v + v[0] - np.broadcast_to(v[None], (2, 3)), (X, V)),
     "size 1": (lambda x: (x[:, :1] + x, x[:1] - x[:, :1], x[:1, :1].sum(1), x.reshape(1, 6).sum(0)), (X,)),
     "0-d": (lambda s, x: (s * x, s + s, x.sum() * s - s, s.reshape(1, 1).sum()), (2.0, X), (0,)),
-    "sums of one number": (lambda s, x: (0 + np.sum(s), np.sum(x[0, 0]) * s), (2.0, X)),
+    "sums of one number": (lambda s, x: (0 + np.sum(s), np.sum(x[0, 0]) * s), (2.0, X), (0,)),
     "differences": (lambda x, y: x - y - (-y) - (x - y), (X, X)),
     "reshapes shared": (lambda x: (x.reshape(6).reshape(3, 2) + x.reshape(6).reshape(3, 2) * 2.0, x.reshape(6)), (X,)),
     "numbers": (lambda x: 3 * x / 2 + x * np.float64(2.0) - np.float32(1) * x, (X,)),
