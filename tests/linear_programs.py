@@ -121,10 +121,10 @@ def _scaled(values: list, factors: list, choose: Choices) -> Any:
     return choose.of([lambda: x * y, lambda: y * x, lambda: x / (y * y + 1.0), lambda: -x])()
 
 
-def program(numbers: Sequence[int]) -> Callable:
+def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Callable:
     """A function of three arguments that is one `shard_map`, linear in the first two; its results are a tuple."""
     choose = Choices(numbers)
-    mesh = choose.of(MESHES)
+    mesh = choose.of(meshes)
     in_specs = tuple(choose.of(SPECS) for _ in range(3))
     count, reduced = 1 + choose.of(range(7)), [choose.of([True, False]) for _ in range(1 + choose.of(range(3)))]
     out_specs = tuple(P() if yes else P(mesh.axis_names) for yes in reduced)
