@@ -10,6 +10,7 @@ All of them leave alone what is used in several places: there, a transpose adds 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -23,13 +24,9 @@ from minidiff.optimize import NARROWED, Program, Rule, without_unused
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 
 add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
-multiply_p, negative_p = elementwise.multiply.primitive, elementwise.negative.primitive
-reshape_p, broadcast_to_p, transpose_p, sum_p = (
-    shape.reshape_p,
-    shape.broadcast_to_p,
-    shape.transpose_p,
-    reduction.sum_p,
-)
+multiply_p, divide_p = elementwise.multiply.primitive, elementwise.divide.primitive
+negative_p, sum_p, mean_p = elementwise.negative.primitive, reduction.sum_p, reduction.mean_p
+reshape_p, broadcast_to_p, transpose_p = shape.reshape_p, shape.broadcast_to_p, shape.transpose_p
 
 # ---------------------------------------------------------------- rules
 
@@ -87,7 +84,7 @@ def _sum_over_one(program: Program, eqn: Equation) -> Any:
     """Axes of size 1 are not summed over, but taken away."""
     (x,), t = eqn.inputs, atom_type(eqn.inputs[0])
     axes = tuple(a for a in eqn.params["axes"] if t.shape[a] != 1)
-    if len(axes) == len(eqn.params["axes"]) or t.dtype != eqn.outputs[0].type.dtype:
+    if axes == eqn.params["axes"] != () or t.dtype != eqn.outputs[0].type.dtype:
         return None
     if axes:
         x = program.add(sum_p, [x], {"axes": axes})
@@ -147,15 +144,22 @@ def _sum_then_reshape(program: Program, eqn: Equation) -> Any:
     return Equation(reshape_p, [x], {"shape": eqn.outputs[0].type.shape}, eqn.outputs)
 
 
+def _mean(program: Program, eqn: Equation) -> Any:
+    total, whole = program.add(sum_p, eqn.inputs, eqn.params), atom_type(eqn.inputs[0])
+    count = math.prod([whole.shape[a] for a in eqn.params["axes"]])
+    return Equation(divide_p, [total, count], {}, eqn.outputs)
+
+
 #: What writes out what operations do by themselves.
 EXPLICIT: dict[Primitive, list[Rule]] = {
     **SHORTER,
     add_p: [_broadcast_before],
     subtract_p: [_broadcast_before, _difference],
     multiply_p: [*SHORTER[multiply_p], _broadcast_before],
-    elementwise.divide.primitive: [_broadcast_before],
+    divide_p: [_broadcast_before],
     broadcast_to_p: [_repeated_once, _without_leading_ones],
     sum_p: [_sum_then_reshape, *SHORTER[sum_p]],
+    mean_p: [_mean],
 }
 
 # ---------------------------------------------------------------- rewriting
@@ -206,7 +210,7 @@ def _body_rewritten(eqn: Equation, rules: dict[Primitive, list[Rule]]) -> Equati
 def same(one: Tape, two: Tape) -> bool:
     """Whether two tapes are the same program: see `Tape.__eq__`."""
     numbers: dict[Hashable, int] = {}
-    return one.in_types == two.in_types and _Numbered(numbers).tape(one) == _Numbered(numbers).tape(two)
+    return _Numbered(numbers).tape(one) == _Numbered(numbers).tape(two)
 
 
 class _Numbered:
@@ -229,7 +233,7 @@ class _Numbered:
         """What the tape computes, and how often it computes each value on the way."""
         inputs = [self.number("input", i, t) for i, t in enumerate(tape.in_types)]
         outputs = self.outputs(rewritten(tape, EXPLICIT), inputs)
-        return tuple(tape.in_types), tuple(outputs), frozenset(self.computed.items())
+        return tuple(tape.in_types), tuple(tape.out_types), tuple(outputs), frozenset(self.computed.items())
 
     def outputs(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
         """The numbers of a rewritten tape's outputs, from those of its inputs."""
@@ -251,8 +255,11 @@ class _Numbered:
         for eqn in tape.equations:
             if eqn.primitive is add_p:
                 (out,) = eqn.outputs
-                summed = [n for a in eqn.inputs for n in (terms[a] if isinstance(a, Var) and a in terms else [read(a)])]
-                summed = [n for n in summed if n != self.zero(out.type)]
+                summed = []
+                alike = all(a.type == out.type for a in eqn.inputs if isinstance(a, Var))
+                for a in eqn.inputs:
+                    found = terms[a] if isinstance(a, Var) and a in terms else [read(a)]
+                    summed += [n for n in found if not (alike and n == self.zero(atom_type(a)))]
                 if out in parts:
                     terms[out] = summed
                 else:
@@ -297,7 +304,9 @@ class _Numbered:
             self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("out", *rest, way, n)
             for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out)
         ]
-        self.computed[self.number("body", *rest, *sorted(results))] += 1
+        found = sorted(n for n, v in zip(results, eqn.outputs) if n != self.zero(v.type))
+        if found:
+            self.computed[self.number("body", *rest, *found)] += 1
         return results
 
     def constant(self, a: Any) -> int:
@@ -306,11 +315,11 @@ class _Numbered:
         if isinstance(a, Tracer):
             return self.number("traced", id(a))
         x = numpy.asarray(a)
-        if x.dtype.kind in "biufc":
+        if x.dtype.kind in "iufc":
             if not x.any():
                 return self.zero(typeof(a))
-            x = x + x.dtype.type(0) if x.dtype.kind != "b" else x  # there is one zero
-        return self.number("constant", typeof(a), x.tobytes() if not x.dtype.hasobject else id(a))
+            x = x + x.dtype.type(0)  # which makes one zero of the two that there are
+        return self.number("constant", typeof(a), x.tobytes())
 
     def param(self, value: Any) -> Hashable:
         """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""

@@ -203,7 +203,9 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool) -> None:
     scope_of = getattr(p, "body_scope", None)
     for body in bodies_of(eqn):
         body.check(typed and (not scope_of or scope_of(eqn.params).typed))
-    types = [_operand_type(a) for a in eqn.inputs]
+    # The tape of a derivative may hold what NumPy takes for an array.
+    atoms = [numpy.asarray(a) if isinstance(a, (list, tuple)) else a for a in eqn.inputs]
+    types = [_operand_type(a) for a in atoms]
     try:
         derived = p.typecheck(types, eqn.params)
     except (IndexError, ValueError) as error:  # of a rule that the operands do not fit
@@ -212,7 +214,7 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool) -> None:
         found = _listed([v.type for v in eqn.outputs])
         raise TypeError(f"{p}: the tape says {found}, the rules say {_listed(derived)}")
     if typed:
-        arrays = [atom_type(a) for a in eqn.inputs if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
+        arrays = [atom_type(a) for a in atoms if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
         p.check_variance(arrays, eqn.params)
 
 

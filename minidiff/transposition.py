@@ -6,6 +6,7 @@ what the backward sweep of reverse mode does, done with names in place of values
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from minidiff.core import current_interpreter, current_scope, is_differentiable,
 from minidiff.forward import instantiate
 from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
-from minidiff.reverse import agreeing, backward_pass, checked_cotangents, chosen_arguments
+from minidiff.reverse import agreeing, backward_pass, checked_cotangents
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape, Var
 
@@ -27,10 +28,12 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     there are fewer outputs, the last places fall away; where there are more, they follow the last place), with the
     outputs' types; the results have the linear inputs' types. A constant term has no part in the transpose.
 
-    Bodies are transposed too, that of a `shard_map` with its specs exchanged. Transposing twice gives the tape again,
-    `transpose(transpose(tape)) == tape` (see `Tape.__eq__` for what is equal), up to how some operations are written
-    whose rules are not each other's inverses: joining arrays comes back as a sum, splitting them as slices, `real` as a
-    conversion, loops and branches with what they share put first. Transposing those again changes nothing any more.
+    Bodies are transposed too, that of a `shard_map` with its specs exchanged. Transposing twice gives the tape again:
+    `transpose(transpose(tape)) == tape` (see `Tape.__eq__` for what is equal). The exceptions are operations whose
+    transposes are made of others, and which come back as others: what joins or splits arrays as sums and slices,
+    products with vectors as products and sums of numbers, `real` and `imag` as conversions, `where` of two values as a
+    sum, a loop over a value that all steps share as one that hands it on, a `checkpoint` as its body. Transposing
+    these again and again changes nothing any more: no tape grows.
 
     Raises TypeError, naming the operation and the type of its operand, where the tape is not linear in those inputs.
 
@@ -47,6 +50,11 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
 
     Source: JEP 17111, "How this system solves the inefficient transpose examples".
     """
+    if not isinstance(tape, Tape):
+        raise TypeError(
+            f"transpose: expected a Tape, got {type(tape).__name__}; that of a function f is make_tape(f)(*args), and "
+            "its transpose as a function linear_transpose(f, *args)"
+        )
     chosen = _checked(tape, range(len(tape.inputs)) if linear is None else linear)
     stage = Stage(current_interpreter(), name="transpose")
     stage.origin = "transpose", "a tape"
@@ -60,6 +68,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
         count = len(waiting) if i == chosen[-1] else min(1, len(waiting))
         cts += [stage.new_input(t) for t in waiting[:count]]
         del waiting[:count]
+    cts += [stage.new_input(t) for t in waiting]  # of a tape without inputs
     wanted = [tape.in_types[i] for i in chosen]
     with transforming(stage):
         found = backward_pass(tape, [i in chosen for i in range(len(values))], values, cts)
@@ -70,7 +79,10 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
 def _checked(tape: Tape, linear: Any) -> tuple[int, ...]:
     """The positions of linear inputs, in order."""
     count = len(tape.inputs)
-    positions = tuple(sorted(chosen_arguments("transpose", linear)))
+    try:
+        positions = tuple(sorted(map(operator.index, linear if isinstance(linear, Sequence) else [linear])))
+    except TypeError:
+        raise TypeError(f"transpose: linear must be an int or a tuple of ints, got {linear!r}") from None
     for i in positions:
         if not 0 <= i < count:
             raise ValueError(f"transpose: linear names input {i}, but the tape has {count}, counted from 0")

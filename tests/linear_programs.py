@@ -121,10 +121,10 @@ def _scaled(values: list, factors: list, choose: Choices) -> Any:
     return choose.of([lambda: x * y, lambda: y * x, lambda: x / (y * y + 1.0), lambda: -x])()
 
 
-def program(numbers: Sequence[int]) -> Callable:
+def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Callable:
     """A function of three arguments that is one `shard_map`, linear in the first two; its results are a tuple."""
     choose = Choices(numbers)
-    mesh = choose.of(MESHES)
+    mesh = choose.of(meshes)
     in_specs = tuple(choose.of(SPECS) for _ in range(3))
     count, reduced = 1 + choose.of(range(7)), [choose.of([True, False]) for _ in range(1 + choose.of(range(3)))]
     out_specs = tuple(P() if yes else P(mesh.axis_names) for yes in reduced)
@@ -156,7 +156,8 @@ def _result(x: Any, reduced: bool, mesh: spmd.Mesh) -> Any:
     return x if x.ndim else x.reshape(1)
 
 
-def example(seed: int = 0) -> tuple:
+def example(seed: int = 0, is_complex: bool = False) -> tuple:
     """Arguments for any program."""
     rng = np.random.default_rng(seed)
-    return tuple(rng.normal(size=(ROWS, COLUMNS)) for _ in range(3))
+    parts = [rng.normal(size=(ROWS, COLUMNS)) for _ in range(6)]
+    return tuple(x + 1j * y if is_complex else x for x, y in zip(parts[:3], parts[3:]))

@@ -7,7 +7,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, all_gather_invariant, axis_index, pbroadcast, pmean, psum
+from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
 from tests.programs import assert_trees_close
 
@@ -326,61 +326,6 @@ def test_second_derivatives_communicate_like_first():
         lambda p, x: sum(np.sum(g**2) for g in md.tree.leaves(md.grad(lambda p, x: network(p, x) / 4)(p, x)))
     )
     assert_trees_close(of_norm(PARAMETERS, INPUTS), expected(PARAMETERS, INPUTS))
-
-
-def f_by_types(f, *specs):
-    return mapped(f, tuple(specs[:-1]), specs[-1])
-
-
-JEP_EXAMPLES = {
-    # name: (function, arguments, operations of the body's transpose that communicate)
-    "1: psum to an unmapped output": (
-        f_by_types(lambda x: psum(np.sum(3.0 * x), "i"), P("i"), P()),
-        (np.arange(4.0),),
-        [],
-    ),
-    "2: psum to a mapped output": (
-        lambda x: f_by_types(lambda x, y: psum(3.0 * x, "i") * y, P("i"), P("i"), P("i"))(x, np.arange(4.0)),
-        (np.arange(4.0),),
-        ["psum"],
-    ),
-    "3: cursed identity": (f_by_types(lambda x: x, P(), P()), (np.arange(4.0),), []),
-    "4: all_gather_invariant to an unmapped output": (
-        f_by_types(lambda x: all_gather_invariant(x, "i", tiled=True), P("i"), P()),
-        (np.arange(4.0),),
-        [],
-    ),
-    "5: all_gather to a mapped output": (
-        lambda x: f_by_types(lambda x, y: all_gather(x, "i", tiled=True) * y, P("i"), P("i"), P("i"))(
-            x, np.arange(16.0)
-        ),
-        (np.arange(4.0),),
-        ["psum_scatter"],
-    ),
-}
-
-
-def transpose_of(f):
-    """The transpose of a function of four numbers, as such a function."""
-    return lambda y: md.linear_transpose(f, np.ones(4))(y)[0]
-
-
-@pytest.mark.parametrize("name", JEP_EXAMPLES)
-def test_transposes_of_the_jep(name):
-    f, args, expected = JEP_EXAMPLES[name]
-    out = f(*args)
-    transposed = md.linear_transpose(f, *args)
-    report = spmd.communication(transposed)(np.ones(np.shape(out)))
-    assert [row.collective for row in report.rows] == expected
-    ct = np.cos(np.arange(np.size(out))).reshape(np.shape(out))
-    np.testing.assert_allclose(np.sum(np.asarray(transposed(ct)[0]) * args[0]), np.sum(ct * np.asarray(out)))
-
-
-def test_transposing_does_not_grow_the_identity():
-    f = f_by_types(lambda x: x, P(), P())
-    for _ in range(3):
-        f = transpose_of(f)
-        assert operations(body_of(f, np.ones(4))) == []
 
 
 # ---------------------------------------------------------------- errors

@@ -108,6 +108,54 @@ UNLIKE = [
 ]
 
 
+LIKE = {
+    "terms in another order": [lambda x, y: x + y, lambda x, y: y + x],
+    "sums in another order": [lambda x, y: (x + y) + np.sin(x), lambda x, y: x + (np.sin(x) + y)],
+    "factors in another order": [lambda x, y: x * y * 2.0, lambda x, y: 2.0 * (y * x)],
+    "equations in another order": [
+        lambda x, y: (np.sin(x), np.cos(x)),
+        lambda x, y: (lambda c: (np.sin(x), c))(np.cos(x)),
+    ],
+    "what nothing needs": [lambda x, y: x, lambda x, y: (x, x * y)[0]],
+    "a zero": [lambda x, y: x + y, lambda x, y: x + y + np.zeros((2, 3))],
+    "broadcasting": [lambda x, y: x * y[0], lambda x, y: x * np.broadcast_to(y[0], (2, 3))],
+    "a difference": [lambda x, y: x - y, lambda x, y: -y + x],
+    "a mean": [lambda x, y: np.mean(x, axis=1), lambda x, y: x.sum(axis=1) / 3],
+    "reshapes": [lambda x, y: x.reshape(6).reshape(3, 2), lambda x, y: x.reshape(3, 2)],
+}
+DIFFERENT = {
+    "computed once, or twice": [lambda x, y: (lambda s: s * s)(np.sin(x)), lambda x, y: np.sin(x) * np.sin(x)],
+    "a sum that is used": [lambda x, y: (lambda s: (s + 1.0, s))(x + y), lambda x, y: (x + (y + 1.0), x + y)],
+    "quotients have an order": [lambda x, y: x / y, lambda x, y: y / x],
+    "results have an order": [lambda x, y: (x, y), lambda x, y: (y, x)],
+    "distribution": [lambda x, y: (x + y) * 2.0, lambda x, y: x * 2.0 + y * 2.0],
+    "numbers": [lambda x, y: x * 2.0, lambda x, y: x * 2.5],
+    "arrays": [lambda x, y: x + TABLE, lambda x, y: x + 2 * TABLE],
+    "true is not one": [lambda x, y: x * True, lambda x, y: x * 1],
+    "a conversion": [lambda x, y: x + y.astype("f4"), lambda x, y: x + y],
+    "a sum that converts": [lambda x, y: x.astype("f4"), lambda x, y: x.astype("f4") + np.zeros((2, 3))],
+    "a product with two": [lambda x, y: x + x, lambda x, y: 2 * x],
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_equal_programs(name):
+    one, two = (md.make_tape(f)(np.ones((2, 3)), np.ones((2, 3))) for f in LIKE[name])
+    assert one == two
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_programs(name):
+    one, two = (md.make_tape(f)(np.ones((2, 3)), np.ones((2, 3))) for f in DIFFERENT[name])
+    assert one != two
+
+
+def test_equality_does_not_change_a_tape():
+    tape = md.make_tape(lambda x, y: (x - y.mean(axis=0), x * y)[0])(np.ones((2, 3)), np.ones((2, 3)))
+    text = str(tape)
+    assert tape == tape and str(tape) == text
+
+
 def test_unlike_programs_have_unlike_tapes():
     tapes = [md.make_tape(g)(*[np.ones((1, 1))] * 2) for g in UNLIKE]
     assert [i for i, s in enumerate(tapes) for j, t in enumerate(tapes) if (s == t) != (i == j)] == []

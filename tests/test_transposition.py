@@ -1,46 +1,368 @@
-"""Transposition of tapes: its inverse is itself, tapes do not grow, and it is what the inner product says."""
+"""Transposition of tapes: it is its own inverse, tapes do not grow, and it is what the inner product says."""
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 
 import minidiff as md
 import minidiff.numpy as np
+import spmd
+from collectives import all_gather_invariant, pbroadcast, psum
+from minidiff.tape import bodies_of
+from spmd import P
 from tests import linear_programs
+from tests.programs import assert_trees_close
 
-X = np.arange(6.0).reshape(2, 3)
+X, V, W = np.arange(6.0).reshape(2, 3), np.arange(3.0), np.arange(9.0).reshape(3, 3) + 1
+Z = X + 1j
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+UNMAPPED, MAPPED = P(), P("i")
+
+
+def mapped(f, in_specs=MAPPED, out_specs=MAPPED, mesh=MESH, **options):
+    return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
 
 
 def inner(xs, ys):
-    return sum(np.sum(np.asarray(x) * np.asarray(y)) for x, y in zip(xs, ys, strict=True))
+    """Numbers are paired by their real parts: what a complex one stands for is two."""
+    return sum(np.real(np.sum(np.asarray(x) * np.asarray(y))) for x, y in zip(xs, ys, strict=True))
 
 
 def equations(tape):
     """How many equations there are, those of bodies too."""
-    return sum(1 + sum(map(equations, md.tape.bodies_of(eqn))) for eqn in tape.equations)
+    return sum(1 + sum(map(equations, bodies_of(eqn))) for eqn in tape.equations)
 
 
-def check_inner_product(tape, transposed, count, rest, seed=0):
-    """<f(x), y> == <x, f_t(y)> for a tape whose first `count` inputs are linear; the others are given."""
+def random_of(types, seed):
     rng = np.random.default_rng(seed)
-    xs = [rng.normal(size=t.shape) for t in tape.in_types[:count]]
-    ys = [rng.normal(size=t.shape) for t in tape.out_types]
-    left, right = inner(tape(*xs, *rest), ys), inner(transposed(*ys, *rest), xs)
-    np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
+    parts = [(rng.normal(size=t.shape), rng.normal(size=t.shape)) for t in types]
+    return [np.asarray(x + 1j * y if t.dtype.kind == "c" else x, t.dtype) for (x, y), t in zip(parts, types)]
+
+
+def check(f, *args, linear=None):
+    """The inner-product identity of the tape of `f`, linear in its arguments from `linear[0]` to `linear[-1]`.
+
+    Returns the tape, its transpose, and the transpose of that; from there on nothing changes any more.
+    """
+    tape = md.make_tape(f)(*args)
+    linear = range(len(args)) if linear is None else linear
+    first, last = linear[0], linear[-1] + 1
+    count = len(tape.outputs)
+    transposed = md.transpose(tape, linear)
+    assert transposed.in_types == [*tape.in_types[:first], *tape.out_types, *tape.in_types[last:]]
+    assert transposed.out_types == tape.in_types[first:last]
+    xs, ys = random_of(tape.in_types[first:last], 0), random_of(tape.out_types, 1)
+    left = inner(tape(*args[:first], *xs, *args[last:]), ys)
+    np.testing.assert_allclose(left, inner(transposed(*args[:first], *ys, *args[last:]), xs), rtol=1e-6, atol=1e-6)
+
+    back = md.transpose(transposed, range(first, first + count))
+    assert_trees_close(back(*args), tape(*args), rtol=1e-6)
+    again = md.transpose(back, linear)
+    final = md.transpose(again, range(first, first + count))
+    assert final == back
+    assert (equations(final), len(str(final))) == (equations(back), len(str(back)))
+    return tape, transposed, back
+
+
+# ---------------------------------------------------------------- properties
+
+numbers = st.lists(st.integers(0, 99), min_size=10, max_size=60)
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(0, 11), min_size=8, max_size=60))
-def test_transposing_twice_gives_the_tape(numbers):
-    args = linear_programs.example()
-    tape = md.make_tape(linear_programs.program(numbers))(*args)
-    tape.check()
-    transposed = md.transpose(tape, (0, 1))
-    back = md.transpose(transposed, range(len(tape.outputs)))
-    transposed.check()
-    back.check()
-    check_inner_product(tape, transposed, 2, args[2:])
+@given(numbers, st.booleans())
+def test_transposing_twice_gives_the_tape(choices, is_complex):
+    args = linear_programs.example(is_complex=is_complex)
+    tape, transposed, back = check(linear_programs.program(choices), *args, linear=(0, 1))
     assert back == tape
-    again = md.transpose(back, (0, 1))
-    assert again == transposed
-    assert equations(again) == equations(transposed)
-    assert equations(md.transpose(again, range(len(tape.outputs)))) == equations(back)
+    assert md.transpose(back, (0, 1)) == transposed
+
+
+@settings(deadline=None, max_examples=20)
+@given(numbers, numbers, st.booleans())
+@example([0] * 10, [0] * 10, False)  # Python's sum begins with 0
+def test_several_shard_maps(one, two, shared):
+    """One after the other, with sums outside; and a value that goes into both."""
+
+    def f(x, y, factor):
+        outs = linear_programs.program(one)(x, y, factor)
+        middle = 2.0 * y + sum(np.sum(u) for u in outs)
+        more = linear_programs.program(two)(middle, x if shared else middle, np.cos(factor))
+        return [*outs, *more, middle]
+
+    tape, _, back = check(f, *linear_programs.example(), linear=(0, 1))
+    assert back == tape
+
+
+@settings(deadline=None, max_examples=20)
+@given(numbers)
+def test_in_one_of_two_arguments(choices):
+    """What depends on the other argument alone is a constant term, and has no part in it."""
+    f = linear_programs.program(choices)
+    x, y, factor = linear_programs.example()
+    tape = md.make_tape(f)(x, y, factor)
+    partial, whole = md.transpose(tape, 1), md.transpose(tape, (0, 1))
+    cts = random_of(tape.out_types, 2)
+    assert_trees_close(partial(x, *cts, factor), whole(*cts, factor)[1:])
+    back = md.transpose(partial, range(1, 1 + len(cts)))
+    assert md.transpose(md.transpose(back, 1), range(1, 1 + len(cts))) == back
+    assert_trees_close(back(x, y, factor), tape(np.zeros_like(x), y, factor))
+
+
+# ---------------------------------------------------------------- operations
+
+EXACT = {
+    "matmul": (lambda x: x @ W, (X,)),
+    "matmul with an argument": (lambda x, w: (x @ w) @ w.T + x @ w, (X, W), (0,)),
+    "matmul of the second": (lambda w, x: w @ x.T, (W, X), (1,)),
+    "einsum": (lambda x, w: np.einsum("ij,jk->ki", x, w), (X, W), (0,)),
+    "outer": (lambda v, u: np.outer(v, u), (V, V), (1,)),
+    "solve": (lambda x: np.linalg.solve(W + np.eye(3), x.T), (X,)),
+    "where": (lambda x: np.where(X > 2, x, 0.0), (X,)),
+    "gather": (lambda x: x[:, [0, 1, 1]], (X,)),
+    "slices": (lambda x: (x[0], x[:, ::2], x[None, 1:], x[::-1]), (X,)),
+    "pad": (lambda x: np.pad(x, 1), (X,)),
+    "roll": (lambda x: np.roll(x, 1, axis=1), (X,)),
+    "diff": (lambda x: np.diff(x), (X,)),
+    "cumsum": (lambda x: np.cumsum(x, axis=1), (X,)),
+    "mean": (lambda x: (np.mean(x, axis=1), x - np.mean(x), np.mean(x, keepdims=True)), (X,)),
+    "trace": (lambda x: np.trace(x), (W,)),
+    "diag": (lambda x: np.diag(x), (V,)),
+    "kron": (lambda x: np.kron(x, W), (X,)),
+    "tile and repeat": (lambda x: (np.tile(x, 2), np.repeat(x, 2, axis=0)), (X,)),
+    "sums": (lambda x: (x.sum(), x.sum(0), x.sum(1), x.sum(1, keepdims=True), x[None].sum(0)), (X,)),
+    "broadcasting": (lambda x, v: x + v + v[0] - np.broadcast_to(v[None], (2, 3)), (X, V)),
+    "size 1": (lambda x: (x[:, :1] + x, x[:1] - x[:, :1], x[:1, :1].sum(1), x.reshape(1, 6).sum(0)), (X,)),
+    "0-d": (lambda s, x: (s * x, s + s, x.sum() * s - s, s.reshape(1, 1).sum()), (2.0, X), (0,)),
+    "sums of one number": (lambda s, x: (0 + np.sum(s), np.sum(x[0, 0]) * s), (2.0, X), (0,)),
+    "differences": (lambda x, y: x - y - (-y) - (x - y), (X, X)),
+    "reshapes shared": (lambda x: (x.reshape(6).reshape(3, 2) + x.reshape(6).reshape(3, 2) * 2.0, x.reshape(6)), (X,)),
+    "numbers": (lambda x: 3 * x / 2 + x * np.float64(2.0) - np.float32(1) * x, (X,)),
+    "conversion": (lambda x: x.astype("f4"), (X,)),
+    "complex": (lambda z: (np.conj(z), z * 2j, np.fft.fft(z)), (Z,)),
+    "half spectra": (lambda x: np.fft.rfft(x), (X,)),
+    "half spectra back": (lambda z: np.fft.irfft(z), (Z,)),
+    "scan": (lambda x: md.scan(lambda c, a: (c + a, 2.0 * c), 0 * x[0], x), (X,)),
+    "scan with a factor": (lambda x, w: md.scan(lambda c, a: (c * w + a, c), 0 * x[0], x), (X, 2.0), (0,)),
+    "cond": (lambda x, p: md.cond(p > 0, lambda x: 2 * x, lambda x: -x, x), (X, 1.0), (0,)),
+    "vmap": (lambda x: md.vmap(lambda v: v[::-1] * 2)(x), (X,)),
+    "forward mode": (lambda t: md.jvp(lambda x: np.sin(x) * x, (X,), (t,))[1], (X,)),
+    "linearized": (lambda x, t: md.linearize(lambda x: np.tanh(x) @ W, x)[1](t), (X, X), (1,)),
+    "reverse mode": (lambda ct: md.vjp(lambda x: np.sin(x) @ W, X)[1](ct)[0], (X,)),
+    "zeros": (lambda x: (x, 0.0, np.zeros(3), x + np.zeros(3)), (X,)),
+    "an argument unused": (lambda x, y: (x,), (X, X)),
+    "all unused": (lambda x: (), (X,)),
+    "the same twice": (lambda x: (x, x, 2 * x, 2 * x, x + x), (X,)),
+    "nothing needs it": (lambda x: (2 * x, np.sin(x), x * x)[0], (X,)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_operations_that_come_back(name):
+    f, args, *linear = EXACT[name]
+    tape, _, back = check(f, *args, linear=linear[0] if linear else None)
+    assert back == tape
+
+
+COME_BACK_OTHERWISE = {
+    "concatenate": (lambda x, v: np.concatenate([x, v[None]]), (X, V)),
+    "stack": (lambda v, u: np.stack([v, u, v]), (V, V)),
+    "split": (lambda x: tuple(np.split(x, 3, axis=1))[:2], (X,)),
+    "unstack": (lambda x: sum(x), (X,)),
+    "real": (lambda z: np.real(z), (Z,)),
+    "imag": (lambda z: (np.imag(z), z * 2j), (Z,)),
+    "where of two": (lambda x, y: np.where(X > 2, x, y), (X, X)),
+    "dot": (lambda v, u: v @ u, (V, V), (0,)),
+    "fori_loop": (lambda v: md.fori_loop(0, 3, lambda i, c: c * 2.0 + v, v), (V,)),
+    "checkpoint": (lambda x: md.checkpoint(lambda x: 2 * x + x)(x), (X,)),
+    "tril": (lambda x: np.tril(x), (W,)),
+}
+
+
+@pytest.mark.parametrize("name", COME_BACK_OTHERWISE)
+def test_operations_that_come_back_as_others(name):
+    """Twice transposed they are written in another way, and stay so: nothing grows."""
+    f, args, *linear = COME_BACK_OTHERWISE[name]
+    check(f, *args, linear=linear[0] if linear else None)
+
+
+# ---------------------------------------------------------------- shard_map
+
+
+def sine_of_sum(x):
+    s = np.sum(x)
+    return psum(np.sin(s) * s, "i")
+
+
+def weight_twice(w, x):
+    return psum(np.sum(x @ np.outer(w, V) + x[0] * w), "i")
+
+
+BODIES = {
+    "a scalar residual": (lambda x, t: md.linearize(mapped(sine_of_sum, out_specs=P()), x)[1](t), 1, {"psum": 2}, {}),
+    "a weight used twice": (
+        lambda x, w: mapped(weight_twice, (P(), P("i")), P())(w[:3], np.stack([x, x, x], axis=1)), 1, {"psum": 1},
+        {"psum": 2},
+    ),
+    "a 0-d block": (
+        lambda x, s: mapped(lambda s, x: psum(s * x.sum(), "i"), (P(), P("i")), P())(s.sum(), x), 1, {"psum": 1},
+        {"psum": 1},
+    ),
+    "a result that does not depend on it": (
+        lambda x, y: mapped(lambda x, y: (psum(y, "i"), np.zeros(2)), out_specs=P())(x, y), 1,
+        {"psum": 1}, {},
+    ),
+    "a result twice": (
+        lambda x, y: mapped(lambda x, y: (lambda z: (z, z))(psum(x * y, "i")), out_specs=P())(x, y), 1, {"psum": 1}, {}
+    ),
+    "a result both mapped and not": (
+        lambda x, y: mapped(lambda y: (psum(y, "i"),) * 2, out_specs=(P(), P("i")))(y), 1, {"psum": 1}, {"psum": 1},
+    ),
+    "two axes": (
+        lambda x, y: mapped(lambda y: psum(psum(y, "i") * 2.0, "j"), P(("i", "j")), P(), MESH2)(y), 1, {"psum": 2}, {}
+    ),
+    "two axes at once": (
+        lambda x, y: mapped(lambda x, y: psum(x * y, ("j", "i")), (P("i"), P("j")), P(), MESH2)(x, y), 1, {"psum": 1},
+        {"psum": 1},
+    ),
+    "unmapped in, mapped out": (lambda x, y: mapped(lambda y: y, P(), P("i"))(y), 1, {}, {"psum": 1}),
+    "closed over": (lambda x, y: mapped(lambda x: x * y[:2].sum())(x), 1, {}, {"psum": 1}),
+}  # fmt: skip
+
+
+def communication(tape):
+    return spmd.communication(lambda *args: tape(*args))(*tape.in_types).counts
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies(name):
+    f, position, forward, backward = BODIES[name]
+    tape, transposed, back = check(f, np.arange(8.0), np.ones(8), linear=(position,))
+    assert back == tape
+    assert (communication(tape), communication(transposed)) == (forward, backward)
+
+
+LOOPS = {
+    "scan": lambda x, w: md.scan(lambda c, row: (c * w + psum(row, "i"), row * c[0]), psum(x[0], "i"), x)[1],
+    "cond": lambda x, w: md.cond(w > 0, lambda x: psum(x, "i") * w, lambda x: psum(-x, "i"), x),
+    "checkpoint": lambda x, w: md.checkpoint(lambda x: psum(x, "i") * w)(x),
+    "gathered": lambda x, w: all_gather_invariant(x, "i") * w + pbroadcast(w, "i") * 0.0 * x,
+}
+
+
+def test_what_is_not_linear_in_a_body_is_named():
+    f = mapped(LOOPS["scan"], (P("i"), P()), P("i"))
+    with pytest.raises(TypeError, match="multiply cannot be transposed: it is not linear in the operand of type"):
+        md.transpose(md.make_tape(f)(np.ones((8, 3)), 2.0), 0)
+
+
+@pytest.mark.parametrize("check_rep", [True, False])
+@pytest.mark.parametrize("name", ["scan", "cond", "checkpoint", "gathered"])
+def test_operations_with_bodies_in_bodies(name, check_rep):
+    use = LOOPS[name]
+    if name == "scan":
+        use = lambda x, w: md.scan(lambda c, row: (c * w + psum(row, "i"), row * w), psum(x[0], "i"), x)  # noqa: E731
+    outs = {"scan": (P(), P("i")), "gathered": P("i")}.get(name, P())
+    f = mapped(use, (P("i"), P()), outs, check_rep=check_rep)
+    tape = md.make_tape(f)(np.ones((8, 3)), 2.0)
+    transposed = md.transpose(tape, 0)
+    cts, xs = random_of(tape.out_types, 0), random_of(tape.in_types[:1], 1)
+    np.testing.assert_allclose(inner(tape(*xs, 2.0), cts), inner(transposed(*cts, 2.0), xs))
+    if check_rep:
+        back = md.transpose(transposed, range(len(cts)))
+        assert equations(md.transpose(md.transpose(back, 0), range(len(cts)))) == equations(back)
+
+
+# ---------------------------------------------------------------- the order of inputs
+
+
+def test_cotangents_take_the_places_of_linear_inputs():
+    f32, f64, i64 = (md.ShapedArray((), t) for t in ("f4", "f8", "i8"))
+
+    def tape(count):
+        return md.make_tape(lambda x, n, y, m: [x * np.float32(2), y * 3.0, y * 4.0][:count])(f32, i64, f64, i64)
+
+    inputs = {k: md.transpose(tape(k), (0, 2)).in_types for k in (0, 1, 2, 3)}
+    assert inputs == {0: [i64, i64], 1: [f32, i64, i64], 2: [f32, i64, f64, i64], 3: [f32, i64, f64, f64, i64]}
+    assert md.transpose(md.transpose(tape(2), (0, 2)), (0, 2)) == tape(2)
+    assert md.transpose(tape(2), [2, 0]) == md.transpose(tape(2), (0, 2))
+
+
+# ---------------------------------------------------------------- with other transformations
+
+
+def test_transposes_are_functions_like_any_other():
+    tape = md.make_tape(lambda x, w: np.sin(w) * x)(X, X)
+    transposed = md.transpose(tape, 0)
+    use = lambda y, w: transposed(y, w)[0]  # noqa: E731
+    np.testing.assert_allclose(use(X, W[:2]), np.sin(W[:2]) * X)
+    np.testing.assert_allclose(md.grad(lambda w: use(X, w).sum())(X), np.cos(X) * X)
+    np.testing.assert_allclose(md.vmap(use)(np.stack([X, X]), np.stack([X, -X]))[1], np.sin(-X) * X)
+    np.testing.assert_allclose(md.jit(use)(X, X), np.sin(X) * X)
+
+
+def test_within_a_transformation():
+    """The tape may hold values that are being differentiated or vectorised."""
+
+    def f(w, ct):
+        return md.transpose(md.make_tape(lambda x: np.sin(w) * x)(X))(ct)[0]
+
+    np.testing.assert_allclose(md.grad(lambda w: f(w, X).sum())(X), np.cos(X) * X)
+    np.testing.assert_allclose(md.vmap(f)(np.stack([X, -X]), np.stack([X, X])), np.stack([np.sin(X), np.sin(-X)]) * X)
+    np.testing.assert_allclose(md.make_tape(f)(X, X)(X, X)[0], np.sin(X) * X)
+
+
+def test_in_a_body():
+    """Both the types of the ranks' values and the sums that they make necessary."""
+
+    def body(x, w):
+        x_bar, w_bar = md.linear_transpose(lambda x, w: (x + w, psum(x, "i")), x, w)((x, w))
+        return psum(x_bar, "i"), w_bar
+
+    x = np.arange(4.0)
+    x_bar, w_bar = mapped(body, (P("i"), P()), P())(x, np.ones(1))
+    np.testing.assert_allclose(x_bar, [x.sum() + 4])
+    np.testing.assert_allclose(w_bar, [x.sum()])
+
+
+def test_zeros_belong_to_the_caller():
+    f_t = md.linear_transpose(lambda x, y: y, X, X)
+    zero, _ = f_t(X)
+    zero += 1
+    assert not f_t(X)[0].any()
+
+
+# ---------------------------------------------------------------- errors
+
+TAPE = md.make_tape(lambda x, y: x * y)(X, X)
+ERRORS = {
+    "not linear": (
+        lambda: md.transpose(TAPE),
+        TypeError,
+        r"^multiply cannot be transposed: it is not linear in the operand of type f64\[2,3\]",
+    ),
+    "not linear in a body": (
+        lambda: md.transpose(md.make_tape(mapped(lambda x: np.sin(psum(x, "i")), out_specs=P()))(np.ones(4))),
+        TypeError,
+        r"^sin cannot be transposed: it is not linear in the operand of type f64\[1\]$",
+    ),
+    "no such input": (lambda: md.transpose(TAPE, 2), ValueError, "linear names input 2, but the tape has 2, counted"),
+    "negative": (lambda: md.transpose(TAPE, -1), ValueError, "linear names input -1, but the tape has 2"),
+    "twice": (lambda: md.transpose(TAPE, (0, 0)), ValueError, r"linear names an input twice: \(0, 0\)"),
+    "none": (lambda: md.transpose(TAPE, ()), ValueError, "linear names no input"),
+    "no number": (lambda: md.transpose(TAPE, "x"), TypeError, "transpose: linear must be an int or a tuple of ints"),
+    "no tape": (lambda: md.transpose(np.sin), TypeError, r"transpose: expected a Tape, got ufunc; .*make_tape\(f\)"),
+    "a body": (
+        lambda: md.transpose(md.make_tape(mapped(lambda x: x))(np.ones(4)).equations[0].params["body"]),
+        TypeError,
+        r"the tape takes f64\[1\]\{i\}, so it is the body of a shard_map: transpose the tape around it",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_errors(case):
+    wrong, error, message = ERRORS[case]
+    with pytest.raises(error, match=message):
+        wrong()

@@ -1,12 +1,17 @@
-"""The examples of JEP 17111 on MPI ranks: what is communicated, as the mesh counts it, and as MPI is called."""
+"""Transposes on MPI ranks: the examples of JEP 17111, with what is communicated, as the mesh counts it and as MPI is
+called; and random linear programs.
+"""
 
 from collections import Counter
 
 import pytest
 from mpi4py import MPI
 
+import minidiff as md
+import minidiff.numpy as np
 import spmd
-from tests.jep_examples import EXAMPLES, check_on
+from tests import linear_programs
+from tests.jep_examples import EXAMPLES, check_on, whole
 
 #: How MPI's names of collective operations begin -> the collective that they are called for.
 CALLED_FOR = {
@@ -52,3 +57,27 @@ def test_numbers_and_communication(name, options, monkeypatch):
         return counted
 
     check_on(mesh, EXAMPLES[name], calls, **options)
+
+
+@pytest.mark.parallel([2, 4])
+@pytest.mark.parametrize("seed", range(12))
+def test_random_linear_programs(seed):
+    """The inner-product identity, the communication that the tape tells, and the same numbers as on simulated ranks."""
+    shape = {2: (2,), 4: (2, 2)}[MPI.COMM_WORLD.size]
+    mesh, simulated = (spmd.make_mesh(shape, ("i", "j")[: len(shape)], backend=b) for b in ("mpi", "simulated"))
+    choices = np.random.default_rng(seed).integers(0, 100, size=60).tolist()
+    args = linear_programs.example(seed)
+    tape = md.make_tape(linear_programs.program(choices, [mesh]))(*args)
+    transposed = md.transpose(tape, (0, 1))
+    assert md.transpose(transposed, range(len(tape.outputs))) == tape
+    cts = [np.cos(np.arange(float(t.size))).reshape(t.shape) for t in tape.out_types]
+    outs = [whole(y) for y in tape(*args)]
+    mesh.reset_calls()
+    found = transposed(*cts, args[2])
+    assert mesh.calls == spmd.communication(lambda *xs: transposed(*xs))(*transposed.in_types).counts
+    found = [whole(x) for x in found]
+    left, right = (sum(np.sum(x * y) for x, y in zip(xs, ys)) for xs, ys in ((outs, cts), (found, args)))
+    np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
+    elsewhere = md.transpose(md.make_tape(linear_programs.program(choices, [simulated]))(*args), (0, 1))
+    for x, y in zip(found, elsewhere(*cts, args[2])):
+        np.testing.assert_allclose(x, whole(y), rtol=1e-9, atol=1e-9)
