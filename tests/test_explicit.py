@@ -1,5 +1,6 @@
 """shard_map(auto_pbroadcast=False): nothing is lifted, what disagrees is an error, derivatives are not disturbed."""
 
+import functools
 import math
 
 import pytest
@@ -26,6 +27,7 @@ from collectives import (
 from spmd import P
 from tests.explicit_programs import replayed, without_one
 from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.table import TABLE
 from tests.test_programs import MESHES, placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -145,6 +147,21 @@ def test_collectives_of_the_wrong_variance(name, way):
     f, message = COLLECTIVES[name]
     with pytest.raises(md.VarianceError, match=message):
         WAYS[way](explicit(f, (P("i"), P())))(X, W)
+
+
+def test_what_is_closed_over():
+    """Whether or not a derivative is taken in it: an unmapped input that the user did not write down."""
+
+    def total(lift):
+        def loss(w):
+            return explicit(lambda x: np.sum(x * lift(w)), P("i"), P(sum="i"))(X)
+
+        return loss
+
+    for run in (lambda f: f, md.grad, md.make_tape, md.jit, lambda f: md.grad(md.jit(f))):
+        with pytest.raises(md.VarianceError, match=r"multiply: .* write pbroadcast\(x, 'i'\) for the second$"):
+            run(total(lambda w: w))(W)
+    md.testing.check_grads(total(lambda w: pbroadcast(w, "i")), (W,), order=2)
 
 
 def test_numbers_agree_with_anything():
@@ -375,6 +392,24 @@ def test_constants_that_a_function_makes_itself_are_no_mistake(f):
     md.make_tape(md.grad(lambda x: np.sum(np.sin(g(x)))))(x).check()
 
 
+def test_functions_lift_what_they_make_themselves():
+    """NumPy's functions, as the table calls them, of arrays that all vary: nothing is left for the user to write."""
+    called = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function and r.args]
+    settings = [md.tree.leaves(list(r.f.keywords.values())) for r in called]
+    rows = [r for r, xs in zip(called, settings) if not any(isinstance(x, np.ndarray) for x in xs)]
+    rows = [r for r in rows if r.function not in (np.isclose, np.allclose)]  # which want no numbers
+    assert len(rows) > 500
+    for r in rows:
+        varies = [isinstance(x, (np.ndarray, np.generic)) for x in r.args]
+
+        def body(*blocks, r=r, varies=varies):
+            blocks = iter(blocks)
+            r.f(*[next(blocks)[0] if yes else x for x, yes in zip(r.args, varies)])
+            return 0.0
+
+        explicit(body, P("i"))(*[np.stack([x, x]) for x, yes in zip(r.args, varies) if yes])
+
+
 # ---------------------------------------------------------------- random programs
 
 
@@ -412,7 +447,7 @@ def check_written_out(program, mesh, axes, closed_over, every=True):
             wrong(*leaves)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(programs, placements())
 @known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
 def test_programs_written_out(program, placement):
