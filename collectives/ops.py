@@ -93,6 +93,11 @@ class Collective(Linear):
             return variance
         return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
 
+    def apply_checked(self, interpreter, args, params):
+        if interpreter.scope.axes.keys() >= set(params["axes"]):
+            return super().apply_checked(interpreter, args, params)
+        return self.apply(interpreter, args, params)  # over the axis of a vmap, which types do not know
+
     def check_variance(self, types, params):
         for x in types:
             wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))

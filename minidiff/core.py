@@ -554,12 +554,12 @@ class Primitive:
             return interpreter.process(self, args, params)
         args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
         if interpreter.scope.checks:
-            return self._apply_checked(interpreter, args, params)
+            return self.apply_checked(interpreter, args, params)
         if self.lifts_operands and len(args) > 1:
             args = agree(args)
         return self.apply(interpreter, args, params)
 
-    def _apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
+    def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """The operation on operands of which none is lifted: VarianceError where one had to be."""
         if self.in_place:
             return self.apply(interpreter, args, params)

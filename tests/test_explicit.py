@@ -164,6 +164,28 @@ def test_what_is_closed_over():
     md.testing.check_grads(total(lambda w: pbroadcast(w, "i")), (W,), order=2)
 
 
+def test_axes_of_a_vmap_have_no_types():
+    def f(x, w):
+        def each(a):
+            return psum(a, "v") + all_gather(a, "v").sum() + pmax(pbroadcast(a, "v"), "v")
+
+        return psum(md.vmap(each, axis_name="v")(x), "i") + md.vmap(each, axis_name="v")(w)
+
+    automatic, written = automatic_and_explicit(f, (P("i"), P()))
+    np.testing.assert_array_equal(written(X, W), automatic(X, W))
+    both = [
+        spmd.shard_map(
+            lambda x: md.vmap(lambda a: psum(a, ("i", "v")), axis_name="v", out_axes=None)(x),
+            mesh=MESH,
+            in_specs=P("i"),
+            out_specs=P(),
+            auto_pbroadcast=auto,
+        )(X)
+        for auto in (True, False)
+    ]
+    assert both == [10.0, 10.0]
+
+
 def test_numbers_agree_with_anything():
     f = explicit(lambda x: psum(1, "i") * 2.0 * psum(np.where(x > 0, x, 0.0), "i") + np.float64(1), P("i"))
     np.testing.assert_array_equal(f(X), 4 * (X[:2] + X[2:]) + 1)
@@ -274,6 +296,23 @@ def test_it_is_done_as_it_is_written():
     assert "auto_pbroadcast" not in str(
         md.make_tape(spmd.shard_map(once, mesh=MESH, in_specs=(P("i"), P()), out_specs=P()))(X, W)
     )
+
+
+def test_every_rule_hands_the_option_on():
+    f = explicit(lambda w, x: psum(np.sin(pbroadcast(w, "i") * x).sum(), "i"), (P(), P("i")))
+    _, f_linear = md.linearize(f, W, X)
+    tapes = {
+        "jvp": md.make_tape(lambda w, x: md.jvp(f, (w, x), (w, x)))(W, X),
+        "grad": md.make_tape(md.grad(f, (0, 1)))(W, X),
+        "vmap": md.make_tape(md.vmap(f, (None, 0)))(W, np.stack([X, X])),
+        "transpose": md.make_tape(lambda ct: md.linear_transpose(f_linear, W, X)(ct))(1.0),
+        "jit": md.jit(md.grad(f)).program(W, X).tape,
+    }
+    for tape in tapes.values():
+        tape.check()
+        options = [e.params["auto_pbroadcast"] for e in tape.equations if e.primitive.name == "shard_map"]
+        assert options
+        assert not any(options)
 
 
 def loss(w, x):
