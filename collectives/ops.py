@@ -93,6 +93,11 @@ class Collective(Linear):
             return variance
         return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
 
+    def apply_checked(self, interpreter, args, params):
+        if interpreter.scope.axes.keys() >= set(params["axes"]):
+            return super().apply_checked(interpreter, args, params)
+        return self.apply(interpreter, args, params)  # over the axis of a vmap, which types do not know
+
     def check_variance(self, types, params):
         for x in types:
             wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))
@@ -413,8 +418,8 @@ def psum(x: Any, axis_name: AxisName) -> Any:
 
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
-    `psum(1, 'i')` is the number of ranks. Raises UnboundAxisError where no `shard_map` or `vmap`
-    around it has that axis.
+    `psum(1, 'i')` is the number of ranks. (But for numbers, it is a VarianceError in a `shard_map` with
+    `auto_pbroadcast=False`.) Raises UnboundAxisError where no `shard_map` or `vmap` around it has that axis.
 
     >>> f = lambda x: psum(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))

@@ -425,7 +425,8 @@ def agree_as_written(args: Sequence[Value]) -> Sequence[Value]:
     union = INVARIANT.union(*map(variance_of, args))
     if all(is_scalar_constant(x) or variance_of(x) == union for x in args):
         return args
-    return agree(args) if all(variance_of(x) == union for x in _values_given()) else args
+    given = _values_given()
+    return agree(args) if given and all(variance_of(x) == union for x in given) else args
 
 
 def _values_given() -> list[Value]:
@@ -555,12 +556,12 @@ class Primitive:
             return interpreter.process(self, args, params)
         args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
         if interpreter.scope.checks:
-            return self._apply_checked(interpreter, args, params)
+            return self.apply_checked(interpreter, args, params)
         if self.lifts_operands and len(args) > 1:
             args = agree(args)
         return self.apply(interpreter, args, params)
 
-    def _apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
+    def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """The operation on operands of which none is lifted: VarianceError where one had to be."""
         if self.in_place:
             return self.apply(interpreter, args, params)
@@ -600,9 +601,8 @@ class Primitive:
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
         if self.lifts_operands and len({t.variance for t in types}) > 1:
-            numbers = [f"number {i}" for i in range(len(_ORDINALS) + 1, len(types) + 1)]
-            operands = " and ".join(filter(None, [", ".join(map(str, types[:-1])), str(types[-1])]))
-            labels = [*[f"the {ordinal}" for ordinal in _ORDINALS], *numbers]
+            operands = f"{', '.join(map(str, types[:-1]))} and {types[-1]}"
+            labels = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
             raise disagreement(f"{self.name}: operands {operands}", labels, types)
 
     def jvp(self, primals, tangents, params):

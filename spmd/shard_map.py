@@ -13,8 +13,12 @@ stage      the body on a tape of its own
 
 Because types say exactly where values may differ from rank to rank, the boundary needs no correction:
 what is unmapped on the way in is invariant, and so is its cotangent on the way out. Without types
-(`check_rep=False`) that is not known, and transposition divides and sums at the boundary instead: the
-recipe of the JEP's problem statement, kept to compare with.
+(`check_rep=False`) that is not known, and transposition has to correct at the boundary: it divides the
+cotangents of unmapped results, and sums those of unmapped arguments. That is the recipe of the JEP's
+problem statement, with the sums where its "partial solution" has them; it is kept to compare with.
+
+Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. Transposed, that
+is an argument that all ranks along i get whole (an unmapped one), typed as varying: no communication.
 
 A body is a function of blocks that returns its results *and their specs*: how many residuals there will
 be is known only when it has run.
@@ -40,6 +44,7 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    VarianceError,
     checking,
     current_interpreter,
     current_scope,
@@ -260,6 +265,13 @@ class ShardMap(Primitive):
 
     def boundary(self, params: dict) -> tuple[Specs, Specs]:
         return params["in_specs"], params["out_specs"]
+
+    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            if t.variance.difference(spec.axes, spec.summed):
+                raise VarianceError(
+                    f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
+                )
 
     def show_params(self, params: dict) -> str:
         mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())

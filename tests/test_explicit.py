@@ -1,5 +1,6 @@
 """shard_map(auto_pbroadcast=False): nothing is lifted, what disagrees is an error, derivatives are not disturbed."""
 
+import functools
 import math
 
 import pytest
@@ -26,6 +27,7 @@ from collectives import (
 from spmd import P
 from tests.explicit_programs import replayed, without_one
 from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.table import TABLE
 from tests.test_programs import MESHES, placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -147,6 +149,43 @@ def test_collectives_of_the_wrong_variance(name, way):
         WAYS[way](explicit(f, (P("i"), P())))(X, W)
 
 
+def test_what_is_closed_over():
+    """Whether or not a derivative is taken in it: an unmapped input that the user did not write down."""
+
+    def total(lift):
+        def loss(w):
+            return explicit(lambda x: np.sum(x * lift(w)), P("i"), P(sum="i"))(X)
+
+        return loss
+
+    for run in (lambda f: f, md.grad, md.make_tape, md.jit, lambda f: md.grad(md.jit(f))):
+        with pytest.raises(md.VarianceError, match=r"multiply: .* write pbroadcast\(x, 'i'\) for the second$"):
+            run(total(lambda w: w))(W)
+    md.testing.check_grads(total(lambda w: pbroadcast(w, "i")), (W,), order=2)
+
+
+def test_axes_of_a_vmap_have_no_types():
+    def f(x, w):
+        def each(a):
+            return psum(a, "v") + all_gather(a, "v").sum() + pmax(pbroadcast(a, "v"), "v")
+
+        return psum(md.vmap(each, axis_name="v")(x), "i") + md.vmap(each, axis_name="v")(w)
+
+    automatic, written = automatic_and_explicit(f, (P("i"), P()))
+    np.testing.assert_array_equal(written(X, W), automatic(X, W))
+    both = [
+        spmd.shard_map(
+            lambda x: md.vmap(lambda a: psum(a, ("i", "v")), axis_name="v", out_axes=None)(x),
+            mesh=MESH,
+            in_specs=P("i"),
+            out_specs=P(),
+            auto_pbroadcast=auto,
+        )(X)
+        for auto in (True, False)
+    ]
+    assert both == [10.0, 10.0]
+
+
 def test_numbers_agree_with_anything():
     f = explicit(lambda x: psum(1, "i") * 2.0 * psum(np.where(x > 0, x, 0.0), "i") + np.float64(1), P("i"))
     np.testing.assert_array_equal(f(X), 4 * (X[:2] + X[2:]) + 1)
@@ -257,6 +296,23 @@ def test_it_is_done_as_it_is_written():
     assert "auto_pbroadcast" not in str(
         md.make_tape(spmd.shard_map(once, mesh=MESH, in_specs=(P("i"), P()), out_specs=P()))(X, W)
     )
+
+
+def test_every_rule_hands_the_option_on():
+    f = explicit(lambda w, x: psum(np.sin(pbroadcast(w, "i") * x).sum(), "i"), (P(), P("i")))
+    _, f_linear = md.linearize(f, W, X)
+    tapes = {
+        "jvp": md.make_tape(lambda w, x: md.jvp(f, (w, x), (w, x)))(W, X),
+        "grad": md.make_tape(md.grad(f, (0, 1)))(W, X),
+        "vmap": md.make_tape(md.vmap(f, (None, 0)))(W, np.stack([X, X])),
+        "transpose": md.make_tape(lambda ct: md.linear_transpose(f_linear, W, X)(ct))(1.0),
+        "jit": md.jit(md.grad(f)).program(W, X).tape,
+    }
+    for tape in tapes.values():
+        tape.check()
+        options = [e.params["auto_pbroadcast"] for e in tape.equations if e.primitive.name == "shard_map"]
+        assert options
+        assert not any(options)
 
 
 def loss(w, x):
@@ -375,6 +431,24 @@ def test_constants_that_a_function_makes_itself_are_no_mistake(f):
     md.make_tape(md.grad(lambda x: np.sum(np.sin(g(x)))))(x).check()
 
 
+def test_functions_lift_what_they_make_themselves():
+    """NumPy's functions, as the table calls them, of arrays that all vary: nothing is left for the user to write."""
+    called = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function and r.args]
+    settings = [md.tree.leaves(list(r.f.keywords.values())) for r in called]
+    rows = [r for r, xs in zip(called, settings) if not any(isinstance(x, np.ndarray) for x in xs)]
+    rows = [r for r in rows if r.function not in (np.isclose, np.allclose)]  # which want no numbers
+    assert len(rows) > 500
+    for r in rows:
+        varies = [isinstance(x, (np.ndarray, np.generic)) for x in r.args]
+
+        def body(*blocks, r=r, varies=varies):
+            blocks = iter(blocks)
+            r.f(*[next(blocks)[0] if yes else x for x, yes in zip(r.args, varies)])
+            return 0.0
+
+        explicit(body, P("i"))(*[np.stack([x, x]) for x, yes in zip(r.args, varies) if yes])
+
+
 # ---------------------------------------------------------------- random programs
 
 
@@ -412,7 +486,7 @@ def check_written_out(program, mesh, axes, closed_over, every=True):
             wrong(*leaves)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(programs, placements())
 @known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
 def test_programs_written_out(program, placement):

@@ -1,0 +1,253 @@
+"""out_specs=P(sum='i'): what leaves a body as partial sums is added up at the boundary, and its transpose is free."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pbroadcast, psum
+from spmd import P
+from tests.partial_sum_programs import PROGRAMS, W, X, sharded
+from tests.programs import assert_trees_close
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+TYPED = pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])
+
+
+def mapped(f, in_specs=P("i"), out_specs=P(sum="i"), mesh=MESH, **options):
+    return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+def transpose_of(f, *example):
+    return lambda y: md.linear_transpose(f, *example)(y)[0]
+
+
+def equation_of(f, *args):
+    """The one shard_map that a function is; its tape is checked."""
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    (equation,) = tape.equations
+    return equation
+
+
+def shown(f, *args):
+    """Operations of the body, its types, and the specs."""
+    equation = equation_of(f, *args)
+    body = equation.params["body"]
+    operations = [(e.primitive.name, *[a for a in e.inputs if isinstance(a, (int, float))]) for e in body.equations]
+    return operations, str(body.in_types[0]), equation.params["in_specs"], equation.params["out_specs"]
+
+
+def inner(x, y):
+    return float(np.sum(np.asarray(x) * np.asarray(y)))
+
+
+# ---------------------------------------------------------------- values and derivatives
+
+
+@TYPED
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_values_and_derivatives(name, check_rep):
+    f, whole = sharded(name, MESH2, check_rep=check_rep), PROGRAMS[name][3]
+    value = f(X, W)
+    assert_trees_close(value, whole(X, W))
+    assert np.shape(value) == np.shape(whole(X, W))
+    ct = np.cos(np.arange(np.size(value) * 1.0)).reshape(np.shape(value))
+    assert_trees_close(md.vjp(f, X, W)[1](ct), md.vjp(whole, X, W)[1](ct))
+    assert_trees_close(md.jvp(f, (X, W), (W * X, W)), md.jvp(whole, (X, W), (W * X, W)))
+    assert_trees_close(md.jit(f)(X, W), whole(X, W))
+
+    def loss(f):
+        return lambda x, w: np.sum(np.sin(f(x, w)))
+
+    for of in (
+        lambda f: md.grad(loss(f), (0, 1)),
+        lambda f: md.jit(md.grad(loss(f), (0, 1))),
+        lambda f: md.grad(md.jit(loss(f)), (0, 1)),
+        lambda f: md.grad(lambda x, w: np.sum(md.grad(loss(f))(x, w) ** 2), (0, 1)),
+    ):
+        assert_trees_close(of(f)(X, W), of(whole)(X, W))
+    tape = md.make_tape(md.grad(loss(f), (0, 1)))(X, W)
+    tape.check()
+    assert_trees_close(tuple(tape(X, W)), md.grad(loss(whole), (0, 1))(X, W))
+
+
+@TYPED
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_vectorised(name, check_rep):
+    f, whole = sharded(name, MESH2, check_rep=check_rep), PROGRAMS[name][3]
+    xs, ws = np.stack([X, 2 * X, X - 1]), np.stack([W, W, 3 * W])
+    assert_trees_close(md.vmap(f)(xs, ws), md.vmap(whole)(xs, ws))
+    assert_trees_close(md.vmap(f, (None, 0), 0)(X, ws), md.vmap(whole, (None, 0))(X, ws))
+    gradients = [md.vmap(md.grad(lambda x, w, f=f: np.sum(f(x, w) ** 2), (0, 1))) for f in (f, whole)]
+    assert_trees_close(*[g(xs, ws) for g in gradients])
+
+
+@TYPED
+@pytest.mark.parametrize("spec", [P("j", sum="i"), P(None, "j", sum="i"), P(sum=("j", "i"))])
+def test_transposes_by_the_inner_product(spec, check_rep):
+    f = mapped(lambda x: 3.0 * x[:, ::-1], P("i", "j"), spec, MESH2, check_rep=check_rep)
+    for _ in range(4):
+        y = f(X)
+        ct = np.sin(np.arange(np.size(y) * 1.0)).reshape(np.shape(y))
+        f_t = transpose_of(f, X)
+        np.testing.assert_allclose(inner(f_t(ct), X), inner(ct, y))
+        again = transpose_of(f_t, ct)
+        np.testing.assert_allclose(np.asarray(again(X)), np.asarray(y))
+        if check_rep:
+            assert md.make_tape(transpose_of(transpose_of(again, X), ct))(X) == md.make_tape(again)(X)
+        f = again
+
+
+# ---------------------------------------------------------------- the JEP's examples
+
+
+def g(x):
+    return 3.0 * x
+
+
+def test_example_1_better():
+    """t(f1_better) = shard_map(t(g), in_specs=P(), out_specs=P('i')), and t of that is f1_better again."""
+    x, y = np.arange(8.0), np.ones(2)
+    f1, f1_better = mapped(lambda x: psum(g(x), "i"), out_specs=P()), mapped(g)
+    np.testing.assert_array_equal(f1(x), f1_better(x))
+    assert shown(f1_better, x) == ([("multiply", 3.0)], "f64[2]{i}", (P("i"),), (P(sum="i"),))
+    assert spmd.communication(f1_better)(x).counts == {"psum": 1}
+
+    transposed = transpose_of(f1_better, x)
+    assert shown(transposed, y) == ([("multiply", 3.0)], "f64[2]{i}", (P(),), (P("i"),))
+    assert str(spmd.communication(transposed)(y)) == "no communication"
+    assert md.make_tape(transpose_of(transposed, y))(x) == md.make_tape(f1_better)(x)
+    np.testing.assert_array_equal(transposed(y), np.full(8, 3.0))
+
+    # That with the psum in the body has it there again: the two are different programs of the same function.
+    assert shown(transpose_of(transpose_of(f1, x), y), x)[0] == [("multiply", 3.0), ("psum",)]
+
+
+def test_without_types_example_1_better_is_as_good():
+    x, y = np.arange(8.0), np.ones(2)
+    transposed = transpose_of(mapped(g, check_rep=False), x)
+    assert shown(transposed, y) == ([("multiply", 3.0)], "f64[2]", (P(),), (P("i"),))
+    assert str(spmd.communication(transposed)(y)) == "no communication"
+    np.testing.assert_array_equal(transposed(y), np.full(8, 3.0))
+
+
+def test_example_3_without_types():
+    """t(cursed_identity) = shard_map(lambda x: x / 8, P(), P(sum='i')): it does not grow, but it communicates."""
+    mesh = spmd.make_mesh((8,), ("i",), backend="simulated")
+    x = np.arange(4.0)
+    f = mapped(lambda x: x, P(), P(), mesh, check_rep=False)
+    for _ in range(3):
+        f = transpose_of(f, x)
+        assert shown(f, x) == ([("divide", 8)], "f64[4]", (P(),), (P(sum="i"),))
+        assert spmd.communication(f)(x).counts == {"psum": 1}
+        np.testing.assert_array_equal(f(x), x)
+    typed = transpose_of(mapped(lambda x: x, P(), P(), mesh), x)
+    assert shown(typed, x) == ([], "f64[4]", (P(),), (P(),))
+
+
+# ---------------------------------------------------------------- what it communicates
+
+
+def test_it_is_one_all_reduce():
+    f = mapped(lambda x: (x.sum(), np.sin(x)), P(("i", "j")), (P(sum=("i", "j")), P(("i", "j"))), MESH2)
+    x = np.arange(8.0)
+    report = spmd.communication(f)(x)
+    assert [(r.collective, r.axes, r.count, r.bytes) for r in report.rows] == [("psum", ("i", "j"), 1, 8)]
+    for run in (f, md.jit(f)):
+        MESH2.reset_calls()
+        run(x)
+        assert (MESH2.calls, MESH2.bytes) == ({"psum": 1}, {"psum": 8})
+
+
+def test_a_gradient_communicates_for_its_value_alone():
+    """The loss is summed at the boundary; of a parameter there is one psum, as with the psum in the body."""
+
+    def loss(w, x):
+        return mapped(lambda x: np.sum(np.tanh(x @ w)), P("i"), P(sum="i"))(x)
+
+    x, w = np.arange(24.0).reshape(8, 3) / 24, np.ones(3)
+    assert spmd.communication(md.grad(loss))(w, x).counts == {"psum": 2}
+    MESH.reset_calls()
+    md.grad(loss)(w, x)
+    assert MESH.calls == {"psum": 2}
+    md.testing.check_grads(loss, (w, x), order=2)
+
+
+def test_results_are_plain_or_split_as_the_rest_says():
+    y = mapped(lambda x: x, P("i", "j"), P("i", sum="j"), MESH2)(X)
+    assert (type(y), y.spec, y.shape) == (spmd.ShardedArray, P("i"), (4, 2))
+    assert type(mapped(lambda x: x, P("i", "j"), P(sum=("i", "j")), MESH2)(X)) is numpy.ndarray
+    np.testing.assert_array_equal(mapped(lambda x: x, P("i"), P("i"), MESH2)(y), y)
+
+
+@TYPED
+def test_dtypes(check_rep):
+    """Integers stay integers, booleans are counted."""
+    count = mapped(lambda x: x > 2, P("i"), P(sum="i"), check_rep=check_rep)(np.arange(8))
+    np.testing.assert_array_equal(count, [2, 3])
+    assert count.dtype == int
+    assert mapped(lambda x: x, check_rep=check_rep)(np.arange(8, dtype="int32")).dtype == "int32"
+    assert mapped(lambda x: x, check_rep=check_rep)(np.arange(8, dtype="float32")).dtype == "float32"
+
+
+@TYPED
+def test_constants_are_summed_too(check_rep):
+    f = mapped(lambda x: (2.0, np.ones(3), x), P("i"), (P(sum="i"), P(sum="i"), P("i")), check_rep=check_rep)
+    two, ones, _ = f(np.arange(4.0))
+    np.testing.assert_array_equal(two, 8.0)
+    np.testing.assert_array_equal(ones, [4.0, 4.0, 4.0])
+
+
+def test_a_mesh_axis_of_one_rank():
+    mesh = spmd.make_mesh((1, 2), ("i", "j"), backend="simulated")
+    f = mapped(np.sin, P("i", "j"), P(None, "j", sum="i"), mesh)
+    np.testing.assert_array_equal(f(X), np.sin(X))
+    md.testing.check_grads(f, (X,), order=2)
+
+
+def test_with_explicit_types():
+    f = mapped(lambda x, w: x * pbroadcast(w, "i"), (P("i"), P()), P(sum="i"), auto_pbroadcast=False)
+    md.testing.check_grads(f, (np.arange(8.0), np.ones(2)), order=2)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "wrong, error, message",
+    [
+        (
+            lambda: mapped(g, P(sum="i"), P()),
+            ValueError,
+            r"in_specs = P\(sum='i'\): sum= .* out_specs only.*write P\(\)$",
+        ),
+        (
+            lambda: mapped(g, (P("i", sum="j"),), P(), MESH2),
+            ValueError,
+            r"in_specs\[0\] = P\('i', sum='j'\).*P\('i'\)$",
+        ),
+        (lambda: mapped(g, P("i"), P(sum="k")), ValueError, r"out_specs = P\(sum='k'\) names the axis 'k', but"),
+        (lambda: mapped(g, P("i"), P("i", sum="i")), ValueError, "names the axis 'i' twice; .* or is summed over"),
+        (lambda: P("i", sum=3), TypeError, r"P\('i', sum=3\): sum is None, the name of a mesh axis, or a tuple"),
+        (
+            lambda: mapped(g, P("i", "j"), P(sum="i"), MESH2)(X),
+            md.VarianceError,
+            r"along 'j', but its out_specs entry P\(sum='i'\) does not name 'j'",
+        ),
+    ],
+)
+def test_errors(wrong, error, message):
+    with pytest.raises(error, match=message):
+        wrong()
+
+
+def test_specs_with_sums():
+    assert repr(P("j", None, sum="i")) == "P('j', None, sum='i')"
+    assert repr(P(sum=("i", "j"))) == "P(sum=('i', 'j'))"
+    assert P(sum="i") == P(None, sum=("i",)) != P()
+    assert P(sum=("i", "j")) == P(sum=("j", "i"))
+    assert len({P(sum="i"), P(sum=("i",)), P()}) == 2
+    assert P("j", sum="i").axes == {"j"}
