@@ -81,12 +81,6 @@ class PartitionSpec:
         spec.summed = spec.lifted = ()
         return spec
 
-    def with_sum(self, *axes: str) -> PartitionSpec:
-        """The same, summed along these axes."""
-        spec = self._like(*self.entries)
-        spec.summed = axes
-        return spec
-
     def _like(self, *entries: Entry) -> PartitionSpec:
         spec = PartitionSpec(*entries)
         spec.lead, spec.summed, spec.lifted = self.lead, self.summed, self.lifted

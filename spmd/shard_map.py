@@ -13,9 +13,8 @@ stage      the body on a tape of its own
 
 Because types say exactly where values may differ from rank to rank, the boundary needs no correction:
 what is unmapped on the way in is invariant, and so is its cotangent on the way out. Without types
-(`check_rep=False`) that is not known, and transposition has to correct at the boundary: it divides the
-cotangents of unmapped results, and sums those of unmapped arguments. That is the recipe of the JEP's
-problem statement, with the sums where its "partial solution" has them; it is kept to compare with.
+(`check_rep=False`) that is not known, and transposition divides and sums at the boundary instead: the
+recipe of the JEP's problem statement, kept to compare with.
 
 Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. Transposed, that
 is an argument that all ranks along i get whole (an unmapped one), typed as varying: no communication.
@@ -34,7 +33,7 @@ from typing import Any
 
 import numpy
 
-from collectives.ops import Collective, pbroadcast_p, psum_p
+from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
@@ -193,10 +192,9 @@ class ShardMap(Primitive):
             )
             by_input = {i: ct for i, ct in zip(wanted, in_cts) if ct is not None}
             found.extend(by_input)
-            specs = [in_specs[i].transposed() for i in by_input]
-            if not typed:  # an input that several ranks were given whole: its cotangent is the sum of theirs
-                specs = [spec.with_sum(*_unmapped(spec, mesh)) for spec in specs]
-            return list(by_input.values()), tuple(specs)
+            if not typed:
+                by_input = {i: _sum_unmapped(ct, in_specs[i], mesh) for i, ct in by_input.items()}
+            return list(by_input.values()), tuple(in_specs[i].transposed() for i in by_input)
 
         results = self._bind_body(
             [*[operands[i] for i in fixed], *[cts[i] for i in given]],
@@ -417,6 +415,12 @@ def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """A cotangent that each of several ranks has whole: each counts for its part, unless theirs are summed."""
     copies = _ranks_along(mesh, [a for a in _unmapped(spec, mesh) if a not in spec.summed])
     return divide(ct, copies) if copies != 1 else ct
+
+
+def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """The cotangent of an input that several ranks were given whole: the sum of theirs, here if not on its way out."""
+    axes = tuple(a for a in _unmapped(spec, mesh) if a not in spec.lifted)
+    return untyped_psum_p.bind(ct, axes=axes, size=_ranks_along(mesh, axes)) if axes else ct
 
 
 # ---------------------------------------------------------------- blocks in and out

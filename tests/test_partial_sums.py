@@ -134,20 +134,6 @@ def test_without_types_example_1_better_is_as_good():
     np.testing.assert_array_equal(transposed(y), np.full(8, 3.0))
 
 
-def test_example_3_without_types():
-    """t(cursed_identity) = shard_map(lambda x: x / 8, P(), P(sum='i')): it does not grow, but it communicates."""
-    mesh = spmd.make_mesh((8,), ("i",), backend="simulated")
-    x = np.arange(4.0)
-    f = mapped(lambda x: x, P(), P(), mesh, check_rep=False)
-    for _ in range(3):
-        f = transpose_of(f, x)
-        assert shown(f, x) == ([("divide", 8)], "f64[4]", (P(),), (P(sum="i"),))
-        assert spmd.communication(f)(x).counts == {"psum": 1}
-        np.testing.assert_array_equal(f(x), x)
-    typed = transpose_of(mapped(lambda x: x, P(), P(), mesh), x)
-    assert shown(typed, x) == ([], "f64[4]", (P(),), (P(),))
-
-
 # ---------------------------------------------------------------- what it communicates
 
 
