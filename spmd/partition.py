@@ -25,7 +25,7 @@ class PartitionSpec:
     Source: shard_map tutorial, "in_specs" and "out_specs".
     """
 
-    __slots__ = ("entries", "lead")
+    __slots__ = ("entries", "lead", "stays")
 
     def __init__(self, *entries: Entry):
         for entry in entries:
@@ -33,6 +33,7 @@ class PartitionSpec:
                 raise TypeError(f"P{entries!r}: an entry is None, the name of a mesh axis, or a tuple of names")
         self.entries = entries
         self.lead: tuple[str, ...] = ()
+        self.stays = False  # whether blocks may be split further, along axes of which it says nothing
 
     @classmethod
     def stacked(cls, *axes: str) -> PartitionSpec:
@@ -42,7 +43,23 @@ class PartitionSpec:
         """
         spec = cls()
         spec.lead = axes
+        spec.stays = True
         return spec
+
+    def split_further(self, inner: PartitionSpec) -> PartitionSpec:
+        """The spec of an array stacked as this one says, whose blocks are split as `inner` says."""
+        spec = PartitionSpec(*inner.entries)
+        spec.lead = (*self.lead, *inner.lead)
+        return spec
+
+    def rest_of(self, spec: PartitionSpec) -> PartitionSpec | None:
+        """The `inner` for which `self.split_further(inner)` is `spec`, if there is one."""
+        count = len(self.lead)
+        if not self.stays or self.entries or spec.lead[:count] != self.lead:
+            return None
+        inner = PartitionSpec(*spec.entries)
+        inner.lead = spec.lead[count:]
+        return inner if inner.axes else None
 
     @property
     def axes(self) -> frozenset[str]:
@@ -127,15 +144,17 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t`."""
+    """The type of a rank's block of an array of type `t` (which varies itself where there is a body around)."""
     dims = spec.dims(t.ndim)
     shape = [n // math.prod(sizes[a] for a in axes) for n, axes in zip(t.shape, dims)]
-    return ShapedArray(shape[len(spec.lead) :], t.dtype, spec.axes if typed else ())
+    return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance | spec.axes if typed else ())
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
     """The type of the array whose blocks have the type `block`."""
     shape = (1,) * len(spec.lead) + block.shape
     return ShapedArray(
-        [n * math.prod(sizes[a] for a in axes) for n, axes in zip(shape, spec.dims(len(shape)))], block.dtype
+        [n * math.prod(sizes[a] for a in axes) for n, axes in zip(shape, spec.dims(len(shape)))],
+        block.dtype,
+        block.variance - spec.axes,
     )

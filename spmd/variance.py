@@ -6,17 +6,18 @@ from minidiff.core import Value, VarianceError, enter, lift_to, typeof
 from spmd.partition import PartitionSpec, check_rank
 
 
-def settle_result(x: Value, spec: PartitionSpec, path: str, typed: bool) -> Value:
+def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], typed: bool) -> Value:
     """A body's result, checked against its spec, and lifted along the axes that the spec names.
 
-    Raises VarianceError where the result may differ along an axis that `spec` does not name.
+    `axes` are those that the body maps over; along those of a body around it, a result may differ anyway. Raises
+    VarianceError where it may differ along one of `axes` that `spec` does not name.
     """
     x = enter(x)
     t = typeof(x)
     check_rank(spec, t.shape, "out_specs", path)
     if not typed:
         return x
-    for axis in sorted(t.variance - spec.axes):
+    for axis in sorted(t.variance.intersection(axes) - spec.axes):
         raise VarianceError(
             f"{path} has type {t}: it may differ from rank to rank along {axis!r}, but its out_specs entry {spec} does "
             f"not name {axis!r}, and so promises that it is the same. Three ways out: map it, by naming {axis!r} in "
