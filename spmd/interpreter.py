@@ -191,7 +191,9 @@ class SPMD(Interpreter):
         if x.spec == spec:
             return RankTracer(self, x.data, x.held)
         rest = spec.rest_of(x.spec)
-        return None if rest is None else SplitTracer(self, x.data, x.held, rest)
+        if rest is None or not rest.axes.isdisjoint(self.scope.axes):
+            return None
+        return SplitTracer(self, x.data, x.held, rest)
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
         """Run a body as one compiled program on this process's data."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -46,20 +47,30 @@ class PartitionSpec:
         spec.stays = True
         return spec
 
-    def split_further(self, inner: PartitionSpec) -> PartitionSpec:
-        """The spec of an array stacked as this one says, whose blocks are split as `inner` says."""
-        spec = PartitionSpec(*inner.entries)
-        spec.lead = (*self.lead, *inner.lead)
-        return spec
+    def split_further(self, inner: PartitionSpec) -> PartitionSpec | None:
+        """The spec of an array split as this one says, whose blocks are split as `inner` says.
+
+        None where there is none: leading dimensions of blocks, within dimensions that are split.
+        """
+        if not self.entries:
+            spec = PartitionSpec(*inner.entries)
+            spec.lead = (*self.lead, *inner.lead)
+            return spec
+        if self.lead or inner.lead:
+            return None
+        pairs = itertools.zip_longest(self.entries, inner.entries)
+        return PartitionSpec(*[_entry((*names(one), *names(other))) for one, other in pairs])
 
     def rest_of(self, spec: PartitionSpec) -> PartitionSpec | None:
         """The `inner` for which `self.split_further(inner)` is `spec`, if there is one."""
-        count = len(self.lead)
-        if not self.stays or self.entries or spec.lead[:count] != self.lead:
+        if not self.entries and spec.lead[: len(self.lead)] == self.lead:
+            inner = PartitionSpec(*spec.entries)
+            inner.lead = spec.lead[len(self.lead) :]
+            return inner
+        pairs = [(names(a), names(b)) for a, b in itertools.zip_longest(self.entries, spec.entries)]
+        if self.lead or spec.lead or any(whole[: len(own)] != own for own, whole in pairs):
             return None
-        inner = PartitionSpec(*spec.entries)
-        inner.lead = spec.lead[count:]
-        return inner if inner.axes else None
+        return PartitionSpec(*[_entry(whole[len(own) :]) for own, whole in pairs])
 
     @property
     def axes(self) -> frozenset[str]:
@@ -107,6 +118,11 @@ P = PartitionSpec
 def names(entry: Entry) -> tuple[str, ...]:
     """The axes that one entry names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
+
+
+def _entry(axes: tuple[str, ...]) -> Entry:
+    """The entry that names these axes."""
+    return axes if len(axes) > 1 else axes[0] if axes else None
 
 
 def is_spec(x: Any) -> bool:

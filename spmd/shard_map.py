@@ -413,8 +413,11 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     """A result of the body as a value outside: of the body around, if there is one, or an array, plain or sharded."""
     ranks, outer = interpreter.mesh.ranks, interpreter.outer
-    if type(x) is SplitTracer and x.interpreter is interpreter and spec.stays and not spec.entries:
-        data, held, spec = x.data, x.held, spec.split_further(x.spec)
+    further = None
+    if type(x) is SplitTracer and x.interpreter is interpreter and (outer is not None or spec.axes or spec.stays):
+        further = spec.split_further(x.spec)
+    if further is not None:
+        data, held, spec = x.data, x.held, further
     else:
         data, held = interpreter.operand(x)
     wanted = ranks.ordered({*spec.axes, *[a for a in held if outer is not None and a in outer.scope.axes]})

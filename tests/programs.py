@@ -86,7 +86,14 @@ class Program:
 
         return loss
 
-    def sharded(self, mesh: spmd.Mesh, axes: tuple[str, ...], closed_over: bool = False, **options: Any) -> Callable:
+    def sharded(
+        self,
+        mesh: spmd.Mesh,
+        axes: tuple[str, ...],
+        closed_over: bool = False,
+        shard_map: Callable = spmd.shard_map,
+        **options: Any,
+    ) -> Callable:
         """The same loss through `shard_map`; the parameters as an argument, or closed over."""
         size = math.prod(mesh.shape[a] for a in axes)
 
@@ -97,11 +104,11 @@ class Program:
 
         def loss(x, params):
             if closed_over:
-                mapped = spmd.shard_map(
+                mapped = shard_map(
                     lambda x: on_blocks(x, params), mesh=mesh, in_specs=P(axes), out_specs=P(), **options
                 )
                 return mapped(x)
-            mapped = spmd.shard_map(on_blocks, mesh=mesh, in_specs=(P(axes), P()), out_specs=P(), **options)
+            mapped = shard_map(on_blocks, mesh=mesh, in_specs=(P(axes), P()), out_specs=P(), **options)
             return mapped(x, params)
 
         return loss
