@@ -33,6 +33,7 @@ from minidiff.core import (
     Value,
     VarianceError,
     current_interpreter,
+    current_scope,
     enter,
     lift_to,
     name_of,
@@ -694,14 +695,34 @@ def _known(x: Value, use: str) -> Any:
         return None
 
 
-def _check_invariant(what: str, t: ShapedArray) -> None:
+def _check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
         axes = ", ".join(map(repr, sorted(t.variance)))
         raise VarianceError(
-            f"{what} must be the same on all ranks, but {t} varies along {axes}: the ranks would go different ways, "
-            f"and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or choose "
-            "element by element with np.where"
+            f"{what} must be the same on all ranks, but {t} varies along {axes}{because}: the ranks would go different "
+            f"ways, and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or "
+            "choose element by element with np.where"
         )
+
+
+def _check_condition(carry: _Carry, condition: Draft, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
+    """The closed tape of a loop's condition; VarianceError, naming the carries that are to blame, if it varies."""
+    tape, constants = condition.close(lambda r: r)
+    t = tape.out_types[0]
+    causes = []
+    for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
+        if now.variance & t.variance and any(depends(tape, [i == k for k in range(len(tape.inputs))])):
+            causes.append(f"{path} does, which starts as {typeof(start)} and which a step makes {now}")
+    _check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over what does"))
+    return tape, constants
+
+
+def _united(what: str, types: Sequence[ShapedArray]) -> frozenset:
+    """The variance of `what`, one value that has one of these types at one time, and another at another.
+
+    It is lifted where it varies less: a carry before the loop or at the end of a step, a result in its branch.
+    """
+    return INVARIANT.union(*[t.variance for t in types])
 
 
 def _is_weak(x: Any) -> bool:
@@ -722,7 +743,7 @@ def _as(x: Any, t: ShapedArray) -> Value:
 def _carried(what: str, path: str, old: Any, new: Any) -> ShapedArray:
     """The type of a carry that starts as `old` (a value or a type), of which one step made `new`."""
     a, b = typeof(old), typeof(new)
-    variance = a.variance | b.variance
+    variance = _united(f"{path} of {what}", [a, b])
     if a.shape == b.shape:
         if a.dtype == b.dtype or (_is_weak(new) and numpy.result_type(a.dtype, new) == a.dtype):
             return a.update(variance=variance)
@@ -744,6 +765,7 @@ class _Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if _is_weak(x) else entered(x) for _, x in leaves]
+        self.seen: list[ShapedArray] = []  # the types that the carries have had, while they are known
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -778,16 +800,25 @@ class _Carry:
         init = [_numeric(x, t) for x, t in zip(start, types)]
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
+        self.seen = types
         return init, types, (self.settled(types, new), rest)
 
     def settled(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
         """A step's results, checked against the types of the carries."""
         out = []
         for path, x, t in zip(self.paths, new, types):
-            if getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
+            if _is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = _numeric(x, _carried(self.what, path, t, x))
             out.append(x)
+        if current_scope() is not None:
+            self.seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
         return out
+
+    def results(self, values: Sequence[Value]) -> list[Value]:
+        """What is carried out of a loop, with the variance that it has had at any time: as it is recorded."""
+        if current_scope() is None or not self.seen:
+            return list(values)
+        return [_as(x, t) for x, t in zip(values, self.seen)]
 
     def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint."""
@@ -840,7 +871,7 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
                     f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
                     f"{name} returns {t}; convert one of them (with .astype, say, or np.broadcast_to)"
                 )
-        types.append(ShapedArray(found[0].shape, dtype, INVARIANT.union(*[t.variance for t in found])))
+        types.append(ShapedArray(found[0].shape, dtype, _united(f"a result of {what}", found)))
     return types
 
 
@@ -877,8 +908,9 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
 
     `pred` is one boolean, or a number (which holds if it is not 0). Operands and results are trees. Where `pred` is
-    known, one branch is run. Where it is only a name (under `make_tape`), both are recorded, and must return trees of
-    the same structure and types. Where it is many at once (under `vmap`), both are run, and results chosen element by
+    known, one branch is run, and results have its types. Where it is only a name (under `make_tape`), both are
+    recorded, and must return trees of the same structure and types; a result varies from rank to rank if it does in one
+    of them. Where it is many at once (under `vmap`), both are run, and results chosen element by
     element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
 
     >>> import numpy as np
@@ -943,23 +975,26 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
     if _staging():
         draft, types = carry.recorded(step)
         condition = Draft(lambda *leaves: [test(leaves)], types)
-        _check_invariant(CONDITION, typeof(condition.result[0]))
+        closed = _check_condition(carry, condition, types)
         body = draft.close(lambda r: [_as(x, t) for x, t in zip(r[0], types)])
         init = [_as(x, t) for x, t in zip(carry.init, types)]
-        return carry.tree(while_p.bind_loop(condition.close(lambda r: r), body, init))
+        return carry.tree(while_p.bind_loop(closed, body, init))
 
     values, types = [as_value(x) for x in carry.init], None
-    while _holds(going := test(values)):
+    while _holds(going := test(values), carry, test, values):
         if types is None:
             values, types, (new, _) = carry.eagerly(step)
         else:
             new = carry.settled(types, step(values)[0])
         values = cond_p.select(going, [new, values]) if isinstance(going, BatchTracer) else new
-    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
+    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in carry.results(values)])
 
 
-def _holds(going: Value) -> bool:
-    """Whether a condition holds, for one element at least."""
+def _holds(going: Value, carry: _Carry, test: Callable, values: Sequence[Value]) -> bool:
+    """Whether a condition, the `test` of these values, holds, for one element at least."""
+    if typeof(going).variance:
+        types = [typeof(x) for x in values]
+        _check_condition(carry, Draft(lambda *leaves: [test(leaves)], types), types)
     while isinstance(going, BatchTracer):
         going = going.value
     return bool(numpy.any(concrete_value(going, CONDITION)))
@@ -978,6 +1013,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     for t in map(typeof, bounds):
         if t.shape or t.dtype.kind not in "iu":
             raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")
+        _check_invariant("a bound of fori_loop", t)
     known = [_known(x, "a bound of fori_loop") for x in bounds]
     if None not in known:
         steps = numpy.arange(*map(int, known))
@@ -1049,7 +1085,7 @@ def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tu
                 values = carry.settled(types, new)
             rows.append([entered(y) for y in row])
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
-        return carry.tree(values), tree.unflatten(ys_structure, ys)
+        return carry.tree(carry.results(values)), tree.unflatten(ys_structure, ys)
 
     draft, types = carry.recorded(step, [_without_axis(typeof(x)) for x in arrays])
     closed = draft.close(lambda r: [*[_as(x, t) for x, t in zip(r[0], types)], *map(entered, r[1])])

@@ -9,7 +9,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
+from collectives import axis_index, psum
 from spmd import P
 from tests.control_programs import ARGS, RANKS, Unrolled, on_ranks
 from tests.programs import assert_trees_close
@@ -376,6 +376,121 @@ def test_ranks_that_may_disagree():
         for run in (mapped, md.make_tape(mapped)):
             with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\}.* varies along 'i'.*psum, pmax or pmin"):
                 run(np.ones(4))
+
+
+def types_of(body, *args, in_specs=P("i")):
+    """The types of what a body returns, run and recorded: they must be the same."""
+    seen = []
+
+    def shown(*blocks):
+        seen.append(list(map(str, map(md.typeof, md.tree.leaves(body(*blocks))))))
+        return ()
+
+    mapped = spmd.shard_map(shown, mesh=MESH, in_specs=in_specs, out_specs=())
+    mapped(*args)
+    md.make_tape(mapped)(*args)
+    assert seen[0] == seen[1]
+    return seen[0]
+
+
+def test_carries_are_lifted_to_a_fixed_point():
+    """What becomes varying in the third step only, through the others, is lifted before the loop."""
+
+    def turning(c, x):
+        return (x * axis_index("j"), c[0], c[1], psum(c[3] + c[0], ("i", "j"))), c[2]
+
+    def by_scan(x):
+        return md.scan(turning, (np.ones(2),) * 4, np.stack([x] * 4))
+
+    def by_while(x):
+        step = lambda s: (s[0] + 1, turning(s[1], x)[0])  # noqa: E731
+        return md.while_loop(lambda s: s[0] < 3, step, (0, (np.ones(2),) * 4))
+
+    def by_fori(x):
+        return md.fori_loop(0, 3, lambda i, c: turning(c, x)[0], (np.ones(2),) * 4)
+
+    varying = ["f64[2]{i,j}"] * 3
+    assert types_of(by_scan, np.arange(4.0)) == [*varying, "f64[2]", "f64[4,2]{i,j}"]
+    assert types_of(by_while, np.arange(4.0)) == ["i64[]", *varying, "f64[2]"]
+    assert types_of(by_fori, np.arange(4.0)) == [*varying, "f64[2]"]
+    # one that starts varying stays so, whatever a step makes of it
+    assert types_of(lambda x: md.scan(lambda c, _: (psum(c, "i"), c), x, length=2), np.arange(4.0)) == [
+        "f64[2]{i}",
+        "f64[2,2]{i}",
+    ]
+
+
+def test_branches_are_joined():
+    """A result varies where it does in one branch; what it is lifted for is summed once, on the way back."""
+
+    def body(x, y):
+        w = np.sin(y)
+        return md.cond(psum(x.sum(), "i") > 0, lambda: (x * w, w), lambda: (w, w * axis_index("j"))), md.switch(
+            psum(1, "i") - 2, [lambda: w, lambda: psum(x, "i")]
+        )
+
+    mapped = spmd.shard_map(
+        lambda x, y: body(x, y)[0], mesh=MESH, in_specs=(P("i"), P()), out_specs=(P("i"), P(("i", "j")))
+    )
+    tape = md.make_tape(mapped)(np.arange(4.0), np.ones(2))
+    tape.check()
+    inner = tape.equations[0].params["body"]
+    branches = next(e for e in inner.equations if str(e.primitive) == "cond")
+    assert [str(v.type) for v in branches.outputs] == ["f64[2]{i}", "f64[2]{j}"]
+    for x in (np.arange(4.0), -np.arange(4.0)):
+        gradient = md.grad(lambda x, y: sum(np.sum(z) for z in mapped(x, y)), (0, 1))
+        assert_trees_close(md.make_tape(gradient)(x, np.ones(2))(x, np.ones(2)), gradient(x, np.ones(2)))
+
+
+CONDITIONS = {
+    "a carry": (
+        lambda x: md.while_loop(lambda s: s["n"] < 2, lambda s: {"n": s["n"] + x.sum(), "m": s["m"] * x}, INIT),
+        r"bool\[\]\{i\} varies along 'i', because init_val\['n'\] does, which starts as f64\[\] and which a step makes "
+        r"f64\[\]\{i\}: .*psum, pmax or pmin over 'i'",
+    ),
+    "two carries": (
+        lambda x: md.while_loop(lambda s: s[0] < s[1], lambda s: (s[0] + x.sum(), s[1] + axis_index("j")), (0.0, 1)),
+        r"'i', 'j', because init_val\[0\] does, which starts as f64\[\] .* and init_val\[1\] does, .*i64\[\]\{j\}",
+    ),
+    "closed over": (
+        lambda x: md.while_loop(lambda n: n < x.sum(), lambda n: n + 1, 0.0),
+        r"bool\[\]\{i\} varies along 'i', because cond_fun closes over what does: .*psum, pmax or pmin",
+    ),
+    "a bound": (
+        lambda x: md.fori_loop(0, axis_index("j"), lambda i, x: 2 * x, x),
+        r"a bound of fori_loop must be the same on all ranks, but i64\[\]\{j\} varies along 'j'.*psum, pmax or pmin",
+    ),
+    "an index": (
+        lambda x: md.switch(axis_index("i"), [lambda: x, lambda: -x]),
+        r"the index of switch .* i64\[\]\{i\} varies along 'i'.*psum, pmax or pmin",
+    ),
+    "a shape": (
+        lambda x: md.scan(lambda c, _: ({"a": np.concatenate([c["a"], x])}, None), {"a": np.ones(2)}, length=2),
+        r"init\['a'\] has type f64\[2\], but a step makes it f64\[4\]\{i\}; convert",
+    ),
+    "a dtype": (
+        lambda x: md.scan(lambda c, _: ({"a": c["a"] * x}, None), {"a": np.ones(2, np.float32)}, length=2),
+        r"init\['a'\] has type f32\[2\], but a step makes it f64\[2\]\{i\}; convert .*astype",
+    ),
+}
+INIT = {"n": 0.0, "m": np.ones(2)}
+
+
+@BOTH
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_types_that_cannot_be_lifted(name, staged):
+    body, message = CONDITIONS[name]
+    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+    with pytest.raises((md.VarianceError, TypeError), match=message):
+        (md.make_tape(f) if staged else f)(np.ones(4))
+
+
+@BOTH
+def test_python_numbers_all_the_way(staged):
+    f = lambda x: md.scan(lambda c, t: ((c[0] + 1.0, c[1] * t), c[0]), (0.0, 1), x)  # noqa: E731
+    x = np.array([2.0, 3.0])
+    n, product, steps = md.make_tape(f)(x)(x) if staged else md.tree.leaves(f(x))
+    assert (n, product, list(steps)) == (2.0, 6.0, [0.0, 1.0])
 
 
 def test_a_shard_map_in_a_loop():
