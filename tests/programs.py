@@ -131,6 +131,17 @@ class Program:
 
         return loss
 
+    def on_blocks(self, mesh: spmd.Mesh, axes: tuple[str, ...]) -> Callable:
+        """The same loss, of each rank's rows, in the body of a `shard_map`."""
+        size = math.prod(mesh.shape[a] for a in axes)
+
+        def loss(x, params):
+            for name, w in zip(self.steps, params):
+                x = STEPS[name].block(x, w, axes, size)
+            return pmean(np.mean(x**2), axes)
+
+        return loss
+
     def sharded(
         self,
         mesh: spmd.Mesh,
@@ -140,12 +151,7 @@ class Program:
         **options: Any,
     ) -> Callable:
         """The same loss through `shard_map`; the parameters as an argument, or closed over."""
-        size = math.prod(mesh.shape[a] for a in axes)
-
-        def on_blocks(x, params):
-            for name, w in zip(self.steps, params):
-                x = STEPS[name].block(x, w, axes, size)
-            return pmean(np.mean(x**2), axes)
+        on_blocks = self.on_blocks(mesh, axes)
 
         def loss(x, params):
             if closed_over:
