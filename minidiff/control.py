@@ -172,6 +172,9 @@ class Cond(BodyOperation):
     def operand_types(self, part: LinearPart) -> list[ShapedArray]:
         return [typeof(part.operands[0][1]), *tapes_of(part.params)[0].in_types]
 
+    def bodies(self, count, params):
+        return {name: list(range(1, count)) for name in params}
+
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
         """The same choice among other tapes, each with the values that it is closed over."""
         tapes, constants = merge([by_id(pair) for pair in closed])
@@ -552,6 +555,10 @@ class While(BodyOperation):
     def operand_types(self, part):
         return [*part.params["cond"].in_types[: part.params["cond_consts"]], *part.params["body"].in_types]
 
+    def bodies(self, count, params):
+        cond_consts, others = cut(range(count), params["cond_consts"])
+        return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
+
     def bind_loop(self, cond: tuple[Tape, list], body: tuple[Tape, list], carry: Sequence[Value]) -> list[Value]:
         """A loop of two tapes, each given with the values of its first inputs."""
         (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
@@ -897,7 +904,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     ]
     types = _joined(primitive.name, names, [d.result for d in drafts])
     closed = [d.close(lambda r: [_as(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
-    outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(names))
+    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
+    outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
     return tree.unflatten(drafts[0].result[1], outs)
 
 

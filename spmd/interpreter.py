@@ -29,10 +29,12 @@ from minidiff.core import (
     transforming,
     typeof,
 )
+from minidiff.drafts import BodyOperation
 from minidiff.ops.kinds import is_elementwise
 from minidiff.optimize import optimize
 from minidiff.source import CompiledTape, Source
 from minidiff.staging import Stage
+from minidiff.tape import Tape
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type
 
@@ -143,6 +145,10 @@ class SPMD(Interpreter):
         if primitive.has_body:
             if recorded and _is_loop(params):
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
+            if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
+                bodies = primitive.bodies(len(args), params)
+                if bodies is not None:
+                    return self._record_bodies(primitive, args, params, bodies)
             with running(self):
                 return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
         spec = self._common_spec(primitive, args)
@@ -199,13 +205,17 @@ class SPMD(Interpreter):
         """Run a body as one compiled program on this process's data."""
         operands = [self.operand(x) for x in values]
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held) for x, held in operands)
+        if self.base is not EVALUATE:
+            return None
         if key not in tape.lowered:
-            tape.lowered[key] = self._lowered(tape, operands) if self.base is EVALUATE else None
+            tape.lowered[key] = self._lowered(tape, operands)
         program = tape.lowered[key]
         if program is None:
             return None
         source, helds = program
-        return [RankTracer(self, x, held) for x, held in zip(source.results(*[x for x, _ in operands]), helds)]
+        with running(self.base):  # what is left of choices and loops is about data
+            results = source.results(*[x for x, _ in operands])
+        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
         """A body's tape as a program on the data, and the axes along which its results are held.
@@ -213,16 +223,30 @@ class SPMD(Interpreter):
         None where it cannot be recorded, since it has to look at values on its way, or would be long: a loop, whose
         body then becomes such a program.
         """
+        try:
+            recorded, helds = self._on_data(tape, operands)
+        except TracerError:
+            return None
+        return Source(optimize(recorded), tape.name), helds
+
+    def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
+        """The tape of what a body does to this process's data, and the axes along which its results are held."""
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, tuple(self.scope.axes), base=stage)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
-        try:
-            with transforming(inside), transforming(stage), running(inside):
-                results = [inside.operand(x) for x in tape.apply(*blocks)]
-                recorded = stage.tape([x for x, _ in results])
-        except TracerError:
-            return None
-        return Source(optimize(recorded), tape.name), [held for _, held in results]
+        with transforming(inside), transforming(stage), running(inside):
+            results = [inside.operand(x) for x in tape.apply(*blocks)]
+            return stage.tape([x for x, _ in results]), [held for _, held in results]
+
+    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
+        """A choice or a loop on data: of a predicate that ranks agree about, all of them go the same way."""
+        operands = [self.operand(x) for x in args]
+        changed, helds = {}, []
+        for name, taken in bodies.items():
+            changed[name], helds = self._on_data(params[name], [operands[k] for k in taken])
+        with running(self.base):
+            results = primitive.bind(*[x for x, _ in operands], **{**params, **changed})
+        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def adopt_own(self, x: Tracer) -> RankTracer:
         return RankTracer(self, *self.outer.operand(x))

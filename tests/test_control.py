@@ -9,7 +9,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, psum
+from collectives import axis_index, pmean, psum
+from minidiff.source import CompiledTape
 from spmd import P
 from tests.control_programs import ARGS, RANKS, Unrolled, on_ranks
 from tests.programs import assert_trees_close
@@ -346,6 +347,7 @@ def test_in_a_body(name, staged, check_rep):
         f.check()
     tangents = random_like(args)
     assert_trees_close(f(*args), md.tree.leaves(meaning(*args)))
+    assert_trees_close(md.jit(f)(*args), md.tree.leaves(meaning(*args)))
     assert_trees_close(md.jvp(f, args, tangents), md.tree.leaves(md.jvp(meaning, args, tangents)))
     many = tuple(np.stack([x, 0.9 * x]) for x in args)
     assert_trees_close(md.vmap(f)(*many), md.tree.leaves(loop_over(meaning, *many)))
@@ -353,6 +355,7 @@ def test_in_a_body(name, staged, check_rep):
         return
     gradient, expected = md.grad(loss(f), (0, 1)), md.grad(loss(meaning), (0, 1))(*args)
     assert_trees_close(gradient(*args), expected)
+    assert_trees_close(md.jit(gradient)(*args), expected)
     tape = md.make_tape(gradient)(*args)
     tape.check()
     assert_trees_close(tape(*args), expected)
@@ -362,6 +365,40 @@ def test_in_a_body(name, staged, check_rep):
         return md.grad(lambda w, x: (md.grad(loss(f))(w, x) ** 2).sum(), (0, 1))
 
     assert_trees_close(second(f)(*args), second(meaning)(*args))
+
+
+def test_a_compiled_body_is_one_program():
+    """Choices and loops too, whose predicates ranks agree about: of data, like all that stands around them."""
+
+    def f(x, k):
+        total = psum(x.sum(), "i")
+        x = md.cond(total > 0, lambda x: x * psum(x, "j"), lambda x: np.sin(x), x)
+        x = md.switch(k, [lambda: x, lambda: pmean(x, "i") + x, lambda: x * axis_index("j")])
+        return md.while_loop(lambda c: psum(c.sum(), ("i", "j")) < 30, lambda c: c + np.abs(x) + 1, x)
+
+    mapped = spmd.shard_map(f, mesh=MESH, in_specs=(P("i"), P()), out_specs=P(("i", "j")))
+    compiled = md.jit(lambda x, k: mapped(x, k))
+    for x in (np.arange(4.0), -np.arange(4.0)):
+        for k in range(3):
+            np.testing.assert_allclose(compiled(x, k).gather(), mapped(x, k).gather())
+    body = next(x for x in compiled.program(x, k).source.namespace.values() if isinstance(x, CompiledTape))
+    ((source, _),) = body.lowered.values()
+    for line in (
+        "cond(",
+        "switch(",
+        "while_loop(",
+        "def cond_true_fun",
+        "def switch_branches_2",
+        "def while_loop_cond",
+    ):
+        assert line in source.text
+
+
+def test_a_choice_of_many_compiled():
+    f = md.jit(lambda k, x: md.switch(k, [lambda x: x, lambda x: -x, np.cos], x))
+    assert [f(k, 0.0) for k in (-1, 1, 7)] == [0.0, 0.0, 1.0]
+    gradient = md.jit(md.grad(lambda x, k: f(k, x)))
+    assert [gradient(0.0, k) for k in (-1, 1, 7)] == [1.0, -1.0, 0.0]
 
 
 def test_ranks_that_may_disagree():
