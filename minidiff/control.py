@@ -68,55 +68,15 @@ from minidiff.drafts import (
     zeros,
 )
 from minidiff.forward import JVP, as_value, push_forward
-from minidiff.ops.elementwise import add, convert, equal, greater, less, maximum, minimum, not_equal, where
-from minidiff.ops.kinds import Linear, zeros_like
+from minidiff.ops.elementwise import add, equal, greater, less, maximum, minimum, not_equal, where
+from minidiff.ops.kinds import Linear
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import SeveralResults, broadcast_to, moveaxis
+from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Tape, Var
 
 # ---------------------------------------------------------------- all elements at once, and back
-
-
-def _stack_transpose(ct, operands, axis):
-    parts = unstack_p.bind(ct, axis=axis)
-    return [convert(part, x.dtype) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
-
-
-def _stack_batch(primitive, args, batched, axis):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1)
-
-
-#: Values of one shape along a new axis; the transpose of `unstack`.
-stack_p = Linear(
-    "stack",
-    lambda *arrays, axis: numpy.stack(arrays, axis),
-    lambda *types, axis: (
-        (*typeof(types[0]).shape[:axis], len(types), *typeof(types[0]).shape[axis:]),
-        numpy.result_type(*[typeof(t).dtype for t in types]),
-    ),
-    _stack_transpose,
-    _stack_batch,
-)
-
-
-def _unstack_transpose(cts, operands, axis):
-    # Elements that were not used share one zero: the cotangent is put together once, not added up.
-    zero = zeros_like(_without_axis(operands[0], axis))
-    return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
-
-
-#: All elements along an axis, as so many results.
-unstack_p = SeveralResults(
-    "unstack",
-    lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
-    lambda x, axis: [(_without_axis(x, axis).shape, x.dtype)] * x.shape[axis],
-    _unstack_transpose,
-    lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
-)
 
 
 def _without_axis(t: ShapedArray, axis: int = 0) -> ShapedArray:
