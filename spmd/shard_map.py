@@ -16,6 +16,14 @@ what is unmapped on the way in is invariant, and so is its cotangent on the way 
 (`check_rep=False`) that is not known, and transposition divides and sums at the boundary instead: the
 recipe of the JEP's problem statement, kept to compare with.
 
+A shard_map may map over some axes of the mesh only. Its body may then hold another one, over others of the same mesh,
+whose body knows the axes of both: types carry both, collectives name either. To the inner one, values of the body
+around are what arrays are to the outer one: it splits them along its own axes, what it closes over is unmapped, and
+their variance along the outer axes goes through it unchanged, in and out. So the boundary is exact there too, and each
+rule above holds as it stands. (A value that the inner one maps over its axes lies split in the body around, until an
+operation needs it whole: `SplitTracer`. Elementwise operations do not, nor do inner bodies that take it as it lies,
+nor results that are mapped, nor residuals.)
+
 A body is a function of blocks that returns its results *and their specs*: how many residuals there will
 be is known only when it has run.
 """
