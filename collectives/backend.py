@@ -72,8 +72,12 @@ class Backend(ABC):
         """Every block with another shape."""
 
     @abstractmethod
-    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[Any, Axes]:
-        """An array as blocks: each dimension split along its axes."""
+    def place(self, x: Any, dims: Dims, held: Axes = ()) -> tuple[Any, Axes]:
+        """An array (or one on each rank along `held`) as blocks: each dimension split along its axes."""
+
+    @abstractmethod
+    def join(self, data: Any, held: Axes, dims: Dims) -> tuple[Any, Axes]:
+        """The inverse of `place`: whole along the axes of `dims`, which communicates where ranks are real."""
 
     @abstractmethod
     def settle(self, data: Any, held: Axes, wanted: Axes) -> Any:

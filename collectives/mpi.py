@@ -13,6 +13,7 @@ import numpy
 from mpi4py import MPI as _mpi
 
 from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
+from collectives.stacked import join_blocks
 from minidiff.core import Primitive
 
 WORLD = _mpi.COMM_WORLD
@@ -132,13 +133,17 @@ class Ranks(Backend):
     def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
         return x.reshape(shape)
 
-    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
+    def place(self, x: numpy.ndarray, dims: Dims, held: Axes = ()) -> tuple[numpy.ndarray, Axes]:
         index = []
         for axes, n in zip(dims, numpy.shape(x)):
             length = n // self.size(axes)
             start = self.index(axes) * length
             index.append(slice(start, start + length))
-        return numpy.asarray(x)[tuple(index)], self.ordered({a for axes in dims for a in axes})
+        return numpy.asarray(x)[tuple(index)], self.ordered({*held, *(a for axes in dims for a in axes)})
+
+    def join(self, x: numpy.ndarray, held: Axes, dims: Dims) -> tuple[numpy.ndarray, Axes]:
+        named = self.ordered({a for axes in dims for a in axes})
+        return join_blocks(self.gather(x, named), dims, self.sizes), self._without(held, named)
 
     def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         return x

@@ -70,55 +70,15 @@ from minidiff.drafts import (
     zeros,
 )
 from minidiff.forward import JVP, as_value, push_forward
-from minidiff.ops.elementwise import add, convert, equal, greater, less, maximum, minimum, not_equal, where
-from minidiff.ops.kinds import Linear, zeros_like
+from minidiff.ops.elementwise import add, equal, greater, less, maximum, minimum, not_equal, where
+from minidiff.ops.kinds import Linear
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import SeveralResults, broadcast_to, moveaxis
+from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Tape, Var
 
 # ---------------------------------------------------------------- all elements at once, and back
-
-
-def _stack_transpose(ct, operands, axis):
-    parts = unstack_p.bind(ct, axis=axis)
-    return [convert(part, x.dtype) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
-
-
-def _stack_batch(primitive, args, batched, axis):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1)
-
-
-#: Values of one shape along a new axis; the transpose of `unstack`.
-stack_p = Linear(
-    "stack",
-    lambda *arrays, axis: numpy.stack(arrays, axis),
-    lambda *types, axis: (
-        (*typeof(types[0]).shape[:axis], len(types), *typeof(types[0]).shape[axis:]),
-        numpy.result_type(*[typeof(t).dtype for t in types]),
-    ),
-    _stack_transpose,
-    _stack_batch,
-)
-
-
-def _unstack_transpose(cts, operands, axis):
-    # Elements that were not used share one zero: the cotangent is put together once, not added up.
-    zero = zeros_like(_without_axis(operands[0], axis))
-    return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
-
-
-#: All elements along an axis, as so many results.
-unstack_p = SeveralResults(
-    "unstack",
-    lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
-    lambda x, axis: [(_without_axis(x, axis).shape, x.dtype)] * x.shape[axis],
-    _unstack_transpose,
-    lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
-)
 
 
 def _without_axis(t: ShapedArray, axis: int = 0) -> ShapedArray:
@@ -173,6 +133,9 @@ class Cond(BodyOperation):
 
     def operand_types(self, part: LinearPart) -> list[ShapedArray]:
         return [typeof(part.operands[0][1]), *tapes_of(part.params)[0].in_types]
+
+    def bodies(self, count, params):
+        return {name: list(range(1, count)) for name in params}
 
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
         """The same choice among other tapes, each with the values that it is closed over."""
@@ -554,6 +517,10 @@ class While(BodyOperation):
     def operand_types(self, part):
         return [*part.params["cond"].in_types[: part.params["cond_consts"]], *part.params["body"].in_types]
 
+    def bodies(self, count, params):
+        cond_consts, others = cut(range(count), params["cond_consts"])
+        return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
+
     def bind_loop(self, cond: tuple[Tape, list], body: tuple[Tape, list], carry: Sequence[Value]) -> list[Value]:
         """A loop of two tapes, each given with the values of its first inputs."""
         (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
@@ -697,14 +664,26 @@ def _known(x: Value, use: str) -> Any:
         return None
 
 
-def _check_invariant(what: str, t: ShapedArray) -> None:
+def _check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
         axes = ", ".join(map(repr, sorted(t.variance)))
         raise VarianceError(
-            f"{what} must be the same on all ranks, but {t} varies along {axes}: the ranks would go different ways, "
-            f"and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or choose "
-            "element by element with np.where"
+            f"{what} must be the same on all ranks, but {t} varies along {axes}{because}: the ranks would go different "
+            f"ways, and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or "
+            "choose element by element with np.where"
         )
+
+
+def _check_condition(carry: _Carry, condition: Draft, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
+    """The closed tape of a loop's condition; VarianceError, naming the carries that are to blame, if it varies."""
+    tape, constants = condition.close(lambda r: r)
+    t = tape.out_types[0]
+    causes = []
+    for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
+        if now.variance & t.variance and any(depends(tape, [i == k for k in range(len(tape.inputs))])):
+            causes.append(f"{path} does, which starts as {typeof(start)} and which a step makes {now}")
+    _check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over what does"))
+    return tape, constants
 
 
 def _is_weak(x: Any) -> bool:
@@ -753,6 +732,7 @@ class _Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if _is_weak(x) else entered(x) for _, x in leaves]
+        self.seen: list[ShapedArray] = []  # the types that the carries have had, while they are known
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -788,16 +768,25 @@ class _Carry:
         init = [_numeric(x, t) for x, t in zip(start, types)]
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
+        self.seen = types
         return init, types, (self.settled(types, new), rest)
 
     def settled(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
         """A step's results, checked against the types of the carries."""
         out = []
         for path, x, t in zip(self.paths, new, types):
-            if getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
+            if _is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = _numeric(x, _carried(self.what, path, t, x))
             out.append(x)
+        if current_scope() is not None:
+            self.seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
         return out
+
+    def results(self, values: Sequence[Value]) -> list[Value]:
+        """What is carried out of a loop, with the variance that it has had at any time: as it is recorded."""
+        if current_scope() is None or not self.seen:
+            return list(values)
+        return [_as(x, t) for x, t in zip(values, self.seen)]
 
     def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint."""
@@ -880,7 +869,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     ]
     types = _joined(primitive.name, names, [d.result for d in drafts])
     closed = [d.close(lambda r: [_as(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
-    outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(names))
+    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
+    outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
     return tree.unflatten(drafts[0].result[1], outs)
 
 
@@ -891,8 +881,9 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
 
     `pred` is one boolean, or a number (which holds if it is not 0). Operands and results are trees. Where `pred` is
-    known, one branch is run. Where it is only a name (under `make_tape`), both are recorded, and must return trees of
-    the same structure and types. Where it is many at once (under `vmap`), both are run, and results chosen element by
+    known, one branch is run, and results have its types. Where it is only a name (under `make_tape`), both are
+    recorded, and must return trees of the same structure and types; a result varies from rank to rank if it does in one
+    of them. Where it is many at once (under `vmap`), both are run, and results chosen element by
     element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
 
     >>> import numpy as np
@@ -957,13 +948,13 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
     if _staging():
         draft, types = carry.recorded(step)
         condition = Draft(lambda *leaves: [test(leaves)], types)
-        _check_invariant(CONDITION, typeof(condition.result[0]))
+        closed = _check_condition(carry, condition, types)
         body = draft.close(lambda r: [_as(x, t) for x, t in zip(r[0], types)])
         init = [_as(x, t) for x, t in zip(carry.init, types)]
-        return carry.tree(while_p.bind_loop(condition.close(lambda r: r), body, init))
+        return carry.tree(while_p.bind_loop(closed, body, init))
 
     values, types = [as_value(x) for x in carry.init], None
-    while _holds(going := test(values)):
+    while _holds(going := test(values), carry, test, values):
         if types is None:
             values, types, (new, _) = carry.eagerly(step)
         else:
@@ -972,11 +963,14 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
             with checking(current_scope(), False):
                 new = cond_p.select(going, [new, values])
         values = new
-    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
+    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in carry.results(values)])
 
 
-def _holds(going: Value) -> bool:
-    """Whether a condition holds, for one element at least."""
+def _holds(going: Value, carry: _Carry, test: Callable, values: Sequence[Value]) -> bool:
+    """Whether a condition, the `test` of these values, holds, for one element at least."""
+    if typeof(going).variance:
+        types = [typeof(x) for x in values]
+        _check_condition(carry, Draft(lambda *leaves: [test(leaves)], types), types)
     while isinstance(going, BatchTracer):
         going = going.value
     return bool(numpy.any(concrete_value(going, CONDITION)))
@@ -995,6 +989,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     for t in map(typeof, bounds):
         if t.shape or t.dtype.kind not in "iu":
             raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")
+        _check_invariant("a bound of fori_loop", t)
     known = [_known(x, "a bound of fori_loop") for x in bounds]
     if None not in known:
         steps = numpy.arange(*map(int, known))
@@ -1066,7 +1061,7 @@ def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tu
                 values = carry.settled(types, new)
             rows.append([entered(y) for y in row])
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
-        return carry.tree(values), tree.unflatten(ys_structure, ys)
+        return carry.tree(carry.results(values)), tree.unflatten(ys_structure, ys)
 
     draft, types = carry.recorded(step, [_without_axis(typeof(x)) for x in arrays])
     closed = draft.close(lambda r: [*[_as(x, t) for x, t in zip(r[0], types)], *map(entered, r[1])])

@@ -22,6 +22,7 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    VarianceError,
     checking,
     current_interpreter,
     is_differentiable,
@@ -310,15 +311,24 @@ def _name(rule: Callable) -> str:
     return getattr(rule, "__name__", str(rule))
 
 
-def _fitted(x: Any, like: ShapedArray, what: str) -> Value:
-    """A tangent or cotangent `x` as a value of the type `like`; raises TypeError, beginning with `what`."""
+def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
+    """A tangent or cotangent `x` as a value of the type `like`: lifted, where it varies along fewer axes.
+
+    Raises TypeError, beginning with `what`; VarianceError, ending with `advice` on the `axes`, where it varies along
+    more.
+    """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number has whatever precision is asked for
     x = as_value(x)
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
-    return x
+    extra = sorted(t.variance - like.variance)
+    if extra:
+        axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
+        varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
+        raise VarianceError(varies + advice.format(axes=axes))
+    return lift_to(x, like.variance)
 
 
 class custom_jvp(_Function):
@@ -347,7 +357,9 @@ class custom_jvp(_Function):
 
         `primals` and `tangents` are tuples of the arguments and of their tangents, which are like them (zeros, where
         an argument is constant; of dtype `float0` for integers). The tangent of the result is like the result, and
-        is linear in `tangents`. Raises TypeError, when it is used, where it returns anything else.
+        is linear in `tangents`. Raises TypeError, when it is used, where it returns anything else; VarianceError, where
+        in the body of a `shard_map` a tangent varies along an axis along which the result does not. (One that varies
+        along fewer is lifted.)
         """
         self.jvp = jvp
         return jvp
@@ -380,6 +392,17 @@ class custom_jvp(_Function):
         return tree.unflatten(call.out_structure, outs)
 
 
+_OF_A_RESULT = (
+    "the result is the same on all ranks there, and so is its derivative. Sum the tangent as the function sums its "
+    "result, psum(tangent, {axes}); or let the result vary, pbroadcast(result, {axes})"
+)
+_OF_AN_ARGUMENT = (
+    "the argument is one value that all ranks there share, and each rank has found its own part of the cotangent. "
+    "Return the sum of them, psum(cotangent, {axes}); or call the function with pbroadcast(argument, {axes}), whose "
+    "transpose is that sum"
+)
+
+
 def _checked_jvp(pair: Any, call: _Call, name: str) -> list[Value | None]:
     """What a rule returned, as results and their tangents."""
     who = f"{name}, the jvp rule of {call.function.what},"
@@ -395,8 +418,7 @@ def _checked_jvp(pair: Any, call: _Call, name: str) -> list[Value | None]:
         if not is_differentiable(like.dtype):
             tangents.append(None)
             continue
-        t = _fitted(t, like, f"{who} returns a result{path} of type {like}: its tangent")
-        tangents.append(lift_to(t, like.variance))
+        tangents.append(_fitted(t, like, f"{who} returns a result{path} of type {like}: its tangent", _OF_A_RESULT))
     return [*outs, *tangents]
 
 
@@ -421,7 +443,9 @@ class custom_vjp(_Function):
 
         `bwd(*nondiff_args, residuals, ct)` takes a cotangent like the result, and returns a tuple of cotangents like
         the arguments (but for the `nondiff_argnums`); None stands for zeros. Raises TypeError, when they are used,
-        where they return anything else.
+        where they return anything else; VarianceError, where in the body of a `shard_map` a cotangent varies along an
+        axis along which the argument does not: such a one is to be summed, with `psum`. (One that varies along fewer
+        axes is lifted.)
         """
         self.fwd, self.bwd = fwd, bwd
 
@@ -463,7 +487,7 @@ def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
     return [
         None
         if ct is None or not is_differentiable(t.dtype)
-        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it")
+        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT)
         for ct, t, path in zip(leaves, call.types, call.paths)
     ]
 

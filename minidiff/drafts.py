@@ -254,6 +254,13 @@ class BodyOperation(Primitive):
         batched = [outside.owns(x) for x in args]
         return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
 
+    def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
+        """Which of `count` operands each of its bodies takes, where they take just these; the last one gives results.
+
+        None if bodies take parts of them.
+        """
+        return None
+
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
         types = [typeof(t) for t in types]
         if types != list(expected):

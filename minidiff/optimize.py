@@ -60,7 +60,7 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
 
 def optimize(tape: Tape, scope: Scope | None = None) -> Tape:
     """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is."""
-    smaller = _bodies_optimized(without_unused(written_out(tape, scope)))
+    smaller = _bodies_optimized(without_unused(written_out(tape, scope)), scope)
     while True:
         before, smaller = smaller, without_unused(Program(smaller).simplified())
         if _same_equations(before, smaller):
@@ -74,13 +74,13 @@ def _same_equations(one: Tape, two: Tape) -> bool:
     return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
 
 
-def _bodies_optimized(tape: Tape) -> Tape:
-    """The tape with `optimize` applied to the tapes among its parameters."""
+def _bodies_optimized(tape: Tape, scope: Scope | None) -> Tape:
+    """The tape with `optimize` applied to the tapes among its parameters. (A loop's body is in the scope of the loop.)"""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
-            scope = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else None
-            params = {k: optimize(v, scope) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+            inner = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else scope
+            params = {k: optimize(v, inner) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
             eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         equations.append(eqn)
     return _with(tape, equations)

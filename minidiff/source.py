@@ -294,7 +294,7 @@ class Source:
     def _result(self, a: Atom) -> str:
         if isinstance(a, Var):
             return self.names[a]
-        return self._bind("result", a) if is_scalar_constant(a) else self.names[id(a)]
+        return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
 
 
 def _reserved(tape: Tape) -> frozenset:
@@ -364,7 +364,7 @@ class CompiledTape(Tape):
 
 
 def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
-    return primitive.evaluate(args, params)
+    return primitive.evaluate([x if hasattr(x, "dtype") else numpy.asarray(x)[()] for x in args], params)
 
 
 # ---------------------------------------------------------------- programs

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
-from collectives.backend import Axes
+from collectives.backend import Axes, Backend
 from collectives.exchange import exchange, index
 from collectives.ops import Collective, axis_index_p
 from minidiff.core import (
@@ -29,10 +29,14 @@ from minidiff.core import (
     transforming,
     typeof,
 )
+from minidiff.drafts import BodyOperation
+from minidiff.ops.kinds import is_elementwise
 from minidiff.optimize import optimize
 from minidiff.source import CompiledTape, Source
 from minidiff.staging import Stage
+from minidiff.tape import Tape
 from spmd.mesh import Mesh
+from spmd.partition import PartitionSpec, global_type
 
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
@@ -80,16 +84,68 @@ class RankTracer(Tracer):
         return str(self) if self.held or not spec else format(self.data, spec)
 
 
+class SplitTracer(Tracer):
+    """A value that is whole in a body, and lies on the ranks in blocks, split as `spec` says.
+
+    So a `shard_map` inside the body returns what it maps over its axes: what is inside another one can take it as it
+    is. Anything else has it put together first.
+    """
+
+    __slots__ = ("data", "held", "spec", "type", "_whole")
+
+    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes, spec: PartitionSpec):
+        self.interpreter = interpreter
+        self.data = data
+        self.held = held
+        self.spec = spec
+        block = ShapedArray(interpreter.mesh.ranks.block_shape(data, held), data.dtype, held)
+        whole = global_type(block, spec, interpreter.mesh.shape)
+        self.type = whole if interpreter.scope.typed else whole.update(variance=INVARIANT)
+        self._whole: RankTracer | None = None
+
+    def whole(self) -> RankTracer:
+        """The value put together, on every rank: under MPI all of them call it."""
+        if self._whole is None:
+            ranks, lead = self.interpreter.mesh.ranks, len(self.spec.lead)
+            block = (1,) * lead + ranks.block_shape(self.data, self.held)
+            data = ranks.reshape(self.data, self.held, block) if lead else self.data
+            self._whole = RankTracer(self.interpreter, *ranks.join(data, self.held, self.spec.dims(len(block))))
+        return self._whole
+
+    def concrete(self, use: str) -> numpy.ndarray:
+        self.check_alive()
+        return self.whole().concrete(use)
+
+    def __str__(self) -> str:
+        return self.interpreter.mesh.ranks.show(self.data, self.held)
+
+    __repr__ = __str__
+
+
 class SPMD(Interpreter):
-    """Operations are applied to blocks by the mesh's backend; collectives run between its ranks."""
+    """Operations are applied to blocks by the mesh's backend; collectives run between its ranks.
+
+    It maps over `axes` of the mesh. Inside the body of another `shard_map`, that one's interpreter is `outer`, and its
+    axes are bound too.
+    """
 
     name = "shard_map"
 
-    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
-        super().__init__(None)
+    def __init__(
+        self,
+        mesh: Mesh,
+        typed: bool,
+        axes: Axes,
+        outer: SPMD | None = None,
+        base: Interpreter = EVALUATE,
+        explicit: bool = False,
+    ):
+        super().__init__(None, outer)
         self.mesh = mesh
         self.base = base  # what runs operations on the data: evaluation, or a recorder
-        self.scope = Scope(mesh.shape, typed, explicit)
+        self.axes = axes
+        bound = mesh.ranks.ordered({*axes, *(outer.scope.axes if outer is not None else ())})
+        self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
         self.scope.bottom = self
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
@@ -97,8 +153,15 @@ class SPMD(Interpreter):
         if primitive.has_body:
             if recorded and _is_loop(params):
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
+            if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
+                bodies = primitive.bodies(len(args), params)
+                if bodies is not None:
+                    return self._record_bodies(primitive, args, params, bodies)
             with running(self):
                 return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
+        spec = self._common_spec(primitive, args)
+        if spec is not None:
+            return self._on_blocks(primitive, args, params, spec)
         operands = [self.operand(x) for x in args]
         with running(self.base):
             if primitive is axis_index_p:
@@ -117,17 +180,50 @@ class SPMD(Interpreter):
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
 
+    def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
+        """How operands lie split, of which an elementwise operation has only to be applied to the blocks."""
+        split = [x for x in args if type(x) is SplitTracer]
+        if not split or not is_elementwise(primitive):
+            return None
+        spec, shape = split[0].spec, split[0].shape
+        alike = all(x.spec == spec for x in split) and all(numpy.shape(x) in ((), shape) for x in args)
+        return spec if alike else None
+
+    def _on_blocks(self, primitive: Primitive, args: Sequence[Value], params: dict, spec: PartitionSpec) -> SplitTracer:
+        operands = [self.blocks(x, spec) if numpy.shape(x) else self.operand(x) for x in args]
+        with running(self.base):
+            return SplitTracer(self, *self.mesh.ranks.apply(primitive, operands, params), spec)
+
+    def blocks(self, x: Value, spec: PartitionSpec) -> tuple[Any, Axes]:
+        """The blocks of a value of this body, split as `spec` says along axes that the body does not map over."""
+        if type(x) is SplitTracer and x.interpreter is self and x.spec == spec:
+            return x.data, x.held
+        return place(self.mesh.ranks, *self.operand(x), spec)
+
+    def enter_lying(self, x: Value, spec: PartitionSpec) -> Value | None:
+        """A value that lies on the ranks, as one of this body, if nothing has to be moved for that."""
+        if x.spec == spec:
+            return RankTracer(self, x.data, x.held)
+        rest = spec.rest_of(x.spec)
+        if rest is None or not rest.axes.isdisjoint(self.scope.axes):
+            return None
+        return SplitTracer(self, x.data, x.held, rest)
+
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
         """Run a body as one compiled program on this process's data."""
         operands = [self.operand(x) for x in values]
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held) for x, held in operands)
+        if self.base is not EVALUATE:
+            return None
         if key not in tape.lowered:
-            tape.lowered[key] = self._lowered(tape, operands) if self.base is EVALUATE else None
+            tape.lowered[key] = self._lowered(tape, operands)
         program = tape.lowered[key]
         if program is None:
             return None
         source, helds = program
-        return [RankTracer(self, x, held) for x, held in zip(source.results(*[x for x, _ in operands]), helds)]
+        with running(self.base):  # what is left of choices and loops is about data
+            results = source.results(*[x for x, _ in operands])
+        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
         """A body's tape as a program on the data, and the axes along which its results are held.
@@ -135,16 +231,33 @@ class SPMD(Interpreter):
         None where it cannot be recorded, since it has to look at values on its way, or would be long: a loop, whose
         body then becomes such a program.
         """
-        stage = Stage(None, name="jit")
-        inside = SPMD(self.mesh, self.scope.typed, stage)
-        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
         try:
-            with transforming(inside), transforming(stage), running(inside):
-                results = [inside.operand(x) for x in tape.apply(*blocks)]
-                recorded = stage.tape([x for x, _ in results])
+            recorded, helds = self._on_data(tape, operands)
         except TracerError:
             return None
-        return Source(optimize(recorded), tape.name), [held for _, held in results]
+        return Source(optimize(recorded), tape.name), helds
+
+    def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
+        """The tape of what a body does to this process's data, and the axes along which its results are held."""
+        stage = Stage(None, name="jit")
+        inside = SPMD(self.mesh, self.scope.typed, tuple(self.scope.axes), base=stage)
+        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
+        with transforming(inside), transforming(stage), running(inside):
+            results = [inside.operand(x) for x in tape.apply(*blocks)]
+            return stage.tape([x for x, _ in results]), [held for _, held in results]
+
+    def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
+        """A choice or a loop on data: of a predicate that ranks agree about, all of them go the same way."""
+        operands = [self.operand(x) for x in args]
+        changed, helds = {}, []
+        for name, taken in bodies.items():
+            changed[name], helds = self._on_data(params[name], [operands[k] for k in taken])
+        with running(self.base):
+            results = primitive.bind(*[x for x, _ in operands], **{**params, **changed})
+        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
+
+    def adopt_own(self, x: Tracer) -> RankTracer:
+        return RankTracer(self, *self.outer.operand(x))
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
@@ -158,9 +271,20 @@ class SPMD(Interpreter):
         """A value as the backend takes it: plain arrays are the same on all ranks."""
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
+        if type(x) is SplitTracer and x.interpreter is self:
+            return self.operand(x.whole())
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
         return x, ()
+
+
+def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[Any, Axes]:
+    """An array (or one on each rank along `held`) as blocks."""
+    data = data if held else numpy.asarray(data)
+    data, held = ranks.place(data, spec.dims(len(ranks.block_shape(data, held))), held)
+    if spec.lead:
+        data = ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :])
+    return data, held
 
 
 def _is_loop(params: dict) -> bool:

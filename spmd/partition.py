@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,7 @@ class PartitionSpec:
     Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
     """
 
-    __slots__ = ("entries", "lead", "summed", "lifted")
+    __slots__ = ("entries", "lead", "summed", "lifted", "stays")
 
     def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
         for entry in (*entries, sum):
@@ -43,6 +44,7 @@ class PartitionSpec:
         #: Of an input: unmapped axes along which its blocks, all the same, are typed as varying. The transpose of a sum
         #: takes such a one. It is no part of what the spec says of the array; the type of the body's input shows it.
         self.lifted: tuple[str, ...] = ()
+        self.stays = False  # whether blocks may be split further, along axes of which it says nothing
 
     @classmethod
     def stacked(cls, *axes: str) -> PartitionSpec:
@@ -52,7 +54,33 @@ class PartitionSpec:
         """
         spec = cls()
         spec.lead = axes
+        spec.stays = True
         return spec
+
+    def split_further(self, inner: PartitionSpec) -> PartitionSpec | None:
+        """The spec of an array split as this one says, whose blocks are split as `inner` says.
+
+        None where there is none: leading dimensions of blocks, within dimensions that are split.
+        """
+        if not self.entries:
+            spec = PartitionSpec(*inner.entries)
+            spec.lead = (*self.lead, *inner.lead)
+            return spec
+        if self.lead or inner.lead:
+            return None
+        pairs = itertools.zip_longest(self.entries, inner.entries)
+        return PartitionSpec(*[_entry((*names(one), *names(other))) for one, other in pairs])
+
+    def rest_of(self, spec: PartitionSpec) -> PartitionSpec | None:
+        """The `inner` for which `self.split_further(inner)` is `spec`, if there is one."""
+        if not self.entries and spec.lead[: len(self.lead)] == self.lead:
+            inner = PartitionSpec(*spec.entries)
+            inner.lead = spec.lead[len(self.lead) :]
+            return inner
+        pairs = [(names(a), names(b)) for a, b in itertools.zip_longest(self.entries, spec.entries)]
+        if self.lead or spec.lead or any(whole[: len(own)] != own for own, whole in pairs):
+            return None
+        return PartitionSpec(*[_entry(whole[len(own) :]) for own, whole in pairs])
 
     @property
     def axes(self) -> frozenset[str]:
@@ -83,7 +111,7 @@ class PartitionSpec:
 
     def _like(self, *entries: Entry) -> PartitionSpec:
         spec = PartitionSpec(*entries)
-        spec.lead, spec.summed, spec.lifted = self.lead, self.summed, self.lifted
+        spec.lead, spec.summed, spec.lifted, spec.stays = self.lead, self.summed, self.lifted, self.stays
         return spec
 
     def _key(self) -> tuple:
@@ -123,6 +151,11 @@ def names(entry: Entry) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
 
 
+def _entry(axes: tuple[str, ...]) -> Entry:
+    """The entry that names these axes."""
+    return axes if len(axes) > 1 else axes[0] if axes else None
+
+
 def is_spec(x: Any) -> bool:
     return isinstance(x, PartitionSpec)
 
@@ -160,15 +193,17 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t`."""
+    """The type of a rank's block of an array of type `t` (which varies itself where there is a body around)."""
     dims = spec.dims(t.ndim)
     shape = [n // math.prod(sizes[a] for a in axes) for n, axes in zip(t.shape, dims)]
-    return ShapedArray(shape[len(spec.lead) :], t.dtype, spec.axes.union(spec.lifted) if typed else ())
+    return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.lifted) if typed else ())
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
     """The type of the array whose blocks have the type `block`."""
     shape = (1,) * len(spec.lead) + block.shape
     return ShapedArray(
-        [n * math.prod(sizes[a] for a in axes) for n, axes in zip(shape, spec.dims(len(shape)))], block.dtype
+        [n * math.prod(sizes[a] for a in axes) for n, axes in zip(shape, spec.dims(len(shape)))],
+        block.dtype,
+        block.variance.difference(spec.axes, spec.summed),
     )

@@ -19,6 +19,14 @@ recipe of the JEP's problem statement, kept to compare with.
 Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. Transposed, that
 is an argument that all ranks along i get whole (an unmapped one), typed as varying: no communication.
 
+A shard_map may map over some axes of the mesh only. Its body may then hold another one, over others of the same mesh,
+whose body knows the axes of both: types carry both, collectives name either. To the inner one, values of the body
+around are what arrays are to the outer one: it splits them along its own axes, what it closes over is unmapped, and
+their variance along the outer axes goes through it unchanged, in and out. So the boundary is exact there too, and each
+rule above holds as it stands. (A value that the inner one maps over its axes lies split in the body around, until an
+operation needs it whole: `SplitTracer`. Elementwise operations do not, nor do inner bodies that take it as it lies,
+nor results that are mapped, nor residuals.)
+
 A body is a function of blocks that returns its results *and their specs*: how many residuals there will
 be is known only when it has run.
 """
@@ -27,21 +35,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
-
-import numpy
 
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
+    EVALUATE,
     LeakedTracerError,
     Primitive,
     Scope,
     ShapedArray,
     Tracer,
+    TracerError,
     Value,
     VarianceError,
     checking,
@@ -62,7 +70,7 @@ from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
-from spmd.interpreter import SPMD, RankTracer
+from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, block_type, check_divides, check_rank, check_spec, global_type, is_spec
 from spmd.sharded_array import ShardedArray
@@ -75,6 +83,8 @@ Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 class StageBody(Stage):
     """Writes the tape of a body: whatever the body closes over is an input."""
 
+    mesh: Mesh
+
     def _adopt(self, x: Tracer) -> Value:
         x = self.outer.adopt(x)
         if x.interpreter.ended:
@@ -85,7 +95,8 @@ class StageBody(Stage):
 class ShardMap(Primitive):
     """The operation.
 
-    Parameters: `body`, a Body or a Tape; `in_specs`; `out_specs` (of a Tape); `mesh`, `check_rep`, `auto_pbroadcast`.
+    Parameters: `body`, a Body or a Tape; `mesh`; `axes`, those that it maps over, and `around`, those that one around
+    it does; `in_specs`; `out_specs` (of a Tape); `check_rep`, `auto_pbroadcast`.
     """
 
     has_body = True
@@ -95,9 +106,11 @@ class ShardMap(Primitive):
     # ------------------------------------------------ running
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
-        _check_outermost()
-        mesh, in_specs = params["mesh"], params["in_specs"]
-        interpreter = SPMD(mesh, params["check_rep"], explicit=not params["auto_pbroadcast"])
+        outer = current_interpreter() if params["around"] else None
+        if outer is not None and outer.base is not EVALUATE:
+            raise TracerError("a shard_map inside another: its body is compiled, not what surrounds it")
+        explicit, in_specs = not params["auto_pbroadcast"], params["in_specs"]
+        interpreter = SPMD(params["mesh"], params["check_rep"], params["axes"], outer, explicit=explicit)
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
         if params["check_rep"]:
             blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
@@ -153,7 +166,7 @@ class ShardMap(Primitive):
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
             with transforming(inside):
                 outs, specs = run_body(params, [values[i] for i in range(len(args))])
-                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), known)), mesh, typed)
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), known)), params["axes"], typed)
             return ran.results, ran.result_specs
 
         results = self._bind_body([args[i] for i in known], params, body, tuple(in_specs[i] for i in known))
@@ -164,7 +177,7 @@ class ShardMap(Primitive):
                 self,
                 [*residuals, *[args[i] for i in linear], *ran.captured],
                 {
-                    **_options(params),
+                    **_where(params),
                     "in_specs": (*residual_specs, *[in_specs[i] for i in linear], *[P()] * len(ran.captured)),
                     "out_specs": tuple(ran.specs[i] for i in ran.linear_outs),
                     "body": ran.tape,
@@ -175,7 +188,7 @@ class ShardMap(Primitive):
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
-        tape, out_specs = params["body"], params["out_specs"]
+        tape, out_specs, axes = params["body"], params["out_specs"], params["axes"]
         linear = [isinstance(x, ShapedArray) for x in operands]
         fixed = [i for i, yes in enumerate(linear) if not yes]
         wanted = [i for i, yes in enumerate(linear) if yes]
@@ -186,14 +199,14 @@ class ShardMap(Primitive):
             values = dict(zip(fixed, blocks))
             block_cts = dict(zip(given, blocks[len(fixed) :]))
             if not typed:
-                block_cts = {i: _unscale(ct, out_specs[i], mesh) for i, ct in block_cts.items()}
+                block_cts = {i: _unscale(ct, out_specs[i], mesh, axes) for i, ct in block_cts.items()}
             in_cts = backward_pass(
                 tape, linear, [values.get(i) for i in range(len(operands))], [block_cts.get(i) for i in range(len(cts))]
             )
             by_input = {i: ct for i, ct in zip(wanted, in_cts) if ct is not None}
             found.extend(by_input)
             if not typed:
-                by_input = {i: _sum_unmapped(ct, in_specs[i], mesh) for i, ct in by_input.items()}
+                by_input = {i: _sum_unmapped(ct, in_specs[i], mesh, axes) for i, ct in by_input.items()}
             return list(by_input.values()), tuple(in_specs[i].transposed() for i in by_input)
 
         results = self._bind_body(
@@ -232,7 +245,7 @@ class ShardMap(Primitive):
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
         inside = StageBody(None, outer=outside)
-        inside.scope = self.body_scope(params)
+        inside.mesh, inside.scope = mesh, self.body_scope(params)
         inside.scope.bottom = inside
         blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
         with transforming(inside):
@@ -244,7 +257,7 @@ class ShardMap(Primitive):
             self,
             [*constants, *args, *inside.captured],
             {
-                **_options(params),
+                **_where(params),
                 "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
                 "out_specs": tuple(out_specs),
                 "body": tape,
@@ -266,28 +279,31 @@ class ShardMap(Primitive):
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
-            if t.variance.difference(spec.axes, spec.summed):
+            if t.variance.intersection(params["axes"]).difference(spec.axes, spec.summed):
                 raise VarianceError(
                     f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
                 )
 
     def show_params(self, params: dict) -> str:
-        mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
-        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        mesh, axes = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items()), params["axes"]
+        chosen = "" if axes == params["mesh"].axis_names else f"axis_names={{{', '.join(map(repr, axes))}}}, "
+        shown = f"{chosen}mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
         return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
 
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
         """The same operation with another body."""
-        return self.bind(*args, body=body, in_specs=in_specs, **_options(params))
+        return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
 
     def body_scope(self, params: dict) -> Scope:
         """What the body is recorded in, or its tape rewritten."""
-        return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
+        bound, explicit = {*params["axes"], *params["around"]}, not params["auto_pbroadcast"]
+        sizes = {a: n for a, n in params["mesh"].shape.items() if a in bound}
+        return Scope(sizes, params["check_rep"], explicit)
 
     def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
         """What is added up when it leaves the body: the axes, and the type of the partial sums."""
         pairs = zip(params["out_specs"], params["body"].out_types)
-        return [(_in_order(params["mesh"], spec.summed), t) for spec, t in pairs if spec.summed]
+        return [(params["mesh"].ranks.ordered(spec.summed), t) for spec, t in pairs if spec.summed]
 
 
 shard_map_p = ShardMap("shard_map")
@@ -307,15 +323,15 @@ def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
     return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
 
 
-def _options(params: dict) -> dict:
-    """The parameters that do not depend on the body."""
-    return {name: params[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
-
-
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
     """Apply a body to blocks: its results, and their specs."""
     body = params["body"]
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
+
+
+def _where(params: dict) -> dict:
+    """The parameters that stay the same, whatever the body."""
+    return {k: params[k] for k in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast")}
 
 
 def _show(specs: Specs) -> str:
@@ -333,7 +349,7 @@ class LinearBody:
     """
 
     def __init__(
-        self, inside: Linearize, outs: list, specs: Specs, argument_of: dict[int, int], mesh: Mesh, typed: bool
+        self, inside: Linearize, outs: list, specs: Specs, argument_of: dict[int, int], axes: tuple, typed: bool
     ):
         self.specs = specs
         self.captured = inside.captured
@@ -353,8 +369,7 @@ class LinearBody:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
         self.kept_specs = [
-            PartitionSpec.stacked(*_in_order(mesh, typeof(x).variance if typed else mesh.axis_names))
-            for x in self._kept
+            PartitionSpec.stacked(*[a for a in axes if not typed or a in typeof(x).variance]) for x in self._kept
         ]
         self.results = [*[outs[i] for i in self.known_outs], *self._kept]
         self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
@@ -396,30 +411,22 @@ class LinearBody:
         return [x for x, _ in pairs], tuple(spec for _, spec in pairs)
 
 
-def _in_order(mesh: Mesh, axes: Any) -> tuple[str, ...]:
-    return tuple(a for a in mesh.axis_names if a in axes)
-
-
 # ---------------------------------------------------------------- the old recipe's boundary
-
-
-def _unmapped(spec: PartitionSpec, mesh: Mesh) -> tuple[str, ...]:
-    return tuple(a for a in mesh.axis_names if a not in spec.axes)
 
 
 def _ranks_along(mesh: Mesh, axes: Sequence[str]) -> int:
     return math.prod(mesh.shape[a] for a in axes)
 
 
-def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
     """A cotangent that each of several ranks has whole: each counts for its part, unless theirs are summed."""
-    copies = _ranks_along(mesh, [a for a in _unmapped(spec, mesh) if a not in spec.summed])
+    copies = _ranks_along(mesh, [a for a in axes if a not in spec.axes and a not in spec.summed])
     return divide(ct, copies) if copies != 1 else ct
 
 
-def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
     """The cotangent of an input that several ranks were given whole: the sum of theirs, here if not on its way out."""
-    axes = tuple(a for a in _unmapped(spec, mesh) if a not in spec.lifted)
+    axes = tuple(a for a in axes if a not in spec.axes and a not in spec.lifted)
     return untyped_psum_p.bind(ct, axes=axes, size=_ranks_along(mesh, axes)) if axes else ct
 
 
@@ -427,34 +434,44 @@ def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
 
 
 def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
-    """This array's blocks, as a value of the body."""
-    ranks = interpreter.mesh.ranks
-    if isinstance(x, Tracer):
-        interpreter.operand(x)  # raises: a tracer at the bottom has leaked
+    """This value's blocks, as a value of the body."""
+    outer = interpreter.outer
     if isinstance(x, ShardedArray):
-        if x.mesh is interpreter.mesh and x.spec == spec:
-            return RankTracer(interpreter, x.data, x.held)
+        lies_here = x.mesh is interpreter.mesh
+    else:
+        lies_here = isinstance(x, SplitTracer) and x.interpreter is outer
+    found = interpreter.enter_lying(x, spec) if lies_here else None
+    if found is not None:
+        return found
+    if isinstance(x, ShardedArray):
         x = x.gather()
-    data, held = ranks.place(numpy.asarray(x), spec.dims(numpy.ndim(x)))
-    if spec.lead:
-        data = ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :])
-    return RankTracer(interpreter, data, held)
+    data, held = (outer or interpreter).operand(x)  # raises, if it is a traced value that has leaked
+    return RankTracer(interpreter, *place(interpreter.mesh.ranks, data, held, spec))
 
 
 def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str, ...]) -> Value:
     """A collective at the boundary, over all of these axes."""
     if not axes:
         return x
-    axes = _in_order(interpreter.mesh, axes)
+    axes = interpreter.mesh.ranks.ordered(axes)
     return interpreter.process(collective, [x], {"axes": axes, "size": _ranks_along(interpreter.mesh, axes)})
 
 
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
-    """A result of the body as an array: plain if it is mapped over no axis, else sharded."""
-    ranks = interpreter.mesh.ranks
-    data, held = interpreter.operand(_across(interpreter, psum_p, x, spec.summed))
-    wanted = ranks.ordered(spec.axes)
+    """A result of the body as a value outside: of the body around, if there is one, or an array, plain or sharded."""
+    ranks, outer = interpreter.mesh.ranks, interpreter.outer
+    x = _across(interpreter, psum_p, x, spec.summed)
+    further = None
+    if type(x) is SplitTracer and x.interpreter is interpreter and (outer is not None or spec.axes or spec.stays):
+        further = spec.split_further(x.spec)
+    if further is not None:
+        data, held, spec = x.data, x.held, further
+    else:
+        data, held = interpreter.operand(x)
+    wanted = ranks.ordered({*spec.axes, *[a for a in held if outer is not None and a in outer.scope.axes]})
     data = ranks.settle(data, held, wanted)
+    if outer is not None:
+        return SplitTracer(outer, data, wanted, spec) if spec.axes else RankTracer(outer, data, wanted)
     if not wanted:
         return data
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
@@ -472,9 +489,10 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 def shard_map(
     f: Callable,
     *,
-    mesh: Mesh,
+    mesh: Mesh | None = None,
     in_specs: Any,
     out_specs: Any,
+    axis_names: Collection[str] = frozenset(),
     check_rep: bool = True,
     auto_pbroadcast: bool = True,
 ) -> Callable:
@@ -490,12 +508,19 @@ def shard_map(
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
     Arrays that `f` closes over are unmapped inputs; derivatives are taken in them too.
 
+    It maps over the axes of the mesh in `axis_names`, by default over all. Along the others every rank computes the
+    same, and values are whole; in `f` a further `shard_map` may map over these. It has the same mesh (which may be
+    left out), and by default all axes that are not in use yet. Its arguments are split along its own axes, in its body
+    the axes of both are bound, and its results may vary along those of the body around. What it maps over its axes is
+    whole again outside: under MPI ranks gather it when they use it, unless it goes into such a `shard_map` once more.
+
     `check_rep=False` leaves out the types, the check of `out_specs`, and the savings in transposition.
     `auto_pbroadcast=False` inserts no `pbroadcast` into what `f` does: where values disagree in variance, it is for
     `f` to write one, and so to say where its derivative sums.
 
-    Raises ValueError for specs that do not fit the mesh or the arrays, VarianceError for a result that may differ
-    along an axis its spec does not name, and with `auto_pbroadcast=False` wherever a `pbroadcast` is missing.
+    Raises ValueError for specs that do not fit the mesh, the axes or the arrays, and for an inner `shard_map` over
+    another mesh or over axes in use; VarianceError for a result that may differ along an axis its spec does not name,
+    and with `auto_pbroadcast=False` wherever a `pbroadcast` is missing.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -507,6 +532,13 @@ def shard_map(
     >>> shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P(sum='i'))(np.arange(8.0))
     array([12., 16.])
 
+    Rows on the ranks along `i`, and in the body columns on those along `j`:
+
+    >>> mesh = make_mesh((2, 2), ('i', 'j'), backend='simulated')
+    >>> columns = lambda x: shard_map(lambda x: psum(x, ('i', 'j')), in_specs=P(None, 'j'), out_specs=P())(x)
+    >>> shard_map(columns, mesh=mesh, in_specs=P('i'), out_specs=P(), axis_names={'i'})(np.arange(8.0).reshape(2, 4))
+    array([[12., 16.]])
+
     Source: shard_map tutorial, "API specification"; JEP 17111 for the types, for `sum=` its "Partial solution", for
     `auto_pbroadcast` its "How to make the API convenient".
     """
@@ -515,26 +547,31 @@ def shard_map(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
             "there are no types: leave out one of them"
         )
+    paths = [*tree.flatten_with_paths(in_specs, "in_specs")[0], *tree.flatten_with_paths(out_specs, "out_specs")[0]]
+    if mesh is not None:
+        _check_axis_names(axis_names, mesh)
+        for path, spec in paths:
+            _check_leaf(path, spec, mesh)
     for path, spec in tree.flatten_with_paths(in_specs, "in_specs")[0]:
-        _check_leaf(path, spec, mesh)
-        if spec.summed:
+        if is_spec(spec) and spec.summed:
             raise ValueError(
                 f"{path} = {spec}: sum= adds up partial results on their way out, and stands in out_specs only; on the "
                 f"way in, an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
             )
-    for path, spec in tree.flatten_with_paths(out_specs, "out_specs")[0]:
-        _check_leaf(path, spec, mesh)
 
     def mapped(*args: Any) -> Any:
-        _check_outermost()
+        typed = check_rep and not _forgetting.get()
+        where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": auto_pbroadcast or not typed}
+        sizes, axes = where["mesh"].shape, where["axes"]
+        _check_axes(paths, where)
         leaves, structure = tree.flatten_with_paths(args, "args")
         specs = tuple(tree.broadcast_prefix(in_specs, args, is_spec, "in_specs"))
         values = [as_value(x) for _, x in leaves]
         for (path, _), x, spec in zip(leaves, values, specs):
             shape = tuple(x.shape)
             check_rank(spec, shape, "in_specs", path)
-            check_divides(spec, shape, mesh.shape, "in_specs", path)
-        out_structure, typed = None, check_rep and not _forgetting.get()
+            check_divides(spec, shape, sizes, "in_specs", path)
+        out_structure = None
 
         def body(*blocks):
             nonlocal out_structure
@@ -544,11 +581,12 @@ def shard_map(
                 out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            results = [settle_result(as_value(x), spec, path, scope) for (path, x), spec in zip(outs, result_specs)]
+            results = [
+                settle_result(as_value(x), spec, path, axes, scope) for (path, x), spec in zip(outs, result_specs)
+            ]
             return results, result_specs
 
-        options = {"mesh": mesh, "check_rep": typed, "auto_pbroadcast": auto_pbroadcast or not typed}
-        results = shard_map_p.bind(*values, body=body, in_specs=specs, **options)
+        results = shard_map_p.bind(*values, body=body, in_specs=specs, **where)
         return tree.unflatten(out_structure, results)
 
     mapped.__name__ = getattr(f, "__name__", "shard_map")
@@ -571,9 +609,75 @@ def without_types() -> Iterator[None]:
         _forgetting.reset(token)
 
 
-def _check_outermost() -> None:
-    if current_scope() is not None:
-        raise TypeError("a shard_map inside the body of another shard_map is not supported")
+def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) -> dict:
+    """The parameters that say where a body runs: `mesh`, `axes`, the axes of the body `around`, and `check_rep`."""
+    scope = current_scope()
+    if scope is None:
+        if mesh is None:
+            raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
+        around: tuple[str, ...] = ()
+    else:
+        around = tuple(scope.axes)
+        mesh = _inner_mesh(mesh, scope, typed)
+        _check_axis_names(axis_names, mesh)
+    free = tuple(a for a in mesh.axis_names if a not in around)
+    taken = [a for a in axis_names if a in around] if axis_names else [*around] * (not free)
+    if taken:
+        raise ValueError(
+            f"a shard_map inside the body of another cannot map over {_names(taken)}, which the one around it maps "
+            f"over: blocks are split along that already, and collectives over it may be called here as they are. "
+            + (
+                f"Map over others, axis_names={_names(free)}"
+                if free
+                else f"Let the one around map over fewer of the axes {_names(mesh.axis_names)}, by its axis_names"
+            )
+        )
+    axes = tuple(a for a in free if a in axis_names) if axis_names else free
+    return {"mesh": mesh, "axes": axes, "around": around, "check_rep": typed}
+
+
+def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
+    """The mesh of a shard_map inside the body of another: the same one."""
+    outer = scope.bottom.mesh
+    if mesh is not None and mesh is not outer:
+        raise ValueError(
+            f"a shard_map inside the body of another takes the same mesh, {outer}, and got {mesh}: make one mesh with "
+            "the axes of both, and let each shard_map map over its own, by axis_names={…}"
+        )
+    if typed is not scope.typed:
+        raise ValueError(
+            f"a shard_map inside the body of another has types where that one has them: write check_rep={scope.typed} "
+            "here, or change it there"
+        )
+    return outer
+
+
+def _names(axes: Collection[str]) -> str:
+    return f"{{{', '.join(map(repr, axes))}}}"
+
+
+def _check_axis_names(axis_names: Collection[str], mesh: Mesh) -> None:
+    if isinstance(axis_names, str):
+        raise TypeError(f"shard_map: axis_names is a set of names, {{{axis_names!r}}}, got {axis_names!r}")
+    for a in axis_names:
+        if a not in mesh.shape:
+            raise ValueError(f"shard_map: axis_names names {a!r}, but the axes of the mesh are {mesh.axis_names}")
+
+
+def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
+    """Raise ValueError for a spec that names an axis which this shard_map does not map over."""
+    for path, spec in paths:
+        _check_leaf(path, spec, where["mesh"])
+        for a in sorted(spec.axes.union(spec.summed).difference(where["axes"])):
+            inside = a in where["around"]
+            raise ValueError(
+                f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {_names(where['axes'])}: "
+                + (
+                    f"the one around it maps over {a!r}, and what it has here are blocks along it already; leave it out"
+                    if inside
+                    else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
+                )
+            )
 
 
 def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:

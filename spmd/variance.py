@@ -7,11 +7,12 @@ from minidiff.ops.elementwise import convert
 from spmd.partition import PartitionSpec, check_rank
 
 
-def settle_result(x: Value, spec: PartitionSpec, path: str, scope: Scope) -> Value:
+def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope) -> Value:
     """A body's result, checked against its spec, and lifted along the axes that the spec splits or sums over.
 
-    Booleans that are summed are counted, as integers. Raises VarianceError where the result may differ along an axis
-    that `spec` does not name; in an explicit scope also where it is the same along one that it does.
+    Booleans that are summed are counted, as integers. `axes` are those that the body maps over; along those of a body
+    around it, a result may differ anyway. Raises VarianceError where it may differ along one of `axes` that `spec` does
+    not name; in an explicit scope also where it is the same along one that it does.
     """
     x = enter(x)
     if spec.summed and x.dtype == bool:
@@ -21,14 +22,14 @@ def settle_result(x: Value, spec: PartitionSpec, path: str, scope: Scope) -> Val
     if not scope.typed:
         return x
     named = spec.axes.union(spec.summed)
-    for axis in sorted(t.variance - named):
+    for axis in sorted(t.variance.intersection(axes) - named):
         raise VarianceError(
             f"{path} has type {t}: it may differ from rank to rank along {axis!r}, but its out_specs entry {spec} does "
             f"not name {axis!r}, and so promises that it is the same. Three ways out: map it, by naming {axis!r} in "
             f"out_specs; reduce it, with psum, pmean, pmax or pmin over {axis!r}; or collect it, with "
             f"all_gather_invariant over {axis!r}"
         )
-    if scope.explicit and t.variance != named and not is_scalar_constant(x):
+    if scope.explicit and not named.issubset(t.variance) and not is_scalar_constant(x):
         axes = show_axes(named - t.variance)
         raise VarianceError(
             f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} says that "

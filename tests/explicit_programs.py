@@ -14,7 +14,7 @@ from minidiff.tape import Equation, Tape, Var
 def _explicit(tape: Tape, body: Tape) -> Callable:
     """The function of a tape that is one shard_map with one result, with this body in its place."""
     (equation,) = tape.equations
-    places = [tape.inputs.index(v) for v in equation.inputs]
+    places = {v: k for k, v in enumerate(tape.inputs)}
     mapped = spmd.shard_map(
         lambda *blocks: tuple(body(*blocks)),
         mesh=equation.params["mesh"],
@@ -22,7 +22,7 @@ def _explicit(tape: Tape, body: Tape) -> Callable:
         out_specs=equation.params["out_specs"],
         auto_pbroadcast=False,
     )
-    return lambda *leaves: mapped(*[leaves[i] for i in places])[0]
+    return lambda *leaves: mapped(*[leaves[places[a]] if isinstance(a, Var) else a for a in equation.inputs])[0]
 
 
 def _body(tape: Tape) -> Tape:

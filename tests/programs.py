@@ -72,6 +72,51 @@ STEPS: dict[str, Step] = {
 }
 
 
+def _scanned(total):
+    """A loop with a sum in each step, of whose results all are used."""
+
+    def apply(x, w):
+        step = lambda c, t: (np.sin(c) * t + total(np.sum(c, axis=0)) / 8, total(np.sum(c * w, axis=0)))  # noqa: E731
+        c, ys = md.scan(step, x, np.array([0.5, 1.0]))
+        return c + np.mean(ys, axis=0) / 8
+
+    return apply
+
+
+def _repeated(total):
+    """A carry that is a parameter at first, the same on all ranks."""
+    return lambda x, w: md.fori_loop(0, 2, lambda i, c: np.tanh(c + i * x * total(np.mean(w))), np.ones(x.shape) * w)
+
+
+def _branching(total):
+    """Branches with and without communication, one of which is the same on all ranks."""
+
+    def apply(x, w):
+        some = total(np.sum(x * w))
+        y = md.cond(some > 0, lambda x: np.sin(x) * total(np.sum(x)) / 8, lambda x: np.broadcast_to(w, x.shape), x)
+        return y + md.switch(np.astype(some < 1, int), [lambda: w * w, lambda: total(np.sum(x, axis=0)) / 8])
+
+    return apply
+
+
+def _over(axes):
+    return lambda x: psum(x, axes)
+
+
+STEPS |= {
+    "a scan": Step(
+        lambda x, w, axes, size: _scanned(_over(axes))(x, w), lambda x, w, size: _scanned(lambda y: y)(x, w)
+    ),
+    "a carry that is lifted": Step(
+        lambda x, w, axes, size: _repeated(_over(axes))(x, w / 4),
+        lambda x, w, size: _repeated(lambda y: size * y)(x, w / 4),
+    ),
+    "branches": Step(
+        lambda x, w, axes, size: _branching(_over(axes))(x, w), lambda x, w, size: _branching(lambda y: y)(x, w)
+    ),
+}
+
+
 @dataclass
 class Program:
     """Steps in order, then the mean of squares: a scalar of x [n, k] and of a list of parameters [k]."""
@@ -86,22 +131,35 @@ class Program:
 
         return loss
 
-    def sharded(self, mesh: spmd.Mesh, axes: tuple[str, ...], closed_over: bool = False, **options: Any) -> Callable:
-        """The same loss through `shard_map`; the parameters as an argument, or closed over."""
+    def on_blocks(self, mesh: spmd.Mesh, axes: tuple[str, ...]) -> Callable:
+        """The same loss, of each rank's rows, in the body of a `shard_map`."""
         size = math.prod(mesh.shape[a] for a in axes)
 
-        def on_blocks(x, params):
+        def loss(x, params):
             for name, w in zip(self.steps, params):
                 x = STEPS[name].block(x, w, axes, size)
             return pmean(np.mean(x**2), axes)
 
+        return loss
+
+    def sharded(
+        self,
+        mesh: spmd.Mesh,
+        axes: tuple[str, ...],
+        closed_over: bool = False,
+        shard_map: Callable = spmd.shard_map,
+        **options: Any,
+    ) -> Callable:
+        """The same loss through `shard_map`; the parameters as an argument, or closed over."""
+        on_blocks = self.on_blocks(mesh, axes)
+
         def loss(x, params):
             if closed_over:
-                mapped = spmd.shard_map(
+                mapped = shard_map(
                     lambda x: on_blocks(x, params), mesh=mesh, in_specs=P(axes), out_specs=P(), **options
                 )
                 return mapped(x)
-            mapped = spmd.shard_map(on_blocks, mesh=mesh, in_specs=(P(axes), P()), out_specs=P(), **options)
+            mapped = shard_map(on_blocks, mesh=mesh, in_specs=(P(axes), P()), out_specs=P(), **options)
             return mapped(x, params)
 
         return loss

@@ -11,6 +11,7 @@ import spmd
 from collectives import all_gather, psum
 from minidiff.testing import check_grads
 from spmd import P
+from tests import sharded_network
 
 X = np.array([0.3, -0.7, 1.1])
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
@@ -297,6 +298,11 @@ def test_gathered_weights_are_gathered_again():
         for a, e in zip(md.tree.leaves(gradient(params, inputs)), md.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(np.asarray(a), np.asarray(e))
         assert spmd.communication(gradient)(params, inputs).counts["all_gather"] == gathers
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_sent_and_what_is_kept(ranks):
+    sharded_network.check(spmd.make_mesh((ranks,), ("i",), backend="simulated"))
 
 
 def test_a_sum_at_the_end_is_not_sent_again():

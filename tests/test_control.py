@@ -9,7 +9,8 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import psum
+from collectives import axis_index, pmean, psum
+from minidiff.source import CompiledTape
 from spmd import P
 from tests.control_programs import ARGS, RANKS, Unrolled, on_ranks
 from tests.programs import assert_trees_close
@@ -346,6 +347,7 @@ def test_in_a_body(name, staged, check_rep):
         f.check()
     tangents = random_like(args)
     assert_trees_close(f(*args), md.tree.leaves(meaning(*args)))
+    assert_trees_close(md.jit(f)(*args), md.tree.leaves(meaning(*args)))
     assert_trees_close(md.jvp(f, args, tangents), md.tree.leaves(md.jvp(meaning, args, tangents)))
     many = tuple(np.stack([x, 0.9 * x]) for x in args)
     assert_trees_close(md.vmap(f)(*many), md.tree.leaves(loop_over(meaning, *many)))
@@ -353,6 +355,7 @@ def test_in_a_body(name, staged, check_rep):
         return
     gradient, expected = md.grad(loss(f), (0, 1)), md.grad(loss(meaning), (0, 1))(*args)
     assert_trees_close(gradient(*args), expected)
+    assert_trees_close(md.jit(gradient)(*args), expected)
     tape = md.make_tape(gradient)(*args)
     tape.check()
     assert_trees_close(tape(*args), expected)
@@ -362,6 +365,40 @@ def test_in_a_body(name, staged, check_rep):
         return md.grad(lambda w, x: (md.grad(loss(f))(w, x) ** 2).sum(), (0, 1))
 
     assert_trees_close(second(f)(*args), second(meaning)(*args))
+
+
+def test_a_compiled_body_is_one_program():
+    """Choices and loops too, whose predicates ranks agree about: of data, like all that stands around them."""
+
+    def f(x, k):
+        total = psum(x.sum(), "i")
+        x = md.cond(total > 0, lambda x: x * psum(x, "j"), lambda x: np.sin(x), x)
+        x = md.switch(k, [lambda: x, lambda: pmean(x, "i") + x, lambda: x * axis_index("j")])
+        return md.while_loop(lambda c: psum(c.sum(), ("i", "j")) < 30, lambda c: c + np.abs(x) + 1, x)
+
+    mapped = spmd.shard_map(f, mesh=MESH, in_specs=(P("i"), P()), out_specs=P(("i", "j")))
+    compiled = md.jit(lambda x, k: mapped(x, k))
+    for x in (np.arange(4.0), -np.arange(4.0)):
+        for k in range(3):
+            np.testing.assert_allclose(compiled(x, k).gather(), mapped(x, k).gather())
+    body = next(x for x in compiled.program(x, k).source.namespace.values() if isinstance(x, CompiledTape))
+    ((source, _),) = body.lowered.values()
+    for line in (
+        "cond(",
+        "switch(",
+        "while_loop(",
+        "def cond_true_fun",
+        "def switch_branches_2",
+        "def while_loop_cond",
+    ):
+        assert line in source.text
+
+
+def test_a_choice_of_many_compiled():
+    f = md.jit(lambda k, x: md.switch(k, [lambda x: x, lambda x: -x, np.cos], x))
+    assert [f(k, 0.0) for k in (-1, 1, 7)] == [0.0, 0.0, 1.0]
+    gradient = md.jit(md.grad(lambda x, k: f(k, x)))
+    assert [gradient(0.0, k) for k in (-1, 1, 7)] == [1.0, -1.0, 0.0]
 
 
 def test_ranks_that_may_disagree():
@@ -376,6 +413,121 @@ def test_ranks_that_may_disagree():
         for run in (mapped, md.make_tape(mapped)):
             with pytest.raises(md.VarianceError, match=r"bool\[\]\{i\}.* varies along 'i'.*psum, pmax or pmin"):
                 run(np.ones(4))
+
+
+def types_of(body, *args, in_specs=P("i")):
+    """The types of what a body returns, run and recorded: they must be the same."""
+    seen = []
+
+    def shown(*blocks):
+        seen.append(list(map(str, map(md.typeof, md.tree.leaves(body(*blocks))))))
+        return ()
+
+    mapped = spmd.shard_map(shown, mesh=MESH, in_specs=in_specs, out_specs=())
+    mapped(*args)
+    md.make_tape(mapped)(*args)
+    assert seen[0] == seen[1]
+    return seen[0]
+
+
+def test_carries_are_lifted_to_a_fixed_point():
+    """What becomes varying in the third step only, through the others, is lifted before the loop."""
+
+    def turning(c, x):
+        return (x * axis_index("j"), c[0], c[1], psum(c[3] + c[0], ("i", "j"))), c[2]
+
+    def by_scan(x):
+        return md.scan(turning, (np.ones(2),) * 4, np.stack([x] * 4))
+
+    def by_while(x):
+        step = lambda s: (s[0] + 1, turning(s[1], x)[0])  # noqa: E731
+        return md.while_loop(lambda s: s[0] < 3, step, (0, (np.ones(2),) * 4))
+
+    def by_fori(x):
+        return md.fori_loop(0, 3, lambda i, c: turning(c, x)[0], (np.ones(2),) * 4)
+
+    varying = ["f64[2]{i,j}"] * 3
+    assert types_of(by_scan, np.arange(4.0)) == [*varying, "f64[2]", "f64[4,2]{i,j}"]
+    assert types_of(by_while, np.arange(4.0)) == ["i64[]", *varying, "f64[2]"]
+    assert types_of(by_fori, np.arange(4.0)) == [*varying, "f64[2]"]
+    # one that starts varying stays so, whatever a step makes of it
+    assert types_of(lambda x: md.scan(lambda c, _: (psum(c, "i"), c), x, length=2), np.arange(4.0)) == [
+        "f64[2]{i}",
+        "f64[2,2]{i}",
+    ]
+
+
+def test_branches_are_joined():
+    """A result varies where it does in one branch; what it is lifted for is summed once, on the way back."""
+
+    def body(x, y):
+        w = np.sin(y)
+        return md.cond(psum(x.sum(), "i") > 0, lambda: (x * w, w), lambda: (w, w * axis_index("j"))), md.switch(
+            psum(1, "i") - 2, [lambda: w, lambda: psum(x, "i")]
+        )
+
+    mapped = spmd.shard_map(
+        lambda x, y: body(x, y)[0], mesh=MESH, in_specs=(P("i"), P()), out_specs=(P("i"), P(("i", "j")))
+    )
+    tape = md.make_tape(mapped)(np.arange(4.0), np.ones(2))
+    tape.check()
+    inner = tape.equations[0].params["body"]
+    branches = next(e for e in inner.equations if str(e.primitive) == "cond")
+    assert [str(v.type) for v in branches.outputs] == ["f64[2]{i}", "f64[2]{j}"]
+    for x in (np.arange(4.0), -np.arange(4.0)):
+        gradient = md.grad(lambda x, y: sum(np.sum(z) for z in mapped(x, y)), (0, 1))
+        assert_trees_close(md.make_tape(gradient)(x, np.ones(2))(x, np.ones(2)), gradient(x, np.ones(2)))
+
+
+CONDITIONS = {
+    "a carry": (
+        lambda x: md.while_loop(lambda s: s["n"] < 2, lambda s: {"n": s["n"] + x.sum(), "m": s["m"] * x}, INIT),
+        r"bool\[\]\{i\} varies along 'i', because init_val\['n'\] does, which starts as f64\[\] and which a step makes "
+        r"f64\[\]\{i\}: .*psum, pmax or pmin over 'i'",
+    ),
+    "two carries": (
+        lambda x: md.while_loop(lambda s: s[0] < s[1], lambda s: (s[0] + x.sum(), s[1] + axis_index("j")), (0.0, 1)),
+        r"'i', 'j', because init_val\[0\] does, which starts as f64\[\] .* and init_val\[1\] does, .*i64\[\]\{j\}",
+    ),
+    "closed over": (
+        lambda x: md.while_loop(lambda n: n < x.sum(), lambda n: n + 1, 0.0),
+        r"bool\[\]\{i\} varies along 'i', because cond_fun closes over what does: .*psum, pmax or pmin",
+    ),
+    "a bound": (
+        lambda x: md.fori_loop(0, axis_index("j"), lambda i, x: 2 * x, x),
+        r"a bound of fori_loop must be the same on all ranks, but i64\[\]\{j\} varies along 'j'.*psum, pmax or pmin",
+    ),
+    "an index": (
+        lambda x: md.switch(axis_index("i"), [lambda: x, lambda: -x]),
+        r"the index of switch .* i64\[\]\{i\} varies along 'i'.*psum, pmax or pmin",
+    ),
+    "a shape": (
+        lambda x: md.scan(lambda c, _: ({"a": np.concatenate([c["a"], x])}, None), {"a": np.ones(2)}, length=2),
+        r"init\['a'\] has type f64\[2\], but a step makes it f64\[4\]\{i\}; convert",
+    ),
+    "a dtype": (
+        lambda x: md.scan(lambda c, _: ({"a": c["a"] * x}, None), {"a": np.ones(2, np.float32)}, length=2),
+        r"init\['a'\] has type f32\[2\], but a step makes it f64\[2\]\{i\}; convert .*astype",
+    ),
+}
+INIT = {"n": 0.0, "m": np.ones(2)}
+
+
+@BOTH
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_types_that_cannot_be_lifted(name, staged):
+    body, message = CONDITIONS[name]
+    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+    with pytest.raises((md.VarianceError, TypeError), match=message):
+        (md.make_tape(f) if staged else f)(np.ones(4))
+
+
+@BOTH
+def test_python_numbers_all_the_way(staged):
+    f = lambda x: md.scan(lambda c, t: ((c[0] + 1.0, c[1] * t), c[0]), (0.0, 1), x)  # noqa: E731
+    x = np.array([2.0, 3.0])
+    n, product, steps = md.make_tape(f)(x)(x) if staged else md.tree.leaves(f(x))
+    assert (n, product, list(steps)) == (2.0, 6.0, [0.0, 1.0])
 
 
 def test_a_shard_map_in_a_loop():

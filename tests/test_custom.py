@@ -482,3 +482,117 @@ def test_stop_gradient_takes_trees():
     stopped = md.stop_gradient({"a": X, "b": (1, 2.0)})
     np.testing.assert_array_equal(stopped["a"], X)
     assert stopped["b"] == (1, 2.0)
+
+
+# ---------------------------------------------------------------- on ranks
+
+PLANE = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+
+
+def scaled(bwd):
+    """w * x with a backward rule: `bwd(w, x, ct)`."""
+    f = md.custom_vjp(lambda w, x: w * x)
+    f.__name__ = f.what = "scaled"
+
+    def scaled_bwd(residuals, ct):
+        return bwd(*residuals, ct)
+
+    f.defvjp(lambda w, x: (w * x, (w, x)), scaled_bwd)
+    return f
+
+
+def summed_product(jvp):
+    """The sum over ranks of w * x, with a rule: `jvp(w, x, w_dot, x_dot)` gives the result and its tangent."""
+    f = md.custom_jvp(lambda w, x: psum(w * x, "i"))
+    f.__name__ = f.what = "summed_product"
+
+    @f.defjvp
+    def product_jvp(primals, tangents):
+        return jvp(*primals, *tangents)
+
+    return f
+
+
+def on_ranks(f, staged=False, in_specs=(P(), P("i"))):
+    """The gradient of the sum of its results."""
+
+    def body(w, x):
+        y = f(w, x)
+        return psum(y.sum(), tuple(md.typeof(y).variance) or "i")
+
+    loss = spmd.shard_map(body, mesh=PLANE, in_specs=in_specs, out_specs=P())
+    gradient = md.grad(loss, (0, 1))
+    if not staged:
+        return gradient
+    return lambda *args: tape_that_checks(gradient, args)(*args)
+
+
+def tape_that_checks(f, args):
+    tape = md.make_tape(f)(*args)
+    tape.check()
+    return tape
+
+
+W, BLOCKS = np.array([2.0, 3.0]), np.arange(4.0)
+STAGED = pytest.mark.parametrize("staged", [False, True], ids=["", "staged"])
+
+
+@STAGED
+def test_cotangents_are_summed_by_the_rule_and_lifted_by_themselves(staged):
+    right = scaled(lambda w, x, ct: (psum(ct * x, "i"), w * psum(ct, "i") / 2))  # the second one is lifted
+    w_bar, x_bar = on_ranks(right, staged)(W, BLOCKS)
+    np.testing.assert_array_equal(w_bar, [2.0, 4.0])
+    np.testing.assert_array_equal(np.asarray(x_bar), [2.0, 3.0, 2.0, 3.0])
+
+
+VARIANCES = {
+    "not summed": (
+        lambda: on_ranks(scaled(lambda w, x, ct: (ct * x, ct * w))),
+        r"scaled_bwd, the backward rule of scaled, returns a cotangent of argument 0: it must have the type f64\[2\], "
+        r"got f64\[2\]\{i\}, which varies along 'i': .*psum\(cotangent, 'i'\).*pbroadcast\(argument, 'i'\)",
+    ),
+    "not summed, staged": (
+        lambda: on_ranks(scaled(lambda w, x, ct: (ct * x, ct * w)), staged=True),
+        r"scaled_bwd, .* argument 0: it must have the type f64\[2\], got f64\[2\]\{i\}, .*psum\(cotangent, 'i'\)",
+    ),
+    "along one of two": (
+        lambda: on_ranks(scaled(lambda w, x, ct: (psum(ct * x, "i"), ct * w)), in_specs=(P(), P(("i", "j")))),
+        r"it must have the type f64\[1\], got f64\[1\]\{j\}, which varies along 'j': .*psum\(cotangent, 'j'\)",
+    ),
+    "along both": (
+        lambda: on_ranks(scaled(lambda w, x, ct: (ct * x, ct * w)), in_specs=(P(), P(("i", "j")))),
+        r"got f64\[1\]\{i,j\}, which varies along 'i', 'j': .*psum\(cotangent, \('i', 'j'\)\)",
+    ),
+    "a tangent that is not summed": (
+        lambda: on_ranks(summed_product(lambda w, x, w_dot, x_dot: (psum(w * x, "i"), w * x_dot + w_dot * x))),
+        r"product_jvp, the jvp rule of summed_product, returns a result of type f64\[2\]: its tangent must have the "
+        r"type f64\[2\], got f64\[2\]\{i\}, which varies along 'i': .*psum\(tangent, 'i'\).*pbroadcast\(result, 'i'\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VARIANCES)
+def test_wrong_variances_are_named(name):
+    gradient, message = VARIANCES[name]
+    args = (W[:1], BLOCKS) if "of two" in name or "both" in name else (W, BLOCKS)
+    with pytest.raises(md.VarianceError, match=message):
+        gradient()(*args)
+
+
+@STAGED
+def test_tangents_are_summed_by_the_rule_and_lifted_by_themselves(staged):
+    right = summed_product(lambda w, x, w_dot, x_dot: (psum(w * x, "i"), psum(w * x_dot + w_dot * x, "i")))
+    w_bar, x_bar = on_ranks(right, staged)(W, BLOCKS)
+    np.testing.assert_array_equal(w_bar, [4.0, 8.0])  # each of two ranks counts the sum once more
+    np.testing.assert_array_equal(np.asarray(x_bar), [4.0, 6.0, 4.0, 6.0])
+
+    lifted = summed_product(lambda w, x, w_dot, x_dot: (x * w, w_dot))
+    w_bar, _ = on_ranks(lifted, staged)(W, BLOCKS)
+    np.testing.assert_array_equal(w_bar, [2.0, 2.0])
+
+
+def test_without_types_the_boundary_sums():
+    f = scaled(lambda w, x, ct: (ct * x, ct * w))
+    body = lambda w, x: psum(f(w, x).sum(), ("i", "j")) / 2  # noqa: E731
+    loss = spmd.shard_map(body, mesh=PLANE, in_specs=(P(), P("i")), out_specs=P(), check_rep=False)
+    np.testing.assert_array_equal(md.grad(loss)(W, BLOCKS), [2.0, 4.0])

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 
 import minidiff as md
 import spmd
+from spmd import P
 from tests.programs import STEPS, Program, assert_trees_close, example
 
 MESHES = [
@@ -104,3 +105,41 @@ def test_vectorised(program, placement, closed_over):
 
     total = md.grad(lambda x, params: md.vmap(program.sharded(mesh, axes, closed_over))(x, params).sum(), (0, 1))
     assert_trees_close(total(*both), expected)
+
+
+@settings(deadline=None, max_examples=15)
+@given(programs, placements(), st.sampled_from([None, "v"]), st.booleans())
+def test_vectorised_in_the_body(program, placement, name, closed_over):
+    """vmap, and gradients under it, in a body and around one; and the gradients of those."""
+    mesh, axes = placement
+    size = math.prod(mesh.shape[a] for a in axes)
+    (x, params), (y, _) = (example(program, rows=size, seed=s) for s in (7, 8))
+    xs = md.numpy.stack([x, y])
+    on_blocks, whole = program.on_blocks(mesh, axes), program.whole(size)
+
+    def mapped(f, out_specs):
+        in_specs = (P(None, axes), P())
+        if not closed_over:
+            return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+        return lambda xs, params: spmd.shard_map(
+            lambda xs: f(xs, params), mesh=mesh, in_specs=in_specs[0], out_specs=out_specs
+        )(xs)
+
+    def of_each(f):
+        return md.vmap(f, in_axes=(0, None), axis_name=name)
+
+    losses = mapped(of_each(on_blocks), P())
+    assert_trees_close(losses(xs, params), of_each(whole)(xs, params))
+    total = [lambda *args, f=f: (f(*args) ** 2).sum() for f in (losses, of_each(whole))]
+    expected = md.grad(total[1], (0, 1))(xs, params)
+    assert_trees_close(md.grad(total[0], (0, 1))(xs, params), expected)
+
+    inside = mapped(of_each(md.grad(on_blocks, (0, 1))), (P(None, axes), P()))
+    outside = of_each(md.grad(whole, (0, 1)))
+    assert_trees_close(inside(xs, params), outside(xs, params))
+    squares = [lambda *args, f=f: sum((g**2).sum() for g in md.tree.leaves(f(*args))) for f in (inside, outside)]
+    expected = md.grad(squares[1], (0, 1))(xs, params)
+    assert_trees_close(md.grad(squares[0], (0, 1))(xs, params), expected)
+    tape = md.make_tape(md.grad(squares[0], (0, 1)))(xs, params)
+    tape.check()
+    assert_trees_close(tape(*md.tree.leaves((xs, params))), md.tree.leaves(expected))

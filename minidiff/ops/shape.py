@@ -14,7 +14,7 @@ import numpy
 from minidiff import ops  # its families are looked up when a rule runs
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops import indexing
-from minidiff.ops.kinds import Linear, match
+from minidiff.ops.kinds import Linear, match, zeros_like
 
 
 def normalize_axis(axis: int, ndim: int, what: str) -> int:
@@ -525,15 +525,47 @@ def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, wh
     return split(ary, indices_or_sections, axis)
 
 
-#: The parts of x along its first axis, without that axis.
+def _without_axis(x: ShapedArray, axis: int) -> tuple[int, ...]:
+    return x.shape[:axis] + x.shape[axis + 1 :]
+
+
+def _unstack_transpose(cts, operands, axis):
+    # Elements that were not used share one zero: the cotangent is put together once, not added up.
+    zero = zeros_like(ShapedArray(_without_axis(operands[0], axis), operands[0].dtype))
+    return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
+
+
+#: The parts of x along an axis, without that axis: the transpose of `stack_p`.
 unstack_p = SeveralResults(
     "unstack",
-    lambda x: list(x),
-    lambda x: [(x.shape[1:], x.dtype)] * x.shape[0],
-    lambda cts, operands: [
-        stack([numpy.zeros(operands[0].shape[1:], operands[0].dtype) if ct is None else ct for ct in cts])
-    ],
-    lambda primitive, args, batched: primitive.bind(swapaxes(args[0], 0, 1)),
+    lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
+    lambda x, axis: [(_without_axis(x, axis), x.dtype)] * x.shape[axis],
+    _unstack_transpose,
+    lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
+)
+
+
+def _stack_transpose(ct, operands, axis):
+    parts, convert = unstack_p.bind(ct, axis=axis), ops.elementwise.convert
+    return [convert(part, x.dtype) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
+
+
+def _stack_batch(primitive, args, batched, axis):
+    size = next(x.shape[0] for x, b in zip(args, batched) if b)
+    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
+    return primitive.bind(*args, axis=axis + 1)
+
+
+#: Values of one shape, whatever their dtypes, along a new axis.
+stack_p = Linear(
+    "stack",
+    lambda *arrays, axis: numpy.stack(arrays, axis),
+    lambda *types, axis: (
+        (*typeof(types[0]).shape[:axis], len(types), *typeof(types[0]).shape[axis:]),
+        numpy.result_type(*[typeof(t).dtype for t in types]),
+    ),
+    _stack_transpose,
+    _stack_batch,
 )
 
 
@@ -541,8 +573,8 @@ def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:
     """`numpy.unstack`: the parts of x along an axis, without that axis."""
     if not typeof(x).ndim:
         raise ValueError(f"unstack: a value of type {typeof(x)} has no axis to be taken apart along")
-    x = moveaxis(x, axis, 0)
-    return tuple(unstack_p.bind(x)) if typeof(x).shape[0] else ()
+    axis = normalize_axis(axis, typeof(x).ndim, "unstack")
+    return tuple(unstack_p.bind(x, axis=axis)) if typeof(x).shape[axis] else ()
 
 
 if hasattr(numpy, "unstack"):

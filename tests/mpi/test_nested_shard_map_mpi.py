@@ -1,0 +1,87 @@
+"""shard_map inside the body of another, on MPI ranks: the same numbers, and as much sent, as on simulated ones."""
+
+import functools
+
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from spmd import P
+from tests.nested_programs import NESTED, NESTED_ARGS, one_by_one, summed, two_levels
+from tests.programs import STEPS, Program, assert_trees_close, example
+
+
+@functools.cache
+def mesh_on(backend="mpi", shape=(2, 2), names=("i", "j")):
+    return spmd.make_mesh(shape, names, backend=backend)
+
+
+def run_and_count(f, mesh, *args):
+    mesh.reset_calls()
+    out = f(*args)
+    report = spmd.communication(f)(*args)
+    assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
+    return out
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
+def test_one_axis_after_the_other(typed):
+    names = sorted(STEPS)
+    for k, name in enumerate(names):
+        program = Program([name, names[(5 * k + 1) % len(names)]])
+        args = example(program, rows=4, seed=k)
+        expected = md.value_and_grad(program.whole(4), (0, 1))(*args)
+        for levels in [(("i",), ("j",)), (("j",), ("i",))]:
+            axes = tuple(a for level in levels for a in level)
+            loss = program.sharded(mesh_on(), axes, k % 2 == 0, one_by_one(*levels), check_rep=typed)
+            assert_trees_close(run_and_count(md.value_and_grad(loss, (0, 1)), mesh_on(), *args), expected)
+            tangents = run_and_count(lambda *xs, loss=loss: md.jvp(loss, xs, xs), mesh_on(), *args)
+            assert_trees_close(tangents, md.jvp(program.whole(4), args, args))
+
+
+@pytest.mark.parallel(8)
+def test_three_levels():
+    mesh = mesh_on(shape=(2, 2, 2), names=("i", "j", "k"))
+    program = Program(["add the column sums", "gather, and sum back", "shift"])
+    args = example(program, rows=8, seed=0)
+    loss = program.sharded(mesh, ("k", "i", "j"), True, one_by_one(("k",), ("i",), ("j",)))
+    expected = md.value_and_grad(program.whole(8), (0, 1))(*args)
+    assert_trees_close(run_and_count(md.value_and_grad(loss, (0, 1)), mesh, *args), expected)
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
+@pytest.mark.parametrize("name", NESTED)
+def test_programs(name, typed):
+    on_blocks, whole = NESTED[name]
+    f, args = two_levels(on_blocks, mesh_on(), typed), NESTED_ARGS
+    assert_trees_close(f(*args), md.tree.leaves(whole(*args)))
+    gradient, expected = md.grad(summed(f), (0, 1)), md.grad(summed(whole), (0, 1))(*args)
+    for run in (gradient, md.make_tape(gradient)(*args), md.jit(gradient)):
+        assert_trees_close(run(*args), md.tree.leaves(expected))
+    if name == "within":
+        return
+    second = lambda f: md.grad(lambda w, x: (md.grad(summed(f))(w, x) ** 2).sum(), (0, 1))  # noqa: E731
+    assert_trees_close(second(f)(*args), second(whole)(*args), rtol=1e-7)
+
+
+@pytest.mark.parallel(4)
+def test_what_is_split_is_gathered_only_where_it_is_used_whole():
+    mesh, columns = mesh_on(), functools.partial(spmd.shard_map, in_specs=P("j"), out_specs=P("j"))
+
+    def calls(body, differentiate=False):
+        f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P(), axis_names={"i"})
+        mesh.reset_calls()
+        (md.grad(f) if differentiate else f)(np.arange(8.0))
+        return {name: n for name, n in mesh.calls.items() if name != "psum"}
+
+    def chain(x):  # from block to block, number by number
+        y = np.sin(columns(np.sin)(x)) * x + 1.0
+        return spmd.shard_map(lambda y: psum(y.sum(), ("i", "j")), in_specs=P("j"), out_specs=P())(y)
+
+    assert calls(chain) == calls(chain, differentiate=True) == {}
+    assert calls(lambda x: psum(columns(np.sin)(x).sum(), "i")) == {"all_gather": 1}
+    assert calls(lambda x: psum(columns(np.sin)(x).sum(), "i"), differentiate=True) == {"all_gather": 1}
