@@ -116,6 +116,8 @@ STEPS |= {
     ),
 }
 
+LOOPS = {"a scan", "a carry that is lifted"}
+
 
 @dataclass
 class Program:
