@@ -75,7 +75,7 @@ def _same_equations(one: Tape, two: Tape) -> bool:
 
 
 def _bodies_optimized(tape: Tape, scope: Scope | None) -> Tape:
-    """The tape with `optimize` applied to the tapes among its parameters (a loop's body is in the scope of the loop)."""
+    """The tape with `optimize` applied to the tapes among its parameters. A loop and its body have one scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
