@@ -178,3 +178,19 @@ def assert_trees_close(actual: Any, expected: Any, **tolerances: float) -> None:
     for (path, a), e in zip(md.tree.flatten_with_paths(actual)[0], md.tree.leaves(expected), strict=True):
         a = a.gather() if isinstance(a, spmd.ShardedArray) else a
         np.testing.assert_allclose(a, e, err_msg=f"at {path}", **{"rtol": 1e-9, "atol": 1e-12, **tolerances})
+
+
+def run_and_count(f: Callable, mesh: spmd.Mesh, *args: Any) -> Any:
+    """The result of `f`, having checked that it communicated as its report says.
+
+    With branches and loops it may be less: all steps of a recorded loop are alike, of one that is run the first may
+    need no cotangent for what it starts with.
+    """
+    mesh.reset_calls()
+    out = f(*args)
+    report, sent = spmd.communication(f)(*args), sum(mesh.bytes.values())
+    if report.notes or "scan(" in str(md.make_tape(f)(*args)):
+        assert sent <= report.bytes
+    else:
+        assert (mesh.calls, sent) == (report.counts, report.bytes)
+    return out

@@ -10,20 +10,12 @@ import spmd
 from collectives import psum
 from spmd import P
 from tests.nested_programs import NESTED, NESTED_ARGS, one_by_one, summed, two_levels
-from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.programs import STEPS, Program, assert_trees_close, example, run_and_count
 
 
 @functools.cache
 def mesh_on(backend="mpi", shape=(2, 2), names=("i", "j")):
     return spmd.make_mesh(shape, names, backend=backend)
-
-
-def run_and_count(f, mesh, *args):
-    mesh.reset_calls()
-    out = f(*args)
-    report = spmd.communication(f)(*args)
-    assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
-    return out
 
 
 @pytest.mark.parallel(4)

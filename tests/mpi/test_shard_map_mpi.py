@@ -11,7 +11,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean, psum
 from spmd import P
-from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.programs import STEPS, Program, assert_trees_close, example, run_and_count
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(4, 2), (2, 2, 2)]}
@@ -25,15 +25,6 @@ def mesh_of(shape, backend="mpi"):
 
 def meshes():
     return [mesh_of(shape) for shape in SHAPES[RANKS]]
-
-
-def run_and_count(f, mesh, *args):
-    """The result of `f`, having checked that it communicated as its report says."""
-    mesh.reset_calls()
-    out = f(*args)
-    report = spmd.communication(f)(*args)
-    assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
-    return out
 
 
 @everywhere
