@@ -4,9 +4,10 @@ from spmd.inspect import communication
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, make_mesh
 from spmd.partition import P, PartitionSpec
+from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
 
-__all__ = ["Mesh", "P", "PartitionSpec", "ShardedArray", "communication", "make_mesh", "shard_map"]
+__all__ = ["Mesh", "P", "PartitionSpec", "ShardedArray", "communication", "make_mesh", "rewritten", "shard_map"]
 
 end_job_on_exception()

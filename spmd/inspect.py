@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from minidiff import make_tape
 from minidiff.control import Cond, Scan, While
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
+from spmd.rewritten import rewritten
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
@@ -76,10 +77,11 @@ class Communication:
     __repr__ = __str__
 
 
-def communication(f: Callable) -> Callable[..., Communication]:
+def communication(f: Callable, optimized: bool = False) -> Callable[..., Communication]:
     """A function that reports what `f` communicates, for arguments of given types: `communication(f)(*args)`.
 
     Nothing is run: the report is read from the tape of `f`. The body of a `scan` counts as often as the loop has steps.
+    With `optimized` it is that of the tape which `jit(f)` compiles (`rewritten`).
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -94,7 +96,8 @@ def communication(f: Callable) -> Callable[..., Communication]:
     total                 1              16
     """
 
-    return lambda *args: _of_tape(make_tape(f)(*args))
+    tape_of = rewritten(f) if optimized else make_tape(f)
+    return lambda *args: _of_tape(tape_of(*args))
 
 
 def _of_tape(tape: Tape) -> Communication:
@@ -107,7 +110,7 @@ def _of_tape(tape: Tape) -> Communication:
 def _of_equation(eqn: Equation) -> Communication:
     primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
     if primitive.communicates:
-        return Communication([Row(primitive.name, eqn.params["axes"], 1, atom_type(eqn.inputs[0]).nbytes)])
+        return Communication([Row(primitive.name, eqn.params["axes"], 1, sum(atom_type(a).nbytes for a in eqn.inputs))])
     if isinstance(primitive, Cond):
         most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))
         alike = all(sorted(map(str, report.rows)) == sorted(map(str, most.rows)) for report in bodies)

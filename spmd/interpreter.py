@@ -9,8 +9,8 @@ import numpy
 
 import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
 from collectives.backend import Axes
-from collectives.exchange import exchange, index
-from collectives.ops import Collective, axis_index_p
+from collectives.exchange import exchange, exchange_together, index
+from collectives.ops import Collective, Together, axis_index_p
 from minidiff.core import (
     EVALUATE,
     INVARIANT,
@@ -104,6 +104,12 @@ class SPMD(Interpreter):
             if primitive is axis_index_p:
                 axes = params["axes"]
                 return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+            if isinstance(primitive, Together):
+                if recorded:
+                    found = exchange_together(primitive.of, operands, ranks, params)
+                else:
+                    found = ranks.together(primitive.name, operands, params)
+                return [RankTracer(self, *x) for x in found]
             if isinstance(primitive, Collective):
                 ((x, held),) = operands
                 if recorded:
@@ -127,7 +133,12 @@ class SPMD(Interpreter):
         if program is None:
             return None
         source, helds = program
-        return [RankTracer(self, x, held) for x, held in zip(source.results(*[x for x, _ in operands]), helds)]
+        try:
+            results = source.results(*[x for x, _ in operands])
+        except BaseException:
+            self.mesh.ranks.finish()
+            raise
+        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
         """A body's tape as a program on the data, and the axes along which its results are held.
@@ -144,7 +155,8 @@ class SPMD(Interpreter):
                 recorded = stage.tape([x for x, _ in results])
         except TracerError:
             return None
-        return Source(optimize(recorded), tape.name), [held for _, held in results]
+        program = Source(optimize(recorded, **tape.options), tape.name, options=tape.options)
+        return program, [held for _, held in results]
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
