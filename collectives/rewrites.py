@@ -19,7 +19,6 @@ All are declared by `minidiff.optimize`'s decorators, and can be left out by nam
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,6 +36,7 @@ from collectives.ops import (
     untyped_psum_p,
 )
 from minidiff.core import Primitive
+from minidiff.grouping import Groups
 from minidiff.ops.elementwise import add, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
 from minidiff.ops.shape import reshape_p
@@ -244,18 +244,24 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
     They come into buckets in the order of the tape, in which they become ready, and a bucket is summed where its last
     one was: what uses its results comes after.
     """
-    buckets = _Buckets(tape, bucket_bytes)
+    buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
     if all(len(members) == 1 for members in buckets.members):
         return tape
     fused = []
-    for eqn in _in_order(tape, buckets):
-        if isinstance(eqn, Equation):
-            fused.append(eqn)
-        else:
-            inputs = [a for e in eqn for a in e.inputs]
-            outputs = [v for e in eqn for v in e.outputs]
-            fused.append(_summed_together(_one_of(eqn[0]), eqn[0].params, inputs, outputs))
+    for part in buckets.in_order():
+        if len(part) > 1:
+            inputs = [a for e in part for a in e.inputs]
+            outputs = [v for e in part for v in e.outputs]
+            part = [_summed_together(_one_of(part[0]), part[0].params, inputs, outputs)]
+        fused += part
     return with_equations(tape, fused)
+
+
+def _summed_alike(eqn: Equation) -> Any:
+    """What psums that can be one have in common; None for what is no psum."""
+    if eqn.primitive not in PSUMS and eqn.primitive not in TOGETHER:
+        return None
+    return _one_of(eqn), frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
 
 
 def _one_of(eqn: Equation) -> Collective:
@@ -263,82 +269,5 @@ def _one_of(eqn: Equation) -> Collective:
     return eqn.primitive.of if isinstance(eqn.primitive, Together) else eqn.primitive
 
 
-class _Buckets:
-    """The psums of a tape, put into buckets so that no bucket waits for itself.
-
-    Sets of psums are integers, with a bit for each: which ones a value depends on is found in one walk over the tape.
-    """
-
-    def __init__(self, tape: Tape, limit: int):
-        self.members: list[list[Equation]] = []
-        self.number: dict[Equation, int] = {}  # of the bucket of each psum
-        self._needs: list[int] = []  # by bucket: the psums that it depends on
-        self._bits: list[int] = []  # by bucket: the psums in it
-        filling: dict[Any, int] = {}  # by what may be summed together: the bucket that is not full
-        sizes: list[int] = []
-        depends: dict[Var, int] = {}
-        count = 0
-        for eqn in tape.equations:
-            needs = 0
-            for a in eqn.inputs:
-                if isinstance(a, Var):
-                    needs |= depends.get(a, 0)
-            if eqn.primitive in PSUMS or eqn.primitive in TOGETHER:
-                size = sum(atom_type(a).nbytes for a in eqn.inputs)
-                key = _one_of(eqn), frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
-                k = filling.get(key)
-                if k is None or sizes[k] + size > limit or self._waits_for(needs, k):
-                    filling[key] = k = len(self.members)
-                    self.members.append([])
-                    self._needs.append(0)
-                    self._bits.append(0)
-                    sizes.append(0)
-                self.members[k].append(eqn)
-                self.number[eqn] = k
-                self._needs[k] |= needs
-                self._bits[k] |= 1 << count
-                sizes[k] += size
-                needs |= 1 << count
-                count += 1
-            if needs:
-                depends.update((v, needs) for v in eqn.outputs)
-
-    def _waits_for(self, needs: int, k: int) -> bool:
-        """Whether what depends on these psums, and so on all that is in a bucket with them, depends on bucket k."""
-        before = None
-        while needs != before:
-            before = needs
-            for bits, further in zip(self._bits, self._needs):
-                if bits & needs:
-                    needs |= bits | further
-        return bool(needs & self._bits[k])
-
-
-def _in_order(tape: Tape, buckets: _Buckets) -> Iterator[Equation | list[Equation]]:
-    """The equations and the buckets, each when what it takes is there: in the tape's order, where it can be.
-
-    What has several equations has the place of the last of them.
-    """
-    parts: dict[int, list[Equation]] = {}
-    for place, eqn in enumerate(tape.equations):
-        part = buckets.members[buckets.number[eqn]] if eqn in buckets.number else [eqn]
-        if part[-1] is eqn:
-            parts[place] = part
-    maker = {v: place for place, part in parts.items() for e in part for v in e.outputs}
-    missing = {
-        place: {maker[a] for e in part for a in e.inputs if isinstance(a, Var) and a in maker}
-        for place, part in parts.items()
-    }
-    users: dict[int, list[int]] = {}
-    for place, needed in missing.items():
-        for other in needed:
-            users.setdefault(other, []).append(place)
-    ready = [place for place, needed in missing.items() if not needed]
-    heapq.heapify(ready)
-    while ready:
-        place = heapq.heappop(ready)
-        yield parts[place] if len(parts[place]) > 1 else parts[place][0]
-        for user in users.get(place, ()):
-            missing[user].discard(place)
-            if not missing[user]:
-                heapq.heappush(ready, user)
+def _size(eqn: Equation) -> int:
+    return sum(atom_type(a).nbytes for a in eqn.inputs)

@@ -48,9 +48,10 @@ RULES: dict[Primitive, list[Rule]] = {}
 #: All rewrites, by the names by which they can be left out: rules for equations, and passes over tapes.
 REWRITES: dict[str, Callable] = {}
 
-#: Those of them that take a whole tape, and give another one, once the rules have nothing more to say.
-#: With each, the names of the settings that it takes.
-PASSES: dict[Callable[..., Tape], tuple[str, ...]] = {}
+#: Those of them that take a whole tape, and give another one: before the rules, and once these have nothing more to
+#: say. With each, the names of the settings that it takes.
+FIRST: dict[Callable[..., Tape], tuple[str, ...]] = {}
+LAST: dict[Callable[..., Tape], tuple[str, ...]] = {}
 
 #: What rewrites can be told, and what they take it to be where they are not told: `bucket_bytes`, say.
 SETTINGS: dict[str, Any] = {}
@@ -70,11 +71,11 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
     return register
 
 
-def rewrites_tapes(**settings: Any) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
+def rewrites_tapes(first: bool = False, **settings: Any) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
     """Declare a pass `(tape, **settings) -> tape`, with the settings that it takes and what they are by default."""
 
     def register(rewrite: Callable[..., Tape]) -> Callable[..., Tape]:
-        PASSES[rewrite] = tuple(settings)
+        (FIRST if first else LAST)[rewrite] = tuple(settings)
         REWRITES[name_of_rewrite(rewrite)] = rewrite
         SETTINGS.update(settings)
         return rewrite
@@ -94,15 +95,20 @@ def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = ()
     ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
-    smaller = _bodies_optimized(without_unused(written_out(tape, scope)), {"without": without, **settings})
+    smaller = _passed(FIRST, written_out(tape, scope), without, settings)
+    smaller = _bodies_optimized(without_unused(smaller), {"without": without, **settings})
     while True:
         before, smaller = smaller, without_unused(Program(smaller, without).simplified())
         if _same_equations(before, smaller):
             break
-    for rewrite, names in PASSES.items():
+    return _keeping_memory_apart(_passed(LAST, smaller, without, settings), tape)
+
+
+def _passed(passes: dict, tape: Tape, without: Sequence[str], settings: dict) -> Tape:
+    for rewrite, names in passes.items():
         if name_of_rewrite(rewrite) not in without:
-            smaller = rewrite(smaller, **{name: settings.get(name, SETTINGS[name]) for name in names})
-    return _keeping_memory_apart(smaller, tape)
+            tape = rewrite(tape, **{name: settings.get(name, SETTINGS[name]) for name in names})
+    return tape
 
 
 def check_options(without: Sequence[str], settings: dict) -> None:
