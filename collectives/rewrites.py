@@ -114,7 +114,7 @@ def _sum_of_sums(program: Program, eqn: Equation) -> Any:
 
 def _terms(program: Program, eqn: Equation, sign: int) -> Iterator[tuple[int, Atom]]:
     """What an addition or a subtraction adds up, with signs: also what was added before for it alone."""
-    signs = (sign,) if eqn.primitive is negative_p else (sign, -sign if eqn.primitive is subtract_p else sign)
+    signs = (-sign,) if eqn.primitive is negative_p else (sign, -sign if eqn.primitive is subtract_p else sign)
     type_ = eqn.outputs[0].type
     for s, a in zip(signs, eqn.inputs):
         before = (
@@ -187,8 +187,9 @@ def _as_result_of(eqn: Equation, a: Atom) -> Any:
 def _own_entry(program: Program, eqn: Equation) -> Any:
     """`x[axis_index(axes)]` of what all ranks have: pscatter says so; and of what is gathered it is nothing at all."""
     x, *indices = eqn.inputs
-    index = program.made_by(indices[0], axis_index_p) if len(indices) == 1 else None
-    if index is None or not isinstance(x, Var):
+    lifted = program.made_by(indices[0], pbroadcast_p)
+    index = program.made_by(lifted.inputs[0] if lifted else indices[0], axis_index_p)
+    if index is None or len(indices) > 1 or not isinstance(x, Var):
         return None
     axes, typed = index.params["axes"], index.params["typed"]
     copies, joined = program.made_by(x, pbroadcast_p), program.made_by(x, all_gather_p)
