@@ -24,7 +24,6 @@ from typing import Any
 
 from collectives.ops import (
     Collective,
-    Together,
     all_gather_invariant_p,
     all_gather_p,
     axis_index_p,
@@ -238,6 +237,20 @@ def _summed_together(of: Collective, params: dict, inputs: Sequence[Atom], outpu
     return Equation(of if len(inputs) == 1 else together(of), inputs, params, outputs)
 
 
+@rewrites_tapes(first=True)
+def take_psums_apart(tape: Tape) -> Tape:
+    """psums of several values as psums of one: rules speak of those, and those can be put together otherwise."""
+    if not any(eqn.primitive in TOGETHER for eqn in tape.equations):
+        return tape
+    return with_equations(tape, [part for eqn in tape.equations for part in _apart(eqn)])
+
+
+def _apart(eqn: Equation) -> list[Equation]:
+    if eqn.primitive not in TOGETHER:
+        return [eqn]
+    return [Equation(eqn.primitive.of, [a], eqn.params, [v]) for a, v in zip(eqn.inputs, eqn.outputs)]
+
+
 @rewrites_tapes(bucket_bytes=BUCKET_BYTES)
 def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
     """psums over the same axes, of one dtype, that do not depend on each other: in one call, as many as a bucket holds.
@@ -251,24 +264,18 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
     fused = []
     for part in buckets.in_order():
         if len(part) > 1:
-            inputs = [a for e in part for a in e.inputs]
-            outputs = [v for e in part for v in e.outputs]
-            part = [_summed_together(_one_of(part[0]), part[0].params, inputs, outputs)]
+            inputs, outputs = [e.inputs[0] for e in part], [e.outputs[0] for e in part]
+            part = [_summed_together(part[0].primitive, part[0].params, inputs, outputs)]
         fused += part
     return with_equations(tape, fused)
 
 
 def _summed_alike(eqn: Equation) -> Any:
     """What psums that can be one have in common; None for what is no psum."""
-    if eqn.primitive not in PSUMS and eqn.primitive not in TOGETHER:
+    if eqn.primitive not in PSUMS:
         return None
-    return _one_of(eqn), frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
-
-
-def _one_of(eqn: Equation) -> Collective:
-    """The operation that a sum, of one value or of several, does with each."""
-    return eqn.primitive.of if isinstance(eqn.primitive, Together) else eqn.primitive
+    return eqn.primitive, frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
 
 
 def _size(eqn: Equation) -> int:
-    return sum(atom_type(a).nbytes for a in eqn.inputs)
+    return atom_type(eqn.inputs[0]).nbytes

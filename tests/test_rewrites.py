@@ -467,7 +467,11 @@ def test_data_parallel_gradient(ranks):
     mesh = spmd.make_mesh((ranks,), ("i",), backend="simulated")
     params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
     step = md.value_and_grad(data_parallel(mesh))
-    assert communicating(md.make_tape(step)(params, x)) == {"psum": 7}
+    assert fused(md.make_tape(step)(params, x)) == [1, 6]  # of the loss, and of its gradient
+    mesh.reset_calls()
+    step(params, x)
+    assert mesh.calls == {"psum": 2}
+    assert fused(spmd.rewritten(step, without=("fuse psums",))(params, x)) == [1] * 7
     tape = spmd.rewritten(step)(params, x)
     tape.check()
     assert fused(tape) == [7]
@@ -499,6 +503,42 @@ def test_gradients_in_buckets(size, expected):
     mesh.reset_calls()
     compiled(params, x)
     assert mesh.calls == {"psum": len(shapes)}
+
+
+@pytest.mark.parametrize("size, expected", [(1, [1] * 7), (560, [1, 4, 2])])
+def test_buckets_of_a_gradient_that_is_not_compiled(monkeypatch, size, expected):
+    monkeypatch.setitem(SETTINGS, "bucket_bytes", size)
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    assert fused(md.make_tape(step)(params, x)) == expected
+    mesh.reset_calls()
+    out = step(params, x)
+    assert mesh.calls == {"psum": len(expected)}
+    monkeypatch.undo()
+    assert_trees_close(out, step(params, x))
+
+
+def test_cotangents_of_what_is_lifted_and_of_what_is_not():
+    """Inputs used as they are too, of several dtypes, lifted along one axis or two: as with all inputs whole."""
+
+    def body(a, b, c, d, x):
+        invariant = np.sum(np.sin(a)) + np.sum(b * b)
+        first = psum(np.sum(a * b * x), IJ) + psum(np.sum(c * x.astype(c.dtype)), IJ) * 1.0
+        row = psum(np.sum(x, 0), "j")
+        return invariant * first + psum(np.sum(np.sin(d * row) * b), "i")
+
+    f = mapped(body, (P(), P(), P(), P(), P(IJ)), P())
+    args = [data("float64", (3,), 1), data("float64", (3,), 2), data("float32", (3,), 3), data("float64", (3,), 4)]
+    args.append(data("float64", (8, 3), 5))
+    md.testing.check_grads(f, tuple(a.astype(float) for a in args), order=2)
+    gradient = md.grad(f, (0, 1, 2, 3))
+    tape = md.make_tape(gradient)(*args)
+    tape.check()
+    assert_trees_close(tape(*args), gradient(*args), rtol=1e-6)
+    assert max(fused(tape)) > 1
+    untyped = md.grad(mapped(body, (P(), P(), P(), P(), P(IJ)), P(), check_rep=False), (0, 1, 2, 3))
+    assert_trees_close(gradient(*args), untyped(*args), rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------- while the program computes

@@ -66,6 +66,7 @@ def test_one_all_reduce_for_the_loss_and_all_parameters(counted):
     step = md.value_and_grad(data_parallel(mesh))
     expected = step(params, x)
     compiled, entries = md.jit(step), 1 + sum(w.size + b.size for w, b in params)
+    assert calls == [("Allreduce", 1), ("Allreduce", entries - 1)]  # without jit, the loss has gone before
     for _ in range(3):
         calls.clear()
         assert_trees_close(compiled(params, x), expected)
