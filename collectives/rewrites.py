@@ -258,6 +258,8 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
     They come into buckets in the order of the tape, in which they become ready, and a bucket is summed where its last
     one was: what uses its results comes after.
     """
+    if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
+        return tape
     buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
     if all(len(members) == 1 for members in buckets.members):
         return tape

@@ -9,7 +9,7 @@ from typing import Any
 from minidiff.tape import Atom, Equation, Tape, Var
 
 
-def _none(*args: Any) -> int:
+def _nothing(*args: Any) -> int:
     return 0
 
 
@@ -27,45 +27,55 @@ class Groups:
         self,
         tape: Tape,
         key: Callable[[Equation], Any],
-        size: Callable[[Equation], int] = _none,
+        size: Callable[[Equation], int] = _nothing,
         limit: int = 0,
-        inside: Callable[[Equation, Atom, Equation], bool] = _none,
+        inside: Callable[[Equation, Atom, Equation], bool] = _nothing,
     ):
         self.tape = tape
         self.members: list[list[Equation]] = []
+        self._size, self._limit, self._inside = size, limit, inside
         self._number: dict[Equation, int] = {}  # of an equation's group
         self._needs: list[int] = []  # by group: the equations that it depends on
         self._bits: list[int] = []  # by group: the equations in it
-        sizes: list[int] = []
-        filling: dict[Any, int] = {}  # by key: the group that has room
-        depends: dict[Var, int] = {}
-        maker: dict[Var, Equation] = {}
+        self._sizes: list[int] = []
+        self._filling: dict[Any, int] = {}  # by key: the group that has room
+        self._depends: dict[Var, int] = {}
+        self._maker: dict[Var, Equation] = {}
         for eqn in tape.equations:
-            operands = [a for a in eqn.inputs if isinstance(a, Var)]
-            own, needs = key(eqn), 0
+            own, needs = key(eqn), self._needed(eqn)
             if own is not None:
-                k = filling.get(own)
-                for a in operands:
-                    made = maker.get(a)
-                    within = k is not None and self._number.get(made) == k and inside(made, a, eqn)
-                    needs |= self._needs[k] if within else depends.get(a, 0)
-                if k is None or sizes[k] + size(eqn) > limit or self._waits_for(needs, k):
-                    filling[own] = k = len(self.members)
-                    self.members.append([])
-                    self._needs.append(0)
-                    self._bits.append(0)
-                    sizes.append(0)
-                    needs = _union(depends, operands)
-                bit = 1 << len(self._number)
-                self.members[k].append(eqn)
-                self._number[eqn] = k
-                self._needs[k] |= needs
-                self._bits[k] |= bit
-                sizes[k] += size(eqn)
-            needs = _union(depends, operands) | (bit if own is not None else 0)
+                needs |= self._put(eqn, own)
             if needs:
-                depends.update((v, needs) for v in eqn.outputs)
-            maker.update((v, eqn) for v in eqn.outputs)
+                self._depends.update((v, needs) for v in eqn.outputs)
+            self._maker.update((v, eqn) for v in eqn.outputs)
+
+    def _put(self, eqn: Equation, key: Any) -> int:
+        """Put an equation into a group: the set of it alone."""
+        k, bit = self._filling.get(key), 1 << len(self._number)
+        if k is None or not self._fits(eqn, k):
+            self._filling[key] = k = len(self.members)
+            self.members.append([])
+            for numbers in (self._needs, self._bits, self._sizes):
+                numbers.append(0)
+        self._needs[k] |= self._needed(eqn, k)
+        self._bits[k] |= bit
+        self._sizes[k] += self._size(eqn)
+        self.members[k].append(eqn)
+        self._number[eqn] = k
+        return bit
+
+    def _fits(self, eqn: Equation, k: int) -> bool:
+        return self._sizes[k] + self._size(eqn) <= self._limit and not self._waits_for(self._needed(eqn, k), k)
+
+    def _needed(self, eqn: Equation, k: int | None = None) -> int:
+        """The equations that one depends on; within group k, not those that hand something over to it."""
+        needs = 0
+        for a in eqn.inputs:
+            if isinstance(a, Var):
+                made = self._maker.get(a)
+                within = k is not None and self._number.get(made) == k and self._inside(made, a, eqn)
+                needs |= self._needs[k] if within else self._depends.get(a, 0)
+        return needs
 
     def _waits_for(self, needs: int, k: int) -> bool:
         """Whether what depends on these equations, and so on all that is in a group with them, depends on group k."""
@@ -105,10 +115,3 @@ class Groups:
                 missing[user].discard(place)
                 if not missing[user]:
                     heapq.heappush(ready, user)
-
-
-def _union(depends: dict[Var, int], operands: list[Var]) -> int:
-    needs = 0
-    for a in operands:
-        needs |= depends.get(a, 0)
-    return needs

@@ -18,6 +18,8 @@ def join_shard_maps(tape: Tape) -> Tape:
     A result that the one gives by a spec and the other takes by the same spec stays where it is. A loss and its
     gradient are then one program: what both communicate can be communicated together.
     """
+    if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
+        return tape
     groups = Groups(tape, _alike, inside=_stays)
     if all(len(members) == 1 for members in groups.members):
         return tape
