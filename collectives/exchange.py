@@ -67,7 +67,10 @@ def _run_together(*xs: numpy.ndarray, collective: Collective, params: dict, rank
 
 
 class Start(ExchangeTogether):
-    """An all-reduce that is begun. Its result is what `Wait` takes: the numbers that are on their way."""
+    """An all-reduce that is begun. Its result is what `Wait` takes: the numbers that are on their way.
+
+    It shares memory: what its operands look at is not written into before it is over.
+    """
 
     multiple_results = False
 

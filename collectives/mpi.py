@@ -63,12 +63,12 @@ class Ranks(Backend):
 
     def together(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         started = self._packed(name, operands, params["axes"])
-        self.along(params["axes"]).Allreduce(_mpi.IN_PLACE, started.buffer, _mpi.SUM)
+        self.along(params["axes"]).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
     def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         started = self._packed(name, operands, params["axes"])
-        started.request = self.along(params["axes"]).Iallreduce(_mpi.IN_PLACE, started.buffer, _mpi.SUM)
+        started.request = self.along(params["axes"]).Iallreduce(started.given, started.buffer, _mpi.SUM)
         self._started.append(started)
         return started
 
@@ -82,13 +82,16 @@ class Ranks(Backend):
             self._started.pop(0).request.Wait()
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
-        """Values beside each other in a buffer of their own, as MPI sums them."""
+        """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
         arrays = [numpy.asarray(x) for x, _ in operands]
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
         held = [self._without(self.ordered({*held, *axes}), axes) for _, held in operands]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
+        if len(arrays) == 1 and buffer.dtype == dtype and arrays[0].flags.c_contiguous:
+            started.given = arrays[0]
+            return started
         for place, x in zip(started.places(buffer), arrays):
             place[...] = x
         return started
@@ -195,13 +198,14 @@ class Ranks(Backend):
 
 
 class Started:
-    """All-reduces on their way, in one buffer: it is lent to MPI until they are waited for."""
+    """All-reduces on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
         self.dtype = dtype
         self.shapes = shapes
         self.held = held
+        self.given: Any = _mpi.IN_PLACE
         self.request: Any = None
 
     def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:

@@ -548,7 +548,10 @@ def lowered(compiled, *args):
     """The sources that ran on the ranks' data."""
     compiled(*args)
     bound = compiled.program(*args).source.namespace.values()
-    return [program[0].text for t in bound if isinstance(t, CompiledTape) for program in t.lowered.values() if program]
+    programs = [p for t in bound if isinstance(t, CompiledTape) for p in t.lowered.values() if p]
+    for source, _ in programs:
+        source.tape.check()
+    return [source.text for source, _ in programs]
 
 
 def test_started_early_and_waited_for_late():

@@ -128,6 +128,27 @@ def test_values_of_all_dtypes(counted, dtype):
 
 
 @RANKS
+def test_what_is_on_its_way_is_not_written_into(counted):
+    """A large array, whose memory later results could take, is MPI's until the sum is waited for."""
+    mesh, _ = counted
+
+    def body(x):
+        y = np.sin(x)
+        total = psum(y, "i")
+        z = np.cos(np.exp(np.tanh(x) * 2) + 1)
+        return total, z
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=(P(), P("i")))
+    x = data("float64", (400 * mesh.size, 100))
+    compiled = md.jit(f)
+    assert "psum_start" in lowered(compiled, x)[0]
+    for _ in range(3):
+        total, z = compiled(x)
+        np.testing.assert_allclose(total, np.sin(x).reshape(mesh.size, 400, 100).sum(0))
+        np.testing.assert_allclose(z.gather(), np.cos(np.exp(np.tanh(x) * 2) + 1))
+
+
+@RANKS
 def test_an_error_while_sums_are_on_their_way(counted):
     mesh, _ = counted
 
