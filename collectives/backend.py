@@ -55,6 +55,22 @@ class Backend(ABC):
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
         """A collective: the result, and the axes along which it is held."""
 
+    def together(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
+        """An all-reduce of several values of one dtype in one call: the results, and the axes each is held along."""
+        return self.wait(self.start(name, operands, params))
+
+    @abstractmethod
+    def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
+        """As `together`, but only begun: what `wait` takes. All ranks start, and wait, in one order."""
+
+    @abstractmethod
+    def wait(self, started: Any) -> list[tuple[Any, Axes]]:
+        """The results of what `start` began."""
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Wait for all that was started, whatever becomes of it: nothing may be on its way when an error unwinds."""
+
     @abstractmethod
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
         """Each rank's index along `axes`, counted in the order given."""

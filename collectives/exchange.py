@@ -3,6 +3,9 @@
 A tape of a `shard_map` body says what each rank does. Run on a backend by a recorder, it becomes a tape of what this
 process does to its data: with simulated ranks to all their blocks at once, under MPI to its own. There a collective is
 an operation like any other, that happens to communicate.
+
+All-reduces are started there as soon as what they add up is there, and waited for where a result is first used
+(`overlap_communication`): meanwhile the program computes, and MPI communicates.
 """
 
 from __future__ import annotations
@@ -14,8 +17,10 @@ from typing import Any
 import numpy
 
 from collectives.backend import Axes, Backend
-from collectives.ops import INVARIANT, Collective, untyped_psum_p
+from collectives.ops import INVARIANT, Collective, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
+from minidiff.optimize import rewrites_tapes, with_equations
+from minidiff.tape import Equation, Tape, Var, atom_type
 
 
 class Exchange(Primitive):
@@ -28,21 +33,75 @@ class Exchange(Primitive):
         self.communicates = collective.communicates
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        (x,), ranks, collective = types, params["ranks"], params["collective"]
-        block = ShapedArray(ranks.block_shape(x, params["held"]), x.dtype)
-        shape, dtype = collective.shape_rule(block, **params["params"])
-        return [ShapedArray(ranks.data_shape(shape, held_after(collective, **_only(params))), dtype)]
+        return [_result_type(types[0], **params)]
 
     def show_params(self, params: dict) -> str:
         return params["collective"].show_params(params["params"])
 
 
-def _only(params: dict) -> dict:
-    return {k: params[k] for k in ("params", "ranks", "held")}
+def _result_type(x: ShapedArray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> ShapedArray:
+    block = ShapedArray(ranks.block_shape(x, held), x.dtype)
+    shape, dtype = collective.shape_rule(block, **params)
+    return ShapedArray(ranks.data_shape(shape, held_after(collective, params, ranks, held)), dtype)
 
 
 def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
     return ranks.collective(collective.name, x, held, collective.communicates, params)[0]
+
+
+class ExchangeTogether(Exchange):
+    """As `Exchange`, of several values: `collective` is what is done with each, `held` says it of each."""
+
+    multiple_results = True
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective)
+        self.impl = self.run = _run_together
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
+
+
+def _run_together(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
+    return [out for out, _ in ranks.together(collective.name, list(zip(xs, held)), params)]
+
+
+class Start(ExchangeTogether):
+    """An all-reduce that is begun. Its result is what `Wait` takes: the numbers that are on their way.
+
+    It shares memory: what its operands look at is not written into before it is over.
+    """
+
+    multiple_results = False
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective)
+        self.name, self.impl = f"{collective.name}_start", _run_start
+        self.run = self.impl
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
+
+
+def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
+    return ranks.start(collective.name, list(zip(xs, held)), params)
+
+
+class Wait(Primitive):
+    """The results of an all-reduce that was begun. Parameters: the backend `ranks`, and their `types`."""
+
+    shares_memory = True  # they are parts of one array
+    multiple_results = True
+    on_ranks = True
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return list(params["types"])
+
+    def show_params(self, params: dict) -> str:
+        return ""
+
+
+wait_p = Wait("psum_wait", lambda started, ranks, types: [out for out, _ in ranks.wait(started)])
 
 
 def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
@@ -59,7 +118,7 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-exchange_p = functools.cache(Exchange)
+exchange_p, exchange_together_p, start_p = map(functools.cache, (Exchange, ExchangeTogether, Start))
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
@@ -70,7 +129,90 @@ def exchange(collective: Collective, x: Any, held: Axes, ranks: Backend, params:
     return out, held_after(collective, params, ranks, held)
 
 
+def exchange_together(
+    collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
+) -> list[tuple[Any, Axes]]:
+    """A collective on several recorded values in one call: the results, and the axes along which each is held."""
+    helds = tuple(held for _, held in operands)
+    outs = exchange_together_p(collective).bind(
+        *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
+    )
+    return [(out, held_after(collective, params, ranks, held)) for out, held in zip(outs, helds)]
+
+
 def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
     """Each rank's index, recorded, and the axes along which it is held."""
     held = ranks.ordered(axes)
     return index_p.bind(axes=axes, ranks=ranks, held=held), held
+
+
+# ---------------------------------------------------------------- communication while the program computes
+
+
+@rewrites_tapes()
+def overlap_communication(tape: Tape) -> Tape:
+    """All-reduces started as soon as their operands are there, and waited for where a result is first used.
+
+    Where nothing could be computed in between, they stay as they are.
+    """
+    sums = [eqn for eqn in tape.equations if _is_sum(eqn)]
+    return with_equations(tape, _Overlapped(tape, sums).equations) if sums else tape
+
+
+def _is_sum(eqn: Equation) -> bool:
+    return isinstance(eqn.primitive, Exchange) and eqn.params["collective"] in (psum_p, untyped_psum_p)
+
+
+class _Overlapped:
+    """The equations of a tape, with all-reduces moved apart into their beginnings and their ends."""
+
+    def __init__(self, tape: Tape, sums: Sequence[Equation]):
+        self.equations: list[Equation] = []
+        self.there = set(tape.inputs)
+        self.waiting = list(sums)  # for their operands
+        self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> the sum, and its beginning
+        self._start_those_ready()
+        for eqn in tape.equations:
+            if eqn in self.waiting:
+                self._need(eqn.inputs)
+                self._start(eqn)
+            elif not _is_sum(eqn):
+                self._need(eqn.inputs)
+                self._add(eqn)
+        self._need(tape.outputs)
+
+    def _add(self, eqn: Equation) -> None:
+        self.equations.append(eqn)
+        self.there.update(eqn.outputs)
+        self._start_those_ready()
+
+    def _start_those_ready(self) -> None:
+        for eqn in [e for e in self.waiting if all(a in self.there for a in e.inputs if isinstance(a, Var))]:
+            self._start(eqn)
+
+    def _start(self, eqn: Equation) -> None:
+        self.waiting.remove(eqn)
+        params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
+        (type,) = start_p(params["collective"]).typecheck([atom_type(a) for a in eqn.inputs], params)
+        start = Equation(start_p(params["collective"]), eqn.inputs, params, (Var(type),))
+        self.equations.append(start)
+        self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
+
+    def _need(self, atoms: Sequence[Any]) -> None:
+        """Wait for those of these values that are on their way."""
+        for a in atoms:
+            if isinstance(a, Var) and a in self.under_way:
+                self._finish(*self.under_way[a])
+
+    def _finish(self, eqn: Equation, start: Equation) -> None:
+        for v in eqn.outputs:
+            del self.under_way[v]
+        if self.equations[-1] is start:
+            self.equations[-1] = eqn
+        else:
+            types = tuple(v.type for v in eqn.outputs)
+            self.equations.append(
+                Equation(wait_p, start.outputs, {"ranks": eqn.params["ranks"], "types": types}, eqn.outputs)
+            )
+        self.there.update(eqn.outputs)
+        self._start_those_ready()

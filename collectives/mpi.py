@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import sys
 import time
@@ -26,6 +28,7 @@ class Ranks(Backend):
 
     def __init__(self, sizes: dict[str, int], comm: Any = None):
         super().__init__(sizes)
+        self._started: list[Started] = []
         self._comms = _communicators(WORLD if comm is None else comm, sizes)
         self.comm = self._comms[tuple(sizes)]
         self.rank = self.comm.Get_rank()
@@ -58,6 +61,41 @@ class Ranks(Backend):
         if communicates:
             self.count(name, x.nbytes)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
+
+    def together(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+        started = self._packed(name, operands, params["axes"])
+        self.along(params["axes"]).Allreduce(started.given, started.buffer, _mpi.SUM)
+        return started.results()
+
+    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+        started = self._packed(name, operands, params["axes"])
+        started.request = self.along(params["axes"]).Iallreduce(started.given, started.buffer, _mpi.SUM)
+        self._started.append(started)
+        return started
+
+    def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
+        self._started.remove(started)
+        started.request.Wait()
+        return started.results()
+
+    def finish(self) -> None:
+        while self._started:
+            self._started.pop(0).request.Wait()
+
+    def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
+        """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
+        arrays = [numpy.asarray(x) for x, _ in operands]
+        dtype = arrays[0].dtype
+        self.count(name, sum(x.nbytes for x in arrays))
+        buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
+        held = [self._without(self.ordered({*held, *axes}), axes) for _, held in operands]
+        started = Started(buffer, dtype, [x.shape for x in arrays], held)
+        if len(arrays) == 1 and buffer.dtype == dtype and arrays[0].flags.c_contiguous:
+            started.given = arrays[0]
+            return started
+        for place, x in zip(started.places(buffer), arrays):
+            place[...] = x
+        return started
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         return numpy.asarray(self.index(axes)), self.ordered(axes)
@@ -162,6 +200,27 @@ class Ranks(Backend):
 
     def show(self, x: numpy.ndarray, held: Axes) -> str:
         return show_block(self.sizes, self.rank, x)
+
+
+class Started:
+    """All-reduces on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
+
+    def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
+        self.buffer = buffer
+        self.dtype = dtype
+        self.shapes = shapes
+        self.held = held
+        self.given: Any = _mpi.IN_PLACE
+        self.request: Any = None
+
+    def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
+        """For each value, the part of the buffer that is its own."""
+        ends = [0, *itertools.accumulate(math.prod(shape) for shape in self.shapes)]
+        return [buffer[start:end].reshape(shape) for (start, end), shape in zip(itertools.pairwise(ends), self.shapes)]
+
+    def results(self) -> list[tuple[numpy.ndarray, Axes]]:
+        """The values, as views of the buffer."""
+        return list(zip(self.places(self.buffer.astype(self.dtype, copy=False)), self.held))
 
 
 _MADE = _mpi.Comm.Create_keyval()

@@ -56,7 +56,7 @@ from minidiff.core import (
 from minidiff.forward import as_value
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
+from minidiff.ops.shape import broadcast_to, expand_dims, normalize_axis, squeeze
 
 AxisName = str | tuple[str, ...]
 
@@ -246,6 +246,47 @@ pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 untyped_psum_p = Collective(
     "psum", VARYING, VARYING, True, _same_shape, _transpose_to(lambda: untyped_psum_p), _batch()
 )
+
+
+class Together(Collective):
+    """A collective on several values in one call: a result for each of them. All its rules follow from the one's.
+
+    The values have one dtype; along other axes they may vary differently. (It is made for all-reduces, which take
+    numbers one by one: nothing in them depends on the shapes of what they take.)
+    """
+
+    multiple_results = True
+
+    def __init__(self, of: Collective):
+        super().__init__(of.name, of.takes, of.gives, of.communicates, None, None, None)
+        self.of = self.each = of
+
+    def typecheck(self, types, params):
+        if len({t.dtype for t in types}) > 1:
+            raise TypeError(f"{self.name} of several values takes such of one dtype, got {', '.join(map(str, types))}")
+        return [t for x in types for t in self.of.typecheck([x], params)]
+
+    def jvp(self, primals, tangents, params):
+        moving = [i for i, t in enumerate(tangents) if t is not None]
+        moved = dict(zip(moving, self.bind(*[tangents[i] for i in moving], **params)))
+        return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
+
+    def transpose(self, cts, operands, params):
+        return [None if ct is None else self.of.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
+
+    def batch(self, args, batched, params):
+        size = next(x.shape[0] for x, yes in zip(args, batched) if yes)
+        results = self.bind(*args, **params)
+        return [
+            x if yes else broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape)) for x, yes in zip(results, batched)
+        ]
+
+    def batch_along(self, batch, args, params):
+        return [self.of.batch_along(batch, [x], params) for x in args]
+
+
+#: `together(psum_p)` is `psum` of several values.
+together = functools.cache(Together)
 
 
 class Extremum(Collective):

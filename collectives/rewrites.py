@@ -1,33 +1,74 @@
 """Fewer collectives for the same result: what a tape with collectives may be simplified to.
 
-================================== ======================
-psum of psum                       one psum over both axes
-pbroadcast of pbroadcast           one pbroadcast
-psum of pbroadcast, along one axis a multiplication
-psum + psum, over the same axes    the psum of the sum
-================================== ======================
+============================================== ==================================
+psum of psum                                   one psum over both axes
+pbroadcast of pbroadcast                       one pbroadcast
+psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
+one axis
+psum ± psum ± …, over the same axes            the psum of the sum
+psum, then this rank's part                    psum_scatter
+psum_scatter, then all_gather                  psum
+all_gather, then this rank's part              nothing
+pscatter, then all_gather                      nothing
+this rank's entry of an invariant array        pscatter
+psums that do not depend on each other         one psum of several values
+============================================== ==================================
+
+All are declared by `minidiff.optimize`'s decorators, and can be left out by name: that of the function, in words.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collectives.ops import pbroadcast_p, psum_p
-from minidiff.ops.elementwise import add, multiply
-from minidiff.optimize import Program, simplifies
-from minidiff.tape import Equation, Var
+from collectives.ops import (
+    Collective,
+    all_gather_invariant_p,
+    all_gather_p,
+    axis_index_p,
+    pbroadcast_p,
+    pscatter_p,
+    psum_p,
+    psum_scatter_p,
+    together,
+    untyped_psum_p,
+)
+from minidiff.core import Primitive
+from minidiff.grouping import Groups
+from minidiff.ops.elementwise import add, multiply, negative, subtract
+from minidiff.ops.indexing import gather_p
+from minidiff.ops.shape import reshape_p
+from minidiff.optimize import NARROWED, Program, rewrites_tapes, simplifies, with_equations
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+
+add_p, subtract_p, negative_p = add.primitive, subtract.primitive, negative.primitive
+PSUMS = (psum_p, untyped_psum_p)
+TOGETHER = tuple(map(together, PSUMS))
+
+#: How many bytes at most are summed in one call, unless one array alone has more: enough for the network to be busy
+#: with, few enough for the sum to begin before the last gradient is there.
+BUCKET_BYTES = 25 << 20
+
+# ---------------------------------------------------------------- one after the other
 
 
 @simplifies(psum_p, pbroadcast_p)
-def _twice(program: Program, eqn: Equation) -> Equation | None:
-    before = program.made_by(eqn.inputs[0], eqn.primitive)
-    if before is None or program.uses[before.outputs[0]] > 1:
+def _twice_over_axes(program: Program, eqn: Equation) -> Equation | None:
+    before = _only_use(program, eqn.inputs[0], eqn.primitive)
+    if before is None:
         return None
     params = {
         "axes": (*before.params["axes"], *eqn.params["axes"]),
         "size": before.params["size"] * eqn.params["size"],
     }
     return Equation(eqn.primitive, before.inputs, params, eqn.outputs)
+
+
+def _only_use(program: Program, atom: Atom, *primitives: Primitive) -> Equation | None:
+    """The equation that defines `atom`, if it is of one of these operations, and nothing else takes its result."""
+    found = [eqn for p in primitives if (eqn := program.made_by(atom, p)) is not None]
+    return found[0] if found and program.uses[atom] <= 1 else None
 
 
 @simplifies(psum_p)
@@ -38,15 +79,207 @@ def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     return Equation(multiply.primitive, [before.inputs[0], eqn.params["size"]], {}, eqn.outputs)
 
 
-@simplifies(add.primitive)
+@simplifies(psum_scatter_p)
+def _scattered_sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
+    before = program.made_by(eqn.inputs[0], pbroadcast_p)
+    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
+        return None
+    part = program.add(pscatter_p, before.inputs, eqn.params)
+    return Equation(multiply.primitive, [part, eqn.params["size"]], {}, eqn.outputs)
+
+
+# ---------------------------------------------------------------- sums of sums
+
+
+@simplifies(add_p, subtract_p)
 def _sum_of_sums(program: Program, eqn: Equation) -> Any:
-    sums = [program.made_by(a, psum_p) for a in eqn.inputs]
-    if None in sums or sums[0] is sums[1] or sums[0].params != sums[1].params:
+    """Whatever is added and subtracted, in whatever order: of what is summed over ranks alike, one psum."""
+    terms = list(_terms(program, eqn, 1))
+    sums: dict[Any, list[tuple[int, Atom, Equation]]] = {}
+    for sign, a in terms:
+        made = _only_use(program, a, *PSUMS)
+        if made is not None and isinstance(made.inputs[0], Var):
+            key = made.primitive, frozenset(made.params["axes"]), made.inputs[0].type
+            sums.setdefault(key, []).append((sign, a, made))
+    several = next((found for found in sums.values() if len(found) > 1), None)
+    if several is None:
         return None
-    (x,), (y,) = sums[0].inputs, sums[1].inputs
-    if not (isinstance(x, Var) and isinstance(y, Var) and x.type == y.type):
+    operands = [(sign, made.inputs[0]) for sign, _, made in several]
+    gone = {a for _, a, _ in several}
+    one = several[0][2]
+    summed = program.add(one.primitive, [_added(program, operands)], one.params)
+    return _added(program, [(1, summed), *[(sign, a) for sign, a in terms if a not in gone]])
+
+
+def _terms(program: Program, eqn: Equation, sign: int) -> Iterator[tuple[int, Atom]]:
+    """What an addition or a subtraction adds up, with signs: also what was added before for it alone."""
+    signs = (-sign,) if eqn.primitive is negative_p else (sign, -sign if eqn.primitive is subtract_p else sign)
+    type_ = eqn.outputs[0].type
+    for s, a in zip(signs, eqn.inputs):
+        before = (
+            _only_use(program, a, add_p, subtract_p, negative_p) if isinstance(a, Var) and a.type == type_ else None
+        )
+        if before is None:
+            yield s, a
+        else:
+            yield from _terms(program, before, s)
+
+
+def _added(program: Program, terms: Sequence[tuple[int, Atom]]) -> Atom:
+    """The sum of signed terms, those with a plus first."""
+    (sign, total), *rest = sorted(terms, key=lambda term: -term[0])
+    if sign < 0:
+        total = program.add(negative_p, [total], {})
+    for sign, a in rest:
+        total = program.add(add_p if sign > 0 else subtract_p, [total, a], {})
+    return total
+
+
+# ---------------------------------------------------------------- cutting and joining
+
+
+def _undoes(eqn: Equation, before: Equation | None) -> bool:
+    """Whether the one cuts along the axes along which the other joins, or the reverse."""
+    return before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis", "tiled"))
+
+
+@simplifies(pscatter_p)
+def _own_part_of_a_sum(program: Program, eqn: Equation) -> Equation | None:
+    before = _only_use(program, eqn.inputs[0], psum_p)
+    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    if any(program.uses[s.outputs[0]] > 1 for s in sums) or eqn.outputs[0].type.shape != x.type.shape:
+    return Equation(psum_scatter_p, before.inputs, eqn.params, eqn.outputs)
+
+
+@simplifies(pscatter_p)
+def _own_part_of_what_was_gathered(program: Program, eqn: Equation) -> Atom | None:
+    before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
+    return before.inputs[0] if _undoes(eqn, before) else None
+
+
+@simplifies(all_gather_p, all_gather_invariant_p)
+def _gathered_own_parts(program: Program, eqn: Equation) -> Any:
+    before = program.made_by(eqn.inputs[0], pscatter_p)
+    return _as_result_of(eqn, before.inputs[0]) if _undoes(eqn, before) else None
+
+
+@simplifies(all_gather_p, all_gather_invariant_p)
+def _gathered_sum(program: Program, eqn: Equation) -> Any:
+    """All of a sum of which each rank has a part: psum says it in one collective."""
+    before = _only_use(program, eqn.inputs[0], psum_scatter_p)
+    if not _undoes(eqn, before):
         return None
-    total = program.add(add.primitive, [x, y], {})
-    return Equation(psum_p, [total], sums[0].params, eqn.outputs, sums[0].source)
+    params = {k: eqn.params[k] for k in ("axes", "size")}
+    if not eqn.inputs[0].type.variance.issuperset(params["axes"]):
+        return Equation(untyped_psum_p, before.inputs, params, eqn.outputs)
+    return _as_result_of(eqn, program.add(psum_p, before.inputs, params))
+
+
+def _as_result_of(eqn: Equation, a: Atom) -> Any:
+    """An invariant value in the place of a gathered one, which may be typed as varying."""
+    if eqn.primitive is all_gather_invariant_p:
+        return a
+    return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
+
+
+@simplifies(gather_p)
+def _own_entry(program: Program, eqn: Equation) -> Any:
+    """`x[axis_index(axes)]` of what all ranks have: pscatter says so; and of what is gathered it is nothing at all."""
+    x, *indices = eqn.inputs
+    lifted = program.made_by(indices[0], pbroadcast_p)
+    index = program.made_by(lifted.inputs[0] if lifted else indices[0], axis_index_p)
+    if index is None or len(indices) > 1 or not isinstance(x, Var):
+        return None
+    axes, typed = index.params["axes"], index.params["typed"]
+    copies, joined = program.made_by(x, pbroadcast_p), program.made_by(x, all_gather_p)
+    if joined is not None and (joined.params["axes"], joined.params["axis"], joined.params["tiled"]) == (
+        axes,
+        0,
+        False,
+    ):
+        return joined.inputs[0]
+    if typed and copies is not None and set(copies.params["axes"]) == set(axes):
+        size = copies.params["size"]
+        if x.type.shape[0] == size:
+            return Equation(pscatter_p, copies.inputs, _entry(axes, size), eqn.outputs)
+    return None if typed else _own_entry_of_untyped_sum(program, eqn, axes)
+
+
+def _own_entry_of_untyped_sum(program: Program, eqn: Equation, axes: tuple[str, ...]) -> Equation | None:
+    shaped = _only_use(program, eqn.inputs[0], reshape_p)  # as `pscatter` of several entries is written without types
+    total = _only_use(program, shaped.inputs[0] if shaped else eqn.inputs[0], untyped_psum_p)
+    if total is None or set(total.params["axes"]) != set(axes):
+        return None
+    size, x = total.params["size"], total.inputs[0]
+    if eqn.inputs[0].type.shape[0] != size:
+        return None
+    x = program.add(reshape_p, [x], shaped.params) if shaped else x
+    return Equation(psum_scatter_p, [x], _entry(axes, size), eqn.outputs)
+
+
+def _entry(axes: tuple[str, ...], size: int) -> dict:
+    return {"axes": axes, "size": size, "axis": 0, "tiled": False}
+
+
+# ---------------------------------------------------------------- several in one call
+
+
+def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
+    """A sum of several values, of those that are used."""
+    kept = [(a, v) for a, v, yes in zip(eqn.inputs, eqn.outputs, used) if yes]
+    return _summed_together(eqn.primitive.of, eqn.params, *zip(*kept), eqn.source)
+
+
+NARROWED.update(dict.fromkeys(TOGETHER, _narrowed))
+
+
+def _summed_together(
+    of: Collective, params: dict, inputs: Sequence[Atom], outputs: Sequence[Var], source: Any
+) -> Equation:
+    return Equation(of if len(inputs) == 1 else together(of), inputs, params, outputs, source)
+
+
+@rewrites_tapes(first=True)
+def take_psums_apart(tape: Tape) -> Tape:
+    """psums of several values as psums of one: rules speak of those, and those can be put together otherwise."""
+    if not any(eqn.primitive in TOGETHER for eqn in tape.equations):
+        return tape
+    return with_equations(tape, [part for eqn in tape.equations for part in _apart(eqn)])
+
+
+def _apart(eqn: Equation) -> list[Equation]:
+    if eqn.primitive not in TOGETHER:
+        return [eqn]
+    return [Equation(eqn.primitive.of, [a], eqn.params, [v], eqn.source) for a, v in zip(eqn.inputs, eqn.outputs)]
+
+
+@rewrites_tapes(bucket_bytes=BUCKET_BYTES)
+def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
+    """psums over the same axes, of one dtype, that do not depend on each other: in one call, as many as a bucket holds.
+
+    They come into buckets in the order of the tape, in which they become ready, and a bucket is summed where its last
+    one was: what uses its results comes after.
+    """
+    if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
+        return tape
+    buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
+    if all(len(members) == 1 for members in buckets.members):
+        return tape
+    fused = []
+    for part in buckets.in_order():
+        if len(part) > 1:
+            inputs, outputs = [e.inputs[0] for e in part], [e.outputs[0] for e in part]
+            part = [_summed_together(part[0].primitive, part[0].params, inputs, outputs, part[0].source)]
+        fused += part
+    return with_equations(tape, fused)
+
+
+def _summed_alike(eqn: Equation) -> Any:
+    """What psums that can be one have in common; None for what is no psum."""
+    if eqn.primitive not in PSUMS:
+        return None
+    return eqn.primitive, frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
+
+
+def _size(eqn: Equation) -> int:
+    return atom_type(eqn.inputs[0]).nbytes

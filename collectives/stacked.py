@@ -41,6 +41,16 @@ class Stacked(Backend):
             self.count(name, x.nbytes // self.size(held))
         return getattr(self, "_" + name)(x, held, **params)
 
+    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
+        return [self.collective(name, x, held, False, params) for x, held in operands]
+
+    def wait(self, started: list) -> list[tuple[numpy.ndarray, Axes]]:
+        return started
+
+    def finish(self) -> None:
+        pass
+
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         return self._join(numpy.arange(self.size(axes))[:, None], axes, ())
 

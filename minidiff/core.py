@@ -532,6 +532,7 @@ class Primitive:
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     communicates = False
     on_ranks = False  # it means something on ranks only
+    each: Primitive | None = None  # what it does with each of its operands, which are several in one call
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name

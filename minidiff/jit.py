@@ -44,10 +44,10 @@ _IS_LEAF = {*_SCALARS, numpy.ndarray}
 DEPENDS_ON: list[Callable[[], Any]] = []
 
 
-def _compiled(f: Callable, args: Any, name: str) -> Program:
+def _compiled(f: Callable, args: Any, name: str, options: dict) -> Program:
     from minidiff.source import Program  # what compiles is imported when there is something to compile
 
-    return Program(f, args, name)
+    return Program(f, args, name, options)
 
 
 class Inlined:
@@ -81,6 +81,10 @@ class jit:
     settings: they are hashable, the program is compiled for their values, and Python may branch on them. A Python
     branch on any other value raises TracerError. On a method, `self` is the first argument.
 
+    Rewrites named in `without` (those of `minidiff.optimize.REWRITES`) are not made; `settings` are what rewrites can
+    be told (`minidiff.optimize.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown name is an error
+    when the program is compiled.
+
     It works on derivatives (`jit(grad(f))`), and can be differentiated, mapped and staged itself.
 
     >>> import numpy as np
@@ -89,11 +93,14 @@ class jit:
     array([1., 8.])
     """
 
-    def __init__(self, f: Callable, static_argnums: int | Sequence[int] = ()):
+    def __init__(
+        self, f: Callable, static_argnums: int | Sequence[int] = (), *, without: Sequence[str] = (), **settings: Any
+    ):
         functools.update_wrapper(self, f)
         self.f = f
         self.name = getattr(f, "__name__", type(f).__name__)
         self.static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
+        self.options = {"without": without, **settings}
         self.programs: dict[Any, Program] = {}
         self.inlined: dict[Any, Inlined] = {}
         #: Programs of plain numbers by their types, and of arrays too by shapes and dtypes: the short way.
@@ -126,7 +133,7 @@ class jit:
             return self._inline(f, example, key)(values)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = _compiled(f, example, self.name)
+            program = self.programs[key] = _compiled(f, example, self.name, self.options)
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
@@ -205,7 +212,7 @@ class jit:
         values = [self._value(x) for x in leaves]
         key = structure, settings, (*map(_key_of, values),)
         found = self.programs.get(key)
-        return found or _compiled(f, tree.unflatten(structure, values), self.name)
+        return found or _compiled(f, tree.unflatten(structure, values), self.name, self.options)
 
 
 def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:

@@ -277,6 +277,9 @@ class _Numbered:
 
     def results(self, eqn: Equation, operands: list[int]) -> list[int]:
         p, types = eqn.primitive, [v.type for v in eqn.outputs]
+        if p.each is not None:
+            alone = [Equation(p.each, [a], eqn.params, [v]) for a, v in zip(eqn.inputs, eqn.outputs)]
+            return [n for e, operand in zip(alone, operands) for n in self.results(e, [operand])]
         boundary = p.boundary(eqn.params)
         if boundary is not None:
             return self.through(eqn, operands, *boundary)

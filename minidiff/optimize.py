@@ -1,7 +1,9 @@
 """Tapes made cheaper: what is constant is computed once, what is the same is computed once, what is unused is not.
 
 Every pass takes a tape and gives a tape of the same function, with the same types. What may be rewritten into
-something cheaper is a table: `RULES`, filled by `simplifies`, from here and from wherever operations are declared.
+something cheaper is a table: `REWRITES`, by name, filled from here and from wherever operations are declared. Rules
+for equations of some operations are declared with `simplifies`, passes over whole tapes with `rewrites_tapes`. Each has
+the name of its function, and can be left out by it: `optimize(tape, without=("plus zero",))`.
 
 >>> import numpy as np
 >>> from minidiff import grad, make_tape
@@ -44,6 +46,17 @@ Rule = Callable[["Program", Equation], Any]
 
 RULES: dict[Primitive, list[Rule]] = {}
 
+#: All rewrites, by the names by which they can be left out: rules for equations, and passes over tapes.
+REWRITES: dict[str, Callable] = {}
+
+#: Those of them that take a whole tape, and give another one: before the rules, and once these have nothing more to
+#: say. With each, the names of the settings that it takes.
+FIRST: dict[Callable[..., Tape], tuple[str, ...]] = {}
+LAST: dict[Callable[..., Tape], tuple[str, ...]] = {}
+
+#: What rewrites can be told, and what they take it to be where they are not told: `bucket_bytes`, say.
+SETTINGS: dict[str, Any] = {}
+
 FOLDED_BYTES = 1 << 20  # results of constants are kept if they are no larger
 
 
@@ -53,18 +66,62 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
     def register(rule: Rule) -> Rule:
         for p in primitives:
             RULES.setdefault(p, []).append(rule)
+        REWRITES[name_of_rewrite(rule)] = rule
         return rule
 
     return register
 
 
-def optimize(tape: Tape, scope: Scope | None = None) -> Tape:
-    """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is."""
-    smaller = _bodies_optimized(without_unused(written_out(tape, scope)), scope)
+def rewrites_tapes(first: bool = False, **settings: Any) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
+    """Declare a pass `(tape, **settings) -> tape`, with the settings that it takes and what they are by default."""
+
+    def register(rewrite: Callable[..., Tape]) -> Callable[..., Tape]:
+        (FIRST if first else LAST)[rewrite] = tuple(settings)
+        REWRITES[name_of_rewrite(rewrite)] = rewrite
+        SETTINGS.update(settings)
+        return rewrite
+
+    return register
+
+
+def name_of_rewrite(rewrite: Callable) -> str:
+    """The name of a rewrite in `REWRITES`: its function's, in words."""
+    return rewrite.__name__.strip("_").replace("_", " ")
+
+
+def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = (), **settings: Any) -> Tape:
+    """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is.
+
+    Rewrites named in `without` are left out; `settings` are for this tape what `SETTINGS` are for all. Raises
+    ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
+    """
+    check_options(without, settings)
+    smaller = _passed(FIRST, written_out(tape, scope), without, settings)
+    smaller = _bodies_optimized(without_unused(smaller), scope, {"without": without, **settings})
     while True:
-        before, smaller = smaller, without_unused(Program(smaller).simplified())
+        before, smaller = smaller, without_unused(Program(smaller, without).simplified())
         if _same_equations(before, smaller):
-            return _keeping_memory_apart(smaller, tape)
+            break
+    return _keeping_memory_apart(_passed(LAST, smaller, without, settings), tape)
+
+
+def _passed(passes: dict, tape: Tape, without: Sequence[str], settings: dict) -> Tape:
+    for rewrite, names in passes.items():
+        if name_of_rewrite(rewrite) not in without:
+            tape = rewrite(tape, **{name: settings.get(name, SETTINGS[name]) for name in names})
+    return tape
+
+
+def check_options(without: Sequence[str], settings: dict) -> None:
+    """Raise an error for names that no rewrite, and no setting, has."""
+    if isinstance(without, str):
+        raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
+    for name in without:
+        if name not in REWRITES:
+            raise ValueError(f"there is no rewrite {name!r} to do without; there are {', '.join(sorted(REWRITES))}")
+    for name in settings:
+        if name not in SETTINGS:
+            raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(SETTINGS) or 'none'}")
 
 
 def _same_equations(one: Tape, two: Tape) -> bool:
@@ -74,19 +131,19 @@ def _same_equations(one: Tape, two: Tape) -> bool:
     return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
 
 
-def _bodies_optimized(tape: Tape, scope: Scope | None) -> Tape:
+def _bodies_optimized(tape: Tape, scope: Scope | None, options: dict) -> Tape:
     """The tape with `optimize` applied to the tapes among its parameters. A loop and its body have one scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
             inner = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else scope
-            params = {k: optimize(v, inner) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+            params = {k: optimize(v, inner, **options) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
             eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         equations.append(eqn)
-    return _with(tape, equations)
+    return with_equations(tape, equations)
 
 
-def _with(tape: Tape, equations: list[Equation]) -> Tape:
+def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
     """Another tape of the same inputs and outputs."""
     out = Tape(tape.inputs, equations, tape.outputs)
     out.linear = tape.linear
@@ -186,8 +243,9 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
 class Program:
     """A tape as it is rewritten, equation by equation."""
 
-    def __init__(self, tape: Tape):
+    def __init__(self, tape: Tape, without: Sequence[str] = ()):
         self.tape = tape
+        self.without = {REWRITES[name] for name in without}
         self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
         self.producer: dict[Var, Equation] = {}  # of the new one
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
@@ -217,7 +275,7 @@ class Program:
         if folded is not None:
             return folded
         for rule in RULES.get(eqn.primitive, ()):
-            found = rule(self, eqn)
+            found = None if rule in self.without else rule(self, eqn)
             if isinstance(found, Equation):
                 return self.results(found)
             if found is not None:
@@ -242,6 +300,8 @@ class Program:
         """A further equation: its result."""
         (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
         (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
+        if isinstance(out, Var):
+            self.uses[out] += 1
         return out
 
 
@@ -307,7 +367,7 @@ def without_unused(tape: Tape) -> Tape:
             eqn = NARROWED[eqn.primitive](eqn, used)
         kept.append(eqn)
         needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return _with(tape, kept[::-1])
+    return with_equations(tape, kept[::-1])
 
 
 @narrows(control.scan_p)

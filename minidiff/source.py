@@ -128,14 +128,23 @@ class Source:
     """The text of a tape as a Python function, and the names that the text takes for granted.
 
     `foreign` says which inputs may be no plain arrays: nothing is written into what is made of them, and NumPy's
-    functions are called on them. `bodies` collects the texts of the functions that operations run.
+    functions are called on them. `bodies` collects the texts of the functions that operations run. `options` are those
+    of `optimize`, for programs that are made of the tape's bodies when they run.
     """
 
-    def __init__(self, tape: Tape, name: str = "f", foreign: Sequence[bool] = (), bodies: dict[str, str] | None = None):
+    def __init__(
+        self,
+        tape: Tape,
+        name: str = "f",
+        foreign: Sequence[bool] = (),
+        bodies: dict[str, str] | None = None,
+        options: dict | None = None,
+    ):
         self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
         self.tape = tape
         reserved = _reserved(tape)
         self.bodies = {} if bodies is None else bodies
+        self.options = options or {}
         self.names = names_of(tape, letters(reserved))
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
         self.name = f"{name}_" if name in taken else name
@@ -227,7 +236,7 @@ class Source:
         while name in self.bodies:
             name = f"{first}_{self._next(first)}"
         self.bodies[name] = ""  # taken; those within it come first
-        compiled = CompiledTape(value, name, self.bodies)
+        compiled = CompiledTape(value, name, self.bodies, self.options)
         del self.bodies[name]
         self.bodies[name] = compiled.source.own_text + "\n"
         return compiled
@@ -349,10 +358,11 @@ def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
 class CompiledTape(Tape):
     """A tape that runs as compiled source where it is applied to plain arrays."""
 
-    def __init__(self, tape: Tape, name: str, bodies: dict[str, str]):
+    def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.name = name
-        self.source = Source(self, name, bodies=bodies)
+        self.options = options
+        self.source = Source(self, name, bodies=bodies, options=options)
         self.lowered: dict[Any, Any] = {}  # what interpreters made of it
 
     def __call__(self, *values: Value) -> list[Value]:
@@ -373,11 +383,11 @@ def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]
 class Program:
     """A function compiled for arguments of one type: its `tape`, and its `source`."""
 
-    def __init__(self, f: Callable, args: Any, name: str):
+    def __init__(self, f: Callable, args: Any, name: str, options: dict):
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
-        self.tape = optimize(tape)
+        self.tape = optimize(tape, **options)
         foreign = [type(x) is not numpy.ndarray and hasattr(x, "spec") for x in tree.leaves(args)]
-        self.source = Source(self.tape, name if name.isidentifier() else "f", foreign)
+        self.source = Source(self.tape, name if name.isidentifier() else "f", foreign, options=options)
         self.function = self._with_structure()
 
     def _with_structure(self) -> Callable:

@@ -6,6 +6,7 @@ from spmd.inspect import communication, compare
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, make_mesh
 from spmd.partition import P, PartitionSpec
+from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
 
@@ -17,6 +18,7 @@ __all__ = [
     "communication",
     "compare",
     "make_mesh",
+    "rewritten",
     "shard_map",
     "visualize_sharding",
 ]

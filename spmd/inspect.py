@@ -14,6 +14,7 @@ from minidiff.control import Cond, Scan, While
 from minidiff.forward import as_value
 from minidiff.location import Location
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
+from spmd.rewritten import rewritten
 from spmd.shard_map import ShardMap, shard_map_p, without_types
 from spmd.table import html_table, text_table
 
@@ -115,12 +116,13 @@ def _paragraphs(lines: list[str]) -> str:
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def communication(f: Callable | Tape) -> Any:
+def communication(f: Callable | Tape, optimized: bool = False) -> Any:
     """What a tape communicates, or a function that reports what `f` does: `communication(f)(*args)`.
 
-    Nothing is run: the report is read from the tape of `f` for arguments of these types. The body of a `scan` counts
-    as often as the loop has steps. The table names the line of the program that asked for each collective; in the
-    backward direction, the line whose derivative needs it.
+    Nothing is run: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the
+    tape which `jit(f)` compiles (`rewritten`). The body of a `scan` counts as often as the loop has steps. The table
+    names the line of the program that asked for each collective; in the backward direction, the line whose derivative
+    needs it.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -135,7 +137,8 @@ def communication(f: Callable | Tape) -> Any:
     """
     if isinstance(f, Tape):
         return _of_tape(f)
-    return lambda *args: _of_tape(make_tape(f)(*args))
+    tape_of = rewritten(f) if optimized else make_tape(f)
+    return lambda *args: _of_tape(tape_of(*args))
 
 
 def _of_tape(tape: Tape) -> Communication:

@@ -9,8 +9,8 @@ import numpy
 
 import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
 from collectives.backend import Axes, Backend
-from collectives.exchange import exchange, index
-from collectives.ops import Collective, axis_index_p
+from collectives.exchange import exchange, exchange_together, index
+from collectives.ops import Collective, Together, axis_index_p
 from minidiff.core import (
     EVALUATE,
     INVARIANT,
@@ -167,6 +167,12 @@ class SPMD(Interpreter):
             if primitive is axis_index_p:
                 axes = params["axes"]
                 return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+            if isinstance(primitive, Together):
+                if recorded:
+                    found = exchange_together(primitive.of, operands, ranks, params)
+                else:
+                    found = ranks.together(primitive.name, operands, params)
+                return [RankTracer(self, *x) for x in found]
             if isinstance(primitive, Collective):
                 ((x, held),) = operands
                 if recorded:
@@ -221,8 +227,12 @@ class SPMD(Interpreter):
         if program is None:
             return None
         source, helds = program
-        with running(self.base):  # what is left of choices and loops is about data
-            results = source.results(*[x for x, _ in operands])
+        try:
+            with running(self.base):  # what is left of choices and loops is about data
+                results = source.results(*[x for x, _ in operands])
+        except BaseException:
+            self.mesh.ranks.finish()
+            raise
         return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
@@ -235,7 +245,7 @@ class SPMD(Interpreter):
             recorded, helds = self._on_data(tape, operands)
         except TracerError:
             return None
-        return Source(optimize(recorded), tape.name), helds
+        return Source(optimize(recorded, **tape.options), tape.name, options=tape.options), helds
 
     def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
         """The tape of what a body does to this process's data, and the axes along which its results are held."""

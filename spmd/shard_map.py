@@ -39,6 +39,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from collectives.boundary import summed_backward_pass
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
@@ -200,7 +201,7 @@ class ShardMap(Primitive):
             block_cts = dict(zip(given, blocks[len(fixed) :]))
             if not typed:
                 block_cts = {i: _unscale(ct, out_specs[i], mesh, axes) for i, ct in block_cts.items()}
-            in_cts = backward_pass(
+            in_cts = (summed_backward_pass if typed else backward_pass)(
                 tape, linear, [values.get(i) for i in range(len(operands))], [block_cts.get(i) for i in range(len(cts))]
             )
             by_input = {i: ct for i, ct in zip(wanted, in_cts) if ct is not None}

@@ -41,7 +41,7 @@ def test_losses_on_mpi_ranks(ranks, reference):
         "import spmd; from spmd.examples import data_parallel as example\n"
         f"mesh = spmd.make_mesh(({ranks},), ('batch',))\n"
         f"losses, accuracy = example.train(mesh, {STEPS}, seed=0)\n"
-        "assert mesh.backend == 'mpi' and mesh.calls == {'psum': 7 * len(losses)}\n"
+        "assert mesh.backend == 'mpi' and mesh.calls == {'psum': 2 * len(losses)}\n"
         "if mesh.rank == 0: print(*map(repr, losses))\n"
     )
     run = mpiexec(ranks, "-c", program, timeout=100)
@@ -54,10 +54,9 @@ def test_seeds_differ():
 
 
 def shown(text):
-    """What the program must show: the types, the reports with 1 + 6 all-reduces and with one more, the outcome."""
-    assert re.search(r"f64\[64,128\] = psum\(\w+, 'batch'\)", text)
-    assert re.findall(r"^total +(\d+)", text, re.M) == ["7", "8"]
-    assert re.findall(r"psum +batch +(\d+) .* (?:forward|backward) +data_parallel.py:\d+: ", text) == list("124116")
+    """What the program must show: the types, the reports with 1 + 1 all-reduces and with 2 + 6, the outcome."""
+    assert re.search(r"f64\[64,128\][^=]*= psum\([^)]*'batch'\)", text)
+    assert re.findall(r"^total +(\d+)", text, re.M) == ["2", "8"]
     return float(re.search(r"held-out accuracy ([\d.]+)", text).group(1))
 
 

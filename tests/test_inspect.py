@@ -188,7 +188,7 @@ def test_an_unmapped_argument_is_summed_for_the_line_that_lifted_it():
     assert asked(spmd.communication(md.grad(md.jit(f)))(*args)) == expected
     assert asked(spmd.communication(md.make_tape(md.grad(f))(*args))) == expected
     assert asked(spmd.communication(md.make_tape(md.make_tape(md.grad(f))(*args))(*args))) == expected
-    optimized = md.jit(md.value_and_grad(f)).program(*args).tape
+    optimized = md.jit(md.value_and_grad(f), without=["fuse psums"]).program(*args).tape
     assert sorted(asked(spmd.communication(optimized))) == sorted(expected)
 
 

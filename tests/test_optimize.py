@@ -98,7 +98,7 @@ COLLECTIVES = {
     "psum of pbroadcast": (lambda x: psum(pbroadcast(psum(x, ("i", "j")), "i"), "i"), 2, 1),
     "psum of a part": (lambda x: psum(pbroadcast(psum(x, ("i", "j")), ("i", "j")), "i"), 2, 2),
     "psum + psum": (lambda x: psum(x, ("i", "j")) + psum(np.sin(x), ("i", "j")), 2, 1),
-    "psum + psum, one used again": (used_again, 2, 2),
+    "psum + psum, one used again": (used_again, 2, 1),
     "the same psum": (lambda x: psum(x, ("i", "j")) * psum(x, ("i", "j")), 2, 1),
 }
 

@@ -2,7 +2,7 @@
 
 The batch is split over the ranks, every rank has all parameters. The gradient is taken outside the
 `shard_map`, of the loss as a whole; the types of the values in the body decide where it communicates:
-one all-reduce for the loss on the way forward, one for each parameter on the way back.
+one all-reduce for the loss on the way forward, one for the gradients of all parameters on the way back.
 """
 
 from __future__ import annotations

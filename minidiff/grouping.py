@@ -1,0 +1,117 @@
+"""Equations of a tape put into groups, each of which can be done in one place."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from minidiff.tape import Atom, Equation, Tape, Var
+
+
+def _nothing(*args: Any) -> int:
+    return 0
+
+
+class Groups:
+    """`members`, lists of equations of a tape that are alike, so chosen that no group waits for itself.
+
+    Only equations of the same `key` come together, in the order of the tape (None: they come to nobody), as long as
+    the sum of their sizes is no more than `limit`. `inside(maker, a, user)` says that an operand may be handed over
+    within a group, from the member that makes it to one that takes it; otherwise no member depends on another one.
+
+    Sets of equations are integers, with a bit for each that has a key: what depends on what is found in one walk.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        key: Callable[[Equation], Any],
+        size: Callable[[Equation], int] = _nothing,
+        limit: int = 0,
+        inside: Callable[[Equation, Atom, Equation], bool] = _nothing,
+    ):
+        self.tape = tape
+        self.members: list[list[Equation]] = []
+        self._size, self._limit, self._inside = size, limit, inside
+        self._number: dict[Equation, int] = {}  # of an equation's group
+        self._needs: list[int] = []  # by group: the equations that it depends on
+        self._bits: list[int] = []  # by group: the equations in it
+        self._sizes: list[int] = []
+        self._filling: dict[Any, int] = {}  # by key: the group that has room
+        self._depends: dict[Var, int] = {}
+        self._maker: dict[Var, Equation] = {}
+        for eqn in tape.equations:
+            own, needs = key(eqn), self._needed(eqn)
+            if own is not None:
+                needs |= self._put(eqn, own)
+            if needs:
+                self._depends.update((v, needs) for v in eqn.outputs)
+            self._maker.update((v, eqn) for v in eqn.outputs)
+
+    def _put(self, eqn: Equation, key: Any) -> int:
+        """Put an equation into a group: the set of it alone."""
+        k, bit = self._filling.get(key), 1 << len(self._number)
+        if k is None or not self._fits(eqn, k):
+            self._filling[key] = k = len(self.members)
+            self.members.append([])
+            for numbers in (self._needs, self._bits, self._sizes):
+                numbers.append(0)
+        self._needs[k] |= self._needed(eqn, k)
+        self._bits[k] |= bit
+        self._sizes[k] += self._size(eqn)
+        self.members[k].append(eqn)
+        self._number[eqn] = k
+        return bit
+
+    def _fits(self, eqn: Equation, k: int) -> bool:
+        return self._sizes[k] + self._size(eqn) <= self._limit and not self._waits_for(self._needed(eqn, k), k)
+
+    def _needed(self, eqn: Equation, k: int | None = None) -> int:
+        """The equations that one depends on; within group k, not those that hand something over to it."""
+        needs = 0
+        for a in eqn.inputs:
+            if isinstance(a, Var):
+                made = self._maker.get(a)
+                within = k is not None and self._number.get(made) == k and self._inside(made, a, eqn)
+                needs |= self._needs[k] if within else self._depends.get(a, 0)
+        return needs
+
+    def _waits_for(self, needs: int, k: int) -> bool:
+        """Whether what depends on these equations, and so on all that is in a group with them, depends on group k."""
+        before = None
+        while needs != before:
+            before = needs
+            for bits, further in zip(self._bits, self._needs):
+                if bits & needs:
+                    needs |= bits | further
+        return bool(needs & self._bits[k])
+
+    def in_order(self) -> Iterator[list[Equation]]:
+        """Groups, and all other equations by themselves, each when what it takes is there.
+
+        That is the tape's order, where it can be; a group has the place of the last of its equations.
+        """
+        parts: dict[int, list[Equation]] = {}
+        for place, eqn in enumerate(self.tape.equations):
+            part = self.members[self._number[eqn]] if eqn in self._number else [eqn]
+            if part[-1] is eqn:
+                parts[place] = part
+        maker = {v: place for place, part in parts.items() for e in part for v in e.outputs}
+        missing = {
+            place: {maker[a] for e in part for a in e.inputs if isinstance(a, Var) and a in maker} - {place}
+            for place, part in parts.items()
+        }
+        users: dict[int, list[int]] = {}
+        for place, needed in missing.items():
+            for other in needed:
+                users.setdefault(other, []).append(place)
+        ready = [place for place, needed in missing.items() if not needed]
+        heapq.heapify(ready)
+        while ready:
+            place = heapq.heappop(ready)
+            yield parts[place]
+            for user in users.get(place, ()):
+                missing[user].discard(place)
+                if not missing[user]:
+                    heapq.heappush(ready, user)

@@ -1,0 +1,38 @@
+"""Programs with fewer collectives, to look at: what `jit` makes of a function before it compiles it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import spmd.joined  # noqa: F401  (what it declares is among the rewrites that are made)
+from minidiff.optimize import check_options, optimize
+from minidiff.staging import make_tape
+from minidiff.tape import Tape
+
+
+def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
+    """A function that returns the tape of `f` as `jit` compiles it: `rewritten(f)(*args) -> Tape`.
+
+    Rewrites named in `without` are not made; `bucket_bytes` is how much is summed in one all-reduce at most (25 MB by
+    default). All names are in `minidiff.optimize.REWRITES`, all settings in `minidiff.optimize.SETTINGS`: one that is
+    not there raises ValueError, or TypeError.
+
+    >>> import numpy as np
+    >>> from collectives import psum
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda x: (psum(x, 'i'), psum(x * x, 'i')), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> print(rewritten(f)(np.arange(8.0)))
+    lambda a:f64[8]:
+      b:f64[2], c:f64[2] = shard_map(a, mesh=(i: 4), in_specs=(P('i'),), out_specs=(P(), P()))
+        lambda d:f64[2]{i}:
+          e:f64[2]{i} = multiply(d, d)
+          f:f64[2], g:f64[2] = psum(d, e, 'i')
+          return (f, g)
+      return (b, c)
+    >>> str(rewritten(f, without=("fuse psums",))(np.arange(8.0))).count("psum")
+    2
+    """
+    check_options(without, settings)
+    return lambda *args: optimize(make_tape(f)(*args), without=without, **settings)

@@ -1,0 +1,216 @@
+"""Fewer collectives on real ranks: MPI's own calls are counted, their order is looked at, and nothing hangs."""
+
+import functools
+import math
+
+import numpy as np
+import pytest
+
+import minidiff as md
+import spmd
+from collectives import psum
+from spmd import P
+from tests.programs import assert_trees_close
+from tests.rewrite_programs import INSTRUCTIONS
+from tests.test_rewrites import data, data_parallel, lowered, parameters
+
+RANKS = pytest.mark.parallel([2, 4])
+REDUCING = ("Allreduce", "Iallreduce", "Reduce_scatter_block")
+
+
+class Counted:
+    """A communicator that takes note of how it is asked to reduce: `calls` are names, and numbers of entries."""
+
+    def __init__(self, comm, calls):
+        self.comm = comm
+        self.calls = calls
+
+    def __getattr__(self, name):
+        found = getattr(self.comm, name)
+        if name not in REDUCING:
+            return found
+
+        def call(*args):
+            self.calls.append((name, args[1].size))
+            return found(*args)
+
+        return call
+
+
+@functools.cache
+def mesh_of_all():
+    from mpi4py import MPI
+
+    return spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",))
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    mesh, calls = mesh_of_all(), []
+    along = mesh.ranks.along
+    monkeypatch.setattr(mesh.ranks, "along", lambda axes: Counted(along(axes), calls), raising=False)
+    return mesh, calls
+
+
+def the_same_on_all(x):
+    from mpi4py import MPI
+
+    everywhere = MPI.COMM_WORLD.allgather(x)
+    assert all(y == everywhere[0] for y in everywhere)
+
+
+@RANKS
+def test_one_all_reduce_for_the_loss_and_all_parameters(counted):
+    mesh, calls = counted
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    expected = step(params, x)
+    compiled, entries = md.jit(step), 1 + sum(w.size + b.size for w, b in params)
+    assert calls == [("Allreduce", 1), ("Allreduce", entries - 1)]  # without jit, the loss has gone before
+    for _ in range(3):
+        calls.clear()
+        assert_trees_close(compiled(params, x), expected)
+        assert [n for _, n in calls] == [entries]
+    assert_trees_close(compiled(params, x), data_parallel_reference(params, x))
+
+
+def data_parallel_reference(params, x):
+    def loss(params, x):
+        for w, b in params:
+            x = np.tanh(x @ w + b)
+        return (x**2).sum()
+
+    return md.value_and_grad(loss)(params, x)
+
+
+@RANKS
+@pytest.mark.parametrize("size", [200, 400, 600])
+def test_buckets_are_on_their_way_at_once(counted, size):
+    """Several, none larger than it may be; begun before any is waited for, in one order on all ranks."""
+    mesh, calls = counted
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    compiled = md.jit(md.value_and_grad(data_parallel(mesh)), bucket_bytes=size)
+    (text,) = lowered(compiled, params, x)
+    calls.clear()
+    out = compiled(params, x)
+    assert_trees_close(out, data_parallel_reference(params, x))
+    assert len(calls) >= 2 and {name for name, _ in calls} <= {"Iallreduce", "Allreduce"}
+    assert "Iallreduce" in dict(calls)
+    largest = max(w.size for w, _ in params)
+    assert all(n * 8 <= size or n <= largest for _, n in calls)
+    the_same_on_all(calls)
+    the_same_on_all(text)
+    assert not mesh.ranks._started
+
+
+@RANKS
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "complex128", "int32", "int8"])
+def test_values_of_all_dtypes(counted, dtype):
+    mesh, calls = counted
+    n = mesh.size
+
+    def body(x):
+        return psum(x, "i"), psum(x[0], "i"), psum(x[:, :0], "i"), psum(x.sum().astype(x.dtype), "i"), x + x
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=(P(), P(), P(), P(), P("i")))
+    x = np.arange(6 * n).reshape(2 * n, 3).astype(dtype)
+    compiled = md.jit(f)
+    compiled(x)
+    calls.clear()
+    outs = compiled(x)
+    assert len(calls) == 1
+    total = x.reshape(n, 2, 3).sum(0).astype(dtype)
+    np.testing.assert_array_equal(outs[0], total)
+    np.testing.assert_array_equal(outs[1], total[0])
+    assert outs[2].shape == (2, 0)
+    np.testing.assert_array_equal(outs[3], x.sum().astype(dtype))
+    assert {y.dtype for y in outs[:4]} == {np.dtype(dtype)}
+
+
+@RANKS
+def test_what_is_on_its_way_is_not_written_into(counted):
+    """A large array, whose memory later results could take, is MPI's until the sum is waited for."""
+    mesh, _ = counted
+
+    def body(x):
+        y = np.sin(x)
+        total = psum(y, "i")
+        z = np.cos(np.exp(np.tanh(x) * 2) + 1)
+        return total, z
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=(P(), P("i")))
+    x = data("float64", (400 * mesh.size, 100))
+    compiled = md.jit(f)
+    assert "psum_start" in lowered(compiled, x)[0]
+    for _ in range(3):
+        total, z = compiled(x)
+        np.testing.assert_allclose(total, np.sin(x).reshape(mesh.size, 400, 100).sum(0))
+        np.testing.assert_allclose(z.gather(), np.cos(np.exp(np.tanh(x) * 2) + 1))
+
+
+@RANKS
+def test_an_error_while_sums_are_on_their_way(counted):
+    mesh, _ = counted
+
+    def body(x):
+        total = psum(x, "i")
+        return np.linalg.inv(x) @ x, total
+
+    f = md.jit(spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=(P("i"), P())))
+    x = np.concatenate([np.eye(3)] * mesh.size).reshape(-1, 3)
+    assert "psum_start" in lowered(f, x)[0]
+    bad = x.copy()
+    bad[:] = 0
+    for _ in range(3):
+        with pytest.raises(np.linalg.LinAlgError):
+            f(bad)
+        assert not mesh.ranks._started
+        np.testing.assert_array_equal(f(x)[1], mesh.size * np.eye(3))
+
+
+@RANKS
+def test_an_error_on_one_rank_alone(counted):
+    """The others have begun the same sums: they end, and the rank that failed can go on."""
+    mesh, _ = counted
+
+    def body(x):
+        total = psum(x, "i")
+        return np.linalg.inv(x), total
+
+    f = md.jit(spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=(P("i"), P())))
+    x = np.concatenate([np.eye(3)] * mesh.size).reshape(-1, 3)
+    f(x)
+    bad = x.copy()
+    bad[:3] = 0
+    if mesh.rank == 0:
+        with pytest.raises(np.linalg.LinAlgError):
+            f(bad)
+    else:
+        f(bad)
+    assert not mesh.ranks._started
+    np.testing.assert_array_equal(f(x)[1], mesh.size * np.eye(3))
+
+
+@RANKS
+def test_each_instruction():
+    """What is done that need not be, on ranks: the same values compiled as not, and no more calls."""
+    mesh = mesh_of_all()
+    n = mesh.size
+    x, w = data("float64", (12 * n, 2)), data("float64", (12, 2), 1)
+    for name, instruction in INSTRUCTIONS.items():
+
+        def body(x, w, instruction=instruction):
+            return instruction(instruction(x, w, ("i",), n) + np.cos(x), np.sin(w), ("i",), n)
+
+        f = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P()), out_specs=P("i"))
+        loss = lambda x, w, f=f: (f(x, w) ** 2).sum()  # noqa: E731
+        for g in (f, md.grad(loss, (0, 1))):
+            mesh.reset_calls()
+            expected = g(x, w)
+            eager, compiled = dict(mesh.calls), md.jit(g)
+            compiled(x, w)
+            mesh.reset_calls()
+            out = compiled(x, w)
+            assert sum(mesh.calls.values()) <= sum(eager.values()), name
+            assert_trees_close(out, md.tree.map(lambda y: y.gather() if hasattr(y, "gather") else y, expected))
+    assert math.prod(mesh.shape.values()) == n

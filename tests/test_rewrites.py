@@ -1,0 +1,651 @@
+"""Fewer collectives: each rewrite keeps types, values and derivatives, and can be left out by name."""
+
+import itertools
+import math
+from collections import Counter
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import minidiff as md
+import spmd
+from collectives import all_gather, all_gather_invariant, axis_index, pbroadcast, pscatter, psum, psum_scatter
+from collectives.ops import psum_p, together, untyped_psum_p
+from minidiff.optimize import REWRITES, SETTINGS, optimize
+from minidiff.source import CompiledTape
+from minidiff.tape import bodies_of
+from spmd import P
+from tests.programs import assert_trees_close, example
+from tests.rewrite_programs import SIDE, RandomProgram, random_programs
+from tests.test_programs import placements, programs
+
+SIZES = {"i": 2, "j": 2}
+MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+IJ = ("i", "j")
+
+
+def equations(tape):
+    """All equations, also of bodies."""
+    for eqn in tape.equations:
+        yield eqn
+        for body in bodies_of(eqn):
+            yield from equations(body)
+
+
+def communicating(tape):
+    """How often each collective is called."""
+    return dict(Counter(eqn.primitive.name for eqn in equations(tape) if eqn.primitive.communicates))
+
+
+def mapped(body, in_specs=P(IJ), out_specs=P(IJ), mesh=MESH, **options):
+    return spmd.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+def data(dtype, shape=(16, 3), seed=0):
+    rng = np.random.default_rng(seed)
+    if np.dtype(dtype).kind == "i":
+        return rng.integers(-5, 5, shape).astype(dtype)
+    x = rng.normal(size=shape)
+    return (x + 1j * rng.normal(size=shape) if np.dtype(dtype).kind == "c" else x).astype(dtype)
+
+
+def close(dtype):
+    return {"rtol": 1e-4, "atol": 1e-4} if dtype in ("float32", "complex64") else {"rtol": 1e-9, "atol": 1e-11}
+
+
+# ---------------------------------------------------------------- one by one
+
+#: The rewrite, a body of blocks [4, 3], and what is communicated before and after.
+CASES = {
+    "three sums": (
+        "sum of sums",
+        lambda x: psum(x, "i") + psum(2 * x, "i") + psum(x * x, "i"),
+        {"psum": 3},
+        {"psum": 1},
+    ),
+    "in any order": (
+        "sum of sums",
+        lambda x: (psum(x, IJ) - (psum(x * x, IJ) ** 2 - psum(3 * x, IJ))) - (-psum(4 * x, IJ) - psum(x + 1, IJ) - 1),
+        {"psum": 5},
+        {"psum": 1},
+    ),
+    "two negatives": ("sum of sums", lambda x: -psum(x, IJ) - psum(x * x, IJ), {"psum": 2}, {"psum": 1}),
+    "of another order of axes": (
+        "sum of sums",
+        lambda x: psum(x, IJ) + psum(2 * x, ("j", "i")),
+        {"psum": 2},
+        {"psum": 1},
+    ),
+    "one axis, then another": ("twice over axes", lambda x: psum(psum(x, "i"), "j"), {"psum": 2}, {"psum": 1}),
+    "a sum of copies": (
+        "sum of copies",
+        lambda x: psum(pbroadcast(psum(x, "i"), "i"), "i"),
+        {"psum": 2},
+        {"psum": 1},
+    ),
+    "a scattered sum of copies": (
+        "scattered sum of copies",
+        lambda x: psum_scatter(pbroadcast(psum(x, "i"), "i"), "i", tiled=True),
+        {"psum": 1, "psum_scatter": 1},
+        {"psum_scatter": 1},
+    ),
+    "a sum, then the own part": (
+        "own part of a sum",
+        lambda x: pscatter(psum(x, "i"), "i", tiled=True),
+        {"psum": 1},
+        {"psum_scatter": 1},
+    ),
+    "a sum over two axes, then the own part": (
+        "own part of a sum",
+        lambda x: pscatter(psum(x, IJ), ("j", "i"), axis=0),
+        {"psum": 1},
+        {"psum_scatter": 1},
+    ),
+    "a sum over two axes, then the own part along one": (
+        "own part of a sum",
+        lambda x: pscatter(psum(x, IJ), "i", tiled=True),
+        {"psum": 1},
+        {"psum": 1},
+    ),
+    "gathered, then the own part": (
+        "own part of what was gathered",
+        lambda x: pscatter(all_gather_invariant(x, "i", axis=1, tiled=True), "i", axis=1, tiled=True),
+        {"all_gather_invariant": 1},
+        {},
+    ),
+    "own parts, gathered": (
+        "gathered own parts",
+        lambda x: all_gather_invariant(pscatter(psum(x, "i") ** 2, "i", tiled=True), "i", tiled=True),
+        {"psum": 1, "all_gather_invariant": 1},
+        {"psum": 1},
+    ),
+    "own parts, gathered as varying": (
+        "gathered own parts",
+        lambda x: all_gather(pscatter(psum(x, "i") ** 2, "i", tiled=True), "i", tiled=True),
+        {"psum": 1, "all_gather": 1},
+        {"psum": 1},
+    ),
+    "a scattered sum, gathered": (
+        "gathered sum",
+        lambda x: all_gather_invariant(psum_scatter(x, "i", tiled=True), "i", tiled=True),
+        {"psum_scatter": 1, "all_gather_invariant": 1},
+        {"psum": 1},
+    ),
+    "a scattered sum, gathered as varying": (
+        "gathered sum",
+        lambda x: all_gather(psum_scatter(x, "j", scatter_dimension=0, tiled=True), "j", tiled=True),
+        {"psum_scatter": 1, "all_gather": 1},
+        {"psum": 1},
+    ),
+    "scattered along one dimension, gathered along another": (
+        "gathered sum",
+        lambda x: all_gather(psum_scatter(x, "i", tiled=True), "i", axis=1, tiled=True),
+        {"psum_scatter": 1, "all_gather": 1},
+        {"psum_scatter": 1, "all_gather": 1},
+    ),
+    "gathered, then the own entry": ("own entry", lambda x: all_gather(x, IJ)[axis_index(IJ)], {"all_gather": 1}, {}),
+    "another's entry": (
+        "own entry",
+        lambda x: all_gather(x, IJ)[axis_index(("j", "i"))],
+        {"all_gather": 1},
+        {"all_gather": 1},
+    ),
+    "a sum, then the own entry": (
+        "own entry",
+        lambda x: psum(x[:2], "i")[axis_index("i")],
+        {"psum": 1},
+        {"psum_scatter": 1},
+    ),
+    "a sum, then some entry": ("own entry", lambda x: psum(x, "i")[axis_index("i")], {"psum": 1}, {"psum": 1}),
+    "sums apart": ("fuse psums", lambda x: psum(x, "i") * psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
+    "sums apart, and one before": (
+        "fuse psums",
+        lambda x: psum(psum(x, "j") ** 2, "i") * psum(x * x, "i"),
+        {"psum": 3},
+        {"psum": 2},
+    ),
+    "sums one after the other": ("fuse psums", lambda x: psum(psum(x, "i") * x, "i"), {"psum": 2}, {"psum": 2}),
+    "sums over different axes": ("fuse psums", lambda x: psum(x, "i") * psum(x, "j"), {"psum": 2}, {"psum": 2}),
+    "sums of different dtypes": (
+        "fuse psums",
+        lambda x: psum(x, "i") * psum((x.real * 0).astype(np.float16)[0], "i"),
+        {"psum": 2},
+        {"psum": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "int64"])
+@pytest.mark.parametrize("case", CASES)
+def test_each_rewrite(case, dtype):
+    name, body, before, after = CASES[case]
+    x, f = data(dtype), mapped(body)
+    tape = md.make_tape(f)(x)
+    tape.check()
+    assert communicating(tape) == before
+    none = spmd.rewritten(f, without=REWRITES)(x)
+    apart = spmd.rewritten(f, without=(name,))(x)
+    alone = spmd.rewritten(f, without=[n for n in REWRITES if n != name])(x)
+    made = spmd.rewritten(f)(x)
+    assert communicating(none) == before
+    assert communicating(made) == after
+    if before != after:  # it has done what it is here for
+        assert alone != none and apart != made
+    expected = [np.asarray(y) for y in tape(x)]
+    for other in (none, apart, alone, made):
+        other.check()
+        assert other.out_types == tape.out_types
+        for y, e in zip(other(x), expected):
+            np.testing.assert_allclose(np.asarray(y), e, **close(dtype))
+        if dtype != "int64":
+            check_derivatives(tape, other, x, dtype)
+    np.testing.assert_allclose(np.asarray(md.jit(f)(x)), expected[0], **close(dtype))
+
+
+def check_derivatives(tape, other, *args):
+    *args, dtype = args
+    outs = [np.asarray(y) for y in tape(*args)]
+    cts = [data(y.dtype, y.shape, seed=7) for y in outs]
+
+    def gradients(t):
+        value, pull = md.vjp(lambda *xs: [np.asarray(1) * 1.0 * y for y in t(*xs)], *args)
+        return pull([np.asarray(c, md.typeof(v).dtype) for c, v in zip(cts, value)])
+
+    def tangents(t):
+        return md.jvp(lambda *xs: list(t(*xs)), args, args)[1]
+
+    assert_trees_close(gradients(other), gradients(tape), **close(dtype))
+    assert_trees_close(tangents(other), tangents(tape), **close(dtype))
+
+
+def test_what_a_part_of_a_sum_becomes():
+    tape = spmd.rewritten(mapped(lambda x: pscatter(psum(x, "i"), "i", tiled=True)))(data("float64"))
+    assert communicating(tape) == {"psum_scatter": 1}
+    tape = spmd.rewritten(mapped(lambda x: psum(x[:2], "i")[axis_index("i")]))(data("float64"))
+    assert communicating(tape) == {"psum_scatter": 1}
+
+
+@pytest.mark.parametrize(
+    "body, before, after",
+    [
+        (lambda x: psum(x[:2], "i")[axis_index("i")], {"psum": 1}, {"psum_scatter": 1}),
+        (lambda x: pscatter(psum(x, "i"), "i", tiled=True), {"psum": 1}, {"psum_scatter": 1}),
+        (
+            lambda x: all_gather(psum_scatter(x, "i", tiled=True), "i", tiled=True),
+            {"psum_scatter": 1, "all_gather": 1},
+            {"psum": 1},
+        ),
+        (lambda x: all_gather(x, "i")[axis_index("i")], {"all_gather": 1}, {}),
+        (lambda x: psum(x, "i") * psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
+        (lambda x: psum(x, "i") + psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
+    ],
+)
+def test_without_types(body, before, after):
+    x, f = data("float64"), mapped(body, check_rep=False)
+    tape, smaller = md.make_tape(f)(x), spmd.rewritten(f)(x)
+    assert (communicating(tape), communicating(smaller)) == (before, after)
+    tape.check(), smaller.check()
+    np.testing.assert_allclose(np.asarray(smaller(x)[0]), np.asarray(f(x)), rtol=1e-12)
+    check_derivatives(tape, smaller, x, "float64")
+
+
+def test_what_is_used_again_is_kept():
+    f = mapped(lambda x: (lambda total: (pscatter(total, "i", tiled=True), total))(psum(x, "i")))
+    assert communicating(spmd.rewritten(f)(data("float64"))) == {"psum": 1}
+    f = mapped(lambda x: (lambda part: (part, all_gather(part, "i", tiled=True)))(psum_scatter(x, "i", tiled=True)))
+    assert communicating(spmd.rewritten(f)(data("float64"))) == {"psum_scatter": 1, "all_gather": 1}
+
+
+def test_unknown_names():
+    f = mapped(lambda x: psum(x, "i"))
+    with pytest.raises(ValueError, match=r"there is no rewrite 'fuse sums' to do without; there are .*fuse psums"):
+        spmd.rewritten(f, without=("fuse sums",))
+    with pytest.raises(TypeError, match=r"got the string 'fuse psums'; write \('fuse psums',\)"):
+        spmd.rewritten(f, without="fuse psums")
+    with pytest.raises(TypeError, match=r"rewrites have no setting 'bucket'; they have bucket_bytes"):
+        md.jit(f, bucket=3)(data("float64"))
+
+
+# ---------------------------------------------------------------- several in one call
+
+
+def fused(tape):
+    """How many values each psum of a tape takes."""
+    return [len(eqn.inputs) for eqn in equations(tape) if eqn.primitive.name == "psum"]
+
+
+def test_the_tape():
+    f = mapped(lambda x: (psum(x, "i"), psum(x * x, "i")), out_specs=P("j"))
+    assert str(spmd.rewritten(f)(np.ones((8, 2)))) == (
+        "lambda a:f64[8,2]:\n"
+        "  b:f64[4,2], c:f64[4,2] = shard_map(a, mesh=(i: 2, j: 2), in_specs=(P(('i', 'j')),), out_specs=(P('j'),\n"
+        "        P('j')))\n"
+        "    lambda d:f64[2,2]{i,j}:\n"
+        "      e:f64[2,2]{i,j} = multiply(d, d)\n"
+        "      f:f64[2,2]{j}, g:f64[2,2]{j} = psum(d, e, 'i')\n"
+        "      return (f, g)\n"
+        "  return (b, c)"
+    )
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_rules_of_several(typed):
+    """The operation itself: transposition by the inner product, tangents of some, batches of some."""
+    sum_p = together(psum_p if typed else untyped_psum_p)
+    mesh = spmd.make_mesh((3,), ("i",), backend="simulated")
+
+    def f(x, y, z):
+        on_blocks = lambda *blocks: sum_p.bind(*blocks, axes=("i",), size=3)  # noqa: E731
+        return mapped(on_blocks, P("i"), P(), mesh, check_rep=typed)(x, y, z)
+
+    args = [data("float64", shape, k) for k, shape in enumerate([(6, 2), (3,), (9, 1)])]
+    expected = [x.reshape(3, -1, *x.shape[1:]).sum(0) for x in args]
+    mesh.reset_calls()
+    assert_trees_close(f(*args), expected)
+    assert mesh.calls == {"psum": 1} and mesh.bytes == {"psum": 8 * (4 + 1 + 3)}
+    md.make_tape(f)(*args).check()
+    cts = [data("float64", x.shape, 9) for x in expected]
+    pulled = md.vjp(f, *args)[1](cts)
+    np.testing.assert_allclose(
+        sum((x * t).sum() for x, t in zip(pulled, args)), sum((y * c).sum() for y, c in zip(expected, cts))
+    )
+    some = md.grad(lambda y: (f(args[0], y, args[2])[1] ** 2).sum())(args[1])
+    np.testing.assert_allclose(some, np.full(3, 2 * args[1].sum()))
+    assert md.jvp(lambda y: f(args[0], y, args[2])[0], (args[1],), (args[1],))[1].sum() == 0
+    tangent = md.jvp(lambda y: f(args[0], y, args[2])[1], (args[1],), (args[1],))[1]
+    np.testing.assert_allclose(tangent, expected[1])
+    batched = md.vmap(f, in_axes=(0, None, 0))(np.stack([args[0]] * 2), args[1], np.stack([args[2], 2 * args[2]]))
+    assert_trees_close(batched, [np.stack([expected[0]] * 2), np.stack([expected[1]] * 2),
+                                 np.stack([expected[2], 2 * expected[2]])])  # fmt: skip
+
+
+def test_several_along_a_named_batch():
+    def f(x, y):
+        return together(untyped_psum_p).bind(x, y, axes=("b",), size=4)
+
+    x, y = data("float64", (4, 2)), np.arange(3.0)
+    sums = md.vmap(f, in_axes=(0, None), axis_name="b")(x, y)
+    assert_trees_close(sums, [np.stack([x.sum(0)] * 4), np.stack([4 * y] * 4)])
+
+
+def test_of_one_dtype():
+    f = mapped(lambda x: together(psum_p).bind(x, x.astype("float32"), axes=("i",), size=2), out_specs=P("j"))
+    with pytest.raises(TypeError, match=r"psum of several values takes such of one dtype, got f64\[2\]\{i,j\}, f32"):
+        md.make_tape(f)(np.ones(8))
+
+
+def test_results_that_nobody_takes_are_not_summed():
+    f = mapped(lambda x: together(psum_p).bind(x, x * x, x + 1, axes=("i",), size=2), out_specs=P("j"))
+    assert fused(optimize(md.make_tape(lambda x: f(x)[::2])(np.ones(8)))) == [2]
+    assert fused(optimize(md.make_tape(lambda x: f(x)[1])(np.ones(8)))) == [1]
+
+
+def many(x, w):
+    return [psum(np.sin(x * k), "i") for k in range(1, 8)]
+
+
+@pytest.mark.parametrize("size, expected", [(1, [1] * 7), (64, [2, 2, 2, 1]), (100, [3, 3, 1]), (None, [7])])
+def test_buckets(size, expected):
+    x, f = np.arange(16.0), mapped(lambda x: many(x, None), out_specs=P("j"))
+    options = {} if size is None else {"bucket_bytes": size}
+    tape = spmd.rewritten(f, **options)(x)
+    tape.check()
+    assert fused(tape) == expected  # of 32 bytes each
+    names = [eqn.primitive.name for eqn in equations(tape)]
+    assert names.index("psum") == names.index("shard_map") + 2 * expected[0]  # it does not wait for the others
+    MESH.reset_calls()
+    assert_trees_close(md.jit(f, **options)(x), f(x))
+
+
+def test_the_setting_for_all(monkeypatch):
+    monkeypatch.setitem(SETTINGS, "bucket_bytes", 64)
+    f = mapped(lambda x: many(x, None), out_specs=P("j"))
+    assert fused(spmd.rewritten(f)(np.arange(16.0))) == [2, 2, 2, 1]
+    assert fused(spmd.rewritten(f, bucket_bytes=1 << 20)(np.arange(16.0))) == [7]
+
+
+def test_one_larger_array_has_a_bucket_of_its_own():
+    f = mapped(lambda x: [psum(x[:1], "i"), psum(x, "i"), psum(x[:2], "i"), psum(x[2:], "i")], out_specs=P("j"))
+    tape = spmd.rewritten(f, bucket_bytes=32)(np.arange(32.0))
+    assert fused(tape) == [1, 1, 1, 1] or fused(tape) == [1, 1, 2]
+    sizes = [sum(a.type.nbytes for a in e.inputs) for e in equations(tape) if e.primitive.name == "psum"]
+    assert sizes == [8, 64, 16, 48]
+
+
+def test_buckets_do_not_wait_for_each_other():
+    """Two chains, crosswise: a over i before b over j in the one, b before a in the other."""
+
+    def body(x):
+        one = psum(np.sin(psum(x, "i")) * x, "j")
+        other = psum(np.cos(psum(x * x, "j")) * x, "i")
+        return one * other
+
+    x, f = np.arange(16.0), mapped(body)
+    tape = spmd.rewritten(f)(x)
+    tape.check()
+    assert communicating(tape)["psum"] == 3
+    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)))
+
+
+def test_sums_in_bodies_of_their_own():
+    def body(x):
+        def step(c, _):
+            return c + psum((c * x).sum(), IJ) * psum((c - x).sum(), IJ) * 1e-3, None
+
+        return md.scan(step, 1.0, None, length=20)[0]
+
+    f, x = mapped(body, out_specs=P()), np.arange(16.0) / 16
+    assert fused(spmd.rewritten(f)(x)) == [2]
+    MESH.reset_calls()
+    np.testing.assert_allclose(md.jit(f)(x), f(x))
+    assert MESH.calls["psum"] == 20 + 40
+
+
+# ---------------------------------------------------------------- shard_maps one after the other
+
+
+def shard_maps(tape):
+    return [eqn.primitive.name for eqn in tape.equations].count("shard_map")
+
+
+def test_joined():
+    one, two = mapped(lambda x: np.sin(x)), mapped(lambda x: psum(x, "i"), out_specs=P("j"))
+    moved = mapped(lambda x: x * 2, P(("j", "i")), P(("j", "i")))
+    x = np.arange(16.0)
+    for f, expected in [
+        (lambda x: two(one(x)), 1),
+        (lambda x: two(one(x) * 2.0), None),
+        (lambda x: two(moved(one(x))), 3),  # blocks go from rank to rank in between
+        (lambda x: (one(x), moved(x), two(x)), 1),
+        (lambda x: (two(x), two(one(x)), two(x[::-1])), 1),
+        (lambda x: one(one(x)), 1),
+    ]:
+        tape = spmd.rewritten(f)(x)
+        tape.check()
+        assert expected is None or shard_maps(tape) == expected
+        assert_trees_close(tape(x), md.tree.leaves(f(x)))
+        assert_trees_close(md.jit(f)(x), f(x))
+    assert shard_maps(spmd.rewritten(lambda x: two(one(x)), without=("join shard maps",))(x)) == 2
+
+
+def test_not_joined_through_something_between():
+    one, two = mapped(lambda x: psum(x.sum(), IJ), out_specs=P()), mapped(lambda x, c: x * c, (P(IJ), P()))
+    f = lambda x: two(x, np.sin(one(x)))  # noqa: E731
+    x = np.arange(16.0)
+    tape = spmd.rewritten(f)(x)
+    tape.check()
+    assert shard_maps(tape) == 2
+    assert_trees_close(md.jit(f)(x), f(x))
+
+
+# ---------------------------------------------------------------- gradients of a network
+
+
+def network(params, x):
+    for w, b in params:
+        x = np.tanh(x @ w + b)
+    return x
+
+
+def parameters(*sizes):
+    rng = np.random.default_rng(1)
+    return [(rng.normal(size=(n, m)) / n, rng.normal(size=m)) for n, m in itertools.pairwise(sizes)]
+
+
+def data_parallel(mesh, **options):
+    def loss(params, x):
+        on_block = lambda params, x: psum((network(params, x) ** 2).sum(), "i")  # noqa: E731
+        return mapped(on_block, (P(), P("i")), P(), mesh, **options)(params, x)
+
+    return loss
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_data_parallel_gradient(ranks):
+    mesh = spmd.make_mesh((ranks,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    assert fused(md.make_tape(step)(params, x)) == [1, 6]  # of the loss, and of its gradient
+    mesh.reset_calls()
+    step(params, x)
+    assert mesh.calls == {"psum": 2}
+    assert fused(spmd.rewritten(step, without=("fuse psums",))(params, x)) == [1] * 7
+    tape = spmd.rewritten(step)(params, x)
+    tape.check()
+    assert fused(tape) == [7]
+    assert spmd.communication(step, optimized=True)(params, x).counts == {"psum": 1}
+    plain = spmd.communication(step)(params, x)
+    assert spmd.communication(step, optimized=True)(params, x).bytes == plain.bytes
+    compiled = md.jit(step)
+    for _ in range(2):
+        mesh.reset_calls()
+        out = compiled(params, x)
+        assert mesh.calls == {"psum": 1} and mesh.bytes == {"psum": plain.bytes}
+    assert_trees_close(out, step(params, x))
+
+
+@pytest.mark.parametrize("size, expected", [(200, [3, 1, 1, 1, 1]), (600, [5, 2]), (None, [7])])
+def test_gradients_in_buckets(size, expected):
+    """The last layer's come first: those are the first to be there."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    options = {} if size is None else {"bucket_bytes": size}
+    tape = spmd.rewritten(step, **options)(params, x)
+    tape.check()
+    shapes = [[v.type.shape for v in e.outputs] for e in equations(tape) if e.primitive.name == "psum"]
+    assert [shape for bucket in shapes for shape in bucket] == [(), (3,), (6, 3), (6,), (7, 6), (7,), (5, 7)]
+    assert [*map(len, shapes)] == expected
+    compiled = md.jit(step, **options)
+    assert_trees_close(compiled(params, x), step(params, x))
+    mesh.reset_calls()
+    compiled(params, x)
+    assert mesh.calls == {"psum": len(shapes)}
+
+
+@pytest.mark.parametrize("size, expected", [(1, [1] * 7), (560, [1, 4, 2])])
+def test_buckets_of_a_gradient_that_is_not_compiled(monkeypatch, size, expected):
+    monkeypatch.setitem(SETTINGS, "bucket_bytes", size)
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    assert fused(md.make_tape(step)(params, x)) == expected
+    mesh.reset_calls()
+    out = step(params, x)
+    assert mesh.calls == {"psum": len(expected)}
+    monkeypatch.undo()
+    assert_trees_close(out, step(params, x))
+
+
+def test_cotangents_of_what_is_lifted_and_of_what_is_not():
+    """Inputs used as they are too, of several dtypes, lifted along one axis or two: as with all inputs whole."""
+
+    def body(a, b, c, d, x):
+        invariant = np.sum(np.sin(a)) + np.sum(b * b)
+        first = psum(np.sum(a * b * x), IJ) + psum(np.sum(c * x.astype(c.dtype)), IJ) * 1.0
+        row = psum(np.sum(x, 0), "j")
+        return invariant * first + psum(np.sum(np.sin(d * row) * b), "i")
+
+    f = mapped(body, (P(), P(), P(), P(), P(IJ)), P())
+    args = [data("float64", (3,), 1), data("float64", (3,), 2), data("float32", (3,), 3), data("float64", (3,), 4)]
+    args.append(data("float64", (8, 3), 5))
+    md.testing.check_grads(f, tuple(a.astype(float) for a in args), order=2)
+    gradient = md.grad(f, (0, 1, 2, 3))
+    tape = md.make_tape(gradient)(*args)
+    tape.check()
+    assert_trees_close(tape(*args), gradient(*args), rtol=1e-6)
+    assert max(fused(tape)) > 1
+    untyped = md.grad(mapped(body, (P(), P(), P(), P(), P(IJ)), P(), check_rep=False), (0, 1, 2, 3))
+    assert_trees_close(gradient(*args), untyped(*args), rtol=1e-5, atol=1e-5)
+
+
+# ---------------------------------------------------------------- while the program computes
+
+
+def lowered(compiled, *args):
+    """The sources that ran on the ranks' data."""
+    compiled(*args)
+    bound = compiled.program(*args).source.namespace.values()
+    programs = [p for t in bound if isinstance(t, CompiledTape) for p in t.lowered.values() if p]
+    for source, _ in programs:
+        source.tape.check()
+    return [source.text for source, _ in programs]
+
+
+def test_started_early_and_waited_for_late():
+    def body(x):
+        total = psum(x, "i")
+        other = np.sin(np.cos(x))
+        return other, total * 2
+
+    f = mapped(body, out_specs=(P(IJ), P("j")))
+    (text,) = lowered(md.jit(f), np.arange(16.0))
+    lines = [line.split("#")[0].split(" = ")[-1].strip() for line in text.splitlines()[1:]]
+    assert [line.split("(")[0] for line in lines[:4]] == ["psum_start", "cos", "sin", "psum_wait"]
+    (text,) = lowered(md.jit(f, without=("overlap communication",)), np.arange(16.0))
+    assert "psum_start" not in text and "psum(" in text
+    assert_trees_close(md.jit(f)(np.arange(16.0)), f(np.arange(16.0)))
+
+
+def test_nothing_to_compute_in_between():
+    (text,) = lowered(md.jit(mapped(lambda x: psum(np.sin(x), "i") * 2, out_specs=P("j"))), np.arange(16.0))
+    assert "psum_start" not in text and "psum(" in text
+
+
+def test_one_sum_waits_for_another():
+    f = mapped(lambda x: (psum(np.sin(psum(x, "i")) * x, "i"), np.cos(np.exp(x))), out_specs=(P("j"), P(IJ)))
+    (text,) = lowered(md.jit(f), np.arange(16.0))
+    lines = [line.split(" = ")[-1].split("(")[0] for line in text.splitlines()]
+    assert [line for line in lines if "psum" in line] == ["psum", "psum_start", "psum_wait"]
+    assert_trees_close(md.jit(f)(np.arange(16.0)), f(np.arange(16.0)))
+
+
+def test_buckets_are_on_their_way_while_gradients_are_computed():
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    (text,) = lowered(md.jit(md.value_and_grad(data_parallel(mesh)), bucket_bytes=300), params, x)
+    lines = text.splitlines()
+    starts = [k for k, line in enumerate(lines) if "psum_start" in line]
+    waits = [k for k, line in enumerate(lines) if "psum_wait" in line]
+    products = [k for k, line in enumerate(lines) if " @ " in line or "matmul" in line]
+    assert len(starts) >= 2 and starts[0] < products[-1] < min(waits)
+
+
+def test_results_are_the_callers_own():
+    f = mapped(lambda x: (psum(x, IJ), psum(x * x, IJ)), out_specs=P())
+    compiled = md.jit(f)
+    a, b = compiled(np.arange(8.0))
+    kept = b.copy()
+    a += 100.0
+    np.testing.assert_array_equal(b, kept)
+    np.testing.assert_array_equal(compiled(np.arange(8.0))[0], a - 100.0)
+
+
+# ---------------------------------------------------------------- properties
+
+
+@settings(deadline=None, max_examples=60)
+@given(random_programs(), st.booleans())
+def test_random_programs(program, typed):
+    """Optimised or not: the same values, types and derivatives, and never more collectives."""
+    _, f = program.mapped(check_rep=typed)
+    x, w = data("float64", (SIDE * math.prod(program.sizes.values()), 2)), data("float64", (SIDE, 2), 1)
+    tape, smaller = md.make_tape(f)(x, w), spmd.rewritten(f)(x, w)
+    check_smaller(tape, smaller, x, w)
+
+    def gradient(x, w):
+        outs, pull = md.vjp(f, x, w)
+        return pull(tuple(np.cos(y) for y in outs))
+
+    tape, smaller = md.make_tape(gradient)(x, w), spmd.rewritten(gradient)(x, w)
+    check_smaller(tape, smaller, x, w)
+    assert_trees_close(md.jit(f)(x, w), f(x, w), rtol=1e-8, atol=1e-8)
+
+
+def check_smaller(tape, smaller, *args):
+    tape.check(), smaller.check()
+    assert tape.out_types == smaller.out_types
+    assert sum(communicating(smaller).values()) <= sum(communicating(tape).values())
+    assert_trees_close(smaller(*args), tape(*args), rtol=1e-8, atol=1e-8)
+
+
+@settings(deadline=None, max_examples=40)
+@given(programs, placements())
+def test_typed_gradients_never_communicate_more(program, placement):
+    """Where types let a gathered value be invariant, a psum may take the place of a psum_scatter: both are counted."""
+    mesh, axes = placement
+    args = example(program, rows=2 * math.prod(mesh.shape[a] for a in axes), seed=0)
+    gradients = [md.grad(program.sharded(mesh, axes, check_rep=rep), (0, 1)) for rep in (True, False)]
+    before = spmd.communication(gradients[0])(*args).counts
+    typed, untyped = (spmd.communication(f, optimized=True)(*args).counts for f in gradients)
+    reductions = [counts.get("psum", 0) + counts.get("psum_scatter", 0) for counts in (before, typed, untyped)]
+    assert reductions[1] <= min(reductions[0], reductions[2])
+    assert sum(typed.values()) <= min(sum(before.values()), sum(untyped.values()))
+    if "psum_scatter" not in untyped:
+        assert typed.get("psum", 0) <= untyped.get("psum", 0)
+
+
+def test_random_programs_are_programs():
+    assert RandomProgram([("psum", 0, 0, ("i",))], {"i": 2}).mapped()[0].size == 2
