@@ -94,10 +94,10 @@ def communication(f: Callable) -> Callable[..., Communication]:
     total                 1              16
     """
 
-    return lambda *args: _of_tape(make_tape(f)(*args))
+    return lambda *args: of_tape(make_tape(f)(*args))
 
 
-def _of_tape(tape: Tape) -> Communication:
+def of_tape(tape: Tape) -> Communication:
     found = Communication()
     for eqn in tape.equations:
         found.add(_of_equation(eqn))
@@ -105,7 +105,7 @@ def _of_tape(tape: Tape) -> Communication:
 
 
 def _of_equation(eqn: Equation) -> Communication:
-    primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
+    primitive, bodies = eqn.primitive, [of_tape(body) for body in bodies_of(eqn)]
     if primitive.communicates:
         return Communication([Row(primitive.name, eqn.params["axes"], 1, atom_type(eqn.inputs[0]).nbytes)])
     if isinstance(primitive, Cond):
