@@ -207,7 +207,7 @@ def _is_linear(eqn: Equation, waits: Sequence[Waiting | None]) -> bool:
         return sum(waiting) == 1 and primitive.transpose_rules[waiting.index(True)] is not None
     if isinstance(primitive, Linear):
         n = len(waiting) if primitive.linear_operands is None else primitive.linear_operands
-        return all(waiting[:n]) and not any(waiting[n:])
+        return all(yes or _is_zero(a) for a, yes in zip(eqn.inputs[:n], waiting)) and not any(waiting[n:])
     return False
 
 
