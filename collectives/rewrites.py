@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import collectives.sinking  # noqa: F401  (its pass is to come before those here)
 from collectives.ops import (
     Collective,
     all_gather_invariant_p,

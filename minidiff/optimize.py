@@ -72,11 +72,16 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
     return register
 
 
-def rewrites_tapes(first: bool = False, **settings: Any) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
-    """Declare a pass `(tape, **settings) -> tape`, with the settings that it takes and what they are by default."""
+def rewrites_tapes(
+    first: bool = False, in_scope: bool = False, **settings: Any
+) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
+    """Declare a pass `(tape, **settings) -> tape`, with the settings that it takes and what they are by default.
+
+    With `in_scope` it takes the `scope` that the tape is rewritten in, too.
+    """
 
     def register(rewrite: Callable[..., Tape]) -> Callable[..., Tape]:
-        (FIRST if first else LAST)[rewrite] = tuple(settings)
+        (FIRST if first else LAST)[rewrite] = (*settings, *["scope"] * in_scope)
         REWRITES[name_of_rewrite(rewrite)] = rewrite
         SETTINGS.update(settings)
         return rewrite
@@ -96,19 +101,20 @@ def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = ()
     ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
-    smaller = _passed(FIRST, written_out(tape, scope), without, settings)
+    smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
     smaller = _bodies_optimized(without_unused(smaller), scope, {"without": without, **settings})
     while True:
         before, smaller = smaller, without_unused(Program(smaller, without).simplified())
         if _same_equations(before, smaller):
             break
-    return _keeping_memory_apart(_passed(LAST, smaller, without, settings), tape)
+    return _keeping_memory_apart(_passed(LAST, smaller, scope, without, settings), tape)
 
 
-def _passed(passes: dict, tape: Tape, without: Sequence[str], settings: dict) -> Tape:
+def _passed(passes: dict, tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
+    known = {**SETTINGS, **settings, "scope": scope}
     for rewrite, names in passes.items():
         if name_of_rewrite(rewrite) not in without:
-            tape = rewrite(tape, **{name: settings.get(name, SETTINGS[name]) for name in names})
+            tape = rewrite(tape, **{name: known[name] for name in names})
     return tape
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, running, typeof
+from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, is_scalar_constant, running, typeof
 from minidiff.ops.elementwise import add, convert, divide, equal, multiply, negative, power, where
 from minidiff.ops.indexing import (
     batch_scatter,
@@ -42,14 +42,14 @@ def _update_impl(x: numpy.ndarray, v: numpy.ndarray, index: tuple) -> numpy.ndar
 def _update_transpose(ct, operands, index):
     x, v = operands
     return [
-        update_p.bind(ct, zeros_like(v), index=index) if isinstance(x, ShapedArray) else None,
+        update_p.bind(ct, 0, index=index) if isinstance(x, ShapedArray) else None,
         slice_p.bind(ct, index=index) if isinstance(v, ShapedArray) else None,
     ]
 
 
 def _batch_update(primitive, args, batched, index):
     size = next(a.shape[0] for a, b in zip(args, batched) if b)
-    args = [a if b else broadcast_to(a, (size, *a.shape)) for a, b in zip(args, batched)]
+    args = [a if b or is_scalar_constant(a) else broadcast_to(a, (size, *a.shape)) for a, b in zip(args, batched)]
     return primitive.bind(*args, index=(slice(None), *index))
 
 

@@ -1,0 +1,225 @@
+"""psums moved down a tape, past what is linear, to where they can be one.
+
+A value that is the same on all ranks and is used several times is lifted several times, and its cotangent is made of
+several psums: not of their sum as it stands, since each was multiplied by this and reshaped by that on its way. But a
+psum may as well come after what is linear:
+
+    f(psum(x))          = psum(f(x))                where f is linear, and knows nothing of ranks, or of other axes only
+    psum(x) * c         = psum(x * pbroadcast(c))   where c does not vary along the axes
+    psum(x) + psum(y)   = psum(x + y)
+    psum(psum(x, i), j) = psum(x, (i, j))
+    pscatter(psum(x))   = psum_scatter(x)
+
+No rank computes more by it: what is the same everywhere is computed everywhere. So each psum is moved on until it meets
+another, or this rank's part is taken of it. Those to which nothing happens stay where they were, since they may be
+small there: psums are moved past broadcasts too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from collectives.ops import Collective, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
+from minidiff.ops.elementwise import Divide, Sum, Where
+from minidiff.ops.kinds import Linear, Multilinear
+from minidiff.optimize import rewrites_tapes
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+
+#: An all-reduce of up to so many bytes takes about as long as one of a single number.
+CHEAP_BYTES = 1 << 16
+
+
+class Waiting(NamedTuple):
+    """A psum that has not been written yet: of what, over which axes, and which of the tape's psums it stands for."""
+
+    operand: Atom
+    axes: tuple[str, ...]
+    origins: frozenset[int]  # ids of equations
+    nbytes: int  # of these
+    source: Any = None  # the line that asks for it
+    gained: bool = False  # whether there is less to do already
+
+
+#: Of an equation that has been written, as another one.
+DONE = Waiting(None, (), frozenset(), 0)
+
+
+@rewrites_tapes(in_scope=True)
+def sink_psums(tape: Tape, scope: Scope | None) -> Tape:
+    """The typed body of a `shard_map`, with fewer psums where several become one when they are moved down."""
+    if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
+        return tape
+    sizes = scope.axes
+    ways = itertools.product([False, True], repeat=2)
+    return min([tape, *[_sunk(tape, sizes, split, copies) for split, copies in ways]], key=_steps)
+
+
+def _steps(tape: Tape) -> tuple[int, int]:
+    """What its collectives take: an all-reduce is a reduce-scatter and an all-gather."""
+    reduced = sum(eqn.primitive is psum_p for eqn in tape.equations)
+    return reduced + sum(eqn.primitive.communicates for eqn in tape.equations), reduced
+
+
+def _sunk(tape: Tape, sizes: dict[str, int], split: bool, copies: bool) -> Tape:
+    chosen = {id(eqn) for eqn in tape.equations if eqn.primitive in (psum_p, pscatter_p)}
+    while chosen:
+        moved = _Sinking(tape, sizes, chosen, split)
+        times = Counter(o for origins, _ in moved.written for o in origins)
+        # Those whose copies have not come together again are several now. Then, those that nothing came of stay.
+        kept = {o for o in chosen if times[o] <= 1 or copies}
+        if kept == chosen:
+            kept = {o for origins, gain in moved.written if gain for o in origins}
+        if kept == chosen:
+            return moved.tape
+        chosen = kept
+    return tape
+
+
+class _Sinking:
+    """A tape written anew, with those psums (and parts of sums) that are `chosen` as late as possible.
+
+    They are known by their equations' ids. With `split` a psum may become a reduce-scatter and another psum.
+    """
+
+    def __init__(self, tape: Tape, sizes: dict[str, int], chosen: set[int], split: bool):
+        self.sizes = sizes
+        self.chosen = chosen
+        self.split = split
+        self.waiting: dict[Var, Waiting] = {}
+        self.lifted: dict[tuple, Var] = {}
+        self.equations: list[Equation] = []
+        #: For each that has waited, what psums of the tape it stands for, and whether anything was gained.
+        self.written: list[tuple[frozenset[int], bool]] = []
+        for eqn in tape.equations:
+            found = self._moved(eqn)
+            if found is DONE:
+                continue
+            if found is None:
+                self._write_those(eqn.inputs)
+                self.equations.append(eqn)
+            else:
+                self.waiting[eqn.outputs[0]] = found
+        self._write_those(tape.outputs)
+        self.tape = Tape(tape.inputs, self.equations, tape.outputs)
+
+    def _moved(self, eqn: Equation) -> Waiting | None:
+        """The result of an equation as a psum that can wait; None where there is none, or it cannot; or DONE."""
+        waits = [self.waiting.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
+        if eqn.primitive is psum_p:
+            return self._started(eqn, waits[0])
+        if eqn.primitive is pscatter_p and waits[0] is not None and set(waits[0].axes).intersection(eqn.params["axes"]):
+            return self._scattered(eqn, waits[0])
+        held = [w for w in waits if w is not None]
+        if not held or len({frozenset(w.axes) for w in held}) > 1 or not _is_linear(eqn, waits):
+            return None
+        axes = held[0].axes
+        origins = frozenset().union(*[w.origins for w in held])
+        nbytes = sum({w.origins: w.nbytes for w in held}.values())
+        inputs = [a if w is None else w.operand for a, w in zip(eqn.inputs, waits)]
+        types = [a if is_scalar_constant(a) else _lifted_type(atom_type(a), axes) for a in inputs]
+        (type,) = eqn.primitive.typecheck(types, eqn.params)
+        if type.nbytes > max(CHEAP_BYTES, nbytes):
+            return None
+        inputs = [self._lift(a, axes) if w is None else a for a, w in zip(inputs, waits)]
+        moved = self._write(eqn.primitive, inputs, eqn.params, type, source=eqn.source)
+        return Waiting(moved, axes, origins, nbytes, held[0].source, any(w.gained for w in held))
+
+    def _started(self, eqn: Equation, before: Waiting | None) -> Waiting | None:
+        """A psum as one that waits, together with the one before it."""
+        if id(eqn) not in self.chosen:
+            return None
+        (x,), axes = eqn.inputs, eqn.params["axes"]
+        if before is None:
+            return Waiting(x, axes, frozenset([id(eqn)]), atom_type(x).nbytes, eqn.source)
+        return before._replace(axes=(*before.axes, *axes), origins=before.origins.union([id(eqn)]))
+
+    def _scattered(self, eqn: Equation, w: Waiting) -> Waiting | None:
+        """This rank's part of a sum, by a reduce-scatter; None where that would take more (or may, with `split`)."""
+        (out,), params = eqn.outputs, eqn.params
+        rest = tuple(a for a in w.axes if a not in params["axes"])
+        runs = [tuple(g) for _, g in itertools.groupby(params["axes"], key=lambda a: a in w.axes)]
+        collectives = sum(axes[0] in w.axes for axes in runs) + bool(rest)
+        if id(eqn) not in self.chosen or (len(runs) > 1 and not params["tiled"]):
+            return None
+        if collectives > len(w.origins) and not self.split:
+            return None
+        x = w.operand
+        for axes in runs:  # a part of a part: the first axis' ranks count most
+            primitive = psum_scatter_p if axes[0] in w.axes else pscatter_p
+            step = {**params, "axes": axes, "size": self._size(axes)}
+            (type,) = primitive.typecheck([atom_type(x)], step)
+            x = self._write(primitive, [x], step, type, out if axes is runs[-1] and not rest else None, w.source)
+        self.written.append((w.origins.union([id(eqn)] if not rest else []), True))
+        return Waiting(x, rest, frozenset([id(eqn)]), w.nbytes, w.source, gained=True) if rest else DONE
+
+    def _lift(self, a: Atom, axes: tuple[str, ...]) -> Atom:
+        if is_scalar_constant(a):
+            return a
+        key = (a if isinstance(a, Var) else id(a)), frozenset(axes)
+        if key not in self.lifted:
+            params = {"axes": axes, "size": self._size(axes)}
+            self.lifted[key] = self._write(pbroadcast_p, [a], params, _lifted_type(atom_type(a), axes))
+        return self.lifted[key]
+
+    def _size(self, axes: Sequence[str]) -> int:
+        return math.prod(self.sizes[a] for a in axes)
+
+    def _write(
+        self,
+        primitive: Primitive,
+        inputs: Sequence[Atom],
+        params: dict,
+        type: ShapedArray,
+        out: Var | None = None,
+        source: Any = None,
+    ) -> Var:
+        out = Var(type) if out is None else out
+        self.equations.append(Equation(primitive, inputs, params, [out], source))
+        return out
+
+    def _write_those(self, atoms: Sequence[Atom]) -> None:
+        """What waits among these is needed now."""
+        for a in atoms:
+            if isinstance(a, Var) and a in self.waiting:
+                w = self.waiting.pop(a)
+                params = {"axes": w.axes, "size": self._size(w.axes)}
+                self.equations.append(Equation(psum_p, [w.operand], params, [a], w.source))
+                self.written.append((w.origins, w.gained or len(w.origins) > 1))
+
+
+def _lifted_type(t: ShapedArray, axes: Sequence[str]) -> ShapedArray:
+    return t.update(variance=t.variance.union(axes))
+
+
+# ---------------------------------------------------------------- what a psum may be moved past
+
+
+def _is_linear(eqn: Equation, waits: Sequence[Waiting | None]) -> bool:
+    """Whether an equation is linear, on every rank for itself, in those of its operands that are psums."""
+    primitive, waiting = eqn.primitive, [w is not None for w in waits]
+    if primitive.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
+        return False
+    if isinstance(primitive, Collective):
+        (w,) = waits
+        return type(primitive) is Collective and not set(w.axes).intersection(eqn.params["axes"])
+    if isinstance(primitive, Sum):
+        return all(waiting)
+    if isinstance(primitive, Where):
+        return not waiting[0] and all(yes or _is_zero(a) for a, yes in zip(eqn.inputs[1:], waiting[1:]))
+    if isinstance(primitive, Divide):
+        return waiting == [True, False]
+    if isinstance(primitive, Multilinear):
+        return sum(waiting) == 1 and primitive.transpose_rules[waiting.index(True)] is not None
+    if isinstance(primitive, Linear):
+        n = len(waiting) if primitive.linear_operands is None else primitive.linear_operands
+        return all(yes or _is_zero(a) for a, yes in zip(eqn.inputs[:n], waiting)) and not any(waiting[n:])
+    return False
+
+
+def _is_zero(a: Atom) -> bool:
+    return is_scalar_constant(a) and a == 0

@@ -1,0 +1,73 @@
+"""Random programs on meshes of one to three axes: with types, without, and as functions of whole arrays."""
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from tests.programs import assert_trees_close
+from tests.rank_programs import COLLECTIVE, LOCAL, random_program
+
+seeds = st.integers(0, 10**6)
+CLOSE = {"rtol": 1e-7, "atol": 1e-9}
+
+
+def losses(seed):
+    """A program with types, without, and on lists; and arguments."""
+    program = random_program(seed)
+    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
+    return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
+
+
+def test_every_instruction_occurs():
+    names = {step.name for seed in range(200) for step in random_program(seed).instructions}
+    assert names == {*LOCAL, *COLLECTIVE}
+
+
+@settings(deadline=None, max_examples=150)
+@given(seeds)
+def test_gradients_with_types_and_without_equal_those_of_whole_arrays(seed):
+    typed, untyped, whole, args = losses(seed)
+    numbers = tuple(range(len(args)))
+    expected = md.value_and_grad(whole, numbers)(*args)
+    assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
+    assert_trees_close(md.value_and_grad(untyped, numbers)(*args), expected, **CLOSE)
+
+
+def steps(counts):
+    """What collectives take: an all-reduce is a reduce-scatter and an all-gather."""
+    return sum(counts.values()) + counts.get("psum", 0)
+
+
+@settings(deadline=None, max_examples=100)
+@given(seeds)
+@example(270)  # a psum before two operations that come together again
+@example(292)  # over one axis here, over several there
+@example(1270)  # before a part is taken
+@example(2227)  # one that has to stay, for others to be one
+@example(3918)  # of which a part is taken along some of its axes, and the rest meets another
+@example(3942)  # whose copies meet others, but not each other
+def test_types_never_cost_an_all_reduce(seed):
+    typed, untyped, _, args = losses(seed)
+    numbers = tuple(range(len(args)))
+    alone = ("fuse psums", "join shard maps")  # each psum for itself
+    fewer, old = (spmd.rewritten(md.grad(loss, numbers), without=alone)(*args) for loss in (typed, untyped))
+    before = spmd.rewritten(md.grad(typed, numbers), without=(*alone, "sink psums"))(*args)
+    fewer.check()
+    assert_trees_close(fewer(*args), before(*args), **CLOSE)
+    counts, more, without_types = (spmd.communication(t).counts for t in (fewer, before, old))
+    assert counts.get("psum", 0) <= without_types.get("psum", 0)
+    assert steps(counts) <= min(steps(more), steps(without_types))
+    assert sum(counts.values()) <= sum(without_types.values())
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_second_derivatives(seed):
+    typed, _, whole, args = losses(seed)
+
+    def of_gradient(loss):
+        return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))
+
+    assert_trees_close(of_gradient(typed)(*args), of_gradient(whole)(*args), **CLOSE)
