@@ -219,6 +219,7 @@ DOCUMENTED = (
     "has a backward rule only",
     "while_loop cannot be differentiated in reverse",
     "inside the body of another",
+    "the one around it maps over",
     "the predicate of cond needs one value",
     "the predicate of cond must be the same on all ranks",
 )
