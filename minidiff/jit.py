@@ -65,7 +65,8 @@ def _key_of(x: Any) -> Any:
     """What of a leaf a program depends on: its type, and how it is distributed."""
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
-    return typeof(x), getattr(x, "mesh", None), getattr(x, "spec", None)
+    t = typeof(x)
+    return t, t.layout
 
 
 class jit:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff import tree
+from minidiff import core, tree
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -129,7 +129,15 @@ class Sweep(JVP):
         """The result of any operation, on values of any kind: see `process`."""
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
-            return super().process(primitive, args, params)
+            out = super().process(primitive, args, params)
+            for x in out if primitive.multiple_results else (out,):
+                if type(x) is JVPTracer and isinstance(x.primal, Tracer):
+                    self.on_arrays = False  # they lie on the ranks of a mesh
+            return out
+        out = core.spread(self, primitive, args, params)
+        if out is not None:
+            self.on_arrays = False  # as all will that comes of it
+            return out
         recorder = self.below
         primals = [x.primal if yes else x for x, yes in zip(args, mine)]
         names = [x.tangent for x, yes in zip(args, mine) if yes]
@@ -178,7 +186,11 @@ def linearize_flat(
     for p, yes in zip(primals, active):
         if yes:
             name = _new(Var)
-            name.type = array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p)
+            if type(p) is numpy.ndarray:
+                name.type = array_type(p.shape, p.dtype)
+            else:
+                name.type = typeof(p)
+                sweep.on_arrays = sweep.on_arrays and not isinstance(p, Tracer)
             inputs.append(name)
             value, p = p, _new(JVPTracer)
             p.interpreter, p.primal, p.tangent = sweep, value, name
@@ -382,7 +394,8 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
 
     def pullback(ct: Any) -> tuple:
         cts = iter(pull(ct))
-        return tree.unflatten(structure, [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)])
+        found = [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)]
+        return tree.unflatten(structure, [_settled(ct, typeof(x)) for ct, x in zip(found, values)])
 
     return tree.unflatten(flat.out_structure, outs), pullback
 
@@ -398,6 +411,11 @@ def _pullback(tape: Tape, out_types: Sequence[ShapedArray], out_structure: tree.
         return backward_pass(tape, [True] * len(tape.inputs), [None] * len(tape.inputs), cts)
 
     return pull
+
+
+def _settled(ct: Value, type: ShapedArray) -> Value:
+    """A cotangent, laid out over the ranks of a mesh as what it is a cotangent of, where that is."""
+    return ct if type.layout is None else type.layout.settled(ct)
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
@@ -424,7 +442,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
     pull = _pullback(tape, tape.out_types, out_structure)
 
     def f_t(ct: Any) -> tuple:
-        return tree.unflatten(structure, [instantiate(c, t) for c, t in zip(pull(ct), tape.in_types)])
+        return tree.unflatten(structure, [_settled(instantiate(c, t), t) for c, t in zip(pull(ct), tape.in_types)])
 
     return f_t
 
@@ -471,6 +489,8 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         value = _check_scalar(flat.out_structure, outs, name)
         cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
+        if values is not leaves:
+            grads = [_settled(ct, typeof(x)) for ct, x in zip(grads, values)]
         grads = tree.unflatten(structure, grads)
         grads = tuple(grads) if several else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads

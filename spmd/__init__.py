@@ -4,9 +4,22 @@ from spmd.inspect import communication
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, make_mesh
 from spmd.partition import P, PartitionSpec
+from spmd.propagation import spread as _spread  # noqa: F401  (it says what operations on sharded arrays are)
+from spmd.redistribution import distribute, explain_reshard, reshard
 from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
 
-__all__ = ["Mesh", "P", "PartitionSpec", "ShardedArray", "communication", "make_mesh", "shard_map"]
+__all__ = [
+    "Mesh",
+    "P",
+    "PartitionSpec",
+    "ShardedArray",
+    "communication",
+    "distribute",
+    "explain_reshard",
+    "make_mesh",
+    "reshard",
+    "shard_map",
+]
 
 end_job_on_exception()

@@ -33,6 +33,7 @@ from minidiff.optimize import optimize
 from minidiff.source import CompiledTape, Source
 from minidiff.staging import Stage
 from spmd.mesh import Mesh
+from spmd.sharded_array import ShardedArray
 
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
@@ -145,6 +146,10 @@ class SPMD(Interpreter):
         except TracerError:
             return None
         return Source(optimize(recorded), tape.name), [held for _, held in results]
+
+    def _adopt(self, x: Tracer) -> Value:
+        # A sharded array that the body closes over is one that every rank has whole.
+        return RankTracer(self, x.gather(), ()) if isinstance(x, ShardedArray) else super()._adopt(x)
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""

@@ -56,7 +56,18 @@ from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, block_type, check_divides, check_rank, check_spec, global_type, is_spec
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_divides,
+    check_rank,
+    check_spec,
+    global_type,
+    is_spec,
+    laid_out,
+)
+from spmd.redistribution import settled
 from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
@@ -245,7 +256,10 @@ class ShardMap(Primitive):
         blocks = [block_type(t, spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
         if blocks != tape.in_types:
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
-        return [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, params["out_specs"])]
+        return [
+            laid_out(global_type(t, spec, mesh.shape), mesh, spec)
+            for t, spec in zip(tape.out_types, params["out_specs"])
+        ]
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         params["body"].check(params["check_rep"])
@@ -394,12 +408,12 @@ def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
 def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     """This array's blocks, as a value of the body."""
     ranks = interpreter.mesh.ranks
-    if isinstance(x, Tracer):
-        interpreter.operand(x)  # raises: a tracer at the bottom has leaked
     if isinstance(x, ShardedArray):
         if x.mesh is interpreter.mesh and x.spec == spec:
             return RankTracer(interpreter, x.data, x.held)
         x = x.gather()
+    if isinstance(x, Tracer):
+        interpreter.operand(x)  # raises: a tracer at the bottom has leaked
     data, held = ranks.place(numpy.asarray(x), spec.dims(numpy.ndim(x)))
     if spec.lead:
         data = ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :])
@@ -467,6 +481,7 @@ def shard_map(f: Callable, *, mesh: Mesh, in_specs: Any, out_specs: Any, check_r
             shape = tuple(x.shape)
             check_rank(spec, shape, "in_specs", path)
             check_divides(spec, shape, mesh.shape, "in_specs", path)
+        values = [x if typeof(x).layout is None else settled(x, mesh, spec) for x, spec in zip(values, specs)]
         out_structure = None
 
         def body(*blocks):

@@ -1,0 +1,403 @@
+"""Operations on arrays that lie on the ranks of a mesh, outside of any body: each is a `shard_map` of itself.
+
+A rule says of an operation which dimensions belong together, as the subscripts of an einsum do: it gives each
+dimension of each operand and of each result a label. A dimension without a label must be whole. What has a label may be
+split: all dimensions of that label along the same mesh axes, each rank then computing its part. A label that the
+results lack is summed over (or what else `reduce` says), first by each rank, then between them.
+
+How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
+the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
+rule takes its operands whole.
+
+All this is one operation, `shard_map`, whose body redistributes blocks, computes and reduces: so it is typed, counted
+and differentiated as any other. Its transpose gives each operand a cotangent that is split as the operand is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy
+
+import collectives
+from minidiff import core
+from minidiff.core import (
+    EVALUATE,
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    current_scope,
+    is_scalar_constant,
+    leak_message,
+    lift_to,
+    running,
+    typeof,
+)
+from minidiff.forward import JVP
+from minidiff.ops import reduction
+from minidiff.ops.kinds import Elementwise
+from spmd.mesh import Mesh
+from spmd.partition import P, PartitionSpec
+from spmd.redistribution import Dims, Sizes, route, sizes_of
+from spmd.shard_map import shard_map_p
+from spmd.sharded_array import ShardedArray
+
+Label = Hashable  # None: the dimension must be whole
+Labels = tuple[Label, ...]  # of the dimensions of one array
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The labels of the dimensions of an operation's operands and of its results, and how it is done on blocks."""
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    reduce: Callable | None = None  # of a result and the axes that its missing labels are split along
+    moves: int = 2  # how often what is reduced is moved, at most: an all-reduce scatters, and gathers
+    params: dict = field(default_factory=dict)  # parameters that are others on blocks
+    of_whole: bool = False  # whether the derivative is that of the whole, not of what ranks do
+
+
+Rules = Callable[[Sequence[ShapedArray], Sequence[ShapedArray], dict], Rule | None]
+
+
+# ---------------------------------------------------------------- the rules
+
+
+def _numbered(types: Sequence[ShapedArray]) -> tuple[Labels, ...]:
+    return tuple(tuple(range(t.ndim)) for t in types)
+
+
+def _broadcast(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Number by number: dimensions belong together that are equally far from the last. Those stretched stay whole."""
+    out = outs[0]
+    return Rule(tuple(_aligned(t.shape, out.shape) for t in types), _numbered(outs))
+
+
+def _aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
+    extra = len(wide) - len(shape)
+    return tuple(d + extra if n == wide[d + extra] else None for d, n in enumerate(shape))
+
+
+def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) -> Rules:
+    """Reductions along `axes`; where nothing is known that reduces between ranks, these must be whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
+        labels = tuple(None if reduce is None and d in axes else d for d in range(x.ndim))
+        out = [None if d in axes else d for d in range(x.ndim) if keepdims or d not in axes]
+        return Rule((labels,), (tuple(out),), reduce, moves, of_whole=of_whole)
+
+    return rule
+
+
+def _transpose(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    return Rule(_numbered(types), (tuple(params["axes"]),))
+
+
+def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """What becomes of a group of dimensions is split as the group is, if that is along its first one."""
+    (x,), (out,) = types, outs
+    before, after = [None] * x.ndim, [None] * out.ndim
+    for d, e in _leading_pairs(x.shape, out.shape):
+        before[d] = after[e] = d
+    return Rule((tuple(before),), (tuple(after),))
+
+
+def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where a shape is another by groups of dimensions, the first dimensions of each group that are larger than 1."""
+    if 0 in one:
+        return
+    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
+    i = j = 0
+    while i < len(dims) and j < len(ends):
+        yield dims[i], ends[j]
+        m, n = one[dims[i]], two[ends[j]]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * one[dims[i]], i + 1
+            else:
+                n, j = n * two[ends[j]], j + 1
+
+
+def _matmul(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    x, y = types
+    stack = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
+    left = (*_aligned(x.shape[:-2], stack), "row", "sum")[-x.ndim :]
+    right = (*_aligned(y.shape[:-2], stack), "sum", "column") if y.ndim > 1 else ("sum",)
+    out = (*range(len(stack)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
+    return Rule((left, right), (out,), collectives.psum)
+
+
+def _einsum(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    terms, out = params["subscripts"].split("->")
+    return Rule(tuple(map(tuple, terms.split(","))), (tuple(out),), collectives.psum)
+
+
+def _along(name: str) -> Rules:
+    """Line by line along the axis, or axes, that a parameter names: these must be whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        given = params[name]
+        whole = given if isinstance(given, tuple) else (given,)
+        labels = tuple(None if d in whole else d for d in range(types[0].ndim))
+        fewer = tuple(d for d in labels if d is not None)
+        return Rule((labels,) * len(types), tuple(labels if t.ndim == len(labels) else fewer for t in outs))
+
+    return rule
+
+
+def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    (labels,) = _numbered(types)
+    return Rule(((None, *labels[1:]),), (labels[1:],) * len(outs))
+
+
+def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels, cut, index = _sliced(params["index"], types[0].shape)
+    return Rule((labels,), (cut,), params={"index": index})
+
+
+def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels, cut, index = _sliced(params["index"], outs[0].shape)
+    return Rule((cut,), (labels,), params={"index": index})
+
+
+def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple]:
+    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks."""
+    labels: list[Label] = []
+    cut: list[Label] = []
+    entries = []
+    for i in index:
+        d = len(labels)
+        if i is None:
+            cut.append(None)
+        else:
+            kept = isinstance(i, slice) and i.indices(shape[d]) == (0, shape[d], 1)
+            i = slice(None) if kept else i
+            labels.append(d if kept else None)
+            cut += [labels[-1]] if isinstance(i, slice) else []
+        entries.append(i)
+    rest = range(len(labels), len(shape))
+    return (*labels, *rest), (*cut, *rest), tuple(entries)
+
+
+def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """x[indices]: the indices are split as the result is, what they are indices into is whole."""
+    x, *indices = types
+    places, rest = _indexed(x.shape, indices)
+    return Rule(((None,) * len(indices) + rest, *places[1]), ((*places[0], *rest),))
+
+
+def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Each rank adds up what it has, and the ranks their sums."""
+    _, *indices = types
+    places, rest = _indexed(outs[0].shape, indices)
+    return Rule(((*places[0], *rest), *places[1]), ((None,) * len(indices) + rest,), collectives.psum)
+
+
+def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tuple[Labels, list[Labels]], Labels]:
+    """The labels that indices have together, and each of them; and of the dimensions that they leave."""
+    wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    together = tuple(("index", d) for d in range(len(wide)))
+    each = [tuple(None if d is None else ("index", d) for d in _aligned(t.shape, wide)) for t in indices]
+    return (together, each), tuple(range(len(indices), len(shape)))
+
+
+def _product(x: Value, axes: tuple[str, ...]) -> Value:
+    """The product between ranks: there is no collective for it, so each has all the factors."""
+    return reduction.prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
+
+
+def _whole(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """What is known of any operation: that it can be applied to the whole."""
+    return Rule(tuple((None,) * t.ndim for t in types), tuple((None,) * t.ndim for t in outs))
+
+
+#: The rules by the operations' names; `rule_of` knows those that are applied number by number besides.
+RULES: dict[str, Rules] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "broadcast_to": _broadcast,
+    "concatenate": _along("axis"),
+    "split": _along("axis"),
+    "unstack": _unstack,
+    "slice": _slice,
+    "unslice": _unslice,
+    "gather": _gather,
+    "scatter_add": _scatter_add,
+    "matmul": _matmul,
+    "einsum": _einsum,
+    "sum": _reduction(collectives.psum),
+    "mean": _reduction(collectives.pmean),
+    "max": _reduction(collectives.pmax, of_whole=True),
+    "min": _reduction(collectives.pmin, of_whole=True),
+    "any": _reduction(collectives.pmax),
+    "all": _reduction(collectives.pmin),
+    "prod": _reduction(_product, moves=1),
+    "var": _reduction(None),
+    **dict.fromkeys(("cumsum", "cumprod", "permute", "argsort", "argpartition"), _along("axis")),
+    **dict.fromkeys(("argmax", "argmin", "nanargmax", "nanargmin"), _along("axis")),
+    **dict.fromkeys(("fft", "ifft"), _along("axes")),
+    **dict.fromkeys(("negative", "conjugate", "real", "imag", "convert"), _broadcast),
+    **dict.fromkeys(("deg2rad", "rad2deg", "radians", "degrees", "ldexp"), _broadcast),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "where"), _broadcast),
+}
+
+
+def rule_of(primitive: Primitive) -> Rules | None:
+    """The rule of an operation; None where there is none."""
+    return _broadcast if isinstance(primitive, Elementwise) else RULES.get(primitive.name)
+
+
+# ---------------------------------------------------------------- how labels are split
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How each label is split, and the bytes that each rank receives for it."""
+
+    axes: dict[Label, tuple[str, ...]]
+    bytes: int
+
+    def layout(self, labels: Labels) -> Dims:
+        return tuple(self.axes.get(label, ()) for label in labels)
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    operands: tuple[tuple[Labels, Dims, tuple[int, ...], int], ...],
+    results: tuple[tuple[Labels, int], ...],
+    moves: int,
+    sizes: Sizes,
+) -> Choice:
+    """The cheapest way to split the labels of an operation.
+
+    An operand is its labels, its layout, its shape and the bytes of a number; a result its labels and its bytes. If
+    there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those for
+    reducing results among them. Of equals, the one that shares the work among the most ranks.
+    """
+    known, lengths, splits = dict(sizes), {}, {}
+    for labels, layout, extents, _ in operands:
+        for label, axes, n in zip(labels, layout, extents):
+            if label is not None:
+                lengths[label] = n
+                splits.setdefault(label, {()}).update(axes[: k + 1] for k in range(len(axes)))
+    kept = {label for labels, _ in results for label in labels}
+    best, least = None, None
+    for axes in itertools.product(*[sorted(splits[label]) for label in splits]):
+        named = [a for some in axes for a in some]
+        if len(set(named)) < len(named):
+            continue
+        ranks = {label: math.prod(known[a] for a in some) for label, some in zip(splits, axes)}
+        if any(lengths[label] % n for label, n in ranks.items()):
+            continue
+        choice = Choice({label: some for label, some in zip(splits, axes) if some}, 0)
+        moved = sum(
+            sum(step.bytes for step in route(layout, choice.layout(labels), extents, itemsize, sizes).steps)
+            for labels, layout, extents, itemsize in operands
+        )
+        n = math.prod(ranks[label] for label in splits if label not in kept)
+        reduced = 0
+        for labels, nbytes in results:
+            block = nbytes // math.prod(ranks.get(label, 1) for label in labels)
+            reduced += moves * block * (n - 1) // n
+        key = (moved > 0, moved + reduced, -math.prod(ranks.values()))
+        if least is None or key < least:
+            best, least = Choice(choice.axes, moved + reduced), key
+    return best
+
+
+# ---------------------------------------------------------------- the operation
+
+
+def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
+
+    Raises ValueError for operands that lie on different meshes, LeakedTracerError for those that are dead.
+    """
+    layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
+    meshes = {id(layout[0]): layout[0] for layout in layouts if layout is not None}
+    if interpreter is EVALUATE:
+        _check_alive(args)
+        if not meshes:
+            return primitive.bind(*[x.gather() if isinstance(x, ShardedArray) else x for x in args], **params)
+    if not meshes or interpreter.scope is not None:
+        return None
+    if len(meshes) > 1:
+        raise ValueError(
+            f"{primitive}: the operands lie on different meshes, {' and '.join(map(repr, meshes.values()))}; bring "
+            "one of them to the other's with distribute(x.gather(), mesh, spec)"
+        )
+    (mesh,) = meshes.values()
+    types = [typeof(x) for x in args]
+    # For the typing rules, Python numbers stay what they are: they promote weakly.
+    outs = primitive.typecheck(
+        [x if type(x) in (bool, int, float, complex) else t for x, t in zip(args, types)], params
+    )
+    rule = (rule_of(primitive) or _whole)(types, outs, params)
+    if rule.of_whole and isinstance(interpreter, JVP):
+        return None
+    with running(interpreter):
+        return _mapped(primitive, args, params, mesh, rule, [P() if x is None else x[1] for x in layouts], types, outs)
+
+
+def _check_alive(args: Sequence[Value]) -> None:
+    for x in args:
+        if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
+            raise LeakedTracerError(leak_message(x))
+
+
+def _mapped(
+    primitive: Primitive,
+    args: Sequence[Value],
+    params: dict,
+    mesh: Mesh,
+    rule: Rule,
+    specs: Sequence[PartitionSpec],
+    types: Sequence[ShapedArray],
+    outs: Sequence[ShapedArray],
+) -> Any:
+    """The operation, as a `shard_map` whose arguments come as they lie."""
+    sizes = sizes_of(mesh)
+    have = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
+    operands = tuple((o, d, t.shape, t.dtype.itemsize) for o, d, t in zip(rule.operands, have, types))
+    choice = choose(operands, tuple((r, t.nbytes) for r, t in zip(rule.results, outs)), rule.moves, sizes)
+    routes = [route(d, choice.layout(o), shape, itemsize, sizes) for o, d, shape, itemsize in operands]
+    out_layouts = [choice.layout(r) for r in rule.results]
+    kept = {label for labels in rule.results for label in labels}
+    over = tuple(a for label, axes in choice.axes.items() if label not in kept for a in axes)
+    params = {**params, **rule.params}
+    if "shape" in params:
+        params["shape"] = _block_shape(outs[0].shape, out_layouts[0], mesh)
+    arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
+    out_specs = tuple(map(PartitionSpec.of_dims, out_layouts))
+
+    def body(*blocks: Value) -> tuple:
+        current_scope().function = primitive.name
+        values = list(args)
+        for i, block in zip(arrays, blocks):
+            values[i] = routes[i](block)
+        found = primitive.bind(*values, **params)
+        found = found if primitive.multiple_results else [found]
+        found = [rule.reduce(x, over) for x in found] if over else found
+        return [lift_to(x, spec.axes) for x, spec in zip(found, out_specs)], out_specs
+
+    in_specs = tuple(specs[i] for i in arrays)
+    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, mesh=mesh, in_specs=in_specs, check_rep=True)
+    return found if primitive.multiple_results else found[0]
+
+
+def _block_shape(shape: tuple[int, ...], layout: Dims, mesh: Mesh) -> tuple[int, ...]:
+    return tuple(n // math.prod(mesh.shape[a] for a in axes) for n, axes in zip(shape, layout))
+
+
+core.spread = spread
