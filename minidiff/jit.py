@@ -119,7 +119,9 @@ class jit:
         values = [self._value(x) for x in leaves]
         example = tree.unflatten(structure, values)
         key = structure, settings, (*map(_key_of, values),)
-        if current_interpreter() is not EVALUATE or any(isinstance(x, Tracer) for x in values):
+        if current_interpreter() is not EVALUATE or any(
+            isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
+        ):
             return self._inline(f, example, key)(values)
         program = self.programs.get(key)
         if program is None:

@@ -42,8 +42,10 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP
-from minidiff.ops import reduction
+from minidiff.ops import elementwise, reduction
+from minidiff.ops.elementwise import absolute, add, divide, exp, log, multiply, subtract
 from minidiff.ops.kinds import Elementwise
+from minidiff.ops.shape import squeeze
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec
 from spmd.redistribution import Dims, Sizes, route, sizes_of
@@ -243,13 +245,49 @@ RULES: dict[str, Rules] = {
     "any": _reduction(collectives.pmax),
     "all": _reduction(collectives.pmin),
     "prod": _reduction(_product, moves=1),
-    "var": _reduction(None),
+    **dict.fromkeys(("var", "logsumexp"), _reduction(None)),
     **dict.fromkeys(("cumsum", "cumprod", "permute", "argsort", "argpartition"), _along("axis")),
     **dict.fromkeys(("argmax", "argmin", "nanargmax", "nanargmin"), _along("axis")),
-    **dict.fromkeys(("fft", "ifft"), _along("axes")),
+    **dict.fromkeys(("fft", "ifft", "softmax", "log_softmax"), _along("axes")),
     **dict.fromkeys(("negative", "conjugate", "real", "imag", "convert"), _broadcast),
     **dict.fromkeys(("deg2rad", "rad2deg", "radians", "degrees", "ldexp"), _broadcast),
-    **dict.fromkeys(("add", "subtract", "multiply", "divide", "where"), _broadcast),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "difference", "where"), _broadcast),
+}
+
+
+def _var(x: Value, axes: tuple[int, ...], ddof: int, keepdims: bool = False) -> Value:
+    off = absolute(subtract(x, reduction.mean(x, axes, keepdims=True)))
+    count = math.prod(x.shape[d] for d in axes)
+    return divide(reduction.sum(multiply(off, off), axes, keepdims=keepdims), count - ddof)
+
+
+def _below_largest(x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+    """The largest number along axes, and how far from it each is."""
+    largest = elementwise.stop_gradient(reduction.max(x, axes, keepdims=True))
+    return largest, elementwise.difference(x, largest)
+
+
+def _softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    parts = exp(_below_largest(x, axes)[1])
+    return divide(parts, reduction.sum(parts, axes, keepdims=True))
+
+
+def _log_softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    below = _below_largest(x, axes)[1]
+    return subtract(below, log(reduction.sum(exp(below), axes, keepdims=True)))
+
+
+def _logsumexp(x: Value, axes: tuple[int, ...]) -> Value:
+    largest, below = _below_largest(x, axes)
+    return add(squeeze(largest, axes), log(reduction.sum(exp(below), axes)))
+
+
+#: Operations along axes, made of others: so they are done where one of these axes is split.
+IN_PARTS: dict[str, Callable] = {
+    "var": _var,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "logsumexp": _logsumexp,
 }
 
 
@@ -339,10 +377,12 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
         )
     (mesh,) = meshes.values()
     types = [typeof(x) for x in args]
-    # For the typing rules, Python numbers stay what they are: they promote weakly.
-    outs = primitive.typecheck(
-        [x if type(x) in (bool, int, float, complex) else t for x, t in zip(args, types)], params
-    )
+    parts = IN_PARTS.get(primitive.name)
+    if parts is not None and any(layouts[0].spec.dims(types[0].ndim)[d] for d in params["axes"]):
+        with running(interpreter):
+            return parts(*args, **params)
+    weak = [x if type(x) in (bool, int, float, complex) else t for x, t in zip(args, types)]  # they promote weakly
+    outs = primitive.typecheck(weak, params)
     rule = (rule_of(primitive) or _whole)(types, outs, params)
     if rule.of_whole and isinstance(interpreter, JVP):
         return None

@@ -51,10 +51,7 @@ class Step(NamedTuple):
 
     def __str__(self) -> str:
         over = " and ".join(map(repr, self.axes))
-        options = {k: v for k, v in self.options if k != "tiled"}
-        if "perm" in options:
-            options = {}
-        shown = "".join(f", {k}={v}" for k, v in options.items())
+        shown = "".join(f", {k}={v}" for k, v in self.options if k not in ("tiled", "perm"))
         return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
 
 
@@ -81,23 +78,33 @@ class Route(NamedTuple):
 @lru_cache(maxsize=4096)
 def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
     """The cheapest way between two layouts of an array: by bytes, then by collectives, then by steps."""
+    useful = frozenset(a for axes in (*have, *want) for a in axes)
+    steps = _cheapest(have, useful, shape, itemsize, sizes)[want] if have != want else ()
+    befores = (have, *[step.after for step in steps])
+    return Route(tuple(_with_permutation(step, before, dict(sizes)) for step, before in zip(steps, befores)))
+
+
+@lru_cache(maxsize=256)
+def _cheapest(
+    have: Dims, useful: frozenset, shape: tuple[int, ...], itemsize: int, sizes: Sizes
+) -> dict[Dims, tuple[Step, ...]]:
+    """The cheapest steps from a layout to each other one along the same axes, and those that are `useful`."""
+    found: dict[Dims, tuple[Step, ...]] = {}
+    least = {have: (0, 0, 0)}
     tail = itertools.count()  # so that layouts are never compared
     queue: list = [((0, 0, 0), next(tail), have, ())]
-    done = set()
     known, nbytes = dict(sizes), itemsize * math.prod(shape)
-    useful = frozenset(a for axes in (*have, *want) for a in axes)
     while queue:
         (moved, calls, count), _, at, steps = heapq.heappop(queue)
-        if at == want:
-            return Route(steps)
-        if at in done:
+        if at in found:
             continue
-        done.add(at)
+        found[at] = steps
         for step in _steps(at, shape, nbytes, known, useful):
-            if step.after not in done:
-                cost = (moved + step.bytes, calls + (step.collective != "pscatter"), count + 1)
+            cost = (moved + step.bytes, calls + (step.collective != "pscatter"), count + 1)
+            if step.after not in least or cost < least[step.after]:
+                least[step.after] = cost
                 heapq.heappush(queue, (cost, next(tail), step.after, (*steps, step)))
-    raise AssertionError(f"no way from {have} to {want}")  # every layout can be gathered, and so be made
+    return found
 
 
 def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
@@ -121,8 +128,7 @@ def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int],
                     yield _step("all_to_all", moved, after, block * (n - 1) // n, split_axis=e, concat_axis=d)
     for after in _rearranged(at, sizes):
         axes = tuple(a for a in sizes if any(a in one and one != two for one, two in zip(at, after)))
-        perm = _permutation(at, after, axes, sizes)
-        yield Step("ppermute", axes, (("perm", perm),), after, block)
+        yield Step("ppermute", axes, (), after, block)  # who sends to whom is found for those steps that are taken
 
 
 def _step(collective: str, axes: tuple[str, ...], after: Dims, nbytes: int, **options: int) -> Step:
@@ -142,6 +148,12 @@ def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
         parts = ([math.prod(sizes[a] for a in axes) for axes in layout] for layout in (at, after))
         if after != at and next(parts) == next(parts):
             yield after
+
+
+def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
+    if step.collective != "ppermute":
+        return step
+    return step._replace(options=(("perm", _permutation(before, step.after, step.axes, sizes)),))
 
 
 def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple:
@@ -236,10 +248,10 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     >>> mesh = spmd.make_mesh((4, 2), ('x', 'y'), backend='simulated')
     >>> x = spmd.distribute(np.zeros((8, 8)), mesh, spmd.P('x', 'y'))
     >>> print(explain_reshard(x, spmd.P('y', 'x')))
-    P('x', 'y') -> P('y', 'x') of f64[8,8]: 128 bytes for each rank
-      all_to_all over 'x', split_axis=1, concat_axis=0: P(None, ('y', 'x')), 48 bytes
-      ppermute over 'x' and 'y': P(None, ('x', 'y')), 64 bytes
-      all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 16 bytes
+    P('x', 'y') -> P('y', 'x') of f64[8,8]: 120 bytes for each rank
+      all_to_all over 'y', split_axis=0, concat_axis=1: P(('x', 'y')), 32 bytes
+      all_to_all over 'x' and 'y', split_axis=1, concat_axis=0: P(None, ('x', 'y')), 56 bytes
+      all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 32 bytes
     """
     x = as_value(x)
     mesh, have = layout_of(x, "explain_reshard: x")
@@ -252,9 +264,6 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
 def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
     specs = tree.broadcast_prefix(spec, x, is_spec, "spec")
-    for (path, _), to in zip(leaves, specs):
-        if not is_spec(to):
-            raise TypeError(f"{path}: {to!r} is no partition spec; write P(...), or P() for an array that is not split")
     return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
 
 

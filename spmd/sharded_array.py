@@ -82,7 +82,9 @@ class ShardedArray(Tracer):
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if func not in NUMPY_FUNCTIONS and not _holds_others((args, kwargs)):
             return func(*_whole(args), **_whole(kwargs))
-        return super().__array_function__(func, types, args, kwargs)
+        found = super().__array_function__(func, types, args, kwargs)
+        alike = func in _LIKE and args[0] is self and found.shape == self.shape
+        return self.type.layout.settled(found) if alike else found
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.held):
@@ -92,6 +94,10 @@ class ShardedArray(Tracer):
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
+
+
+#: Functions whose result is laid out as their first argument is, of which they take nothing but the type.
+_LIKE = {numpy.zeros_like, numpy.ones_like, numpy.full_like, numpy.empty_like}
 
 
 def _whole(x: Any) -> Any:
