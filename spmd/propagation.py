@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -310,48 +310,58 @@ class Choice:
         return tuple(self.axes.get(label, ()) for label in labels)
 
 
-@lru_cache(maxsize=4096)
-def choose(
-    operands: tuple[tuple[Labels, Dims, tuple[int, ...], int], ...],
-    results: tuple[tuple[Labels, int], ...],
-    moves: int,
-    sizes: Sizes,
-) -> Choice:
-    """The cheapest way to split the labels of an operation.
+Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and the bytes of a number
 
-    An operand is its labels, its layout, its shape and the bytes of a number; a result its labels and its bytes. If
-    there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those for
-    reducing results among them. Of equals, the one that shares the work among the most ranks.
+
+@lru_cache(maxsize=4096)
+def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, sizes: Sizes) -> Choice:
+    """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
+
+    If there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those
+    for reducing results among them. Of equals, the one that shares the work among the most ranks.
     """
-    known, lengths, splits = dict(sizes), {}, {}
-    for labels, layout, extents, _ in operands:
-        for label, axes, n in zip(labels, layout, extents):
-            if label is not None:
-                lengths[label] = n
-                splits.setdefault(label, {()}).update(axes[: k + 1] for k in range(len(axes)))
-    kept = {label for labels, _ in results for label in labels}
-    best, least = None, None
-    for axes in itertools.product(*[sorted(splits[label]) for label in splits]):
-        named = [a for some in axes for a in some]
-        if len(set(named)) < len(named):
-            continue
-        ranks = {label: math.prod(known[a] for a in some) for label, some in zip(splits, axes)}
-        if any(lengths[label] % n for label, n in ranks.items()):
-            continue
-        choice = Choice({label: some for label, some in zip(splits, axes) if some}, 0)
+    kept = {label for labels, _, _ in results for label in labels}
+    candidates = []
+    for axes in _ways(operands, results, dict(sizes)):
+        choice = Choice(axes, 0)
         moved = sum(
-            sum(step.bytes for step in route(layout, choice.layout(labels), extents, itemsize, sizes).steps)
-            for labels, layout, extents, itemsize in operands
+            route(have, choice.layout(labels), shape, itemsize, sizes).bytes
+            for (labels, shape, itemsize), have in operands
         )
-        n = math.prod(ranks[label] for label in splits if label not in kept)
-        reduced = 0
-        for labels, nbytes in results:
-            block = nbytes // math.prod(ranks.get(label, 1) for label in labels)
-            reduced += moves * block * (n - 1) // n
-        key = (moved > 0, moved + reduced, -math.prod(ranks.values()))
-        if least is None or key < least:
-            best, least = Choice(choice.axes, moved + reduced), key
-    return best
+        n = _parts([some for label, some in axes.items() if label not in kept], dict(sizes))
+        blocks = sum(
+            itemsize * math.prod(shape) // _parts(choice.layout(labels), dict(sizes))
+            for labels, shape, itemsize in results
+        )
+        total = moved + moves * blocks * (n - 1) // n
+        candidates.append(((moved > 0, total, -_parts(axes.values(), dict(sizes))), Choice(axes, total)))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _ways(
+    operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]
+) -> Iterator[dict[Label, tuple[str, ...]]]:
+    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once."""
+    lengths: dict[Label, list[int]] = {}
+    splits: dict[Label, set[tuple[str, ...]]] = {}
+    for labels, shape, _ in (*[array for array, _ in operands], *results):
+        for label, n in zip(labels, shape):
+            lengths.setdefault(label, []).append(n)
+    for (labels, _, _), have in operands:
+        for label, axes in zip(labels, have):
+            if label is not None:
+                splits.setdefault(label, {()}).update(axes[: k + 1] for k in range(len(axes)))
+    for chosen in itertools.product(*map(sorted, splits.values())):
+        named = [a for axes in chosen for a in axes]
+        way = {label: axes for label, axes in zip(splits, chosen) if axes}
+        even = all(n % _parts([axes], sizes) == 0 for label, axes in way.items() for n in lengths[label])
+        if even and len(set(named)) == len(named):
+            yield way
+
+
+def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
+    """How many blocks there are along these axes."""
+    return math.prod(sizes[a] for axes in dims for a in axes)
 
 
 # ---------------------------------------------------------------- the operation
@@ -409,11 +419,15 @@ def _mapped(
     """The operation, as a `shard_map` whose arguments come as they lie."""
     sizes = sizes_of(mesh)
     have = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
-    operands = tuple((o, d, t.shape, t.dtype.itemsize) for o, d, t in zip(rule.operands, have, types))
-    choice = choose(operands, tuple((r, t.nbytes) for r, t in zip(rule.results, outs)), rule.moves, sizes)
-    routes = [route(d, choice.layout(o), shape, itemsize, sizes) for o, d, shape, itemsize in operands]
+    operands = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types))
+    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
+    choice = choose(tuple(zip(operands, have)), results, rule.moves, sizes)
+    routes = [
+        route(d, choice.layout(labels), shape, itemsize, sizes) for (labels, shape, itemsize), d in zip(operands, have)
+    ]
     out_layouts = [choice.layout(r) for r in rule.results]
     kept = {label for labels in rule.results for label in labels}
+    varying = frozenset(a for axes in choice.axes.values() for a in axes)
     over = tuple(a for label, axes in choice.axes.items() if label not in kept for a in axes)
     params = {**params, **rule.params}
     if "shape" in params:
@@ -425,7 +439,7 @@ def _mapped(
         current_scope().function = primitive.name
         values = list(args)
         for i, block in zip(arrays, blocks):
-            values[i] = routes[i](block)
+            values[i] = routes[i](block, varying)
         found = primitive.bind(*values, **params)
         found = found if primitive.multiple_results else [found]
         found = [rule.reduce(x, over) for x in found] if over else found

@@ -65,10 +65,16 @@ class Route(NamedTuple):
         """How many bytes each rank receives in all."""
         return sum(step.bytes for step in self.steps)
 
-    def __call__(self, x: Value) -> Value:
-        """In the body of a `shard_map`: the block in the first layout as the block in the last."""
-        for step in self.steps:
-            x = step(x)
+    def __call__(self, x: Value, varying: frozenset = frozenset()) -> Value:
+        """In the body of a `shard_map`: the block in the first layout as the block in the last.
+
+        Where a gathered value is used beside others that vary along the same axes, the axes being `varying`, it is
+        gathered as one that varies too: so it transposes to a `psum_scatter` (JEP 17111, on `all_gather`).
+        """
+        for k, step in enumerate(self.steps):
+            rest = frozenset(a for later in self.steps[k + 1 :] for a in later.axes)
+            fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
+            x = (step._replace(collective="all_gather") if fused else step)(x)
         return x
 
 

@@ -80,7 +80,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
     [
         # number by number
         (np.add, (P("i"), P("i")), P("i"), {}),
-        (np.add, (P("i"), P("j")), P("i"), {"all_gather_invariant": 1, "ppermute": 1}),
+        (np.add, (P("i"), P("j")), P("i"), {"all_gather_invariant": 1}),
         (np.add, (P("i"), P("i", "j")), P("i", "j"), {}),
         (lambda x, y: x * y[0], (P(None, "j"), P("i", "j")), P(None, "j"), {"all_gather_invariant": 1}),
         (lambda x: x + A, (P("i", "j"),), P("i", "j"), {}),
@@ -193,7 +193,7 @@ def test_gradients_are_split_as_what_they_are_gradients_of(closed_over):
         except ValueError:
             continue
         if closed_over:
-            grads = md.grad(lambda x: loss(x, w))(x), md.grad(lambda w: loss(x, w))(w)
+            grads = md.grad(lambda x, w=w: loss(x, w))(x), md.grad(lambda w, x=x: loss(x, w))(w)
         else:
             grads = md.grad(loss, (0, 1))(x, w)
         for g, e, spec in zip(grads, expected, (xs, ws)):
@@ -204,8 +204,8 @@ def test_gradients_are_split_as_what_they_are_gradients_of(closed_over):
 def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered():
     """The all-gather of a parameter transposes to a reduce-scatter, by the JEP's table: no gradient is ever whole."""
     x, w = spmd.distribute(A[:, :4], MESH, P("i")), spmd.distribute(B[:4], MESH, P("i"))
-    report = spmd.communication(md.grad(lambda w: np.sum((x @ w) ** 2)))(w)
-    assert report.counts == {"all_gather": 1, "psum_scatter": 1} or report.counts["psum"] == 1, report
+    report = spmd.communication(lambda w: md.vjp(lambda w: x @ w, w)[1](x @ B[:4]))(w)
+    assert report.counts == {"all_gather": 1, "psum_scatter": 1}
 
 
 def test_gradients_through_reductions_share_ties_as_numpy_does():
@@ -277,7 +277,7 @@ TWO = {
     "outer": lambda x, y: x[:, 0, None] * y[0],
     "stack": lambda x, y: np.stack([x, y]).sum(0),
 }
-MESHES = {shape: spmd.make_mesh(shape, names, "simulated") for shape, names in (((2, 2), "ij"), ((4, 2), "ij"))}
+MESHES = {shape: spmd.make_mesh(shape, ("i", "j"), backend="simulated") for shape in ((2, 2), (4, 2))}
 
 
 def run(steps, arrays):
@@ -301,6 +301,7 @@ def step(names):
     st.lists(st.sampled_from(SPECS), min_size=3, max_size=3),
     st.lists(step({**ONE, **TWO}), min_size=1, max_size=5),
 )
+@example((4, 2), [P("i"), P(), P()], [("reshape", 0, 0)])
 @example((2, 2), [P("i"), P("j"), P()], [("matmul", 0, 1), ("max", 3, 0), ("einsum", 4, 2)])
 def test_random_programs(shape, specs, steps):
     """The value, the gradients and a tangent are those of the whole arrays; what is counted is what is done."""
