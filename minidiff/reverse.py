@@ -132,7 +132,9 @@ class Sweep(JVP):
             out = super().process(primitive, args, params)
             for x in out if primitive.multiple_results else (out,):
                 if type(x) is JVPTracer and isinstance(x.primal, Tracer):
-                    self.on_arrays = False  # they lie on the ranks of a mesh
+                    self.on_arrays = False  # it lies on the ranks of a mesh
+            if hasattr(primitive, "body_scope"):
+                self.on_arrays = False  # of a shard_map's results, or of its operands' cotangents, some may
             return out
         out = core.spread(self, primitive, args, params)
         if out is not None:
@@ -208,7 +210,7 @@ def linearize_flat(
         outs.append(x.primal if mine else x)
         out_names.append(x.tangent if mine else None)
     tape = Tape(recorder.inputs, recorder.equations, out_names)
-    tape.linear = True
+    tape.linear, tape.spread = True, not sweep.on_arrays
     return outs, tape
 
 
@@ -229,7 +231,7 @@ def backward_pass(
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
-    plain = tape.linear and current_interpreter() is EVALUATE
+    plain = tape.linear and not tape.spread and current_interpreter() is EVALUATE
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         if consume:
