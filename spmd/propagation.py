@@ -372,13 +372,15 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
 
     Raises ValueError for operands that lie on different meshes, LeakedTracerError for those that are dead.
     """
+    if interpreter.scope is not None:
+        return None
     layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
     meshes = {id(layout[0]): layout[0] for layout in layouts if layout is not None}
     if interpreter is EVALUATE:
         _check_alive(args)
         if not meshes:
             return primitive.bind(*[x.gather() if isinstance(x, ShardedArray) else x for x in args], **params)
-    if not meshes or interpreter.scope is not None:
+    if not meshes:
         return None
     if len(meshes) > 1:
         raise ValueError(

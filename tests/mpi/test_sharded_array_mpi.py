@@ -80,7 +80,7 @@ PROGRAMS = {
     "reductions": lambda x, w: np.sum(x.max(axis=0) * w.mean(axis=1) + x.var(axis=1)) + x.sum(axis=0) @ w[0],
     "shapes": lambda x, w: np.sum(np.concatenate([x.T, w]).reshape(4, 12, 24)[1:3] * np.stack([w[:12], x[12:]])),
     "gathered": lambda x, w: np.sum(np.roll(x, 3) * np.linalg.inv(w @ w.T / 24 + 2 * np.eye(24))),
-    "a loop": lambda x, w: np.sum(md.scan(lambda c, r: (np.tanh(c + r @ w), c.sum()), np.zeros(24), x)[0]),
+    "a loop": lambda x, w: np.sum(md.scan(lambda c, r: (np.tanh(c + r @ w), c.sum()), np.zeros(24), x[:4])[0]),
     "computed again": lambda x, w: np.sum(md.checkpoint(lambda x: np.tanh(np.sum(x @ w, axis=0) + x) @ w.T)(2 * x)),
     "vmap": lambda x, w: np.sum(md.vmap(lambda r: np.sin(r @ w) * r.max(), out_axes=1)(x)),
     "a shard_map": lambda x, w: np.sum(_doubled(x * w.sum(axis=1)) @ w),
@@ -98,7 +98,7 @@ def test_programs_equal_those_of_the_whole(name):
     counted = name != "a loop"  # from step to step, what it carries may be laid out in other ways
     for mesh in meshes()[-1:] if name == "a shard_map" else meshes():
         specs = specs_of(mesh)
-        for k, xs in enumerate(specs):
+        for k, xs in enumerate(specs[:3]):
             ws = specs[(2 * k + 1) % len(specs)]
             x, w = spmd.distribute(X, mesh, xs), spmd.distribute(W, mesh, ws)
             for way in (both, md.jit(both)):
@@ -137,5 +137,5 @@ def test_what_is_not_here_says_so():
         with pytest.raises(ValueError, match=r"has only a block of it.*Call \.gather\(\) on every rank"):
             numpy.asarray(y)
         assert mesh.calls == {}
-        numpy.testing.assert_array_equal(numpy.histogram(y)[0], numpy.histogram(X)[0])  # no operation: all gather
+        assert y.tolist() == X.tolist()  # all ranks gather
         assert mesh.calls == {"all_gather": 1}
