@@ -137,12 +137,17 @@ def _matmul(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: d
     left = (*_aligned(x.shape[:-2], stack), "row", "sum")[-x.ndim :]
     right = (*_aligned(y.shape[:-2], stack), "sum", "column") if y.ndim > 1 else ("sum",)
     out = (*range(len(stack)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
-    return Rule((left, right), (out,), collectives.psum)
+    return Rule((left, right), (out,), _sum(outs))
 
 
 def _einsum(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     terms, out = params["subscripts"].split("->")
-    return Rule(tuple(map(tuple, terms.split(","))), (tuple(out),), collectives.psum)
+    return Rule(tuple(map(tuple, terms.split(","))), (tuple(out),), _sum(outs))
+
+
+def _sum(outs: Sequence[ShapedArray]) -> Callable:
+    """What adds up products between ranks: of truth values, whether one is true."""
+    return collectives.pmax if outs[0].dtype == bool else collectives.psum
 
 
 def _along(name: str) -> Rules:
@@ -299,22 +304,12 @@ def rule_of(primitive: Primitive) -> Rules | None:
 # ---------------------------------------------------------------- how labels are split
 
 
-@dataclass(frozen=True)
-class Choice:
-    """How each label is split, and the bytes that each rank receives for it."""
-
-    axes: dict[Label, tuple[str, ...]]
-    bytes: int
-
-    def layout(self, labels: Labels) -> Dims:
-        return tuple(self.axes.get(label, ()) for label in labels)
-
-
+Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; those that are not named are whole
 Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and the bytes of a number
 
 
 @lru_cache(maxsize=4096)
-def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, sizes: Sizes) -> Choice:
+def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, sizes: Sizes) -> Way:
     """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
 
     If there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those
@@ -322,25 +317,22 @@ def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...],
     """
     kept = {label for labels, _, _ in results for label in labels}
     candidates = []
-    for axes in _ways(operands, results, dict(sizes)):
-        choice = Choice(axes, 0)
+    for way in _ways(operands, results, dict(sizes)):
         moved = sum(
-            route(have, choice.layout(labels), shape, itemsize, sizes).bytes
+            route(have, _layout(way, labels), shape, itemsize, sizes).bytes
             for (labels, shape, itemsize), have in operands
         )
-        n = _parts([some for label, some in axes.items() if label not in kept], dict(sizes))
+        n = _parts([some for label, some in way.items() if label not in kept], dict(sizes))
         blocks = sum(
-            itemsize * math.prod(shape) // _parts(choice.layout(labels), dict(sizes))
+            itemsize * math.prod(shape) // _parts(_layout(way, labels), dict(sizes))
             for labels, shape, itemsize in results
         )
         total = moved + moves * blocks * (n - 1) // n
-        candidates.append(((moved > 0, total, -_parts(axes.values(), dict(sizes))), Choice(axes, total)))
+        candidates.append(((moved > 0, total, -_parts(way.values(), dict(sizes))), way))
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
-def _ways(
-    operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]
-) -> Iterator[dict[Label, tuple[str, ...]]]:
+def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
     """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once."""
     lengths: dict[Label, list[int]] = {}
     splits: dict[Label, set[tuple[str, ...]]] = {}
@@ -357,6 +349,11 @@ def _ways(
         even = all(n % _parts([axes], sizes) == 0 for label, axes in way.items() for n in lengths[label])
         if even and len(set(named)) == len(named):
             yield way
+
+
+def _layout(way: Way, labels: Labels) -> Dims:
+    """How an array with these labels is laid out."""
+    return tuple(way.get(label, ()) for label in labels)
 
 
 def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
@@ -423,14 +420,14 @@ def _mapped(
     have = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
     operands = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types))
     results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
-    choice = choose(tuple(zip(operands, have)), results, rule.moves, sizes)
+    way = choose(tuple(zip(operands, have)), results, rule.moves, sizes)
     routes = [
-        route(d, choice.layout(labels), shape, itemsize, sizes) for (labels, shape, itemsize), d in zip(operands, have)
+        route(d, _layout(way, labels), shape, itemsize, sizes) for (labels, shape, itemsize), d in zip(operands, have)
     ]
-    out_layouts = [choice.layout(r) for r in rule.results]
+    out_layouts = [_layout(way, r) for r in rule.results]
     kept = {label for labels in rule.results for label in labels}
-    varying = frozenset(a for axes in choice.axes.values() for a in axes)
-    over = tuple(a for label, axes in choice.axes.items() if label not in kept for a in axes)
+    varying = frozenset(a for axes in way.values() for a in axes)
+    over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
     params = {**params, **rule.params}
     if "shape" in params:
         params["shape"] = _block_shape(outs[0].shape, out_layouts[0], mesh)

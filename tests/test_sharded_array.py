@@ -132,6 +132,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x @ B, (P("i"),), P("i"), {}),
         (lambda x: x @ B, (P(None, "i"),), P(), {"psum": 1}),
         (lambda x: x @ B[:, 0], (P("i", "j"),), P("i"), {"psum": 1}),
+        (lambda x: (x > 0) @ (B > 0), (P(None, "i"),), P(), {"pmax": 1}),
         (lambda x: x[0] @ B, (P(None, "j"),), P(), {"psum": 1}),
         (lambda x: B.T @ x.T, (P("i"),), P(None, "i"), {}),
         (lambda x, y: x.T @ y, (P("i"), P("i")), P(), {"psum": 1}),
