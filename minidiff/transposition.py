@@ -15,7 +15,7 @@ from minidiff.core import current_interpreter, current_scope, is_differentiable,
 from minidiff.forward import instantiate
 from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
-from minidiff.reverse import agreeing, backward_pass, checked_cotangents
+from minidiff.reverse import agreeing, backward_pass, checked_cotangents, settled
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape, Var
 
@@ -122,6 +122,6 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that stands on the tape is the tape's: the caller gets one of his own.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        return tree.unflatten(structure, [instantiate(x if yes else None, t) for x, t, yes in found])
+        return tree.unflatten(structure, [settled(instantiate(x if yes else None, t), t) for x, t, yes in found])
 
     return f_t
