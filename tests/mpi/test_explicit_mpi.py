@@ -12,7 +12,7 @@ from collectives import pbroadcast, pmean, psum
 from spmd import P
 from tests.explicit_programs import replayed, without_one
 from tests.partial_sum_programs import PROGRAMS, W, X, sharded
-from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example
+from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example, run_and_count
 
 RANKS = MPI.COMM_WORLD.size
 few = pytest.mark.parallel([2, 4])
@@ -21,15 +21,6 @@ few = pytest.mark.parallel([2, 4])
 @functools.cache
 def mesh_of(shape, backend="mpi"):
     return spmd.make_mesh(shape, ("i", "j")[: len(shape)], backend=backend)
-
-
-def run_and_count(f, mesh, *args):
-    """The result of `f`, having checked that it communicated as its report says."""
-    mesh.reset_calls()
-    out = f(*args)
-    report = spmd.communication(f)(*args)
-    assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
-    return out
 
 
 def whole(x):
