@@ -175,7 +175,8 @@ class _Overlapped:
         for eqn in tape.equations:
             if eqn in self.waiting:
                 self._need(eqn.inputs)
-                self._start(eqn)
+                if eqn in self.waiting:  # it was not for these alone that it waited
+                    self._start(eqn)
             elif not _is_sum(eqn):
                 self._need(eqn.inputs)
                 self._add(eqn)

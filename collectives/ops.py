@@ -259,12 +259,12 @@ class Together(Collective):
 
     def __init__(self, of: Collective):
         super().__init__(of.name, of.takes, of.gives, of.communicates, None, None, None)
-        self.of = self.each = of
+        self.each = of
 
     def typecheck(self, types, params):
         if len({t.dtype for t in types}) > 1:
             raise TypeError(f"{self.name} of several values takes such of one dtype, got {', '.join(map(str, types))}")
-        return [t for x in types for t in self.of.typecheck([x], params)]
+        return [t for x in types for t in self.each.typecheck([x], params)]
 
     def jvp(self, primals, tangents, params):
         moving = [i for i, t in enumerate(tangents) if t is not None]
@@ -272,7 +272,7 @@ class Together(Collective):
         return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
 
     def transpose(self, cts, operands, params):
-        return [None if ct is None else self.of.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
+        return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
 
     def batch(self, args, batched, params):
         size = next(x.shape[0] for x, yes in zip(args, batched) if yes)
@@ -282,7 +282,7 @@ class Together(Collective):
         ]
 
     def batch_along(self, batch, args, params):
-        return [self.of.batch_along(batch, [x], params) for x in args]
+        return [self.each.batch_along(batch, [x], params) for x in args]
 
 
 #: `together(psum_p)` is `psum` of several values.

@@ -14,7 +14,8 @@ this rank's entry of an invariant array        pscatter
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-All are declared by `minidiff.optimize`'s decorators, and can be left out by name: that of the function, in words.
+psums that meet further down are moved there first: `sinking.py`. All are declared by `minidiff.optimize`'s
+decorators, and can be left out by name: that of the function, in words.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ def _entry(axes: tuple[str, ...], size: int) -> dict:
 def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
     """A sum of several values, of those that are used."""
     kept = [(a, v) for a, v, yes in zip(eqn.inputs, eqn.outputs, used) if yes]
-    return _summed_together(eqn.primitive.of, eqn.params, *zip(*kept), eqn.source)
+    return _summed_together(eqn.primitive.each, eqn.params, *zip(*kept), eqn.source)
 
 
 NARROWED.update(dict.fromkeys(TOGETHER, _narrowed))
@@ -251,7 +252,7 @@ def take_psums_apart(tape: Tape) -> Tape:
 def _apart(eqn: Equation) -> list[Equation]:
     if eqn.primitive not in TOGETHER:
         return [eqn]
-    return [Equation(eqn.primitive.of, [a], eqn.params, [v], eqn.source) for a, v in zip(eqn.inputs, eqn.outputs)]
+    return [Equation(eqn.primitive.each, [a], eqn.params, [v], eqn.source) for a, v in zip(eqn.inputs, eqn.outputs)]
 
 
 @rewrites_tapes(bucket_bytes=BUCKET_BYTES)

@@ -42,10 +42,6 @@ def _transposed(x: str, axes: tuple[int, ...]) -> str:
     return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
 
 
-def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
-    return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
-
-
 def _indexed(x: str, index: tuple) -> str:
     return f"{x}[{', '.join(map(_index, index)) or '()'}]"
 

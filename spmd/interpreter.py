@@ -170,7 +170,7 @@ class SPMD(Interpreter):
                 return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
             if isinstance(primitive, Together):
                 if recorded:
-                    found = exchange_together(primitive.of, operands, ranks, params)
+                    found = exchange_together(primitive.each, operands, ranks, params)
                 else:
                     found = ranks.together(primitive.name, operands, params)
                 return [RankTracer(self, *x) for x in found]
