@@ -48,7 +48,7 @@ from minidiff.ops.kinds import Elementwise
 from minidiff.ops.shape import squeeze
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec
-from spmd.redistribution import Dims, Sizes, route, sizes_of
+from spmd.redistribution import Dims, Sizes, redistributed, route, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
 
@@ -367,24 +367,24 @@ def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
 def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
 
-    Raises ValueError for operands that lie on different meshes, LeakedTracerError for those that are dead.
+    Of operands that lie on several meshes, those stay that lie on the first operand's; the others are made whole.
+    Raises LeakedTracerError for operands that are dead.
     """
     if interpreter.scope is not None:
         return None
     layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
-    meshes = {id(layout[0]): layout[0] for layout in layouts if layout is not None}
+    meshes = {id(layout.mesh): layout.mesh for layout in layouts if layout is not None}
     if interpreter is EVALUATE:
         _check_alive(args)
         if not meshes:
             return primitive.bind(*[x.gather() if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:
         return None
-    if len(meshes) > 1:
-        raise ValueError(
-            f"{primitive}: the operands lie on different meshes, {' and '.join(map(repr, meshes.values()))}; bring "
-            "one of them to the other's with distribute(x.gather(), mesh, spec)"
-        )
-    (mesh,) = meshes.values()
+    mesh, *others = meshes.values()
+    if others:
+        with running(interpreter):
+            args = [x if t is None or t.mesh is mesh else redistributed(x, *t, P()) for x, t in zip(args, layouts)]
+        layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
     types = [typeof(x) for x in args]
     parts = IN_PARTS.get(primitive.name)
     if parts is not None and any(layouts[0].spec.dims(types[0].ndim)[d] for d in params["axes"]):
@@ -395,8 +395,9 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     rule = (rule_of(primitive) or _whole)(types, outs, params)
     if rule.of_whole and isinstance(interpreter, JVP):
         return None
+    specs = [P() if layout is None else layout.spec for layout in layouts]
     with running(interpreter):
-        return _mapped(primitive, args, params, mesh, rule, [P() if x is None else x[1] for x in layouts], types, outs)
+        return _mapped(primitive, args, params, mesh, rule, specs, types, outs)
 
 
 def _check_alive(args: Sequence[Value]) -> None:

@@ -284,10 +284,10 @@ class ShardMap(Primitive):
         blocks = [b.update(variance=b.variance | t.variance) for b, t in zip(blocks, types)]
         if blocks != tape.in_types:
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
-        return [
-            laid_out(global_type(t, spec, mesh.shape), mesh, spec)
-            for t, spec in zip(tape.out_types, params["out_specs"])
-        ]
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
+        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
 
     def boundary(self, params: dict) -> tuple[Specs, Specs]:
         return params["in_specs"], params["out_specs"]
