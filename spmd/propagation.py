@@ -313,7 +313,8 @@ def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...],
     """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
 
     If there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those
-    for reducing results among them. Of equals, the one that shares the work among the most ranks.
+    for reducing results among them. Of equals, the one that shares the work among the most ranks, and then
+    the one along the most axes, for those of one rank.
     """
     kept = {label for labels, _, _ in results for label in labels}
     candidates = []
@@ -328,7 +329,8 @@ def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...],
             for labels, shape, itemsize in results
         )
         total = moved + moves * blocks * (n - 1) // n
-        candidates.append(((moved > 0, total, -_parts(way.values(), dict(sizes))), way))
+        shared = _parts(way.values(), dict(sizes)), sum(map(len, way.values()))
+        candidates.append(((moved > 0, total, -shared[0], -shared[1]), way))
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
