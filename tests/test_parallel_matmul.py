@@ -6,6 +6,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
+from minidiff.source import CompiledTape
 from minidiff.tape import bodies_of
 from spmd import P
 from spmd.parallel import matmul
@@ -100,6 +101,27 @@ def test_step_by_step_no_rank_holds_the_whole(name):
         assert largest <= max(block, 60 * M * N)
     else:
         assert largest == n * block
+
+
+def compiled_lines(name, args):
+    """What one compiled program of the ranks does, line by line."""
+    compiled = md.jit(sharded(name, mesh_of(4)))
+    compiled(*args)
+    (tape,) = [t for t in compiled.program(*args).source.namespace.values() if isinstance(t, CompiledTape)]
+    ((source, _),) = tape.lowered.values()
+    source.tape.check()
+    return source.text.splitlines()
+
+
+@pytest.mark.parametrize("name", [name for name, product in PRODUCTS.items() if product.collective == "ppermute"])
+def test_compiled_a_block_is_on_its_way_while_another_is_multiplied(name):
+    lines = compiled_lines(name, operands(4))
+    calls = [k for k, line in enumerate(lines) if "ppermute_start" in line]
+    ends = [k for k, line in enumerate(lines) if "ppermute_wait" in line]
+    products = [k for k, line in enumerate(lines) if " @ " in line or "matmul(" in line]
+    assert len(calls) == len(ends) == PRODUCTS[name].calls(4)
+    for start, end in zip(calls, ends):
+        assert any(start < k < end for k in products)
 
 
 def test_a_ring_can_be_rolled_into_a_loop():

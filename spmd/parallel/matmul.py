@@ -102,20 +102,15 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
 
 
 def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    n, here = axis_size(axis_name), axis_index(axis_name)
     _check_gathered(what, lhs, rhs, axis_name, len(ways))
-    blocks = np.split(rhs, len(ways))  # each goes its way
-    width = blocks[0].shape[0]
-
-    def product(owner: Value, part: int, block: Value) -> Value:
-        return dynamic_slice_in_dim(lhs, (owner * len(ways) + part) * width, width, 1) @ block
-
+    n, blocks = axis_size(axis_name), np.split(rhs, len(ways))  # each goes its way
     out = None
     for step in range(n):
         # Sent on before they are multiplied: so they are on their way meanwhile.
         coming = [_shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
-            term = product((here - way * step) % n, part, block)
+            columns = _part(lhs, _neighbour(axis_name, -way * step), rhs.shape[0], part, len(ways), axis=1)
+            term = columns @ block
             out = term if out is None else out + term
         blocks = coming
     return out
@@ -169,17 +164,17 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
 
 
 def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    n, here = axis_size(axis_name), axis_index(axis_name)
     _check_scattered(what, lhs, rhs, axis_name, len(ways))
-    height = lhs.shape[0] // n // len(ways)
+    n = axis_size(axis_name)
 
-    def product(owner: Value, part: int) -> Value:
-        return dynamic_slice_in_dim(lhs, (owner * len(ways) + part) * height, height, 0) @ rhs
+    def product(part: int, way: int, step: int) -> Value:
+        owner = _neighbour(axis_name, -way * (step + 1))
+        return _part(lhs, owner, lhs.shape[0] // n, part, len(ways), axis=0) @ rhs
 
-    sums = [product((here - way) % n, part) for part, way in enumerate(ways)]
+    sums = [product(part, way, 0) for part, way in enumerate(ways)]
     for step in range(1, n):
-        sums = [_shifted(x, axis_name, way) for x, way in zip(sums, ways)]
-        sums = [x + product((here - way * (step + 1)) % n, part) for part, (x, way) in enumerate(zip(sums, ways))]
+        coming = [_shifted(x, axis_name, way) for x, way in zip(sums, ways)]
+        sums = [x + product(part, way, step) for part, (x, way) in enumerate(zip(coming, ways))]
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
@@ -190,6 +185,18 @@ def _shifted(x: Value, axis_name: AxisName, way: int) -> Value:
     """Each rank's value, at its neighbour on the ring."""
     n = axis_size(axis_name)
     return ppermute(x, axis_name, [(i, (i + way) % n) for i in range(n)])
+
+
+def _neighbour(axis_name: AxisName, by: int) -> Value:
+    """The index of the rank so many further up the ring than this one."""
+    here, n = axis_index(axis_name), axis_size(axis_name)
+    return (here + by) % n if by % n else here
+
+
+def _part(x: Value, owner: Value, size: int, part: int, parts: int, axis: int) -> Value:
+    """Along an axis, of the `size` elements that belong to the rank `owner`, those of one of equal parts."""
+    start, each = owner * size, size // parts
+    return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
 
 
 def _check_gathered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
