@@ -49,12 +49,22 @@ def test_stacked_blocks_may_have_any_shape(shape):
 @pytest.mark.parametrize(
     "check, message",
     [
-        (lambda: check_spec(P("k"), SIZES, "in_specs[0]"), r"in_specs\[0\] = P\('k'\) names the axis 'k', but .*'y'"),
-        (lambda: check_spec(P("x", "x"), SIZES, "in_specs"), r"names the axis 'x' twice"),
-        (lambda: check_rank(P("x", None), (4,), "in_specs", "args[0]"), r"2 entries, but args\[0\] has 1 dimensions"),
+        (
+            lambda: check_spec(P("k"), SIZES, "in_specs[0]"),
+            r"in_specs\[0\] = P\('k'\) names the axis 'k', but .*'x' \(4\) and 'y' \(2\): name one",
+        ),
+        (lambda: check_spec(P("x", "x"), SIZES, "in_specs"), r"names the axis 'x' twice.* name 'x' \(4\) once"),
+        (
+            lambda: check_spec(P(("x", "y"), "y"), SIZES, "in_specs"),
+            r"P\(\('x', 'y'\), 'y'\) names the axis 'y' twice",
+        ),
+        (
+            lambda: check_rank(P("x", None), (4,), "in_specs", "args[0]"),
+            r"2 entries, but args\[0\] has 1 dimensions .* leave some out",
+        ),
         (
             lambda: check_divides(P(("x", "y")), (12,), SIZES, "in_specs", "args[0]"),
-            r"args\[0\] has shape \(12,\): dimension 0, of size 12, .*'x' \(4\) and 'y' \(2\).*multiple of 8",
+            r"args\[0\] has shape \(12,\): dimension 0, .*'x' \(4\) and 'y' \(2\).*multiple of 8, or leave it whole",
         ),
     ],
 )
