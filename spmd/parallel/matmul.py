@@ -68,7 +68,7 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
-    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -85,16 +85,32 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s began
     with. It sends it on, to rank i + 1, and adds its product with the columns of `lhs` that belong to it.
 
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
     Source: shard_map tutorial, "Example 1: all-gather on one side".
     """
     return _gathered_by_steps("matmul_all_gather_overlapped", lhs, rhs, axis_name, (UP,))
 
 
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """As :func:`matmul_all_gather_overlapped`, with the upper half of each block going up the ring, the lower down.
+    """As :func:`matmul_all_gather_overlapped`, with the first half of each block going up, the second down.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
     rows that rank i - s began with, and the second half of those of rank i + s.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
 
     Source: shard_map tutorial, "Example 1: all-gather on one side".
     """
@@ -103,13 +119,14 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
 
 def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
     _check_gathered(what, lhs, rhs, axis_name, len(ways))
-    n, blocks = axis_size(axis_name), np.split(rhs, len(ways))  # each goes its way
+    n, here = axis_size(axis_name), axis_index(axis_name)
+    blocks = np.split(rhs, len(ways))  # each goes its way
     out = None
     for step in range(n):
         # Sent on before they are multiplied: so they are on their way meanwhile.
         coming = [_shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
-            columns = _part(lhs, _neighbour(axis_name, -way * step), rhs.shape[0], part, len(ways), axis=1)
+            columns = _part(lhs, _neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1)
             term = columns @ block
             out = term if out is None else out + term
         blocks = coming
@@ -129,7 +146,7 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh=mesh, **specs)
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -147,6 +164,15 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     the sum of what the s ranks above it and it itself have to add. It sends it on, to rank i - 1, and multiplies
     meanwhile what it will add to the sum that comes.
 
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
     Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     return _scattered_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
@@ -158,6 +184,17 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(16.0).reshape(4, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.],
+                  [38.],
+                  [54.]], P('i'))
+
     Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     return _scattered_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
@@ -165,10 +202,10 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
 
 def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
     _check_scattered(what, lhs, rhs, axis_name, len(ways))
-    n = axis_size(axis_name)
+    n, here = axis_size(axis_name), axis_index(axis_name)
 
     def product(part: int, way: int, step: int) -> Value:
-        owner = _neighbour(axis_name, -way * (step + 1))
+        owner = _neighbour(here, -way * (step + 1), n)
         return _part(lhs, owner, lhs.shape[0] // n, part, len(ways), axis=0) @ rhs
 
     sums = [product(part, way, 0) for part, way in enumerate(ways)]
@@ -187,9 +224,8 @@ def _shifted(x: Value, axis_name: AxisName, way: int) -> Value:
     return ppermute(x, axis_name, [(i, (i + way) % n) for i in range(n)])
 
 
-def _neighbour(axis_name: AxisName, by: int) -> Value:
-    """The index of the rank so many further up the ring than this one."""
-    here, n = axis_index(axis_name), axis_size(axis_name)
+def _neighbour(here: Value, by: int, n: int) -> Value:
+    """The index of the rank so many further up a ring of n."""
     return (here + by) % n if by % n else here
 
 
