@@ -15,7 +15,7 @@ import numpy
 from mpi4py import MPI as _mpi
 
 from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
-from collectives.stacked import join_blocks
+from collectives.stacked import Stacked, join_blocks
 from minidiff.core import Primitive
 
 WORLD = _mpi.COMM_WORLD
@@ -60,9 +60,17 @@ class Ranks(Backend):
         x = numpy.asarray(x, order="C")
         if communicates:
             self.count(name, x.nbytes)
+        if params["size"] == 1:
+            return self._alone(name, x, held, params)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
 
-    def together(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+    def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        """A collective of this rank with itself, as one rank is simulated."""
+        axes = params["axes"]
+        out, varies = Stacked(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
+        return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
+
+    def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         started = self._packed(name, operands, params["axes"])
         self.along(params["axes"]).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
@@ -189,6 +197,8 @@ class Ranks(Backend):
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
         if not held:
             return x
+        if self.is_here(held):
+            return x[None]
         self.count("all_gather", x.nbytes)
         return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
 

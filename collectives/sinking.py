@@ -61,8 +61,9 @@ def sink_psums(tape: Tape, scope: Scope | None) -> Tape:
 
 def _steps(tape: Tape) -> tuple[int, int]:
     """What its collectives take: an all-reduce is a reduce-scatter and an all-gather."""
-    reduced = sum(eqn.primitive is psum_p for eqn in tape.equations)
-    return reduced + sum(eqn.primitive.communicates for eqn in tape.equations), reduced
+    sent = [eqn.primitive for eqn in tape.equations if eqn.primitive.sends(eqn.params)]
+    reduced = sent.count(psum_p)
+    return reduced + len(sent), reduced
 
 
 def _sunk(tape: Tape, sizes: dict[str, int], split: bool, copies: bool) -> Tape:
