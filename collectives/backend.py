@@ -57,8 +57,16 @@ class Backend(ABC):
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
         """A collective: the result, and the axes along which it is held. In `params["groups"]`, if it is given."""
 
-    def together(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
+    def together(
+        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
+    ) -> list[tuple[Any, Axes]]:
         """An all-reduce of several values of one dtype in one call: the results, and the axes each is held along."""
+        if not communicates:
+            return [self.collective(name, x, held, False, params) for x, held in operands]
+        return self.reduced(name, operands, params)
+
+    def reduced(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
+        """The results of `together`, where ranks communicate."""
         return self.wait(self.start(name, operands, params))
 
     @abstractmethod

@@ -16,7 +16,7 @@ from mpi4py import MPI as _mpi
 
 from collectives.along import most
 from collectives.backend import GROUP, Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
-from collectives.stacked import join_blocks
+from collectives.stacked import Stacked, join_blocks
 from minidiff.core import Primitive
 
 WORLD = _mpi.COMM_WORLD
@@ -71,16 +71,23 @@ class Ranks(Backend):
         x = numpy.asarray(x, order="C")
         if communicates:
             self.count(name, x.nbytes)
-        held = self.ordered({*held, *params["axes"]})
         if "groups" in params:
-            return self._in_groups(name, x, **params), held
-        return getattr(self, "_" + name)(x, held, **params)
+            return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
+        if params["size"] == 1:
+            return self._alone(name, x, held, params)
+        return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
 
     def _in_groups(self, name, x, axes, size, groups, **params):
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 
-    def together(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+    def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        """A collective of this rank with itself, as one rank is simulated."""
+        axes = params["axes"]
+        out, varies = Stacked(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
+        return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
+
+    def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         started = self._packed(name, operands, params["axes"])
         self.along(params["axes"]).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
@@ -239,6 +246,8 @@ class Ranks(Backend):
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
         if not held:
             return x
+        if self.is_here(held):
+            return x[None]
         self.count("all_gather", x.nbytes)
         return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
 

@@ -96,6 +96,9 @@ class Collective(Linear):
         shape, dtype = self.shape_rule(x, **params)
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
+    def sends(self, params):
+        return self.communicates and params["size"] > 1  # a rank alone has all there is
+
     def result_variance(self, variance: frozenset, params: dict) -> frozenset:
         """The variance of the result, from that of the operand."""
         if self.takes == self.gives:
