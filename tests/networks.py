@@ -1,6 +1,5 @@
-"""The networks of `spmd.parallel`, with what their documentation says they communicate: for simulated and real ranks."""
+"""The networks of `spmd.parallel`, and what their documentation says they communicate: on simulated and real ranks."""
 
-import itertools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -37,10 +36,7 @@ PARALLELISMS = {
     "data_parallel": Parallelism(spmd.parallel.data_parallel, ("batch",)),
     "fully_sharded": Parallelism(spmd.parallel.fully_sharded, ("batch",)),
     "tensor_parallel": Parallelism(spmd.parallel.tensor_parallel, ("feats",)),
-    "fully_sharded_tensor_parallel": Parallelism(
-        spmd.parallel.fully_sharded_tensor_parallel,
-        ("batch", "feats"),
-    ),
+    "fully_sharded_tensor_parallel": Parallelism(spmd.parallel.fully_sharded_tensor_parallel, ("batch", "feats")),
     "pipeline_parallel": Parallelism(
         partial(spmd.parallel.pipeline_parallel, microbatch=MICROBATCH), ("stages",), stacked_layers, unstacked_layers
     ),
@@ -49,9 +45,9 @@ PARALLELISMS = {
 SHAPES = {
     # ranks: meshes of one axis, and of two
     1: ([(1,)], [(1, 1)]),
-    2: ([(2,)], [(2, 1), (1, 2)]),
+    2: ([(2,)], [(1, 2)]),
     4: ([(4,)], [(2, 2)]),
-    8: ([(8,)], [(4, 2), (2, 4)]),
+    8: ([(8,)], [(4, 2)]),
 }
 
 
@@ -77,15 +73,19 @@ def example(error=squared_error, sizes=SIZES, examples=EXAMPLES):
 
 
 def check_numbers(name, shape, backend=None):
-    """Loss and gradients are those of the network that is not distributed: with types and without."""
+    """Loss and gradients are those of the network that is not distributed: of two errors; without types too."""
     parallelism = PARALLELISMS[name]
-    for error, typed in itertools.product((squared_error, cross_entropy), (True, False)):
+    for error, typed in ((squared_error, True), (cross_entropy, True), (squared_error, False)):
         params, batch = example(error)
         expected = md.value_and_grad(partial(loss, error=error))(params, batch)
         distributed = parallelism(shape, backend, error=error, check_rep=typed)
         value, gradients = md.value_and_grad(distributed)(parallelism.arranged(params), batch)
-        gradients = md.tree.map(lambda g: g.gather() if isinstance(g, spmd.ShardedArray) else g, gradients)
+        gradients = md.tree.map(whole, gradients)
         assert_trees_close((value, parallelism.restored(gradients)), expected)
+
+
+def whole(x):
+    return x.gather() if isinstance(x, spmd.ShardedArray) else x
 
 
 # ---------------------------------------------------------------- what it communicates
@@ -115,15 +115,17 @@ def _between_rules(text):
 def expected_communication(name, shape, params, batch):
     """What the table says: {(direction, collective, axis): (count, bytes)}."""
     (first, *_, last), layers = params, len(params)
-    size = lambda *trees: sum(np.size(x) for x in md.tree.leaves(trees))
+
+    def size(*trees):
+        return sum(np.size(x) for x in md.tree.leaves(trees))
+
     names = {
         **{"L": layers, "N": len(batch[0]), "M": len(batch[0]) // MICROBATCH, "F": np.shape(first[0])[1]},
         **{"p": shape[0], "q": shape[-1], "params": size(params), "weights": size([W for W, _ in params])},
         **{"first": size(first[0]), "ends": size(first, last), "outputs": size([b for _, b in params])},
     }
-    number = lambda expression: eval(expression, {}, names)
     return {
-        (direction, collective, axis): (number(count), 8 * number(numbers))
+        (direction, collective, axis): (eval(count, {}, names), 8 * eval(numbers, {}, names))
         for direction, collective, axis, count, numbers in documented()[name]
     }
 

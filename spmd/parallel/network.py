@@ -36,10 +36,10 @@ def dense(x: Any, W: Any, b: Any) -> Any:
 
 def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> Any:
     """What the network makes of each example: [n, features] -> [n, outputs]."""
-    for W, b in params:
-        outputs = dense(inputs, W, b)
-        inputs = relu(outputs)
-    return outputs
+    *hidden, last = params
+    for layer in hidden:
+        inputs = relu(dense(inputs, *layer))
+    return dense(inputs, *last)
 
 
 def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
