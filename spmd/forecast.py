@@ -361,8 +361,9 @@ def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: s
 
 def show_seconds(seconds: float) -> str:
     """A time with three digits, in the unit that fits: "1.23 µs"."""
+    seconds = float(f"{seconds:.3g}")
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        if seconds >= 0.9995 * size:
+        if seconds >= size:
             digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
             return f"{seconds / size:,.{digits}f} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
