@@ -539,9 +539,9 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
 def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
     """`broadcast_varying` along a tree: at each step twice as many ranks have the root's value.
 
-    Shapes stay. log2 N steps, rounded up. Each step is a message of K bytes; the root sends in all of them. Varying -> varying, though all get
-    the same: see the module. Transposes to the sum on the root, along the same tree. Raises ValueError where `root` is
-    no index along the axis.
+    Shapes stay. log2 N steps, rounded up. Each step is a message of K bytes; the root sends in all of them. Varying ->
+    varying, though all get the same: see the module. Transposes to the sum on the root, along the same tree. Raises
+    ValueError where `root` is no index along the axis.
 
     >>> f = lambda x: algorithms.binomial_tree_broadcast(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -556,8 +556,9 @@ def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> An
 def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
     """`reduce` along a tree: the sum on the rank `root`, zeros on the others.
 
-    Shapes stay; booleans are counted. log2 N steps, rounded up. Each step is a message of K bytes; the root receives in all of them. Varying ->
-    varying; transposes to a broadcast of the root's. Raises ValueError where `root` is no index along the axis.
+    Shapes stay; booleans are counted. log2 N steps, rounded up. Each step is a message of K bytes; the root receives in
+    all of them. Varying -> varying; transposes to a broadcast of the root's. Raises ValueError where `root` is no index
+    along the axis.
 
     >>> f = lambda x: algorithms.binomial_tree_reduce(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
