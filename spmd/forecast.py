@@ -219,7 +219,8 @@ class Forecast(Tabular):
     """What a program's communication takes, by the model. Printing it gives a table, `plot()` draws it.
 
     `predictions` have it for each kind of collective and each number of `ranks`; `seconds` and `costs` are dicts of
-    sums, by the number of ranks. `notes` say what was taken for granted. Forecasts are added.
+    sums, by the number of ranks. `notes` say what was taken for granted. Forecasts are added. In the table, bytes are
+    those that take time (of each step the longest message), and latency is the part of the time that is steps.
     """
 
     model: CostModel
