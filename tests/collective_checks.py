@@ -388,6 +388,35 @@ def check_derivatives(mesh, case, axes, check_rep=True) -> None:
     md.testing.check_grads(f, (random((mesh.size, *case.shape), "float64"),), order=2)
 
 
+def check_extremum(mesh, name, axes, check_rep=True) -> None:
+    """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks."""
+    everything, numpys = mesh.axis_names, {"pmax": md.numpy.max, "pmin": md.numpy.min}[name]
+    members = groups(mesh, axes)
+    weights = random((mesh.size, 3), "float64")
+
+    def body(x):
+        me = collectives.axis_index(everything)
+        y = getattr(collectives, name)(x[me] * x[me], axes)
+        return collectives.psum(md.numpy.sum(y * md.numpy.take(weights, me, axis=0)), everything)
+
+    def whole(x):
+        y = [(numpys(md.numpy.stack([x[r] * x[r] for r in ranks]), axis=0), ranks) for ranks in members]
+        return sum(md.numpy.sum(best * weights[r]) for best, ranks in y for r in ranks)
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
+    x = numpy.random.default_rng(0).integers(1, 3, (mesh.size, 3)).astype(float)  # many tie
+    t = random(x.shape, "float64", seed=1)
+
+    def twice(f):
+        return md.grad(lambda x: md.numpy.sum(md.grad(f)(x) * t))
+
+    assert_allclose(md.grad(f)(x), md.grad(whole)(x), rtol=1e-12)
+    assert_allclose(md.jvp(f, (x,), (t,))[1], md.jvp(whole, (x,), (t,))[1], rtol=1e-12)
+    assert_allclose(twice(f)(x), twice(whole)(x), rtol=1e-12)
+    several = numpy.stack([x, 1 + x, x[::-1]])
+    assert_allclose(md.vmap(md.grad(f))(several), numpy.stack([md.grad(whole)(x) for x in several]), rtol=1e-12)
+
+
 def collectives_in(f, *args) -> list:
     """The equations of collectives in the bodies of the shard_maps that `f` runs, in order."""
     tapes = [eqn.params["body"] for eqn in md.make_tape(f)(*args).equations if eqn.primitive.name == "shard_map"]
