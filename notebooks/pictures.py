@@ -7,22 +7,24 @@ is the same on all ranks; white ones from nowhere (zeros that nobody sent).
 
 from __future__ import annotations
 
+import io
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
 from minidiff.tape import Tape, bodies_of
 from spmd import Mesh, P, shard_map
+from spmd.table import html_table, text_table
 
 #: Of ranks 0, 1, 2, … : hues that colour-blind readers can tell apart, light enough for black numbers.
 RANK_COLOURS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
@@ -32,6 +34,7 @@ NOTHING = "#ffffff"
 CELL = 0.34  # inches
 GAP = 0.45  # cells between the blocks of two ranks
 BETWEEN = 2.2  # cells between two columns
+DPI = 90
 
 # ---------------------------------------------------------------- what ranks hold
 
@@ -106,84 +109,152 @@ def _as_list(results: Any) -> list:
 # ---------------------------------------------------------------- pictures
 
 
+class Picture:
+    """What `draw` returns: notebooks show the picture; `print` shows the numbers."""
+
+    def __init__(self, png: bytes, text: str):
+        self.png = png
+        self.text = text
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Table:
+    """Rows of numbers or words under a header: notebooks show a table, and so does `print`."""
+
+    def __init__(self, header: Sequence[str], rows: Sequence[Sequence[Any]]):
+        self.header = list(header)
+        self.rows = [[str(cell) for cell in row] for row in rows]
+        numbers = [all(re.fullmatch(r"[-+\d][\d,.e+-]*( \S{1,3})?|", cell) for cell in c) for c in zip(*self.rows)]
+        self.right = [k for k, yes in enumerate(numbers) if yes]
+
+    def __repr__(self) -> str:
+        return text_table(self.header, self.rows, None, self.right)
+
+    def _repr_html_(self) -> str:
+        return html_table(self.header, self.rows, None, self.right)
+
+
+Column = tuple[str, Held]  # with a headline
+
+
 def draw(
-    *columns: tuple[str, Held] | str, changes: bool = False, numbers: bool = True, arrows: bool = True
-) -> Figure:
+    *columns: Column | str,
+    changes: bool = False,
+    numbers: bool = True,
+    arrows: bool = True,
+    types: bool = True,
+    scale: float = 1.0,
+) -> Picture:
     """What ranks hold, a row for each rank: columns are values with headlines, from left to right.
 
     A string among them is the title of the group of columns that it starts. With `changes`, entries that are new in a
-    column have a bold border. `numbers=False` shows colours alone.
+    column have a bold border. Without `numbers`, there are colours alone; without `arrows`, less between
+    columns; without `types`, headlines alone. `scale` is the size of cells.
     """
+    cell, line = CELL * scale, 1 / scale  # inches; and the height of text, in cells
     held = [c[1] for c in columns if not isinstance(c, str)]
     rows = max(_grid(b).shape[0] for h in held for b in h.blocks)
     height = len(held[0].blocks) * (rows + GAP) - GAP
     titled = 0.9 * any(isinstance(c, str) for c in columns)
-    above = titled + 1.9 + 0.9 * max(c[0].count("\n") for c in columns if not isinstance(c, str))
-    fig = plt.figure()
+    above = line * (titled + 1.0 + 0.9 * types + 0.9 * max(c[0].count("\n") for c in columns if not isinstance(c, str)))
+    between = line * (BETWEEN if arrows else BETWEEN / 2)
+    fig = Figure()
     ax = fig.add_axes((0, 0, 1, 1))
     ax.axis("off")
-    groups: list[tuple[str, float]] = []  # a title, and where it begins
-    x, before = 0.0, None
+    cells = _Cells(numbers)
+    x, end, before = 0.0, 0.0, None  # end: of a group's title
     for column in columns:
         if isinstance(column, str):
-            if groups:
-                x = max(x, _end_of_title(groups[-1])) + BETWEEN
-            groups.append((column, x))
-            before = None
+            x = max(x, end) + between / 2 if x else x
+            ax.text(x, 0.2 * line - above, column, ha="left", va="top", fontsize=11, weight="bold")
+            end, before = x + 0.27 * line * len(column) + between, None
             continue
         if before is not None and arrows:
-            ax.text(x - BETWEEN / 2, height / 2, "→", ha="center", va="center", fontsize=15, color="#555555")
-        width, needed = _width(column)
-        _draw_column(ax, column, x + (needed - width) / 2, width, before if changes else None, rows, numbers)
-        x, before = x + needed + BETWEEN, column[1]
-    if groups:
-        x = max(x, _end_of_title(groups[-1]))
-    for title, start in groups:
-        ax.text(start, -above + 0.2, title, ha="left", va="top", fontsize=11, weight="bold")
+            ax.text(x - between / 2, height / 2, "→", ha="center", va="center", fontsize=15, color="#555555")
+        width, needed = _width(column, types, line)
+        middle = x + needed / 2
+        ax.text(middle, (-0.25 - 0.8 * types) * line, column[0], ha="center", va="bottom", fontsize=10)
+        if types:
+            shown = str(column[1].type)
+            ax.text(middle, -0.3 * line, shown, ha="center", va="bottom", fontsize=8.5, family="monospace")
+        cells.add(column[1], middle - width / 2, rows, before if changes else None)
+        x, before = x + needed + between, column[1]
     for r in range(len(held[0].blocks)):
-        ax.text(-0.5, r * (rows + GAP) + rows / 2, f"rank {r}", ha="right", va="center", fontsize=9)
-    left, right = -2.9, x - BETWEEN + 0.6
+        ax.text(-0.5 * line, r * (rows + GAP) + rows / 2, f"rank {r}", ha="right", va="center", fontsize=9)
+    cells.draw(ax)
+    left, right = -2.9 * line, max(x, end) - between + 0.6 * line
     ax.set(xlim=(left, right), ylim=(height + 0.4, -above))
-    fig.set_size_inches((right - left) * CELL, (height + above + 0.4) * CELL)
-    plt.close(fig)  # it is shown where it is the value of a cell, and not a second time
-    return fig
+    fig.set_size_inches((right - left) * cell, (height + above + 0.4) * cell)
+    png = io.BytesIO()
+    fig.savefig(png, format="png", dpi=DPI)
+    return Picture(png.getvalue(), _text(columns))
 
 
-def _end_of_title(group: tuple[str, float]) -> float:
-    return group[1] + 0.29 * len(group[0]) + BETWEEN
-
-
-def _width(column: tuple[str, Held]) -> tuple[int, float]:
+def _width(column: Column, types: bool, line: float) -> tuple[int, float]:
     """Of a column's blocks, and what it needs with its headline; in cells."""
     width = max(_grid(b).shape[1] for b in column[1].blocks)
-    return width, max(width, 0.26 * max(map(len, (*column[0].split("\n"), str(column[1].type)))))
+    headline = [*column[0].split("\n"), *[str(column[1].type)] * types]
+    return width, max(width, 0.26 * line * max(map(len, headline)))
 
 
-def _draw_column(
-    ax: Axes, column: tuple[str, Held], x: float, width: float, before: Held | None, rows: int, numbers: bool
-) -> None:
-    headline, held = column
-    ax.text(x + width / 2, -1.05, headline, ha="center", va="bottom", fontsize=10)
-    ax.text(x + width / 2, -0.3, str(held.type), ha="center", va="bottom", fontsize=8.5, family="monospace")
-    for r, block in enumerate(held.blocks):
-        grid, top = _grid(block), r * (rows + GAP)
-        colours = held.origins[r].reshape(*grid.shape, -1)
-        old = None if before is None else _grid(before.blocks[r])
-        for i, j in numpy.ndindex(grid.shape):
-            new = old is not None and (old.shape != grid.shape or old[i, j] != grid[i, j])
-            _draw_cell(ax, x + j, top + i, grid[i, j] if numbers else None, colours[i, j], new)
+class _Cells:
+    """Cells of all columns, drawn together: that is faster than one by one."""
+
+    def __init__(self, numbers: bool):
+        self.numbers = numbers
+        self.fills: list[tuple] = []  # corners, colour
+        self.edges: list[tuple] = []  # corners, whether bold
+        self.texts: list[tuple] = []
+
+    def add(self, held: Held, x: float, rows: int, before: Held | None) -> None:
+        for r, block in enumerate(held.blocks):
+            grid = _grid(block)
+            top = r * (rows + GAP) + (rows - len(grid)) / 2
+            origins = held.origins[r].reshape(*grid.shape, -1)
+            old = None if before is None else _grid(before.blocks[r])
+            for i, j in numpy.ndindex(grid.shape):
+                new = old is not None and (old.shape != grid.shape or old[i, j] != grid[i, j])
+                self._add_cell(x + j, top + i, grid[i, j], origins[i, j], new)
+
+    def _add_cell(self, x: float, y: float, value: Any, origins: numpy.ndarray, new: bool) -> None:
+        found = [RANK_COLOURS[s % len(RANK_COLOURS)] for s in numpy.flatnonzero(origins[:-1])]
+        found = found or [SAME if origins[-1] else NOTHING]
+        for k, colour in enumerate(found):
+            self.fills.append((_corners(x + k / len(found), y, 1 / len(found)), colour))
+        self.edges.append((_corners(x, y, 1), new))
+        if self.numbers:
+            self.texts.append((x + 0.5, y + 0.52, f"{value:.3g}"))
+
+    def draw(self, ax: Axes) -> None:
+        corners, colours = zip(*self.fills)
+        ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none"))
+        for bold, colour, width in ((False, "#666666", 0.6), (True, "black", 2.2)):
+            corners = [c for c, new in self.edges if new == bold]
+            ax.add_collection(PolyCollection(corners, facecolors="none", edgecolors=colour, linewidths=width, zorder=2))
+        for x, y, text in self.texts:
+            ax.text(x, y, text, ha="center", va="center", fontsize=8.5 if len(text) < 4 else 6.5, zorder=4)
 
 
-def _draw_cell(ax: Axes, x: float, y: float, value: Any, origins: numpy.ndarray, new: bool) -> None:
-    found = [RANK_COLOURS[s % len(RANK_COLOURS)] for s in numpy.flatnonzero(origins[:-1])]
-    found = found or [SAME if origins[-1] else NOTHING]
-    for k, colour in enumerate(found):
-        ax.add_patch(Rectangle((x + k / len(found), y), 1 / len(found), 1, facecolor=colour, edgecolor="none"))
-    edge, width, order = ("black", 2.2, 3) if new else ("#666666", 0.6, 2)
-    ax.add_patch(Rectangle((x, y), 1, 1, facecolor="none", edgecolor=edge, linewidth=width, zorder=order))
-    if value is not None:
-        text = f"{value:.3g}"
-        ax.text(x + 0.5, y + 0.52, text, ha="center", va="center", fontsize=8.5 if len(text) < 4 else 6.5, zorder=4)
+def _corners(x: float, y: float, width: float) -> list[tuple[float, float]]:
+    return [(x, y), (x + width, y), (x + width, y + 1), (x, y + 1)]
+
+
+def _text(columns: Sequence[Column | str]) -> str:
+    """The same in words: for each column its headline, its type and each rank's block."""
+    lines = []
+    for column in columns:
+        if isinstance(column, str):
+            lines.append(f"{column}:")
+            continue
+        headline, held = column
+        blocks = [numpy.array2string(b, separator=",").replace("\n", "").replace(" ", "") for b in held.blocks]
+        lines.append(f"{headline.replace(chr(10), ' ')} {held.type}: {' | '.join(blocks)}".strip())
+    return "\n".join(lines)
 
 
 def _grid(block: numpy.ndarray) -> numpy.ndarray:
@@ -207,7 +278,7 @@ def _names(tape: Tape) -> Iterator[str]:
             yield from _names(body)
 
 
-def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Figure:
+def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Picture:
     """What ranks hold before and after `f`, one collective; and, if it is `linear`, before and after its transpose."""
     before, after = on_ranks(lambda x: [x, f(x)], x, mesh=mesh, in_specs=in_specs)
     columns = [("before", before), ("after", after)]

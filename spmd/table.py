@@ -8,19 +8,20 @@ from collections.abc import Sequence
 Lines = Sequence[Sequence[str]]
 
 
-def text_table(header: Sequence[str], lines: Lines, total: Sequence[str], right: Sequence[int]) -> str:
-    """Columns of text, those named in `right` flush right; the total beneath a rule."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, total)]
+def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
+    """Columns of text, those named in `right` flush right; the total, if there is one, beneath a rule."""
+    foot = [] if total is None else [total]
+    widths = [max(map(len, column)) for column in zip(header, *lines, *foot)]
 
     def line(row: Sequence[str]) -> str:
         cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]
         return "  ".join(cells).rstrip()
 
     rule = "  ".join("-" * w for w in widths)
-    return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
+    return "\n".join([line(header), rule, *map(line, lines), *[part for row in foot for part in (rule, line(row))]])
 
 
-def html_table(header: Sequence[str], lines: Lines, total: Sequence[str], right: Sequence[int]) -> str:
+def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
     """The same table for a notebook."""
 
     def row(cells: Sequence[str], tag: str, style: str = "") -> str:
@@ -29,5 +30,5 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str], right:
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(row(cells, "td") for cells in lines)
-    foot = row(total, "td", ";font-weight:bold;border-top:1px solid")
+    foot = "" if total is None else row(total, "td", ";font-weight:bold;border-top:1px solid")
     return f"<table><thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"
