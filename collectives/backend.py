@@ -61,7 +61,10 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """As `together`, but only begun: what `wait` takes. All ranks start, and wait, in one order."""
+        """As `together`, or a `ppermute` of one value, but only begun: what `wait` takes.
+
+        All ranks start, and wait, in one order.
+        """
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:

@@ -68,19 +68,32 @@ class Ranks(Backend):
         return started.results()
 
     def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        started = self._packed(name, operands, params["axes"])
-        started.request = self.along(params["axes"]).Iallreduce(started.given, started.buffer, _mpi.SUM)
+        started = getattr(self, "_start_" + name)(name, operands, **params)
         self._started.append(started)
+        return started
+
+    def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size: int) -> Started:
+        started = self._packed(name, operands, axes)
+        started.requests = [self.along(axes).Iallreduce(started.given, started.buffer, _mpi.SUM)]
+        return started
+
+    def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
+        ((x, held),) = operands
+        x = numpy.asarray(x, order="C")
+        self.count(name, x.nbytes)
+        started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
+        started.given = x
+        started.requests = self._sent(x, started.buffer, axes, perm)
         return started
 
     def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
         self._started.remove(started)
-        started.request.Wait()
+        _mpi.Request.Waitall(started.requests)
         return started.results()
 
     def finish(self) -> None:
         while self._started:
-            self._started.pop(0).request.Wait()
+            _mpi.Request.Waitall(self._started.pop(0).requests)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
@@ -153,12 +166,15 @@ class Ranks(Backend):
         return unsplit_dimension(out, concat_axis, tiled), held
 
     def _ppermute(self, x, held, axes, size, perm):
-        me, comm = self.index(axes), self.along(axes)
         out = numpy.zeros_like(x)
-        requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
-        requests += [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
-        _mpi.Request.Waitall(requests)
+        _mpi.Request.Waitall(self._sent(x, out, axes, perm))
         return out, held
+
+    def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
+        """What is under way when x is sent as `perm` says, and what comes goes into `out`."""
+        me, comm = self.index(axes), self.along(axes)
+        requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
+        return requests + [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
 
     # ------------------------------------------------ in and out
 
@@ -203,7 +219,7 @@ class Ranks(Backend):
 
 
 class Started:
-    """All-reduces on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
+    """Collectives on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -211,7 +227,7 @@ class Started:
         self.shapes = shapes
         self.held = held
         self.given: Any = _mpi.IN_PLACE
-        self.request: Any = None
+        self.requests: list = []
 
     def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
         """For each value, the part of the buffer that is its own."""

@@ -60,6 +60,27 @@ def test_a_start_that_is_known_is_a_slice():
     assert "slice(a, [:, 2:4])" in tape and "gather" not in tape
 
 
+def test_one_that_is_traced_is_one_operation():
+    tape = md.make_tape(lambda x, i: md.dynamic_slice_in_dim(x, i, 2, 1))(X, 1)
+    assert "c:f64[3,2] = dynamic_slice(a, b, axis=1, size=2)" in str(tape)
+    tape = md.make_tape(lambda x, v, i: md.dynamic_update_slice_in_dim(x, v, i, 1))(X, X[:, :2], 1)
+    assert "d:f64[3,4] = dynamic_update(a, b, c, axis=1)" in str(tape)
+
+
+def test_what_is_sliced_is_not_written_into():
+    """Compiled, a slice is a view of what it is taken of: memory that later results may not take."""
+
+    def f(x, i):
+        y = np.sin(x)
+        part = md.dynamic_slice_in_dim(y, i, 200)
+        z = np.cos(y)
+        return part, np.exp(z) + 1
+
+    x = np.arange(40000.0).reshape(400, 100)
+    for actual, expected in zip(md.jit(f)(x, 150), f(x, 150)):
+        np.testing.assert_array_equal(actual, expected)
+
+
 def test_a_slice_of_all_moves_nothing():
     assert str(md.make_tape(lambda x, i: md.dynamic_slice_in_dim(x, i, 3))(X, 1)).count("=") == 0
 
@@ -149,6 +170,11 @@ ERRORS = {
         lambda: md.dynamic_update_slice_in_dim(X, np.ones((3, 5)), 0, 1),
         ValueError,
         r"f64\[3,5\] does not lie",
+    ),
+    "loss": (
+        lambda: md.dynamic_update_slice(X, 1j * X, (0, 0)),
+        TypeError,
+        r"c128\[3,4\] cannot go into a value of type f64\[3,4\] without loss",
     ),
     "several": (
         lambda: md.dynamic_update_index_in_dim(X, np.ones((2, 4)), 0, 0),
