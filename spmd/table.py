@@ -18,7 +18,8 @@ def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
         return "  ".join(cells).rstrip()
 
     rule = "  ".join("-" * w for w in widths)
-    return "\n".join([line(header), rule, *map(line, lines), *[part for row in foot for part in (rule, line(row))]])
+    beneath = [text for row in foot for text in (rule, line(row))]
+    return "\n".join([line(header), rule, *map(line, lines), *beneath])
 
 
 def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
@@ -32,3 +33,22 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
     body = "".join(row(cells, "td") for cells in lines)
     foot = "" if total is None else row(total, "td", ";font-weight:bold;border-top:1px solid")
     return f"<table><thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"
+
+
+class Tabular:
+    """Something that is shown as a table, by `print` and in notebooks, with remarks beneath."""
+
+    def _table(self) -> tuple[Sequence[str], Lines, Sequence[str] | None, Sequence[int]]:
+        """The arguments of `text_table`."""
+        raise NotImplementedError
+
+    def _remarks(self) -> list[str]:
+        return []
+
+    def __str__(self) -> str:
+        return "\n".join([text_table(*self._table()), *self._remarks()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table()) + "".join(f"<p>{html.escape(line)}</p>" for line in self._remarks())
