@@ -18,6 +18,8 @@ tree_all_reduce                     psum           2 log2 N, rounded up 2K log2 
 parameter_server_all_reduce         psum           2(N-1)               2(N-1)K
 binomial_tree_broadcast             (from a root)  log2 N, rounded up   K log2 N, rounded up
 binomial_tree_reduce                (to a root)    log2 N, rounded up   K log2 N, rounded up
+binomial_tree_scatter               (from a root)  log2 N, rounded up   (N-1)K/N
+binomial_tree_gather                (to a root)    log2 N, rounded up   (N-1)K/N
 pairwise_all_to_all                 all_to_all     N-1                  (N-1)K/N
 =================================== ============== ==================== =========================
 
@@ -66,7 +68,9 @@ __all__ = [
     "bidirectional_ring_all_reduce",
     "bidirectional_ring_reduce_scatter",
     "binomial_tree_broadcast",
+    "binomial_tree_gather",
     "binomial_tree_reduce",
+    "binomial_tree_scatter",
     "bruck_all_gather",
     "halving_doubling_all_reduce",
     "pairwise_all_to_all",
@@ -176,11 +180,13 @@ def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: in
     return tree.map(each, x)
 
 
-def _scattered(name: str, scatter: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
+def _scattered(
+    name: str, scatter: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool, operand: Callable = _summand
+) -> Any:
     """What `scatter` makes of the parts of an array along an axis."""
 
     def each(leaf):
-        leaf = _summand(name, leaf, axis_name)
+        leaf = operand(name, leaf, axis_name)
         at = normalize_axis(axis, typeof(leaf).ndim, name)
         n = axis_size(axis_name)
         _split_check(name, leaf, at, n, tiled)
@@ -571,6 +577,61 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
         return np.where(_is_among([root], axis_name), total, np.zeros_like(total))
 
     return tree.map(reduce, x)
+
+
+def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+    """All ranks' blocks, on the rank `root`; zeros on the others. At each step half of the ranks send all they have.
+
+    Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. log2 N steps, rounded up; (N-1)K/N bytes, of a result of K
+    (where N is no power of two, as many as if it were the next). Varying -> varying; transposes to a scatter, along the
+    same tree. Raises ValueError where `root` is no index along the axis.
+
+    >>> f = lambda x: algorithms.binomial_tree_gather(x, 'i', root=1, tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
+    ShardedArray([0, 0, 3, 9], P('i'))
+
+    Source: Thakur et al., section 4.3: the scatter there, backwards.
+    """
+    _check_root("binomial_tree_gather", root, axis_name)
+
+    def gather(block):
+        blocks = block[None]
+        for pairs in reversed(_edges(axis_name, root)):
+            received = ppermute(blocks, axis_name, [(below, above) for above, below in pairs])
+            blocks = np.concatenate([blocks, received])
+        blocks = np.roll(blocks[: axis_size(axis_name)], root, axis=0)
+        return np.where(_is_among([root], axis_name), blocks, np.zeros_like(blocks))
+
+    return _gathered("binomial_tree_gather", gather, x, axis_name, axis, tiled)
+
+
+def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+    """The parts of an array that the rank `root` has, one for each rank. At each step all who have some send half.
+
+    Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. log2 N steps, rounded up; (N-1)K/N bytes, of an
+    operand of K (where N is no power of two, as many as if it were the next). Varying -> varying; transposes to a
+    gather, along the same tree. Raises ValueError where `root` is no index along the axis, or the dimension cannot be
+    split.
+
+    >>> f = lambda x: algorithms.binomial_tree_scatter(x, 'i', root=1, tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([4, 1], P('i'))
+
+    Source: Thakur et al., section 4.3.
+    """
+    _check_root("binomial_tree_scatter", root, axis_name)
+
+    def scatter(parts):
+        n, levels = axis_size(axis_name), _edges(axis_name, root)
+        missing = 2 ** len(levels) - n
+        parts = np.pad(np.roll(parts, -root, axis=0), [(0, missing), *[(0, 0)] * (parts.ndim - 1)])
+        for pairs in levels:
+            half = parts.shape[0] // 2
+            received = ppermute(parts[half:], axis_name, pairs)
+            parts = np.where(_is_among([below for _, below in pairs], axis_name), received, parts[:half])
+        return parts[0]
+
+    return _scattered("binomial_tree_scatter", scatter, x, axis_name, axis, tiled, _operand)
 
 
 def _edges(axis_name: AxisName, root: int) -> list[Pairs]:

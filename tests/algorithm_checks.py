@@ -13,7 +13,7 @@ import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import algorithms, axis_index, psum
+from collectives import algorithms, axis_index, axis_size, psum
 from spmd import P
 from tests.collective_checks import random, whole
 
@@ -35,6 +35,21 @@ def reduce(x, axis_name, root):
     """What a reduction to a root means, by an all-reduce."""
     total = psum(x, axis_name)
     return np.where(axis_index(axis_name) == root, total, np.zeros_like(total))
+
+
+def gather(x, axis_name, root, **options):
+    """What a gather to a root means, by an all-gather."""
+    everything = collectives.all_gather(x, axis_name, **options)
+    return np.where(axis_index(axis_name) == root, everything, np.zeros_like(everything))
+
+
+def scatter(x, axis_name, root, axis=0, tiled=False):
+    """What a scatter from a root means, by an all-to-all, of which what the root sent is kept."""
+    n = axis_size(axis_name)
+    if not tiled:
+        return scatter(np.moveaxis(x, axis, 0), axis_name, root, tiled=True)[0]
+    received = collectives.all_to_all(x, axis_name, axis, axis, tiled=True)
+    return np.split(received, n, axis)[root]
 
 
 def _all_reduces(n):
@@ -65,6 +80,17 @@ def _rooted(n):
     return [(shape, {"root": root}) for shape, root in [((2, 3), n // 2), ((), 0), ((4,), n - 1), ((0,), 0)]]
 
 
+def _rooted_gathers(n):
+    return [(shape, {**options, "root": root}) for (shape, options), root in zip(_gathers(n), [n - 1, 0, n // 2] * 3)]
+
+
+def _rooted_scatters(n):
+    return [
+        (shape, {**{k.replace("scatter_dimension", "axis"): v for k, v in options.items()}, "root": root})
+        for (shape, options), root in zip(_scatters(n), [n - 1, 0, n // 2] * 3)
+    ]
+
+
 def always(n):
     return True
 
@@ -79,7 +105,9 @@ ALGORITHMS: dict[str, tuple[Callable, Callable, Callable]] = {
     "bidirectional_ring_all_reduce": (psum, _all_reduces, always),
     "bidirectional_ring_reduce_scatter": (collectives.psum_scatter, _scatters, always),
     "binomial_tree_broadcast": (broadcast, _rooted, always),
+    "binomial_tree_gather": (gather, _rooted_gathers, always),
     "binomial_tree_reduce": (reduce, _rooted, always),
+    "binomial_tree_scatter": (scatter, _rooted_scatters, always),
     "bruck_all_gather": (collectives.all_gather, _gathers, always),
     "halving_doubling_all_reduce": (psum, _all_reduces, always),
     "pairwise_all_to_all": (collectives.all_to_all, _exchanges, always),
@@ -103,7 +131,7 @@ def cases(name: str, n: int) -> list[Case]:
     theirs, operands, runs = ALGORITHMS[name]
     found = []
     for shape, options in operands(n) if runs(n) else []:
-        known = {k: v for k, v in options.items() if k != "root" or theirs in (broadcast, reduce)}
+        known = {k: v for k, v in options.items() if k != "root" or theirs is not psum}
         ours = functools.partial(getattr(algorithms, name), **options)
         found.append(Case(ours, functools.partial(theirs, **known), shape))
     return found
