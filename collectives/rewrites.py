@@ -277,8 +277,8 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
 
 
 def _summed_alike(eqn: Equation) -> Any:
-    """What psums that can be one have in common; None for what is no psum."""
-    if eqn.primitive not in PSUMS:
+    """What psums that can be one have in common; None for what is no psum, or one that costs nothing."""
+    if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
     return eqn.primitive, frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
 

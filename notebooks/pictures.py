@@ -18,6 +18,7 @@ import numpy
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
+from PIL import Image
 
 import minidiff as md
 import minidiff.numpy as np
@@ -189,9 +190,15 @@ def draw(
     left, right = -2.9 * line, max(x, end) - between + 0.6 * line
     ax.set(xlim=(left, right), ylim=(height + 0.4, -above))
     fig.set_size_inches((right - left) * cell, (height + above + 0.4) * cell)
-    png = io.BytesIO()
-    fig.savefig(png, format="png", dpi=DPI)
-    return Picture(png.getvalue(), _text(columns))
+    return Picture(_png(fig), _text(columns))
+
+
+def _png(fig: Figure) -> bytes:
+    """With few colours: it is all that these pictures have, and a quarter as large."""
+    drawn, png = io.BytesIO(), io.BytesIO()
+    fig.savefig(drawn, format="png", dpi=DPI)
+    Image.open(drawn).convert("RGB").quantize(64).save(png, format="png", optimize=True)
+    return png.getvalue()
 
 
 def _width(column: Column, types: bool, line: float) -> tuple[int, float]:

@@ -463,7 +463,18 @@ def data_parallel(mesh, **options):
     return loss
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_one_rank_alone_sums_without_communicating():
+    mesh = spmd.make_mesh((1,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    assert fused(spmd.rewritten(step)(params, x)) == [1] * 7  # there is no call that could be saved
+    mesh.reset_calls()
+    for out in (step(params, x), md.jit(step)(params, x)):
+        assert_trees_close(out, md.value_and_grad(data_parallel(MESH))(params, x))
+    assert mesh.calls == {} and str(spmd.communication(step)(params, x)) == "no communication"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_data_parallel_gradient(ranks):
     mesh = spmd.make_mesh((ranks,), ("i",), backend="simulated")
     params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
