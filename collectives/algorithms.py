@@ -16,10 +16,10 @@ recursive_doubling_all_reduce       psum           log2 N               K log2 N
 halving_doubling_all_reduce         psum           2 log2 N             2(N-1)K/N
 tree_all_reduce                     psum           2 log2 N, rounded up 2K log2 N, rounded up
 parameter_server_all_reduce         psum           2(N-1)               2(N-1)K
-binomial_tree_broadcast             (from a root)  log2 N, rounded up   K log2 N, rounded up
-binomial_tree_reduce                (to a root)    log2 N, rounded up   K log2 N, rounded up
-binomial_tree_scatter               (from a root)  log2 N, rounded up   (N-1)K/N
-binomial_tree_gather                (to a root)    log2 N, rounded up   (N-1)K/N
+binomial_tree_broadcast             broadcast      log2 N, rounded up   K log2 N, rounded up
+binomial_tree_reduce                reduce         log2 N, rounded up   K log2 N, rounded up
+binomial_tree_scatter               scatter        log2 N, rounded up   (N-1)K/N
+binomial_tree_gather                gather         log2 N, rounded up   (N-1)K/N
 pairwise_all_to_all                 all_to_all     N-1                  (N-1)K/N
 =================================== ============== ==================== =========================
 
@@ -56,11 +56,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import minidiff.numpy as np
+from collectives.along import AxisName, along_one, check_rank, check_split
 from collectives.backend import split_dimension, unsplit_dimension
-from collectives.ops import AxisName, _array, _scope, _split_check, _varying, axis_index, axis_size, ppermute
+from collectives.ops import array_of, axis_index, axis_size, counted, ppermute, varying_along
 from minidiff import tree
 from minidiff.core import Value, typeof
-from minidiff.ops.elementwise import convert
 from minidiff.ops.shape import normalize_axis
 
 __all__ = [
@@ -159,14 +159,12 @@ def _halving_scatter(parts: Value, axis_name: AxisName, n: int) -> Value:
 
 def _operand(name: str, x: Any, axis_name: AxisName) -> Value:
     """A leaf as an array that varies along the axes, which are checked."""
-    scope, axes = _scope(name, axis_name)
-    return _varying(_array(x), scope, axes)
+    return varying_along(array_of(x), along_one(name, axis_name))
 
 
 def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
     """The same, where booleans are counted."""
-    x = _operand(name, x, axis_name)
-    return convert(x, int) if x.dtype == bool else x
+    return counted(_operand(name, x, axis_name))
 
 
 def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
@@ -189,7 +187,7 @@ def _scattered(
         leaf = operand(name, leaf, axis_name)
         at = normalize_axis(axis, typeof(leaf).ndim, name)
         n = axis_size(axis_name)
-        _split_check(name, leaf, at, n, tiled)
+        check_split(name, leaf, at, n, tiled)
         return scatter(split_dimension(leaf, n, at, tiled))
 
     return tree.map(each, x)
@@ -229,11 +227,8 @@ def _power_of_two(name: str, n: int, instead: str) -> None:
         raise ValueError(f"{name}: takes as many ranks as a power of two, but there are {n}: write {instead}")
 
 
-def _check_root(name: str, root: int, axis_name: AxisName) -> None:
-    _scope(name, axis_name)
-    n = axis_size(axis_name)
-    if not 0 <= root < n:
-        raise ValueError(f"{name}: root {root} is no index along {axis_name!r}, which has {n} ranks")
+def _check_root(name: str, root: int, axis_name: AxisName) -> int:
+    return check_rank(name, "the root", root, axis_name, along_one(name, axis_name).size)
 
 
 # ---------------------------------------------------------------- all-gathers
@@ -504,7 +499,7 @@ def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     Source: Thakur et al., section 4.5 (what MPICH did before).
     """
-    _check_root("tree_all_reduce", root, axis_name)
+    root = _check_root("tree_all_reduce", root, axis_name)
 
     def reduce(leaf):
         return _down_tree(_up_tree(leaf, axis_name, root), axis_name, root)
@@ -524,7 +519,7 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
 
     Source: M. Li et al., "Scaling distributed machine learning with the parameter server", 2014 (with one server).
     """
-    _check_root("parameter_server_all_reduce", root, axis_name)
+    root = _check_root("parameter_server_all_reduce", root, axis_name)
 
     def reduce(leaf):
         workers = [rank for rank in range(axis_size(axis_name)) if rank != root]
@@ -542,11 +537,11 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
 
 
 def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """The value of the rank `root`, on every rank: at each step twice as many have it. log2 N steps, rounded up.
+    """`broadcast_varying` along a tree: at each step twice as many ranks have the root's value.
 
-    Shapes stay. Each step is a message of K bytes; the root sends in all of them. Varying -> varying, though all get
-    the same: see the module. Transposes to the sum on the root, along the same tree. Raises ValueError where `root` is
-    no index along the axis.
+    Shapes stay. log2 N steps, rounded up. Each step is a message of K bytes; the root sends in all of them. Varying ->
+    varying, though all get the same: see the module. Transposes to the sum on the root, along the same tree. Raises
+    ValueError where `root` is no index along the axis.
 
     >>> f = lambda x: algorithms.binomial_tree_broadcast(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -554,15 +549,16 @@ def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> An
 
     Source: Thakur et al., section 4.3.
     """
-    _check_root("binomial_tree_broadcast", root, axis_name)
+    root = _check_root("binomial_tree_broadcast", root, axis_name)
     return tree.map(lambda leaf: _down_tree(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, root), x)
 
 
 def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """The sum over ranks, on the rank `root`; zeros on the others. log2 N steps, rounded up.
+    """`reduce` along a tree: the sum on the rank `root`, zeros on the others.
 
-    Shapes stay; booleans are counted. Each step is a message of K bytes; the root receives in all of them. Varying ->
-    varying; transposes to a broadcast of the root's. Raises ValueError where `root` is no index along the axis.
+    Shapes stay; booleans are counted. log2 N steps, rounded up. Each step is a message of K bytes; the root receives in
+    all of them. Varying -> varying; transposes to a broadcast of the root's. Raises ValueError where `root` is no index
+    along the axis.
 
     >>> f = lambda x: algorithms.binomial_tree_reduce(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -570,7 +566,7 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     Source: Thakur et al., section 4.5.
     """
-    _check_root("binomial_tree_reduce", root, axis_name)
+    root = _check_root("binomial_tree_reduce", root, axis_name)
 
     def reduce(leaf):
         total = _up_tree(_summand("binomial_tree_reduce", leaf, axis_name), axis_name, root)
@@ -580,7 +576,7 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
 
 def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """All ranks' blocks, on the rank `root`; zeros on the others. At each step half of the ranks send all they have.
+    """`gather` along a tree: all blocks on the rank `root`, zeros on the others. Who sends, sends all it has, once.
 
     Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. log2 N steps, rounded up; (N-1)K/N bytes, of a result of K
     (where N is no power of two, as many as if it were the next). Varying -> varying; transposes to a scatter, along the
@@ -592,7 +588,7 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
 
     Source: Thakur et al., section 4.3: the scatter there, backwards.
     """
-    _check_root("binomial_tree_gather", root, axis_name)
+    root = _check_root("binomial_tree_gather", root, axis_name)
 
     def gather(block):
         blocks = block[None]
@@ -606,7 +602,7 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
 
 
 def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """The parts of an array that the rank `root` has, one for each rank. At each step all who have some send half.
+    """`scatter` along a tree: each rank gets its part of the root's array. At each step all who have some send half.
 
     Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. log2 N steps, rounded up; (N-1)K/N bytes, of an
     operand of K (where N is no power of two, as many as if it were the next). Varying -> varying; transposes to a
@@ -619,7 +615,7 @@ def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: i
 
     Source: Thakur et al., section 4.3.
     """
-    _check_root("binomial_tree_scatter", root, axis_name)
+    root = _check_root("binomial_tree_scatter", root, axis_name)
 
     def scatter(parts):
         n, levels = axis_size(axis_name), _edges(axis_name, root)
@@ -677,7 +673,7 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
         leaf = _operand("pairwise_all_to_all", leaf, axis_name)
         n, ndim = axis_size(axis_name), typeof(leaf).ndim
         split, concat = (normalize_axis(a, ndim, "pairwise_all_to_all") for a in (split_axis, concat_axis))
-        _split_check("pairwise_all_to_all", leaf, split, n, tiled)
+        check_split("pairwise_all_to_all", leaf, split, n, tiled)
         parts = split_dimension(leaf, n, split, tiled)[_by_distance(axis_name)]
         arrived = [parts[0], *[_shift(parts[k], axis_name, k) for k in range(1, n)]]
         arrived = np.stack([arrived[-k % n] for k in range(n)])[_by_distance_back(axis_name)]

@@ -200,6 +200,9 @@ class Fit(Tabular):
 # ---------------------------------------------------------------- forecasts
 
 
+TOTAL = "time"
+
+
 class Prediction(NamedTuple):
     """What the collectives of one kind, over the same axes, take together when the mesh has so many ranks."""
 
@@ -256,7 +259,7 @@ class Forecast(Tabular):
 
     def _table(self):
         costs, seconds, each = self.costs, self.seconds, self.collectives
-        header = ["ranks", "steps", "bytes", *each, "time", "latency"]
+        header = ["ranks", "steps", "bytes", *each, TOTAL, "latency"]
         lines = []
         for k, n in enumerate(self.ranks):
             latency = f"{costs[n].steps * self.model.alpha / seconds[n]:.0%}" if seconds[n] else "-"
@@ -271,7 +274,7 @@ class Forecast(Tabular):
     def plot(self, ax: Any = None) -> Any:
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
         each = self.collectives
-        lines = {**each, "time": tuple(self.seconds.values())} if len(each) > 1 else each
+        lines = {**each, TOTAL: tuple(self.seconds.values())} if len(each) > 1 else each
         return _plot(self.ranks, lines, ax)
 
 
@@ -361,8 +364,9 @@ def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: s
 
 def show_seconds(seconds: float) -> str:
     """A time with three digits, in the unit that fits: "1.23 µs"."""
+    seconds = float(f"{seconds:.3g}")
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
-        if seconds >= 0.9995 * size:
+        if seconds >= size:
             digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
             return f"{seconds / size:,.{digits}f} {unit}"
     return f"{seconds / 1e-9:.3g} ns"
@@ -385,8 +389,10 @@ def _axes(ax: Any) -> Any:
 def _plot(ranks: Sequence[int], lines: Mapping[str, Sequence[float]], ax: Any) -> Any:
     ax = _axes(ax)
     for name, seconds in lines.items():
-        ax.loglog(ranks, seconds, "o-", label=name)
-    ax.set_xscale("log", base=2)
+        ax.loglog(ranks, seconds, "o--" if name == TOTAL else "o-", label=name)
+    if len(ranks) < 10:
+        ax.set_xticks(ranks, [str(n) for n in ranks], minor=False)
+        ax.minorticks_off()
     ax.set(xlabel="ranks", ylabel="seconds")
-    ax.legend()
+    ax.legend(fontsize="small")
     return ax

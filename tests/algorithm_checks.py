@@ -13,7 +13,7 @@ import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import algorithms, axis_index, axis_size, psum
+from collectives import algorithms, axis_index, psum
 from spmd import P
 from tests.collective_checks import random, whole
 
@@ -24,32 +24,6 @@ class Case(NamedTuple):
     ours: Callable
     theirs: Callable
     shape: tuple[int, ...]
-
-
-def broadcast(x, axis_name, root):
-    """What a broadcast means, by an all-reduce."""
-    return psum(np.where(axis_index(axis_name) == root, x, np.zeros_like(x)), axis_name).astype(x.dtype)
-
-
-def reduce(x, axis_name, root):
-    """What a reduction to a root means, by an all-reduce."""
-    total = psum(x, axis_name)
-    return np.where(axis_index(axis_name) == root, total, np.zeros_like(total))
-
-
-def gather(x, axis_name, root, **options):
-    """What a gather to a root means, by an all-gather."""
-    everything = collectives.all_gather(x, axis_name, **options)
-    return np.where(axis_index(axis_name) == root, everything, np.zeros_like(everything))
-
-
-def scatter(x, axis_name, root, axis=0, tiled=False):
-    """What a scatter from a root means, by an all-to-all, of which what the root sent is kept."""
-    n = axis_size(axis_name)
-    if not tiled:
-        return scatter(np.moveaxis(x, axis, 0), axis_name, root, tiled=True)[0]
-    received = collectives.all_to_all(x, axis_name, axis, axis, tiled=True)
-    return np.split(received, n, axis)[root]
 
 
 def _all_reduces(n):
@@ -104,10 +78,10 @@ ALGORITHMS: dict[str, tuple[Callable, Callable, Callable]] = {
     "bidirectional_ring_all_gather": (collectives.all_gather, _gathers, always),
     "bidirectional_ring_all_reduce": (psum, _all_reduces, always),
     "bidirectional_ring_reduce_scatter": (collectives.psum_scatter, _scatters, always),
-    "binomial_tree_broadcast": (broadcast, _rooted, always),
-    "binomial_tree_gather": (gather, _rooted_gathers, always),
-    "binomial_tree_reduce": (reduce, _rooted, always),
-    "binomial_tree_scatter": (scatter, _rooted_scatters, always),
+    "binomial_tree_broadcast": (collectives.broadcast_varying, _rooted, always),
+    "binomial_tree_gather": (collectives.gather, _rooted_gathers, always),
+    "binomial_tree_reduce": (collectives.reduce, _rooted, always),
+    "binomial_tree_scatter": (collectives.scatter, _rooted_scatters, always),
     "bruck_all_gather": (collectives.all_gather, _gathers, always),
     "halving_doubling_all_reduce": (psum, _all_reduces, always),
     "pairwise_all_to_all": (collectives.all_to_all, _exchanges, always),

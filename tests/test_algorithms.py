@@ -134,7 +134,7 @@ ROOTED = [n for n in algorithms.__all__ if "tree" in n or "server" in n]
 @pytest.mark.parametrize("root", [-1, 2])
 def test_roots_that_are_none(name, root):
     f = functools.partial(getattr(algorithms, name), axis_name="i", root=root)
-    with pytest.raises(ValueError, match=f"{name}: root {root} is no index along 'i', which has 2 ranks"):
+    with pytest.raises(ValueError, match=f"{name}: the root {root} is no index along 'i', which has 2 ranks"):
         spmd.shard_map(f, mesh=mesh_of(2), in_specs=P("i"), out_specs=P("i"))(numpy.ones(6))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives import algorithms, all_gather, cost, ppermute, psum
+from collectives import algorithms, all_gather, cost, ops, ppermute, psum, rooted
 from collectives.cost import ALGORITHMS, GATHERS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
 from tests.algorithm_checks import runs_on
@@ -50,6 +50,11 @@ def test_every_algorithm_has_formulas():
     assert {*algorithms.__all__, "point_to_point"} == set(ALGORITHMS)
     assert set(PRICED_AS.values()) <= set(ALGORITHMS)
     assert set(GATHERS) <= set(PRICED_AS)
+
+
+def test_every_collective_that_communicates_has_a_price():
+    declared = [x for module in (ops, rooted) for x in vars(module).values() if isinstance(x, ops.Collective)]
+    assert set(PRICED_AS) == {x.name for x in declared if x.communicates}
 
 
 @every
