@@ -495,8 +495,8 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 
 def shard_map(
     f: Callable,
-    *,
     mesh: Mesh | None = None,
+    *,
     in_specs: Any,
     out_specs: Any,
     axis_names: Collection[str] = frozenset(),

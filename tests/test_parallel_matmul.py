@@ -6,10 +6,11 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
+from minidiff.source import CompiledTape
 from minidiff.tape import bodies_of
 from spmd import P
 from spmd.parallel import matmul
-from tests.matmul_programs import PRODUCTS, K, M, N, operands, sharded
+from tests.matmul_programs import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
 
 NAMES = pytest.mark.parametrize("name", PRODUCTS)
 RANKS = pytest.mark.parametrize("n", [1, 2, 3, 4])
@@ -21,11 +22,7 @@ def mesh_of(n):
 
 
 def loss(product):
-    return lambda lhs, rhs: (mnp.sin(product(lhs, rhs))).sum()
-
-
-def plain(lhs, rhs):
-    return lhs @ rhs
+    return lambda lhs, rhs: mnp.sin(product(lhs, rhs)).sum()
 
 
 def test_every_one_is_here():
@@ -38,7 +35,7 @@ def test_every_one_is_here():
 def test_values_and_gradients_are_those_of_the_plain_product(name, n, options):
     product, args = sharded(name, mesh_of(n), **options), operands(n)
     np.testing.assert_allclose(np.asarray(product(*args)), plain(*args), rtol=1e-12)
-    for actual, expected in zip(md.grad(loss(product), (0, 1))(*args), md.grad(loss(plain), (0, 1))(*args)):
+    for actual, expected in zip(md.grad(loss(product), (0, 1))(*args), md.grad(plain_loss, (0, 1))(*args)):
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-10)
 
 
@@ -56,7 +53,7 @@ def test_tapes_compiled_programs_and_forward_mode(name):
     product, args = sharded(name, mesh_of(3)), operands(3)
     tape = md.make_tape(md.grad(loss(product), (0, 1)))(*args)
     tape.check()
-    expected = md.grad(loss(plain), (0, 1))(*args)
+    expected = md.grad(plain_loss, (0, 1))(*args)
     for actual in (tape(*args), md.jit(md.grad(loss(product), (0, 1)))(*args)):
         for a, e in zip(actual, expected):
             np.testing.assert_allclose(np.asarray(a), e, rtol=1e-10)
@@ -64,7 +61,7 @@ def test_tapes_compiled_programs_and_forward_mode(name):
     tangent = md.jvp(product, args, tangents)[1]
     np.testing.assert_allclose(np.asarray(tangent), md.jvp(plain, args, tangents)[1], rtol=1e-10)
     second = md.jvp(md.grad(loss(product), 1), args, tangents)[1]
-    np.testing.assert_allclose(np.asarray(second), md.jvp(md.grad(loss(plain), 1), args, tangents)[1], rtol=1e-9)
+    np.testing.assert_allclose(np.asarray(second), md.jvp(md.grad(plain_loss, 1), args, tangents)[1], rtol=1e-9)
 
 
 @NAMES
@@ -102,6 +99,31 @@ def test_step_by_step_no_rank_holds_the_whole(name):
         assert largest == n * block
 
 
+def compiled_lines(f, args):
+    """What the compiled programs of the ranks do, line by line."""
+    compiled = md.jit(f)
+    compiled(*args)
+    lines = []
+    for tape in compiled.program(*args).source.namespace.values():
+        for source, _ in tape.lowered.values() if isinstance(tape, CompiledTape) else ():
+            source.tape.check()
+            lines += source.text.splitlines()
+    return lines
+
+
+@pytest.mark.parametrize("name", [name for name, product in PRODUCTS.items() if product.collective == "ppermute"])
+@pytest.mark.parametrize("ways", [1, 2], ids=["forward", "and back"])
+def test_compiled_a_block_is_on_its_way_while_another_is_multiplied(name, ways):
+    f = sharded(name, mesh_of(4)) if ways == 1 else md.value_and_grad(sharded_loss(name, mesh_of(4)), (0, 1))
+    lines = compiled_lines(f, operands(4))
+    starts = [k for k, line in enumerate(lines) if "ppermute_start" in line]
+    waits = [k for k, line in enumerate(lines) if "ppermute_wait" in line]
+    products = [k for k, line in enumerate(lines) if " @ " in line or "matmul(" in line]
+    assert len(starts) == len(waits) == ways * PRODUCTS[name].calls(4)
+    for start, wait in zip(starts, waits):
+        assert any(start < k < wait for k in products)
+
+
 def test_a_ring_can_be_rolled_into_a_loop():
     """As the tutorial suggests for long rings: the steps of the overlapped product as one `fori_loop`."""
     from collectives import axis_index, axis_size, ppermute
@@ -121,7 +143,7 @@ def test_a_ring_can_be_rolled_into_a_loop():
     product = spmd.shard_map(rolled, mesh=mesh, in_specs=(P("i"), P("i")), out_specs=P("i"))
     for f in (product, md.jit(product)):
         np.testing.assert_allclose(np.asarray(f(*args)), plain(*args), rtol=1e-12)
-    for actual, expected in zip(md.grad(loss(product), (0, 1))(*args), md.grad(loss(plain), (0, 1))(*args)):
+    for actual, expected in zip(md.grad(loss(product), (0, 1))(*args), md.grad(plain_loss, (0, 1))(*args)):
         np.testing.assert_allclose(np.asarray(actual), expected, rtol=1e-10)
 
 

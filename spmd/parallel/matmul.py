@@ -68,7 +68,7 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
-    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -85,16 +85,32 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s began
     with. It sends it on, to rank i + 1, and adds its product with the columns of `lhs` that belong to it.
 
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
     Source: shard_map tutorial, "Example 1: all-gather on one side".
     """
     return _gathered_by_steps("matmul_all_gather_overlapped", lhs, rhs, axis_name, (UP,))
 
 
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """As :func:`matmul_all_gather_overlapped`, with the upper half of each block going up the ring, the lower down.
+    """As :func:`matmul_all_gather_overlapped`, with the first half of each block going up, the second down.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
     rows that rank i - s began with, and the second half of those of rank i + s.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
 
     Source: shard_map tutorial, "Example 1: all-gather on one side".
     """
@@ -102,20 +118,16 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
 
 
 def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    n, here = axis_size(axis_name), axis_index(axis_name)
     _check_gathered(what, lhs, rhs, axis_name, len(ways))
+    n, here = axis_size(axis_name), axis_index(axis_name)
     blocks = np.split(rhs, len(ways))  # each goes its way
-    width = blocks[0].shape[0]
-
-    def product(owner: Value, part: int, block: Value) -> Value:
-        return dynamic_slice_in_dim(lhs, (owner * len(ways) + part) * width, width, 1) @ block
-
     out = None
     for step in range(n):
         # Sent on before they are multiplied: so they are on their way meanwhile.
         coming = [_shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
-            term = product((here - way * step) % n, part, block)
+            columns = _part(lhs, _neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1)
+            term = columns @ block
             out = term if out is None else out + term
         blocks = coming
     return out
@@ -134,7 +146,7 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     >>> from spmd import P, make_mesh, shard_map
     >>> mesh = make_mesh((2,), ('i',), backend='simulated')
     >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
-    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh=mesh, **specs)
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
     >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
     ShardedArray([[ 6.],
                   [22.]], P('i'))
@@ -152,6 +164,15 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
     the sum of what the s ranks above it and it itself have to add. It sends it on, to rank i - 1, and multiplies
     meanwhile what it will add to the sum that comes.
 
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
     Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     return _scattered_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
@@ -163,23 +184,34 @@ def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisNam
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(16.0).reshape(4, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.],
+                  [38.],
+                  [54.]], P('i'))
+
     Source: shard_map tutorial, "Example 2: psum_scatter the result".
     """
     return _scattered_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
 
 
 def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
-    n, here = axis_size(axis_name), axis_index(axis_name)
     _check_scattered(what, lhs, rhs, axis_name, len(ways))
-    height = lhs.shape[0] // n // len(ways)
+    n, here = axis_size(axis_name), axis_index(axis_name)
 
-    def product(owner: Value, part: int) -> Value:
-        return dynamic_slice_in_dim(lhs, (owner * len(ways) + part) * height, height, 0) @ rhs
+    def product(part: int, way: int, step: int) -> Value:
+        owner = _neighbour(here, -way * (step + 1), n)
+        return _part(lhs, owner, lhs.shape[0] // n, part, len(ways), axis=0) @ rhs
 
-    sums = [product((here - way) % n, part) for part, way in enumerate(ways)]
+    sums = [product(part, way, 0) for part, way in enumerate(ways)]
     for step in range(1, n):
-        sums = [_shifted(x, axis_name, way) for x, way in zip(sums, ways)]
-        sums = [x + product((here - way * (step + 1)) % n, part) for part, (x, way) in enumerate(zip(sums, ways))]
+        coming = [_shifted(x, axis_name, way) for x, way in zip(sums, ways)]
+        sums = [x + product(part, way, step) for part, (x, way) in enumerate(zip(coming, ways))]
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
@@ -190,6 +222,17 @@ def _shifted(x: Value, axis_name: AxisName, way: int) -> Value:
     """Each rank's value, at its neighbour on the ring."""
     n = axis_size(axis_name)
     return ppermute(x, axis_name, [(i, (i + way) % n) for i in range(n)])
+
+
+def _neighbour(here: Value, by: int, n: int) -> Value:
+    """The index of the rank so many further up a ring of n."""
+    return (here + by) % n if by % n else here
+
+
+def _part(x: Value, owner: Value, size: int, part: int, parts: int, axis: int) -> Value:
+    """Along an axis, of the `size` elements that belong to the rank `owner`, those of one of equal parts."""
+    start, each = owner * size, size // parts
+    return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
 
 
 def _check_gathered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products on MPI ranks: values, gradients and calls; and blocks that are on their way while others multiply."""
+"""Matrix products on MPI ranks: values, gradients and calls; blocks that are on their way meanwhile."""
 
 from collections import Counter
 
@@ -8,6 +8,8 @@ from mpi4py import MPI
 
 import minidiff as md
 import spmd
+from collectives import ppermute
+from spmd import P
 from tests.matmul_programs import PRODUCTS, operands, plain_loss, sharded, sharded_loss
 
 everywhere = pytest.mark.parallel([2, 4])
@@ -35,3 +37,45 @@ def test_values_gradients_and_calls(name):
         np.testing.assert_allclose(loss, value, rtol=1e-10)
         for a, e in zip(found, expected):
             np.testing.assert_allclose(a.gather(), e, rtol=1e-10)
+
+
+@everywhere
+@pytest.mark.parametrize("dtype", ["float16", "float64", "complex128", "int8", "bool"])
+def test_what_is_sent_on_is_not_written_into(dtype):
+    """A large array, whose memory later results could take, is MPI's until what it is part of is waited for."""
+    mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",))
+    ring = [(k, (k + 1) % mesh.size) for k in range(mesh.size)]
+
+    def body(x):
+        y = x.astype(dtype)
+        there, one, back = ppermute(y, "i", ring), ppermute(y[0, 0], "i", ring[:1]), ppermute(y * y, "i", ring[:-1])
+        z = np.cos(np.exp(np.tanh(x) * 2) + 1)
+        return there, one[None], back, z
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    compiled = md.jit(f)
+    x = np.arange(400 * 100 * mesh.size).reshape(-1, 100) % 7
+    expected = [out.gather() for out in f(x)]
+    for _ in range(3):
+        for actual, e in zip(compiled(x), expected):
+            assert actual.dtype == e.dtype
+            np.testing.assert_array_equal(actual.gather(), e)
+        assert not mesh.ranks._started
+
+
+@everywhere
+def test_an_error_while_blocks_are_on_their_way():
+    mesh = spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",))
+    ring = [(k, (k + 1) % mesh.size) for k in range(mesh.size)]
+
+    def body(x):
+        there = ppermute(x, "i", ring)
+        return np.linalg.inv(x), there
+
+    f = md.jit(spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i")))
+    x = np.concatenate([np.eye(3) * (k + 1) for k in range(mesh.size)])
+    for _ in range(3):
+        with pytest.raises(np.linalg.LinAlgError):
+            f(np.zeros_like(x))
+        assert not mesh.ranks._started
+        np.testing.assert_array_equal(f(x)[1].gather(), np.roll(x, 3, axis=0))
