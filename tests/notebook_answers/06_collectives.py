@@ -37,7 +37,8 @@ EXERCISES = [
             "def transposed(block):\n    return all_to_all(block, 'i', 1, 0, tiled=True)",
             "def transposed(block):\n    return block.T",
             "def transposed(block):\n    return all_to_all(block, 'i', 1, 0, tiled=True).reshape(-1, 4)",
-            "def transposed(block):\n    return pscatter(all_gather_invariant(block, 'i', tiled=True).T, 'i', tiled=True)",
+            "def transposed(block):\n"
+            "    return pscatter(all_gather_invariant(block, 'i', tiled=True).T, 'i', tiled=True)",
         ],
     },
     {
