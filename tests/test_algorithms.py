@@ -12,7 +12,7 @@ import minidiff as md
 import spmd
 from collectives import algorithms, all_gather, all_gather_invariant, psum
 from spmd import P
-from tests.algorithm_checks import ALGORITHMS, Case, cases, check_derivatives, check_types, check_value, runs_on
+from tests.algorithm_checks import ALGORITHMS, Case, cases, check_derivatives, check_types, check_value, mapped, runs_on
 
 COUNTS = range(1, 9)
 
@@ -122,6 +122,14 @@ def test_trees(name):
     differences = spmd.shard_map(body, mesh=mesh_of(2), in_specs=P("i"), out_specs=P("i"))({"a": x, "b": 2 * x})
     for difference in differences:
         assert not numpy.asarray(difference).any()
+
+
+@every
+def test_explicit_programs(name):
+    case = cases(name, 4)[0]
+    x = numpy.random.default_rng(0).standard_normal((4, *case.shape))
+    explicit, ordinary = (mapped(mesh_of(4), case.ours, "i", auto_pbroadcast=yes)(x) for yes in (False, True))
+    numpy.testing.assert_array_equal(explicit, ordinary)
 
 
 @every
