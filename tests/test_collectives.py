@@ -31,12 +31,12 @@ from collectives import (
     reduce,
     scatter,
 )
+from collectives.reference import REFERENCES
 from spmd import P
 from tests.collective_checks import (
     DTYPES,
     INVARIANT_OPERAND,
     LAYOUTS,
-    REFERENCES,
     TRANSPOSES,
     Case,
     axes_of,
