@@ -293,6 +293,19 @@ def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True
         assert_same(block, expected[rank], exact=case.name not in ADDS)
 
 
+def check_compiled(mesh, case, axes) -> None:
+    """The compiled program's results, and those of its derivative's."""
+    held = operand_axes(mesh, case, axes)
+    stacked = random((size_of(mesh, held), *case.shape), "float64")
+    result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
+    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    if case.name != "axis_index":
+        gradient = md.grad(loss_of(mesh, case, axes))
+        assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
+
+
 def check_dtype(mesh, axes, dtype) -> None:
     """All collectives on blocks of a dtype; where they are ordered, also the extrema."""
     for case in one_case_each(size_of(mesh, axes)):

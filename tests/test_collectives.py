@@ -42,6 +42,7 @@ from tests.collective_checks import (
     axes_of,
     cases,
     check_case_counts,
+    check_compiled,
     check_counts,
     check_derivatives,
     check_dtype,
@@ -99,6 +100,12 @@ def test_values_of_operands_that_vary_along_fewer_axes(mesh, axes):
         may_vary = [a for a in mesh.axis_names if case.name not in INVARIANT_OPERAND or a not in axes]
         for held in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
             check_value(mesh, case, axes, "int64", held=held)
+
+
+@pytest.mark.parametrize(("mesh", "axes"), [(MESHES[1], ("x",)), (MESHES[2], ("y", "x"))], ids=str)
+def test_compiled(mesh, axes):
+    for case in one_case_each(size_of(mesh, axes)):
+        check_compiled(mesh, case, axes)
 
 
 @placements
@@ -533,6 +540,27 @@ def test_errors(body, error, text):
     with pytest.raises(error) as raised:
         md.make_tape(f)(numpy.arange(8.0))
     assert text in str(raised.value)
+
+
+# Where every pbroadcast is written, of bodies with the argument x:f64[6]{i}: what the errors say to write instead.
+EXPLICIT = [
+    (lambda x: broadcast(x, "j"), "broadcast over 'j' takes a value that varies", "already: leave those axes out"),
+    (lambda x: scatter(x, "j", tiled=True, axis=0), "scatter over 'j' takes", "write pscatter over 'j'"),
+    (lambda x: reduce(x, ("i", "j")), "is the same on all ranks along 'j'", "write pbroadcast(x, 'j') for it"),
+    (lambda x: gather(x, "j"), "gather over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: broadcast_varying(x, "j"), "broadcast_varying over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has a value"),
+    (lambda x: psum(x, "j", axis_index_groups=UNEVEN), "psum over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: all_to_all(x[:3], "j", 0, 0, splits=[[1] * 3] * 3), "ragged_all_to_all over", "write pbroadcast(x"),
+]
+
+
+@pytest.mark.parametrize(("body", "what", "instead"), EXPLICIT)
+def test_errors_where_pbroadcasts_are_written(body, what, instead):
+    f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P(), auto_pbroadcast=False)
+    with pytest.raises(md.VarianceError) as raised:
+        f(numpy.arange(12.0))
+    assert what in str(raised.value) and instead in str(raised.value)
 
 
 @pytest.mark.parametrize("case", one_case_each(1), ids=lambda case: case.name)
