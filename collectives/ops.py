@@ -474,8 +474,9 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     array([7, 2])
 
     With `axis_index_groups`, lists of indices along the axis with each index in one, it is the sum over the ranks of
-    each group. Groups may differ, so: varying -> varying, its own transpose. ValueError where an index is missing, is
-    none or occurs twice.
+    each group. Groups may differ, so: varying -> varying, its own transpose. (Where groups are rows or columns of a
+    grid, a mesh with two axes says more: a psum over one is typed as the same along it.) Raises ValueError where an
+    index is missing, is none or occurs twice.
 
     >>> pairs = lambda x: psum(x, 'i', axis_index_groups=[[0, 2], [1, 3]])
     >>> md.vmap(pairs, axis_name='i')(np.array([3, 1, 4, 1]))

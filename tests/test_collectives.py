@@ -130,6 +130,18 @@ def test_psum_of_a_number_is_a_number(value):
     assert isinstance(sums[0], type(2 * value))
 
 
+def test_psum_of_a_number_in_groups_is_a_number_where_they_are_alike():
+    sums = []
+
+    def body(x):
+        sums.append(psum(1, ("i", "j"), axis_index_groups=PAIRS))
+        return psum(1, "j", axis_index_groups=UNEVEN)[None]
+
+    counted = spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P("j"))(0.0)
+    assert sums == [2] and isinstance(sums[0], int)
+    assert numpy.asarray(counted).tolist() == [2, 1, 2]
+
+
 def test_collectives_take_trees():
     def body(x):
         return pmax({"a": x, "b": (x + 1, 2 * x)}, "i")
