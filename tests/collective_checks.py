@@ -19,7 +19,7 @@ import minidiff as md
 import spmd
 from collectives.along import most
 from collectives.ops import Collective
-from collectives.reference import REFERENCES, in_groups
+from collectives.reference import collective_ref
 from spmd import P
 
 INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
@@ -57,7 +57,10 @@ def groups(mesh, axes) -> list[list[int]]:
 
 def reference(mesh, case, axes, blocks) -> list[numpy.ndarray]:
     """The result of each rank of a mesh, from the operand of each."""
-    return in_groups(case.reference, blocks, groups(mesh, axes))
+    results: dict[int, Any] = {}
+    for ranks in groups(mesh, axes):
+        results.update(zip(ranks, case.reference([blocks[r] for r in ranks])))
+    return [results[r] for r in range(mesh.size)]
 
 
 # ---------------------------------------------------------------- cases
@@ -99,9 +102,7 @@ class Case(NamedTuple):
 
     def reference(self, blocks):
         """What it means on the blocks of the ranks along its axes."""
-        options = dict(self.options)
-        subgroups = options.pop("axis_index_groups", [range(len(blocks))])
-        return in_groups(REFERENCES[self.name], blocks, subgroups, **options)
+        return collective_ref(self.name, blocks, **self.options)
 
 
 def cases(n: int) -> Iterator[Case]:
@@ -290,6 +291,19 @@ def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True
     expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
     for rank, block in enumerate(every_rank(mesh, result)):
         assert_same(block, expected[rank], exact=case.name not in ADDS)
+
+
+def check_compiled(mesh, case, axes) -> None:
+    """The compiled program's results, and those of its derivative's."""
+    held = operand_axes(mesh, case, axes)
+    stacked = random((size_of(mesh, held), *case.shape), "float64")
+    result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
+    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    if case.name != "axis_index":
+        gradient = md.grad(loss_of(mesh, case, axes))
+        assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
 
 
 def check_dtype(mesh, axes, dtype) -> None:

@@ -31,17 +31,18 @@ from collectives import (
     reduce,
     scatter,
 )
+from collectives.reference import REFERENCES
 from spmd import P
 from tests.collective_checks import (
     DTYPES,
     INVARIANT_OPERAND,
     LAYOUTS,
-    REFERENCES,
     TRANSPOSES,
     Case,
     axes_of,
     cases,
     check_case_counts,
+    check_compiled,
     check_counts,
     check_derivatives,
     check_dtype,
@@ -101,6 +102,12 @@ def test_values_of_operands_that_vary_along_fewer_axes(mesh, axes):
             check_value(mesh, case, axes, "int64", held=held)
 
 
+@pytest.mark.parametrize(("mesh", "axes"), [(MESHES[1], ("x",)), (MESHES[2], ("y", "x"))], ids=str)
+def test_compiled(mesh, axes):
+    for case in one_case_each(size_of(mesh, axes)):
+        check_compiled(mesh, case, axes)
+
+
 @placements
 def test_nan_is_the_extremum_everywhere(mesh, axes):
     check_nan(mesh, axes)
@@ -121,6 +128,18 @@ def test_psum_of_a_number_is_a_number(value):
     spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P())(0.0)
     assert sums == [2 * value, 6 * value, 3]
     assert isinstance(sums[0], type(2 * value))
+
+
+def test_psum_of_a_number_in_groups_is_a_number_where_they_are_alike():
+    sums = []
+
+    def body(x):
+        sums.append(psum(1, ("i", "j"), axis_index_groups=PAIRS))
+        return psum(1, "j", axis_index_groups=UNEVEN)[None]
+
+    counted = spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P("j"))(0.0)
+    assert sums == [2] and isinstance(sums[0], int)
+    assert numpy.asarray(counted).tolist() == [2, 1, 2]
 
 
 def test_collectives_take_trees():
@@ -533,6 +552,27 @@ def test_errors(body, error, text):
     with pytest.raises(error) as raised:
         md.make_tape(f)(numpy.arange(8.0))
     assert text in str(raised.value)
+
+
+# Where every pbroadcast is written, of bodies with the argument x:f64[6]{i}: what the errors say to write instead.
+EXPLICIT = [
+    (lambda x: broadcast(x, "j"), "broadcast over 'j' takes a value that varies", "already: leave those axes out"),
+    (lambda x: scatter(x, "j", tiled=True, axis=0), "scatter over 'j' takes", "write pscatter over 'j'"),
+    (lambda x: reduce(x, ("i", "j")), "is the same on all ranks along 'j'", "write pbroadcast(x, 'j') for it"),
+    (lambda x: gather(x, "j"), "gather over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: broadcast_varying(x, "j"), "broadcast_varying over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has a value"),
+    (lambda x: psum(x, "j", axis_index_groups=UNEVEN), "psum over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: all_to_all(x[:3], "j", 0, 0, splits=[[1] * 3] * 3), "ragged_all_to_all over", "write pbroadcast(x"),
+]
+
+
+@pytest.mark.parametrize(("body", "what", "instead"), EXPLICIT)
+def test_errors_where_pbroadcasts_are_written(body, what, instead):
+    f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P(), auto_pbroadcast=False)
+    with pytest.raises(md.VarianceError) as raised:
+        f(numpy.arange(12.0))
+    assert what in str(raised.value) and instead in str(raised.value)
 
 
 @pytest.mark.parametrize("case", one_case_each(1), ids=lambda case: case.name)

@@ -200,6 +200,12 @@ def test_prices_take_known_names():
         price("sum", 4, 100)
     with pytest.raises(ValueError, match="no algorithm 'ring' is known; those that have formulas are "):
         price("psum", 4, 100, "ring")
+    with pytest.raises(
+        ValueError, match=r"psum is not priced as ring_all_gather, .*; it may be ring_all_reduce, bidir"
+    ):
+        price("psum", 4, 100, "ring_all_gather")
+    with pytest.raises(ValueError, match=r"reduce is not priced as ring_all_reduce, .*; it may be binomial_tree_red"):
+        price("reduce", 4, 100, "ring_all_reduce")
 
 
 def test_costs_add_up():
