@@ -169,7 +169,8 @@ def train(
     made with other options.
     """
     run = start(example, mesh, seed)
-    saved = checkpoint and Checkpoints(checkpoint, mesh, {"example": example.name, "seed": seed, "jit": jit})
+    same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
+    saved = checkpoint and Checkpoints(checkpoint, mesh, same)
     if saved and (found := saved.load(run.arrays())):
         run.restore(*found)
     if run.step > steps:
