@@ -1,5 +1,6 @@
 """The examples' scripts: what they show, with ranks that are killed or interrupted, and what they compute."""
 
+import importlib.util
 import re
 import runpy
 import signal
@@ -54,7 +55,7 @@ def test_the_script(name, capsys):
 def test_help(name, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["", "--help"])
     with pytest.raises(SystemExit):
-        runpy.run_module(f"spmd.examples.{name}", run_name="__main__")
+        runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
     shown = capsys.readouterr().out
     assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
     for option in ("--steps", "--seed", "--ranks", "--checkpoint PATH", "--every N", "--tape", "--jit"):

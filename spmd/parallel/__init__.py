@@ -46,6 +46,9 @@ Why so many:
 - Backward, `fully_sharded` gathers again what it needs: all weights but the first, whose product with the inputs nobody
   differentiates by the inputs, and no biases.
 
+Two more are layers, for bodies of `shard_map`: attention over a sequence that is split (`sequence.py`), and experts,
+to which tokens are sent (`expert.py`). Their files say what they communicate.
+
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
 >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
@@ -58,10 +61,12 @@ True
 """
 
 from spmd.parallel.data import data_parallel
+from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
 from spmd.parallel.tensor import (
     column_parallel,
     row_parallel,
@@ -71,6 +76,8 @@ from spmd.parallel.tensor import (
 )
 
 __all__ = [
+    "attention",
+    "attention_by_heads",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
@@ -82,9 +89,12 @@ __all__ = [
     "gathering_again",
     "init_params",
     "loss",
+    "mixture_of_experts",
     "pipeline",
     "pipeline_parallel",
     "predict",
+    "ring_attention",
+    "routed",
     "row_parallel",
     "row_parallel_scattered",
     "squared_error",
