@@ -8,15 +8,13 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 import spmd.parallel
-from minidiff.nn import log_softmax, relu, softmax
+from minidiff.nn import log_softmax, relu
 from spmd import P
 from spmd.parallel import (
-    attention,
     attention_by_heads,
     cross_entropy,
     dense,
     init_params,
-    mixture_of_experts,
     pipeline,
     predict,
     ring_attention,
@@ -168,82 +166,18 @@ def test_layers_are_stacked_and_unstacked():
     assert_trees_close(unstacked_layers((first, (W, b), last)), params)
 
 
-# ---------------------------------------------------------------- sequences
-
-HEADS = 4
+# ---------------------------------------------------------------- sequences and experts
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("attend, collective", [(attention_by_heads, "all_to_all"), (ring_attention, "ppermute")])
-def test_attention_over_ranks(attend, collective, ranks):
-    """Values and gradients are those of whole sequences; what is communicated is what the documentation says."""
-    q, k, v, weights = RNG.normal(size=(4, 8, HEADS, 3))
-    split = spmd.shard_map(
-        partial(attend, axis="tokens"), mesh=mesh_of(ranks, "tokens"), in_specs=P("tokens"), out_specs=P("tokens")
-    )
-    assert_trees_close(split(q, k, v), attention(q, k, v))
-    assert_trees_close(split(100 * q, 100 * k, v), attention(100 * q, 100 * k, v))  # no exponential overflows
-    assert_trees_close(md.vjp(split, q, k, v)[1](weights), md.vjp(attention, q, k, v)[1](weights))
-    block = q.nbytes // ranks
-    count, nbytes = (2, 4 * block) if attend is attention_by_heads else (ranks - 1, 2 * (ranks - 1) * block)
-    gradient = md.grad(lambda *qkv: np.sum(weights * split(*qkv)), argnums=(0, 1, 2))
-    rows = spmd.communication(gradient)(q, k, v).rows
-    found = {direction: [r for r in rows if r.direction == direction] for direction in ("forward", "backward")}
-    for rows in found.values():
-        assert {r.collective for r in rows} <= {collective}
-        assert (sum(r.count for r in rows), sum(r.bytes for r in rows)) == (count, nbytes)
+@pytest.mark.parametrize("attend", [attention_by_heads, ring_attention])
+def test_attention_over_ranks(attend, ranks):
+    networks.check_attention(attend, mesh_of(ranks, "tokens"))
 
 
-# ---------------------------------------------------------------- experts
-
-EXPERTS, TOKENS, FEATURES = 4, 24, 3
-
-
-def expert(params, x):
-    W, b = params
-    return np.tanh(x @ W + b)
-
-
-def moe(ranks, capacity):
-    return spmd.shard_map(
-        lambda params, router, x: mixture_of_experts(expert, params, router, x, capacity, "ranks"),
-        mesh=mesh_of(ranks, "ranks"),
-        in_specs=(P("ranks"), P(), P("ranks")),
-        out_specs=P("ranks"),
-    )
-
-
-def one_by_one(params, router, x, ranks, capacity):
-    """What each token gets, of which those of a rank queue for each expert."""
-    out, taken = [], {}
-    for token, row in enumerate(x):
-        probabilities = softmax(row @ router)
-        chosen = int(np.argmax(probabilities))
-        queue = chosen, token * ranks // len(x)
-        taken[queue] = taken.get(queue, 0) + 1
-        fits = float(taken[queue] <= capacity)
-        out.append(fits * probabilities[chosen] * expert((params[0][chosen], params[1][chosen]), row))
-    return np.stack(out)
-
-
-@pytest.mark.parametrize("ranks, capacity", [(1, TOKENS), (2, 2), (4, 1), (4, TOKENS)])
+@pytest.mark.parametrize("ranks, capacity", [(1, 24), (2, 2), (4, 1), (4, 24)])
 def test_experts_over_ranks(ranks, capacity):
-    params = RNG.normal(size=(EXPERTS, FEATURES, FEATURES)), RNG.normal(size=(EXPERTS, FEATURES))
-    router, x, weights = RNG.normal(size=(FEATURES, EXPERTS)), *RNG.normal(size=(2, TOKENS, FEATURES))
-    layer, reference = moe(ranks, capacity), partial(one_by_one, ranks=ranks, capacity=capacity)
-    expected, pull = md.vjp(reference, params, router, x)
-    assert_trees_close(layer(params, router, x), expected)
-    assert np.any(np.all(expected == 0, axis=-1)) == (capacity < TOKENS)  # some come too late
-    assert_trees_close(md.vjp(layer, params, router, x)[1](weights), pull(weights))
-    gradient = md.grad(lambda *args: np.sum(weights * layer(*args)), argnums=(0, 1, 2))
-    rows = spmd.communication(gradient)(params, router, x).rows
-    nbytes = 8 * EXPERTS * capacity * FEATURES
-    assert {(r.collective, r.direction, r.count, r.bytes) for r in rows} == {
-        ("all_to_all", "forward", 1, nbytes),
-        ("all_to_all", "backward", 1, nbytes),
-        ("psum", "backward", 1, router.nbytes),
-    }
-    assert sum(r.count for r in rows) == 5
+    networks.check_experts(capacity, mesh_of(ranks, "ranks"))
 
 
 # ---------------------------------------------------------------- what does not fit
