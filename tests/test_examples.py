@@ -71,6 +71,31 @@ def test_what_options_cannot_be(capsys):
         training.main(EXAMPLES["fsdp_tp"], "", ["--ranks", "3"])
 
 
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_reported_is_communicated(name, jit, capsys):
+    example = EXAMPLES[name]
+    mesh = example.mesh(4, "simulated")
+    run = training.train(example, mesh, 2, jit=jit)
+    counted = sum(mesh.calls.values()), sum(mesh.bytes.values())
+    training.show_communication(example, mesh, run, jit)
+    count, nbytes = re.search(r"^total +(\d+) +([\d,]+)", capsys.readouterr().out, re.M).groups()
+    assert counted == (2 * int(count), 2 * int(nbytes.replace(",", "")))
+
+
+def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
+    """What to do is said, and nothing else."""
+    options = ["--ranks", "2", "--no-tape", "--checkpoint", str(tmp_path), "--steps", "1"]
+    training.main(EXAMPLES["data_parallel"], "", options)
+    training.main(EXAMPLES["data_parallel"], "", options)
+    assert f"Going on from step 1, saved in {tmp_path}." in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exit:
+        training.main(EXAMPLES["data_parallel"], "", [*options, "--seed", "5"])
+    assert exit.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith(str(tmp_path)) and "seed = 0; this one has seed = 5" in message
+
+
 # ---------------------------------------------------------------- killed and interrupted, on MPI ranks
 
 SUICIDE = """

@@ -173,6 +173,8 @@ def train(
     saved = checkpoint and Checkpoints(checkpoint, mesh, same)
     if saved and (found := saved.load(run.arrays())):
         run.restore(*found)
+        if progress:
+            print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
     if run.step > steps:
         raise CheckpointError(
             f"{checkpoint}: this run has made {run.step} steps already, more than {steps}: ask for at least as many "
@@ -243,6 +245,8 @@ def main(example: Example, description: str, argv: Sequence[str] | None = None) 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _main(example, options)
+    except CheckpointError as error:
+        end_job(str(error), 1)
     except KeyboardInterrupt:
         go_on = "Started again, with the same options, it goes on from what was saved last."
         end_job(f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}", 130)
