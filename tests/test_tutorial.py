@@ -272,7 +272,7 @@ ERRORS = {
     "results with too few dimensions": (
         lambda: mapped(lambda x: x.sum(), P("i"), P("i"))(np.arange(8)),
         ValueError,
-        r"out_specs = P\('i'\) has 1 entries, but the result has 0 dimensions \(shape \(\)\).*x\[None\]",
+        r"out_specs = P\('i'\) has 1 entry, but the result has 0 dimensions \(shape \(\)\).*return x\[None\]",
     ),
     "results that may differ": (
         lambda: mapped(identity, P("i"), P())(np.arange(8)),
