@@ -39,6 +39,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
 from minidiff import tree
@@ -73,7 +74,18 @@ from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, block_type, check_divides, check_rank, check_spec, global_type, is_spec
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_divides,
+    check_rank,
+    check_spec,
+    global_type,
+    is_spec,
+    laid_out,
+)
+from spmd.redistribution import settled
 from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
@@ -273,7 +285,10 @@ class ShardMap(Primitive):
         blocks = [b.update(variance=b.variance | t.variance) for b, t in zip(blocks, types)]
         if blocks != tape.in_types:
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
-        return [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, params["out_specs"])]
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
+        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
 
     def boundary(self, params: dict) -> tuple[Specs, Specs]:
         return params["in_specs"], params["out_specs"]
@@ -302,9 +317,10 @@ class ShardMap(Primitive):
         return Scope(sizes, params["check_rep"], explicit)
 
     def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
-        """What is added up when it leaves the body: the axes, and the type of the partial sums."""
-        pairs = zip(params["out_specs"], params["body"].out_types)
-        return [(params["mesh"].ranks.ordered(spec.summed), t) for spec, t in pairs if spec.summed]
+        """What ranks add up when it leaves the body: the axes, and the type of the partial sums."""
+        ranks, pairs = params["mesh"].ranks, zip(params["out_specs"], params["body"].out_types)
+        sums = [(_along(ranks, spec.summed), t) for spec, t in pairs if spec.summed]
+        return [(axes["axes"], t) for axes, t in sums if psum_p.sends(axes)]
 
 
 shard_map_p = ShardMap("shard_map")
@@ -328,6 +344,11 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
     """Apply a body to blocks: its results, and their specs."""
     body = params["body"]
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
+
+
+def everywhere(mesh: Mesh) -> dict:
+    """The parameters of a shard_map over all axes of a mesh, with types."""
+    return {"mesh": mesh, "axes": mesh.axis_names, "around": (), "check_rep": True, "auto_pbroadcast": True}
 
 
 def _where(params: dict) -> dict:
@@ -454,8 +475,12 @@ def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str
     """A collective at the boundary, over all of these axes."""
     if not axes:
         return x
-    axes = interpreter.mesh.ranks.ordered(axes)
-    return interpreter.process(collective, [x], {"axes": axes, "size": _ranks_along(interpreter.mesh, axes)})
+    return interpreter.process(collective, [x], _along(interpreter.mesh.ranks, axes))
+
+
+def _along(ranks: Backend, axes: Collection[str]) -> dict:
+    """The parameters of a collective over all of these axes."""
+    return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
 
 
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
@@ -489,8 +514,8 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 
 def shard_map(
     f: Callable,
-    *,
     mesh: Mesh | None = None,
+    *,
     in_specs: Any,
     out_specs: Any,
     axis_names: Collection[str] = frozenset(),
@@ -572,6 +597,10 @@ def shard_map(
             shape = tuple(x.shape)
             check_rank(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
+        if not where["around"]:
+            values = [
+                x if typeof(x).layout is None else settled(x, where["mesh"], spec) for x, spec in zip(values, specs)
+            ]
         out_structure = None
 
         def body(*blocks):

@@ -16,8 +16,8 @@ from typing import Any
 import collectives
 import minidiff.numpy as np
 import spmd
+from collectives.reference import REFERENCES, in_groups
 from spmd import P
-from tests.collective_checks import REFERENCES
 
 WIDTH = 2  # of blocks, which have the shape [mesh.size, WIDTH]
 
@@ -179,11 +179,7 @@ class Lists:
 
         def comm(name, values=None, **options):
             values = Together([None] * self.size) if values is None else values
-            results: list = [None] * self.size
-            for group in self.groups(step.axes):
-                for rank, out in zip(group, REFERENCES[name]([values.blocks[r] for r in group], **options)):
-                    results[rank] = out
-            return Together(results)
+            return Together(in_groups(REFERENCES[name], values.blocks, self.groups(step.axes), **options))
 
         return COLLECTIVE[step.name](comm, Together(xs), n).blocks
 

@@ -100,7 +100,7 @@ def test_asarray_of_what_is_elsewhere():
         + RUN
         + (
             "y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.arange(4.0))\n"
-            "assert 'rank %d has' % mesh.rank in repr(y)\n"
+            "assert 'rank %d at mesh coordinates (i,) = (%d,) has' % (mesh.rank, mesh.rank) in repr(y)\n"
             "assert y.gather().tolist() == [0.0, 1.0, 2.0, 3.0]\n"
             "np.asarray(y)\n"
         )

@@ -2,7 +2,8 @@
 
 Each file has the building blocks of one parallelism, to be used in bodies of `shard_map`, and the loss of one network,
 made of them, as a function of (params, (inputs, targets)). The network is that of `network.py`, its error the squared
-one. What the gradient of the loss communicates:
+one. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. What the gradient of the
+loss communicates:
 
 =============================  =========  ============  ======  =============  ===========================
 loss                           direction  collective    axes    count          numbers per rank
@@ -64,6 +65,14 @@ from spmd.parallel.data import data_parallel
 from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
+from spmd.parallel.matmul import (
+    matmul_all_gather,
+    matmul_all_gather_bidirectional,
+    matmul_all_gather_overlapped,
+    matmul_psum_scatter,
+    matmul_psum_scatter_bidirectional,
+    matmul_psum_scatter_overlapped,
+)
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
 from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
@@ -90,6 +99,12 @@ __all__ = [
     "init_params",
     "loss",
     "mixture_of_experts",
+    "matmul_all_gather",
+    "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped",
+    "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped",
     "pipeline",
     "pipeline_parallel",
     "predict",

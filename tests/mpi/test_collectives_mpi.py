@@ -20,6 +20,7 @@ from tests.collective_checks import (
     check_case_counts,
     check_derivatives,
     check_dtype,
+    check_extremum,
     check_nan,
     check_transpose,
     check_value,
@@ -122,6 +123,13 @@ def test_transposes(dtype):
 def test_derivatives(name):
     mesh, axes = backwards()[-1]
     check_derivatives(mesh, Case(name, (2,)), axes[:2])
+
+
+@on_ranks
+def test_extrema_have_the_derivatives_of_numpys():
+    mesh, axes = backwards()[-1]
+    for name in ("pmax", "pmin"):
+        check_extremum(mesh, name, axes[:2])
 
 
 @on_ranks
