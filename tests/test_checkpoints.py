@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import spmd
 from spmd import P
-from spmd.examples import training
 from spmd.examples.checkpoints import CheckpointError, Checkpoints
 from tests.runs import EXAMPLES, Killed, assert_same_run, train, train_until
 
@@ -46,7 +46,7 @@ class Killer:
 def test_what_is_there_is_one_step_at_any_moment(tmp_path, monkeypatch):
     """Steps are saved, of which all numbers are the same, until the killer comes: the last is there, or the next."""
     mesh = EXAMPLES["fully_sharded"].mesh(2, "simulated")
-    like = {"split": training.split(np.zeros(4), mesh, P("batch")), "alike": np.zeros(3)}
+    like = {"split": spmd.distribute(np.zeros(4), mesh, P("batch")), "alike": np.zeros(3)}
 
     def save(path, steps):
         for step in steps:

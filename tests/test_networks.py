@@ -95,8 +95,8 @@ def test_a_layer_for_programs_that_know_nothing_of_ranks():
 
     assert_trees_close(md.value_and_grad(loss)(params, batch), md.value_and_grad(spmd.parallel.loss)(params, batch))
     layers = len(params)
-    counts = spmd.communication(md.grad(loss))(params, batch).counts
-    assert (counts["psum_scatter"], counts["all_gather"]) == (layers, layers)
+    report = spmd.communication(md.grad(loss))(params, batch)
+    assert report.counts == {"psum_scatter": layers, "all_gather": layers, "psum": 1}  # the last, of the loss itself
 
 
 def test_a_gathering_layer_is_the_layer():
@@ -156,7 +156,7 @@ def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
     found, expected = (md.vjp(f, params, microbatches)[1](weights) for f in (piped, in_sequence))
     assert_trees_close(found, expected)
     report, ticks = spmd.communication(piped)(params, microbatches), stages * (share + per_stage) - 1
-    assert report.counts.get("ppermute", 0) == ticks - 1 + 2 * (stages - 1)
+    assert report.counts == ({"ppermute": ticks - 1 + 2 * (stages - 1)} if stages > 1 else {})
 
 
 def test_layers_are_stacked_and_unstacked():

@@ -132,13 +132,8 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     """The beginning: every rank draws the same numbers, and keeps its blocks of the parameters."""
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
-    params = split(example.arranged(init_params(rng, example.layers)), mesh, example.params)
+    params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
     return Run(params, md.tree.map(lambda p: 0 * p, params), Batches(training, rng), held_out)
-
-
-def split(params: Any, mesh: spmd.Mesh, specs: Any) -> Any:
-    """Arrays that every rank has whole, as arrays that lie on the mesh as specs say."""
-    return spmd.shard_map(lambda blocks: blocks, mesh=mesh, in_specs=(specs,), out_specs=specs)(params)
 
 
 def whole(x: Any) -> Any:

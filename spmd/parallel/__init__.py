@@ -37,7 +37,8 @@ pipeline_parallel              backward   psum          stages  1              e
 The numbers are all that one rank hands to these collectives, in numbers of the arrays' dtype. There are L layers, N
 examples, p ranks along the first axis of the mesh and q along the second; params is how many numbers the parameters
 are, weights those without the biases, first the weights of the first layer, ends the parameters of first and last
-layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features.
+layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features. (Along an axis
+of one rank nothing is communicated.)
 
 Why so many:
 
@@ -98,13 +99,13 @@ __all__ = [
     "gathering_again",
     "init_params",
     "loss",
-    "mixture_of_experts",
     "matmul_all_gather",
     "matmul_all_gather_bidirectional",
     "matmul_all_gather_overlapped",
     "matmul_psum_scatter",
     "matmul_psum_scatter_bidirectional",
     "matmul_psum_scatter_overlapped",
+    "mixture_of_experts",
     "pipeline",
     "pipeline_parallel",
     "predict",
