@@ -65,7 +65,8 @@ def end_job(text: str, code: int) -> None:
     """Say why, and end this process with an exit code: where it is one of several ranks, all of them."""
     if (launcher_size() or 1) > 1:
         import_mpi().end(text, code)
-    print(text, file=sys.stderr)
+    else:
+        print(text, file=sys.stderr)
     sys.exit(code)
 
 

@@ -42,24 +42,29 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 (text: all_gather likewise, the reverse)              test_what_is_printed[all_gather by steps], test_the_reverse
 `f9`: all_to_all, printed                             test_what_is_printed[all_to_all]
 `all_to_all_ref`                                      test_what_collectives_mean[all_to_all]
-(all of them, on MPI ranks)                           mpi/test_tutorial_mpi.py
+(all of them, on MPI ranks)                           mpi/test_tutorial_mpi.py: test_what_is_printed
 *Matrix multiplication*
 mesh, `device_put`; lhs and rhs of both examples      test_matrix_products
 `matmul_allgather`, overlapped, bidirectional         test_matrix_products[matmul_all_gather…]
 `matmul_psumscatter`, overlapped, bidirectional       test_matrix_products[matmul_psum_scatter…]
 (text: `fori_loop` for long rings)                    test_parallel_matmul.py: test_a_ring_can_be_rolled_into_a_loop
-(all of them further: gradients, bytes, MPI)          test_parallel_matmul.py, mpi/test_parallel_matmul_mpi.py
-*Neural networks*
-`predict`, `loss`, `init`                             test_tutorial_networks.py
-8-way batch data parallelism, its gradient            test_tutorial_networks.py
-8-way fully sharded data parallelism                  test_tutorial_networks.py
-8-way tensor parallelism                              test_tutorial_networks.py
-FSDP + TP                                             test_tutorial_networks.py
-SPMD pipeline parallelism, its gradient               test_tutorial_networks.py
+(their gradients, bytes, and all of it on MPI)        test_parallel_matmul.py, mpi/test_parallel_matmul_mpi.py
+*Neural networks*                                     (all in test_networks.py, and on MPI in mpi/test_networks_mpi.py)
+`predict`, `loss`, `init`; losses and gradients of:   test_losses_and_gradients_are_those_of_the_whole_network
+8-way batch data parallelism                          …[data_parallel]
+8-way fully sharded data parallelism (FSDP)           …[fully_sharded]
+8-way tensor parallelism (TP)                         …[tensor_parallel]
+FSDP + TP                                             …[fully_sharded_tensor_parallel]
+SPMD pipeline parallelism (PP)                        …[pipeline_parallel]
+`gemm_tp` in a program of whole arrays                test_a_layer_for_programs_that_know_nothing_of_ranks
+`spmd_pipeline`                                       test_a_pipeline_is_its_layers_one_after_the_other
+(text: where their collectives are)                   test_collectives_with_the_sizes_of_the_tutorial
 ===================================================== ================================================================
 """
 
 import inspect
+import pathlib
+import re
 from functools import partial
 
 import numpy as np
@@ -70,11 +75,21 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import all_gather, all_gather_invariant, all_to_all, ppermute, psum, psum_scatter
 from minidiff import VarianceError
-from spmd import P, shard_map
+from spmd import P, distribute, reshard, shard_map
 from spmd.parallel import matmul
 from tests.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
 
 make_mesh = partial(spmd.make_mesh, backend="simulated")
+
+
+def test_the_table_above_names_tests_that_there_are():
+    files = re.findall(r"[\w/]+\.py", __doc__)
+    there = "".join((pathlib.Path(__file__).parent / file).read_text() for file in {"test_tutorial.py", *files})
+    named = re.findall(r"\btest_\w+\b(?!\.py)", __doc__)
+    assert len(named) > 30
+    assert [name for name in named if f"def {name}(" not in there] == []
+    assert set(re.findall(r"(?:printed|mean)\[(.*?)\](?=,|$)", __doc__, re.MULTILINE)) <= set(EXAMPLES)
+
 
 # ---------------------------------------------------------------- so, let's see a shard_map
 
@@ -91,11 +106,6 @@ def block_product(a, b):
     return c
 
 
-def device_put(x, mesh, spec):
-    """A whole array, as blocks on the ranks of a mesh."""
-    return shard_map(lambda block: block, mesh, in_specs=spec, out_specs=spec)(x)
-
-
 def test_a_block_matrix_product():
     for f in (block_product, md.jit(block_product)):
         c = f(A, B)
@@ -104,13 +114,22 @@ def test_a_block_matrix_product():
 
 
 def test_the_same_product_of_whole_arrays():
-    a, b = device_put(A, XY, P("x", "y")), device_put(B, XY, P("y", None))
-    np.testing.assert_allclose(np.asarray(a @ b), np.asarray(block_product(a, b)))
+    """Arrays say how they are split; what that takes of communication is found, as is how the product is split."""
+    a, b = distribute(A, XY, P("x", "y")), distribute(B, XY, P("y", None))
+
+    def product(a, b):
+        return reshard(a @ b, P("x", None))
+
+    for f in (product, md.jit(product)):
+        c = f(a, b)
+        assert c.spec == P("x", None)
+        np.testing.assert_allclose(np.asarray(c), A @ B)
+    assert spmd.communication(product)(a, b).counts == spmd.communication(block_product)(A, B).counts == {"psum": 1}
 
 
 def test_pictures_of_shardings():
     """In the order of rows and columns, the ranks that have each block."""
-    a, b, c = device_put(A, XY, P("x", "y")), device_put(B, XY, P("y", None)), block_product(A, B)
+    a, b, c = distribute(A, XY, P("x", "y")), distribute(B, XY, P("y", None)), block_product(A, B)
     assert list(spmd.visualize_sharding(c).ranks.values()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert list(spmd.visualize_sharding(a).ranks.values()) == [[k] for k in range(8)]
     assert list(spmd.visualize_sharding(b).ranks.values()) == [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -272,7 +291,7 @@ ERRORS = {
     "results with too few dimensions": (
         lambda: mapped(lambda x: x.sum(), P("i"), P("i"))(np.arange(8)),
         ValueError,
-        r"out_specs = P\('i'\) has 1 entries, but the result has 0 dimensions \(shape \(\)\).*x\[None\]",
+        r"out_specs = P\('i'\) has 1 entry, but the result has 0 dimensions \(shape \(\)\).*return x\[None\]",
     ),
     "results that may differ": (
         lambda: mapped(identity, P("i"), P())(np.arange(8)),
@@ -499,7 +518,7 @@ LHS, RHS = RANDOM.standard_normal((8, 8)), RANDOM.standard_normal((8, 4))
 def test_matrix_products(name, compiled):
     lhs_spec = P("i", None) if "all_gather" in name else P(None, "i")
     rhs_spec = P("i", None)
-    lhs, rhs = device_put(LHS, ROW, lhs_spec), device_put(RHS, ROW, rhs_spec)
+    lhs, rhs = distribute(LHS, ROW, lhs_spec), distribute(RHS, ROW, rhs_spec)
 
     @partial(shard_map, mesh=ROW, in_specs=(lhs_spec, rhs_spec), out_specs=rhs_spec)
     def product(lhs, rhs):

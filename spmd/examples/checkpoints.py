@@ -76,7 +76,7 @@ class Checkpoints:
         if self.mesh.rank:
             return
         try:
-            text = json.dumps({**self.made_by, "step": step}, indent=1).encode()
+            text = json.dumps({**self.made_by, "step": step}, indent=1).encode() + b"\n"
             _replace(self._folder(step) / COMPLETE, lambda file: file.write(text))
             for old in self._steps(complete=False):
                 if old not in self._steps()[-KEPT:]:

@@ -132,13 +132,8 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     """The beginning: every rank draws the same numbers, and keeps its blocks of the parameters."""
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
-    params = split(example.arranged(init_params(rng, example.layers)), mesh, example.params)
+    params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
     return Run(params, md.tree.map(lambda p: 0 * p, params), Batches(training, rng), held_out)
-
-
-def split(params: Any, mesh: spmd.Mesh, specs: Any) -> Any:
-    """Arrays that every rank has whole, as arrays that lie on the mesh as specs say."""
-    return spmd.shard_map(lambda blocks: blocks, mesh=mesh, in_specs=(specs,), out_specs=specs)(params)
 
 
 def whole(x: Any) -> Any:
@@ -169,9 +164,12 @@ def train(
     made with other options.
     """
     run = start(example, mesh, seed)
-    saved = checkpoint and Checkpoints(checkpoint, mesh, {"example": example.name, "seed": seed, "jit": jit})
+    same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
+    saved = checkpoint and Checkpoints(checkpoint, mesh, same)
     if saved and (found := saved.load(run.arrays())):
         run.restore(*found)
+        if progress:
+            print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
     if run.step > steps:
         raise CheckpointError(
             f"{checkpoint}: this run has made {run.step} steps already, more than {steps}: ask for at least as many "
@@ -242,6 +240,8 @@ def main(example: Example, description: str, argv: Sequence[str] | None = None) 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _main(example, options)
+    except CheckpointError as error:
+        end_job(str(error), 1)
     except KeyboardInterrupt:
         go_on = "Started again, with the same options, it goes on from what was saved last."
         end_job(f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}", 130)
