@@ -135,21 +135,12 @@ def expected_communication(name, shape, params, batch):
         **{"p": shape[0], "q": shape[-1], "params": size(params), "weights": size([W for W, _ in params])},
         **{"first": size(first[0]), "ends": size(first, last), "outputs": size([b for _, b in params])},
     }
-<<<<<<< HEAD
-    ranks = dict(zip(PARALLELISMS[name].axes, shape))
-=======
->>>>>>> wt-tut
     found = {
         (direction, collective, axis): (eval(count, {}, names), 8 * eval(numbers, {}, names))
         for direction, collective, axis, count, numbers in documented()[name]
-        if ranks[axis] > 1  # one rank has nobody to tell
     }
-<<<<<<< HEAD
-    return {what: numbers for what, numbers in found.items() if numbers[0]}
-=======
     ranks = dict(zip(PARALLELISMS[name].axes, shape))
     return {what: (count, nbytes) for what, (count, nbytes) in found.items() if count and ranks[what[-1]] > 1}
->>>>>>> wt-tut
 
 
 def communicated(report):

@@ -37,13 +37,8 @@ pipeline_parallel              backward   psum          stages  1              e
 The numbers are all that one rank hands to these collectives, in numbers of the arrays' dtype. There are L layers, N
 examples, p ranks along the first axis of the mesh and q along the second; params is how many numbers the parameters
 are, weights those without the biases, first the weights of the first layer, ends the parameters of first and last
-<<<<<<< HEAD
-layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features. Along an
-axis of one rank nothing is communicated.
-=======
 layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features. (Along an axis
 of one rank nothing is communicated.)
->>>>>>> wt-tut
 
 Why so many:
 
