@@ -42,6 +42,7 @@ from typing import Any
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
+from collectives.raising import raised
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
@@ -371,6 +372,8 @@ class LinearBody:
         for c in constants:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
+        if typed and not inside.scope.explicit:
+            self.tape = raised(self.tape, [k >= len(self._inputs) for k in range(len(self.tape.inputs))], inside.scope)
         self.kept_specs = [
             PartitionSpec.stacked(*[a for a in axes if not typed or a in typeof(x).variance]) for x in self._kept
         ]
