@@ -483,7 +483,7 @@ def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     if outer is not None:
         return SplitTracer(outer, data, wanted, spec) if spec.axes else RankTracer(outer, data, wanted)
     if not wanted:
-        return data
+        return data if data.ndim else data[()]  # a number is one of NumPy's, whatever a backend makes of it
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
     return ShardedArray(interpreter.mesh, spec.without_sum(), block, data)
 
