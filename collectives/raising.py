@@ -16,6 +16,7 @@ lifted where it was.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -28,6 +29,9 @@ from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_ta
 from minidiff.location import Location
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 
+#: What it is that lifts may be moved past, besides loops: nothing, operations, or the branches of choices as well.
+NOTHING, OPERATIONS, CHOICES = range(3)
+
 #: For a name, along which axes it is wanted lifted, and the line of the program that wants it.
 Wanted = dict[frozenset, Location | None]
 
@@ -37,8 +41,16 @@ def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
     if not _lifts(tape):
         return tape
     inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
-    ways = [_Raising(tape, linear, scope, through).tape() for through in (False, True)]
+    ways = [_Raising(tape, linear, scope, through).tape() for through in (NOTHING, *_worth_trying(tape))]
     return min([tape, *ways], key=lambda t: _time(t, linear, inputs))
+
+
+def _worth_trying(tape: Tape) -> list[int]:
+    return [OPERATIONS, CHOICES] if _chooses(tape) else [OPERATIONS]
+
+
+def _chooses(tape: Tape) -> bool:
+    return any(isinstance(eqn.primitive, Cond) or any(map(_chooses, bodies_of(eqn))) for eqn in tape.equations)
 
 
 def _lifts(tape: Tape) -> bool:
@@ -59,8 +71,9 @@ def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> i
             call = (eqn.params["axes"], x.type.dtype) if x in together else eqn
             total += x.type.nbytes + (0 if call in calls else CHEAP_BYTES)
             calls.add(call)
-        for times in [_time(body, mask) for body, mask in _bodies(eqn, active)]:
-            total += times * eqn.params.get("length", 1)
+        times = [_time(body, mask) for body, mask in _bodies(eqn, active)]
+        if times:  # of branches, one is run
+            total += max(times) * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1)
     return total
 
 
@@ -106,10 +119,10 @@ def _linear_in_loop(eqn: Equation, linear: Sequence[bool]) -> tuple[list[bool], 
 
 
 class _Raising:
-    """A tape written anew. With `through`, what is lifted is followed through operations, up to what collectives make.
+    """A tape written anew. What is lifted is followed through operations, or `through` more or less, to where it starts.
 
-    Some of its inputs, `given`, can be had lifted: `asked` says of each along which axes they must be. `wanted` says
-    it of its outputs; of these `lifted` are the names, in the tape.
+    `wanted` says of each name along which axes it must be there lifted: of `outputs`, that is told. Those of its inputs
+    that are `given` are then further inputs. `lifted` are the names for that.
     """
 
     def __init__(
@@ -117,7 +130,7 @@ class _Raising:
         tape: Tape,
         linear: Sequence[bool],
         scope: Scope,
-        through: bool = True,
+        through: int,
         given: Sequence[Var] = (),
         outputs: Sequence[Wanted] = (),
     ):
@@ -127,7 +140,7 @@ class _Raising:
         self.given = set(given)
         self.active = _active(tape, linear)
         self.wanted: dict[Var, Wanted] = defaultdict(dict)
-        self.loops: dict[int, _Loop] = {}
+        self.inner: dict[int, _Loop | _Choice] = {}
         for a, wanted in zip(tape.outputs, outputs):
             if isinstance(a, Var) and a in self.active:
                 self.wanted[a].update(wanted)
@@ -150,37 +163,40 @@ class _Raising:
                 [isinstance(a, Var) and a in self.active for a in eqn.inputs],
                 [self.wanted[v] for v in eqn.outputs],
             )
-            loop = _Loop.best(eqn, linear, self.scope, results)
-            if loop is not None:
-                self.loops[id(eqn)] = loop
-                for a, wanted in zip(eqn.inputs, loop.asked):
-                    if isinstance(a, Var) and a in self.active:
-                        self.wanted[a].update(wanted)
+            self._ask_inner(eqn, _Loop.best(eqn, linear, self.scope, results))
+        elif isinstance(eqn.primitive, Cond) and self.through == CHOICES:
+            ((_, mask), *_) = _bodies(eqn, self.active)
+            self._ask_inner(eqn, _Choice(eqn, mask, self.scope, [self.wanted[v] for v in eqn.outputs]))
+
+    def _ask_inner(self, eqn: Equation, inner: _Loop | _Choice | None) -> None:
+        if inner is None:
+            return
+        self.inner[id(eqn)] = inner
+        for a, wanted in zip(eqn.inputs, inner.asked):
+            if isinstance(a, Var) and a in self.active:
+                self.wanted[a].update(wanted)
 
     def _is_followed(self, eqn: Equation) -> bool:
         p = eqn.primitive
-        return self.through and not (isinstance(p, Collective) or p.has_body or p.on_ranks)
+        return self.through > NOTHING and not (isinstance(p, Collective) or p.has_body or p.on_ranks)
 
     def _wanted_of(self, eqn: Equation) -> Wanted:
         return {axes: source for v in eqn.outputs for axes, source in self.wanted[v].items()}
 
     def tape(self) -> Tape:
-        """The tape. Those of its inputs that are given lifted come last, in the order in which `asked` has them."""
+        """The tape, without those of its inputs that are given lifted."""
         self.equations: list[Equation] = []
         self.names: dict[Var, Var] = {}  # what stands for a name of the old tape
         self.lifted: dict[tuple[Var, frozenset], Var] = {}
-        inputs = []
         for v in self.old.inputs:
             for axes, source in list(self.wanted[v].items()):
                 if v in self.given:
                     self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
-                    inputs.append(self.lifted[v, axes])
                 else:
                     self._pbroadcast(v, axes, source)
         for eqn in self.old.equations:
             self._write(eqn)
-        out = prune_tape(Tape([*self.old.inputs, *inputs], self.equations, [self._name(a) for a in self.old.outputs]))
-        return out
+        return prune_tape(Tape(self.old.inputs, self.equations, [self._name(a) for a in self.old.outputs]))
 
     def _write(self, eqn: Equation) -> None:
         if eqn.primitive is pbroadcast_p and _takes(eqn, self.active):
@@ -188,12 +204,12 @@ class _Raising:
             self.names[out] = self.lifted[x, axes]
             self.lifted.update({(out, more): self.lifted[x, axes.union(more)] for more in self.wanted[out]})
             return
-        loop = self.loops.get(id(eqn))
-        if loop is None:
+        inner = self.inner.get(id(eqn))
+        if inner is None:
             inputs = [self._name(a) for a in eqn.inputs]
             self.equations.append(Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source))
         else:
-            self.equations.append(loop.written(self))
+            self.equations.append(inner.written(self))
         for axes, source in self._wanted_of(eqn).items():
             if self._is_followed(eqn):
                 self._write_lifted(eqn, axes)
@@ -225,6 +241,11 @@ class _Raising:
             self._pbroadcast(a, axes, None)
         return self.lifted[a, axes]
 
+    def given_lifted(self, entries: Sequence[tuple[int, frozenset]]) -> list[Var]:
+        """The inputs, by their numbers, that are given lifted (also if nobody needs them)."""
+        pairs = [(self.old.inputs[k], axes) for k, axes in entries]
+        return [self.lifted.get((v, axes)) or Var(_lifted_type(v.type, axes)) for v, axes in pairs]
+
     def _pbroadcast(self, v: Var, axes: frozenset, source: Location | None) -> None:
         ordered = tuple(a for a in self.scope.axes if a in axes and a not in v.type.variance)
         params = {"axes": ordered, "size": math.prod(self.scope.axes[a] for a in ordered)}
@@ -243,7 +264,7 @@ def _lifted_type(t: ShapedArray, axes: Iterable[str]) -> ShapedArray:
     return t.update(variance=t.variance.union(axes))
 
 
-# ---------------------------------------------------------------- loops
+# ---------------------------------------------------------------- loops, and choices
 
 
 class _Loop:
@@ -253,7 +274,9 @@ class _Loop:
     those that there are. Carries are lifted before the loop if they are `carried`, else in each step.
     """
 
-    def __init__(self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], carried: bool):
+    def __init__(
+        self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], carried: bool, through: int
+    ):
         self.eqn, self.mask, self.scope, self.results = eqn, mask, scope, results
         self.n, self.m = eqn.params["consts"], eqn.params["carry"]
         body = eqn.params["body"]
@@ -261,7 +284,7 @@ class _Loop:
         asked = [dict(wanted) if carried else {} for wanted in results[: self.m]]
         while True:
             wanted = [*asked, *results[self.m :]]
-            raising = _Raising(body, mask, scope, True, [*consts, *(carry if carried else ()), *xs], wanted)
+            raising = _Raising(body, mask, scope, through, [*consts, *(carry if carried else ()), *xs], wanted)
             more = [{**old, **(raising.wanted[v] if carried else {})} for v, old in zip(carry, asked)]
             if more == asked:
                 break
@@ -275,8 +298,7 @@ class _Loop:
         """The body, with its inputs in their groups."""
         tape, old = raising.tape(), raising.old
         taken = _entries(self.asked)
-        names = {entry: raising.lifted.get((old.inputs[entry[0]], entry[1])) for entry in taken}
-        names = {(k, axes): v or Var(_lifted_type(old.inputs[k].type, axes)) for (k, axes), v in names.items()}
+        names = dict(zip(taken, raising.given_lifted(taken)))
         self.taken = [[e for e in taken if e[0] in group] for group in self._groups(len(old.inputs))]
         inputs = [
             [*[old.inputs[k] for k in g], *map(names.get, t)] for g, t in zip(self._groups(len(old.inputs)), self.taken)
@@ -312,7 +334,8 @@ class _Loop:
         mask, carry = _linear_in_loop(eqn, linear)
         if not all(carry):
             return None
-        best = min([_Loop(eqn, mask, scope, results, carried) for carried in (False, True)], key=_Loop.time)
+        ways = itertools.product((False, True), _worth_trying(eqn.params["body"]))
+        best = min([_Loop(eqn, mask, scope, results, *way) for way in ways], key=_Loop.time)
         after = [(v.type, axes) for v, wanted in zip(eqn.outputs, results) for axes in wanted]
         there = eqn.params["length"] * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
         return best if best.time() < there else None
@@ -330,6 +353,31 @@ class _Loop:
         outputs = [*eqn.outputs[:m], *carried, *eqn.outputs[m:], *others]
         params = {**eqn.params, "body": self.body, **self.counts}
         return Equation(eqn.primitive, chosen(inputs, self.keep), params, outputs, eqn.source)
+
+
+class _Choice:
+    """A choice among branches that take, and give, some values lifted as well: `asked` says it of each operand."""
+
+    def __init__(self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted]):
+        self.eqn, self.results = eqn, results
+        self.branches = {
+            name: _Raising(tape, mask, scope, CHOICES, tape.inputs, results) for name, tape in eqn.params.items()
+        }
+        inputs = zip(*[[r.wanted[v] for v in r.old.inputs] for r in self.branches.values()])
+        self.asked: list[Wanted] = [{}, *[{a: s for w in wanted for a, s in w.items()} for wanted in inputs]]
+
+    def written(self, raising: _Raising) -> Equation:
+        """The equation, of names of another tape that is being written."""
+        eqn, taken, given = self.eqn, _entries(self.asked[1:]), _entries(self.results)
+        inputs = [raising._name(a) for a in eqn.inputs] + [raising.of(eqn.inputs[1 + k], axes) for k, axes in taken]
+        new = [Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
+        raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in zip(given, new)})
+        params = {}
+        for name, branch in self.branches.items():
+            outputs = branch.tape().outputs + [branch.of(branch.old.outputs[k], axes) for k, axes in given]
+            names = [*branch.old.inputs, *branch.given_lifted(taken)]
+            params[name] = prune_tape(Tape(names, branch.equations, outputs))
+        return Equation(eqn.primitive, inputs, params, [*eqn.outputs, *new], eqn.source)
 
 
 def _entries(wanted: Sequence[Wanted]) -> list[tuple[int, frozenset]]:
