@@ -119,10 +119,10 @@ def _linear_in_loop(eqn: Equation, linear: Sequence[bool]) -> tuple[list[bool], 
 
 
 class _Raising:
-    """A tape written anew. What is lifted is followed through operations, or `through` more or less, to where it starts.
+    """A tape written anew: what is lifted is followed to where it starts, `through` operations or more or less.
 
-    `wanted` says of each name along which axes it must be there lifted: of `outputs`, that is told. Those of its inputs
-    that are `given` are then further inputs. `lifted` are the names for that.
+    `wanted` says of each name along which axes it must be there lifted: of the tape's `outputs`, that is told. Those
+    of its inputs that are `given` are then further inputs. `lifted` are the names for that.
     """
 
     def __init__(

@@ -28,7 +28,7 @@ class Step:
     whole: Callable
 
 
-def _ring(size: int, by: int = 1) -> list[tuple[int, int]]:
+def ring(size: int, by: int = 1) -> list[tuple[int, int]]:
     return [(i, (i + by) % size) for i in range(size)]
 
 
@@ -62,7 +62,7 @@ STEPS: dict[str, Step] = {
     ),
     "cut and own": Step(lambda x, w, axes, size: np.sin(_cut_and_own(x, axes, size)), lambda x, w, size: np.sin(x)),
     "shift": Step(
-        lambda x, w, axes, size: ppermute(x, axes, _ring(size)) * w,
+        lambda x, w, axes, size: ppermute(x, axes, ring(size)) * w,
         lambda x, w, size: np.concatenate([x[-(x.shape[0] // size) :], x[: -(x.shape[0] // size)]]) * w,
     ),
     "exchange rows and columns": Step(
