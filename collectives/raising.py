@@ -38,11 +38,25 @@ Wanted = dict[frozenset, Location | None]
 
 def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
     """The tape of a linear part, linear in those of its inputs, with pbroadcasts where their psums take least time."""
-    if not _lifts(tape):
+    if not _lifts_late(tape, linear):
         return tape
     inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
     ways = [_Raising(tape, linear, scope, through).tape() for through in (NOTHING, *_worth_trying(tape))]
     return min([tape, *ways], key=lambda t: _time(t, linear, inputs))
+
+
+def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
+    """Whether anything is lifted that is neither an input nor what a collective makes."""
+    late: dict[Var, bool] = {v: False for v, yes in zip(tape.inputs, linear) if yes}
+    for eqn in tape.equations:
+        primitive = eqn.primitive
+        for a in eqn.inputs:
+            if isinstance(a, Var) and a in late:
+                if (primitive is pbroadcast_p and late[a]) or (primitive.has_body and any(map(_lifts, bodies_of(eqn)))):
+                    return True
+                late.update(dict.fromkeys(eqn.outputs, not isinstance(primitive, Collective)))
+                break
+    return False
 
 
 def _worth_trying(tape: Tape) -> list[int]:
