@@ -46,16 +46,23 @@ def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
 
 
 def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
-    """Whether anything is lifted that is neither an input nor what a collective makes."""
-    late: dict[Var, bool] = {v: False for v, yes in zip(tape.inputs, linear) if yes}
+    """Whether lifts may be saved: one is of what is computed of inputs, or of what is lifted elsewhere too."""
+    inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
+    roots: dict[Var, Var | None] = {v: v for v in inputs}  # what a name is computed of: None if of several
+    lifted: set[Var | None] = {None}
     for eqn in tape.equations:
-        primitive = eqn.primitive
-        for a in eqn.inputs:
-            if isinstance(a, Var) and a in late:
-                if (primitive is pbroadcast_p and late[a]) or (primitive.has_body and any(map(_lifts, bodies_of(eqn)))):
-                    return True
-                late.update(dict.fromkeys(eqn.outputs, not isinstance(primitive, Collective)))
-                break
+        found = {roots[a] for a in eqn.inputs if isinstance(a, Var) and a in roots}
+        if not found:
+            continue
+        primitive, root = eqn.primitive, found.pop() if len(found) == 1 else None
+        if primitive.has_body and any(map(_lifts, bodies_of(eqn))):
+            return True
+        if primitive is pbroadcast_p:
+            if root in lifted or (root in inputs and root is not eqn.inputs[0]):
+                return True
+            lifted.add(root)
+        for v in eqn.outputs:
+            roots[v] = v if isinstance(primitive, Collective) else root
     return False
 
 
