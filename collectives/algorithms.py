@@ -58,7 +58,7 @@ from typing import Any
 import minidiff.numpy as np
 from collectives.along import AxisName, along_one, check_rank, check_split
 from collectives.backend import split_dimension, unsplit_dimension
-from collectives.ops import array_of, axis_index, axis_size, counted, ppermute, varying_along
+from collectives.ops import array_of, axis_index, axis_size, counted, pbroadcast, ppermute, varying_along
 from minidiff import tree
 from minidiff.core import Value, typeof
 from minidiff.ops.shape import normalize_axis
@@ -100,21 +100,26 @@ def _swap(x: Value, axis_name: AxisName, bit: int, ranks: int) -> Value:
     return ppermute(x, axis_name, [(rank, rank ^ bit) for rank in range(ranks)])
 
 
+def _ranks(axis_name: AxisName) -> Value:
+    """The indices of all ranks, typed as varying like all that they are used with."""
+    return pbroadcast(np.arange(axis_size(axis_name)), axis_name)
+
+
 def _by_distance(axis_name: AxisName) -> Value:
     """The ranks in the order in which the ring comes to them from this one."""
-    n = axis_size(axis_name)
-    return (axis_index(axis_name) + np.arange(n)) % n
+    ranks = _ranks(axis_name)
+    return (axis_index(axis_name) + ranks) % ranks.size
 
 
 def _by_distance_back(axis_name: AxisName) -> Value:
     """For each rank, how far along the ring it is from this one: the inverse of `_by_distance`."""
-    n = axis_size(axis_name)
-    return (np.arange(n) - axis_index(axis_name)) % n
+    ranks = _ranks(axis_name)
+    return (ranks - axis_index(axis_name)) % ranks.size
 
 
 def _by_xor(axis_name: AxisName, n: int) -> Value:
     """The first n ranks (n is a power of two) in an order that begins with this one; it is its own inverse."""
-    return np.bitwise_xor(axis_index(axis_name) % n, np.arange(n))
+    return np.bitwise_xor(axis_index(axis_name) % n, _ranks(axis_name)[:n])
 
 
 def _ring_gather(block: Value, axis_name: AxisName, by: int = 1) -> Value:
@@ -213,13 +218,20 @@ def _in_halves(x: Value, do: Callable) -> Value:
 
 
 def _is_among(ranks: Sequence[int], axis_name: AxisName) -> Value:
-    return np.take(np.isin(np.arange(axis_size(axis_name)), ranks), axis_index(axis_name))
+    """Whether this rank is one of these."""
+    here = np.isin(np.arange(axis_size(axis_name)), ranks)
+    return np.take(pbroadcast(here, axis_name), axis_index(axis_name))
 
 
 def _deliver(x: Value, axis_name: AxisName, pairs: Pairs) -> Value:
     """Values that take the place of what the receivers had; nothing changes on the other ranks."""
     received = ppermute(x, axis_name, pairs)
     return np.where(_is_among([destination for _, destination in pairs], axis_name), received, x)
+
+
+def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
+    """What the root has; zeros on the other ranks."""
+    return np.where(_is_among([root], axis_name), x, pbroadcast(np.zeros((), x.dtype), axis_name))
 
 
 def _power_of_two(name: str, n: int, instead: str) -> None:
@@ -570,7 +582,7 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     def reduce(leaf):
         total = _up_tree(_summand("binomial_tree_reduce", leaf, axis_name), axis_name, root)
-        return np.where(_is_among([root], axis_name), total, np.zeros_like(total))
+        return _at_root(total, axis_name, root)
 
     return tree.map(reduce, x)
 
@@ -596,7 +608,7 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
             received = ppermute(blocks, axis_name, [(below, above) for above, below in pairs])
             blocks = np.concatenate([blocks, received])
         blocks = np.roll(blocks[: axis_size(axis_name)], root, axis=0)
-        return np.where(_is_among([root], axis_name), blocks, np.zeros_like(blocks))
+        return _at_root(blocks, axis_name, root)
 
     return _gathered("binomial_tree_gather", gather, x, axis_name, axis, tiled)
 

@@ -206,10 +206,20 @@ PRICED_AS: dict[str, str] = {
 GATHERS = ("all_gather", "all_gather_invariant", "gather")
 
 
+#: What algorithms do, as their names end.
+_DOES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_DOES += ("broadcast", "reduce", "scatter", "gather", "point_to_point")
+
+
+def _does(algorithm: str) -> str:
+    return next(what for what in _DOES if algorithm.endswith(what))
+
+
 def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None) -> Cost:
     """The cost of a collective over N ranks, each of which hands over so many bytes.
 
-    It is that of `algorithm`, by default the one in `PRICED_AS`. Raises ValueError for names that are not known.
+    It is that of `algorithm`, by default the one in `PRICED_AS`. Raises ValueError for names that are not known, and
+    for an algorithm that does something else.
 
     >>> price("all_gather", 4, 100)
     Cost(steps=3, bytes=300, sent=300, received=300, reduced=0)
@@ -221,6 +231,9 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
     name = PRICED_AS[collective] if algorithm is None else algorithm
     if name not in ALGORITHMS:
         raise ValueError(f"no algorithm {name!r} is known; those that have formulas are {', '.join(ALGORITHMS)}")
+    alike = [other for other in ALGORITHMS if _does(other) == _does(PRICED_AS[collective])]
+    if name not in alike:
+        raise ValueError(f"{collective} is not priced as {name}, which is something else; it may be {', '.join(alike)}")
     return ALGORITHMS[name](N, nbytes * N if collective in GATHERS else nbytes)
 
 

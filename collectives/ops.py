@@ -4,16 +4,23 @@
 operation             type                    communicates   transpose
 ===================== ======================= ============== ======================
 psum                  varying -> invariant    all-reduce     pbroadcast
+psum, in groups       varying -> varying      all-reduce     psum, in groups
 pbroadcast            invariant -> varying    no             psum
 all_gather            varying -> varying      all-gather     psum_scatter
 psum_scatter          varying -> varying      reduce-scatter all_gather
 all_gather_invariant  varying -> invariant    all-gather     pscatter
 pscatter              invariant -> varying    no             all_gather_invariant
 all_to_all            varying -> varying      all-to-all     all_to_all
+ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
 axis_index            () -> varying           no             (integers)
 pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ======================
+
+Those with a root (broadcast, reduce, gather, scatter) are in `rooted.py`, what each means in `reference.py`, what they
+may be told to run along in `along.py`. With `axis_index_groups` an operation runs in each of several groups of the
+ranks for itself: what is the same in a group may differ between groups, so all results vary, and the transpose is that
+without groups, in the same groups. `ragged_all_to_all` is `all_to_all` of parts of different lengths.
 
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the
 section "Tracking device invariance in avals". How they run is in `stacked.py` and `mpi.py`.
@@ -115,7 +122,9 @@ class Collective(Linear):
             wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))
             if wrong:
                 takes, has, instead = _WRONG[self.takes]
-                instead = _INSTEAD.get(self.name, instead).format(axes=show_axes(wrong))
+                instead = (instead if "groups" in params else _INSTEAD.get(self.name, instead)).format(
+                    axes=show_axes(wrong)
+                )
                 raise VarianceError(
                     f"{self.name} over {show_axes(params['axes'])} takes a value that {takes} there, but {x} {has} "
                     f"{show_axes(wrong)}: {instead}"
@@ -465,8 +474,9 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     array([7, 2])
 
     With `axis_index_groups`, lists of indices along the axis with each index in one, it is the sum over the ranks of
-    each group. Groups may differ, so: varying -> varying, its own transpose. ValueError where an index is missing, is
-    none or occurs twice.
+    each group. Groups may differ, so: varying -> varying, its own transpose. (Where groups are rows or columns of a
+    grid, a mesh with two axes says more: a psum over one is typed as the same along it.) Raises ValueError where an
+    index is missing, is none or occurs twice.
 
     >>> pairs = lambda x: psum(x, 'i', axis_index_groups=[[0, 2], [1, 3]])
     >>> md.vmap(pairs, axis_name='i')(np.array([3, 1, 4, 1]))

@@ -7,7 +7,8 @@ its reference of the list of what they have by then.
 >>> psum_ref([3, 1, 4, 1])
 [9, 9, 9, 9]
 
-Blocks may be plain arrays or values that are being differentiated. `REFERENCES` has them by the collectives' names.
+Blocks may be plain arrays or values that are being differentiated. `collective_ref` finds the reference of a collective
+by its name, and takes the options of its call.
 
 Source: shard_map tutorial, "Collectives" (there each is called `collective_ref`).
 """
@@ -198,15 +199,19 @@ def scatter_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = Fals
 # ---------------------------------------------------------------- all of them
 
 
-def in_groups(reference: Callable[..., list], blocks: Blocks, groups: Sequence[Sequence[int]], **options: Any) -> list:
-    """A collective with `axis_index_groups`: its reference on the blocks of each group.
+def collective_ref(
+    name: str, blocks: Blocks, axis_index_groups: Sequence[Sequence[int]] | None = None, **options: Any
+) -> list:
+    """The collective of this name, with these options; in groups, it is the same on the blocks of each.
 
-    >>> in_groups(psum_ref, [3, 1, 4, 1], [[0, 2], [1, 3]])
+    >>> collective_ref('psum', [3, 1, 4, 1])
+    [9, 9, 9, 9]
+    >>> collective_ref('psum', [3, 1, 4, 1], axis_index_groups=[[0, 2], [1, 3]])
     [7, 2, 7, 2]
     """
     results = {}
-    for group in groups:
-        results.update(zip(group, reference([blocks[rank] for rank in group], **options)))
+    for group in [range(len(blocks))] if axis_index_groups is None else axis_index_groups:
+        results.update(zip(group, REFERENCES[name]([blocks[rank] for rank in group], **options)))
     return [results[rank] for rank in sorted(results)]
 
 

@@ -10,6 +10,7 @@ psum may as well come after what is linear:
     psum(x) + y         = psum(x + y / n)           which is done only where it saves a psum further down
     psum(psum(x, i), j) = psum(x, (i, j))
     pscatter(psum(x))   = psum_scatter(x)
+    at_root(psum(x))    = reduce(x)
 
 No rank computes more by it: what is the same everywhere is computed everywhere. So each psum is moved on until it meets
 another, or this rank's part is taken of it. Those to which nothing happens stay where they were, since they may be
@@ -25,6 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from collectives.ops import Collective, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
 from minidiff.ops.elementwise import Divide, Sum, Where, divide
 from minidiff.ops.kinds import Linear, Multilinear
@@ -47,6 +49,9 @@ class Waiting(NamedTuple):
     source: Any = None  # the line that asks for it
     gained: bool = False  # whether there is less to do already
 
+
+#: What each rank takes for itself of what all have; and of a sum, in one collective.
+OF_A_SUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
 
 #: Of an equation that has been written, as another one.
 DONE = Waiting(None, (), frozenset(), 0)
@@ -97,7 +102,7 @@ STAYING: dict[str, Callable[[list[int]], Sequence[int]]] = {
 
 def _sunk(tape: Tape, sizes: dict[str, int], split: bool, staying: Callable, shares: bool) -> Iterator[Tape]:
     """The tape with all psums moved, and then with more and more of them where they were."""
-    every = [id(eqn) for eqn in tape.equations if eqn.primitive in (psum_p, pscatter_p)]
+    every = [id(eqn) for eqn in tape.equations if eqn.primitive is psum_p or eqn.primitive in OF_A_SUM]
     chosen = set(every)
     while chosen:
         moved = _Sinking(tape, sizes, chosen, split, shares)
@@ -146,8 +151,8 @@ class _Sinking:
         waits = [self.waiting.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
         if eqn.primitive is psum_p:
             return self._started(eqn, waits[0])
-        if eqn.primitive is pscatter_p and waits[0] is not None and set(waits[0].axes).intersection(eqn.params["axes"]):
-            return self._scattered(eqn, waits[0])
+        if eqn.primitive in OF_A_SUM and waits[0] is not None and set(waits[0].axes).intersection(eqn.params["axes"]):
+            return self._part(eqn, waits[0])
         held = [w for w in waits if w is not None]
         linear = _linear_in(eqn, waits) if held else ()
         if not linear:
@@ -183,19 +188,19 @@ class _Sinking:
         self._write_sum(both, eqn.outputs[0])
         return DONE
 
-    def _scattered(self, eqn: Equation, w: Waiting) -> Waiting | None:
-        """This rank's part of a sum, by a reduce-scatter; None where that would take more (or may, with `split`)."""
+    def _part(self, eqn: Equation, w: Waiting) -> Waiting | None:
+        """This rank's part of a sum, in one collective; None where that would take more (or may, with `split`)."""
         (out,), params = eqn.outputs, eqn.params
         rest = tuple(a for a in w.axes if a not in params["axes"])
         runs = [tuple(g) for _, g in itertools.groupby(params["axes"], key=lambda a: a in w.axes)]
         collectives = sum(axes[0] in w.axes for axes in runs) + bool(rest)
-        if id(eqn) not in self.chosen or (len(runs) > 1 and not params["tiled"]):
+        if id(eqn) not in self.chosen or (len(runs) > 1 and not params.get("tiled")):
             return None
         if collectives > len(w.origins) and not self.split:
             return None
         x = w.operand
         for axes in runs:  # a part of a part: the first axis' ranks count most
-            primitive = psum_scatter_p if axes[0] in w.axes else pscatter_p
+            primitive = OF_A_SUM[eqn.primitive] if axes[0] in w.axes else eqn.primitive
             step = {**params, "axes": axes, "size": self._size(axes)}
             (type,) = primitive.typecheck([atom_type(x)], step)
             x = self._write(primitive, [x], step, type, out if axes is runs[-1] and not rest else None, w.source)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy
 
-from collectives.cost import Cost, price
+from collectives.cost import GATHERS, Cost, price
 from spmd.forecast import CostModel, Measurement
 from spmd.mesh import Mesh
 
@@ -39,10 +39,11 @@ def calibrate(
 ) -> CostModel:
     """A :class:`CostModel` of the ranks at hand: collectives are measured at several sizes, and two numbers fitted.
 
-    `axis_name` are the axes that they run along, by default all; `sizes` are what each rank hands over, in bytes. Each
-    is run `repeats` times; what counts is the slowest rank, and of the repeats the median. Of these, too, a few odd
-    ones do not move `alpha` and `beta` much (`fit_costs`). All ranks call it, with the same arguments, and all get the
-    same model; a mistake on one is an error on all.
+    `axis_name` are the axes that they run along, by default all. `sizes` are bytes of the whole (K in
+    `collectives.cost`: what an all-gather returns, what the others take). Each is run `repeats` times; what counts is
+    the slowest rank, and of the repeats the median. Of these, too, a few odd ones do not move `alpha` and `beta` much
+    (`fit_costs`). All ranks call it, with the same arguments, and all get the same model; a mistake on one is an error
+    on all.
 
     On MPI ranks this measures MPI and what is beneath it. On simulated ranks it measures copies in this process's
     memory, of all ranks one after the other: that is no network, and `print(model)` says so.
@@ -104,12 +105,20 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
     held, found = mesh.ranks.ordered(axes), []
     for name in collectives:
         for size in sizes:
-            count = -(-size // (ITEM * n)) * n if name in ("psum_scatter", "all_to_all") else -(-size // ITEM)
+            count = _count(name, size, n)
             data = numpy.ones(mesh.ranks.data_shape((count,), held))
             params = {"axes": axes, "size": n, **_PARAMETERS[name](n)}
             found.append(_Case(name, data, held, params, count * ITEM))
     _check_distinct([price(case.name, n, case.nbytes) for case in found])
     return found
+
+
+def _count(name: str, size: int, n: int) -> int:
+    """How many numbers each rank hands over, so that the whole has this size: filled up to equal parts."""
+    if name in ("psum", "ppermute"):
+        return -(-size // ITEM)
+    each = -(-size // (ITEM * n))
+    return each if name in GATHERS else each * n
 
 
 def _time(mesh: Mesh, case: _Case) -> float:

@@ -73,11 +73,12 @@ class CostModel:
     alpha: float
     beta: float
     gamma: float = 0.0
-    algorithms: Mapping[str, str] = field(default_factory=dict)
+    algorithms: Mapping[str, str] = field(default_factory=dict, hash=False)
     measurements: tuple[Measurement, ...] = ()
     source: str = ""
 
     def __post_init__(self):
+        object.__setattr__(self, "algorithms", dict(self.algorithms))  # whatever becomes of the dict that was given
         for name in ("alpha", "beta", "gamma"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"CostModel: {name} is in seconds, not negative; got {getattr(self, name)!r}")
@@ -150,12 +151,12 @@ class CostModel:
         """How long algorithms take for `nbytes` of the whole, over each of these numbers of ranks: a table to print.
 
         >>> names = ["ring_all_reduce", "recursive_doubling_all_reduce", "parameter_server_all_reduce"]
-        >>> print(CostModel(alpha=1e-6, beta=1e-9).compare(names, nbytes=1e4, ranks=(4, 16, 64)))
+        >>> print(CostModel(alpha=1e-6, beta=1e-9).compare(names, nbytes=2e4, ranks=(4, 16, 64)))
         ranks  ring_all_reduce  recursive_doubling_all_reduce  parameter_server_all_reduce
         -----  ---------------  -----------------------------  ---------------------------
-            4          21.0 µs                        22.0 µs                      66.0 µs
-           16          48.8 µs                        44.0 µs                       330 µs
-           64           146 µs                        66.0 µs                      1.39 ms
+            4          36.0 µs                        42.0 µs                       126 µs
+           16          67.5 µs                        84.0 µs                       630 µs
+           64           165 µs                         126 µs                      2.65 ms
         """
         ranks = tuple(ranks)
         found = {}
@@ -219,7 +220,8 @@ class Forecast(Tabular):
     """What a program's communication takes, by the model. Printing it gives a table, `plot()` draws it.
 
     `predictions` have it for each kind of collective and each number of `ranks`; `seconds` and `costs` are dicts of
-    sums, by the number of ranks. `notes` say what was taken for granted. Forecasts are added.
+    sums, by the number of ranks. `notes` say what was taken for granted. Forecasts are added. In the table, bytes are
+    those that take time (of each step the longest message), and latency is the part of the time that is steps.
     """
 
     model: CostModel

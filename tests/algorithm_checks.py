@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -159,3 +160,30 @@ def check_derivatives(mesh, case: Case, axes="i") -> None:
     results = [md.jvp(md.grad(loss(f)), (x,), (v,)) for f in (case.ours, case.theirs)]
     for ours, theirs in zip(*results):
         assert_allclose(whole(ours), whole(theirs), rtol=1e-10, atol=1e-12)
+
+
+# ---------------------------------------------------------------- what they send
+
+ITEM = 8  # bytes of a number
+
+
+def whole_and_block(name, n):
+    """An operand that can be cut as the algorithm likes, and the size of the whole."""
+    if "gather" in name:
+        return (6, 2), n * 12 * ITEM
+    return (2 * n * math.lcm(*range(1, 9)), 1), 2 * n * math.lcm(*range(1, 9)) * ITEM
+
+
+def call(name):
+    f = functools.partial(getattr(algorithms, name), axis_name="i")
+    if name == "pairwise_all_to_all":
+        return functools.partial(f, split_axis=0, concat_axis=0, tiled=True)
+    return functools.partial(f, tiled=True) if name.endswith("scatter") else f
+
+
+def run_divisible(name: str, mesh) -> int:
+    """Run an algorithm on an operand that can be cut as it likes, counting from zero. Returns the size of the whole."""
+    shape, whole = whole_and_block(name, mesh.size)
+    mesh.reset_calls()
+    mapped(mesh, lambda b, axes: call(name)(b), "i")(numpy.ones((mesh.size, *shape)))
+    return whole

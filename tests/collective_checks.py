@@ -19,7 +19,7 @@ import minidiff as md
 import spmd
 from collectives.along import most
 from collectives.ops import Collective
-from collectives.reference import REFERENCES, in_groups
+from collectives.reference import collective_ref
 from spmd import P
 
 INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
@@ -57,7 +57,10 @@ def groups(mesh, axes) -> list[list[int]]:
 
 def reference(mesh, case, axes, blocks) -> list[numpy.ndarray]:
     """The result of each rank of a mesh, from the operand of each."""
-    return in_groups(case.reference, blocks, groups(mesh, axes))
+    results: dict[int, Any] = {}
+    for ranks in groups(mesh, axes):
+        results.update(zip(ranks, case.reference([blocks[r] for r in ranks])))
+    return [results[r] for r in range(mesh.size)]
 
 
 # ---------------------------------------------------------------- cases
@@ -99,9 +102,7 @@ class Case(NamedTuple):
 
     def reference(self, blocks):
         """What it means on the blocks of the ranks along its axes."""
-        options = dict(self.options)
-        subgroups = options.pop("axis_index_groups", [range(len(blocks))])
-        return in_groups(REFERENCES[self.name], blocks, subgroups, **options)
+        return collective_ref(self.name, blocks, **self.options)
 
 
 def cases(n: int) -> Iterator[Case]:
@@ -292,6 +293,19 @@ def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True
         assert_same(block, expected[rank], exact=case.name not in ADDS)
 
 
+def check_compiled(mesh, case, axes) -> None:
+    """The compiled program's results, and those of its derivative's."""
+    held = operand_axes(mesh, case, axes)
+    stacked = random((size_of(mesh, held), *case.shape), "float64")
+    result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
+    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    if case.name != "axis_index":
+        gradient = md.grad(loss_of(mesh, case, axes))
+        assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
+
+
 def check_dtype(mesh, axes, dtype) -> None:
     """All collectives on blocks of a dtype; where they are ordered, also the extrema."""
     for case in one_case_each(size_of(mesh, axes)):
@@ -386,6 +400,35 @@ def check_derivatives(mesh, case, axes, check_rep=True) -> None:
 
     f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
     md.testing.check_grads(f, (random((mesh.size, *case.shape), "float64"),), order=2)
+
+
+def check_extremum(mesh, name, axes, check_rep=True) -> None:
+    """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks."""
+    everything, numpys = mesh.axis_names, {"pmax": md.numpy.max, "pmin": md.numpy.min}[name]
+    members = groups(mesh, axes)
+    weights = random((mesh.size, 3), "float64")
+
+    def body(x):
+        me = collectives.axis_index(everything)
+        y = getattr(collectives, name)(x[me] * x[me], axes)
+        return collectives.psum(md.numpy.sum(y * md.numpy.take(weights, me, axis=0)), everything)
+
+    def whole(x):
+        y = [(numpys(md.numpy.stack([x[r] * x[r] for r in ranks]), axis=0), ranks) for ranks in members]
+        return sum(md.numpy.sum(best * weights[r]) for best, ranks in y for r in ranks)
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
+    x = numpy.random.default_rng(0).integers(1, 3, (mesh.size, 3)).astype(float)  # many tie
+    t = random(x.shape, "float64", seed=1)
+
+    def twice(f):
+        return md.grad(lambda x: md.numpy.sum(md.grad(f)(x) * t))
+
+    assert_allclose(md.grad(f)(x), md.grad(whole)(x), rtol=1e-12)
+    assert_allclose(md.jvp(f, (x,), (t,))[1], md.jvp(whole, (x,), (t,))[1], rtol=1e-12)
+    assert_allclose(twice(f)(x), twice(whole)(x), rtol=1e-12)
+    several = numpy.stack([x, 1 + x, x[::-1]])
+    assert_allclose(md.vmap(md.grad(f))(several), numpy.stack([md.grad(whole)(x) for x in several]), rtol=1e-12)
 
 
 def collectives_in(f, *args) -> list:

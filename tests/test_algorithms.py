@@ -5,12 +5,14 @@ import functools
 
 import numpy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 import spmd
-from collectives import algorithms
+from collectives import algorithms, all_gather, all_gather_invariant, psum
 from spmd import P
-from tests.algorithm_checks import ALGORITHMS, cases, check_derivatives, check_types, check_value, runs_on
+from tests.algorithm_checks import ALGORITHMS, Case, cases, check_derivatives, check_types, check_value, mapped, runs_on
 
 COUNTS = range(1, 9)
 
@@ -35,10 +37,34 @@ def test_values(name, n):
 
 
 @every
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("n", COUNTS)
 def test_derivatives(name, n):
-    for case in cases(name, n)[:2]:
+    for case in cases(name, n)[: 2 if n == 3 else 1]:
         check_derivatives(mesh_of(n), case)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([name for name in algorithms.__all__ if name.endswith("all_reduce")]),
+    st.integers(1, 8),
+    st.lists(st.integers(0, 5), max_size=3),
+)
+def test_arrays_of_any_shape_are_summed(name, n, shape):
+    check_value(mesh_of(n), Case(getattr(algorithms, name), psum, tuple(shape)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([name for name in algorithms.__all__ if name.endswith("all_gather")]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.lists(st.integers(0, 5), min_size=1, max_size=3),
+    st.booleans(),
+    st.data(),
+)
+def test_arrays_of_any_shape_are_gathered(name, n, shape, tiled, data):
+    axis = data.draw(st.integers(-len(shape), len(shape) - 1))
+    ours, theirs = (functools.partial(f, axis=axis, tiled=tiled) for f in (getattr(algorithms, name), all_gather))
+    check_value(mesh_of(n), Case(ours, theirs, tuple(shape)))
 
 
 @every
@@ -99,6 +125,14 @@ def test_trees(name):
 
 
 @every
+def test_explicit_programs(name):
+    case = cases(name, 4)[0]
+    x = numpy.random.default_rng(0).standard_normal((4, *case.shape))
+    explicit, ordinary = (mapped(mesh_of(4), case.ours, "i", auto_pbroadcast=yes)(x) for yes in (False, True))
+    numpy.testing.assert_array_equal(explicit, ordinary)
+
+
+@every
 def test_explicit_programs_lift_operands_themselves(name):
     case = cases(name, 2)[0]
     f = spmd.shard_map(
@@ -149,8 +183,6 @@ def test_axes_that_nobody_binds(name):
 
 def test_a_sum_that_is_typed_as_the_same_on_all_ranks():
     """As the module says: out_specs=P() is refused, and what may be written instead."""
-    from collectives import all_gather_invariant
-
     x = numpy.arange(16.0)
     replicated = functools.partial(spmd.shard_map, mesh=mesh_of(4), in_specs=P("i"), out_specs=P())
     with pytest.raises(md.VarianceError, match="it may differ from rank to rank along 'i'"):

@@ -1,6 +1,7 @@
 """The cost model: fitted, made by hand, and what it predicts of programs."""
 
 import math
+import pickle
 import sys
 
 import numpy as np
@@ -87,9 +88,9 @@ def test_measurements_on_simulated_ranks():
 
 
 def test_measurements_are_handed_whole_parts():
-    """What is scattered is filled up, so that each rank gets as much."""
-    model = calibrate(mesh_of(3), collectives=["psum", "psum_scatter"], sizes=(10, 1000), repeats=1)
-    assert [m.nbytes for m in model.measurements] == [16, 1000, 24, 1008]
+    """What is cut into parts is filled up, so that each rank gets as much; what is gathered has the size."""
+    model = calibrate(mesh_of(3), collectives=["psum", "psum_scatter", "all_gather"], sizes=(10, 1000), repeats=1)
+    assert [m.nbytes for m in model.measurements] == [16, 1000, 24, 1008, 8, 336]
 
 
 def test_measurements_along_an_axis():
@@ -133,6 +134,13 @@ def test_one_rank_does_not_communicate():
 def test_models_are_immutable():
     with pytest.raises(AttributeError):
         MODEL.alpha = 0.0
+    given = {"psum": "tree_all_reduce"}
+    model = CostModel(1e-6, 1e-9, algorithms=given)
+    given["psum"] = "ring_all_reduce"
+    assert model.seconds("psum", 8, 1000) == CostModel(1e-6, 1e-9, algorithms=model.algorithms).seconds("psum", 8, 1000)
+    assert model.algorithms == {"psum": "tree_all_reduce"}
+    assert pickle.loads(pickle.dumps(model)) == model
+    assert hash(model) == hash(pickle.loads(pickle.dumps(model)))
 
 
 @pytest.mark.parametrize("numbers", [{"alpha": -1e-6}, {"beta": -1.0}, {"gamma": math.nan}])

@@ -1,8 +1,6 @@
 """Formulas of costs equal what is counted; and what is counted is what is run."""
 
 import doctest
-import functools
-import math
 
 import numpy
 import pytest
@@ -12,9 +10,7 @@ import spmd
 from collectives import algorithms, all_gather, cost, ops, ppermute, psum, rooted
 from collectives.cost import ALGORITHMS, GATHERS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
-from tests.algorithm_checks import runs_on
-
-ITEM = 8  # bytes
+from tests.algorithm_checks import ITEM, call, run_divisible, runs_on, whole_and_block
 
 
 def tape_of(n, f, shape):
@@ -27,20 +23,6 @@ def tape_of(n, f, shape):
 def body_of(tape):
     (eqn,) = (eqn for eqn in tape.equations if eqn.primitive.name == "shard_map")
     return eqn.params["body"]
-
-
-def whole_and_block(name, n):
-    """An operand that can be cut as the algorithm likes, and the size of the whole."""
-    if "gather" in name:
-        return (6, 2), n * 12 * ITEM
-    return (2 * n * math.lcm(*range(1, 9)), 1), 2 * n * math.lcm(*range(1, 9)) * ITEM
-
-
-def call(name):
-    f = functools.partial(getattr(algorithms, name), axis_name="i")
-    if name == "pairwise_all_to_all":
-        return functools.partial(f, split_axis=0, concat_axis=0, tiled=True)
-    return functools.partial(f, tiled=True) if name.endswith("scatter") else f
 
 
 every = pytest.mark.parametrize("name", algorithms.__all__)
@@ -76,11 +58,8 @@ def test_formulas_are_what_is_counted(name, n):
 def test_formulas_are_what_is_run(name):
     """On ranks: each `ppermute` is a message in a step of its own, where there is one port."""
     n = 4
-    shape, whole = whole_and_block(name, n)
     mesh = spmd.make_mesh((n,), ("i",), backend="simulated")
-    f = spmd.shard_map(lambda b: call(name)(b[0])[None], mesh=mesh, in_specs=P("i"), out_specs=P("i"))
-    f(numpy.ones((n, *shape)))
-    formulas = ALGORITHMS[name]
+    whole, formulas = run_divisible(name, mesh), ALGORITHMS[name]
     assert mesh.calls == {"ppermute": formulas.steps(n) * formulas.ports}
     assert mesh.bytes == {"ppermute": formulas.bytes(n, whole) * formulas.ports}
 
@@ -221,6 +200,12 @@ def test_prices_take_known_names():
         price("sum", 4, 100)
     with pytest.raises(ValueError, match="no algorithm 'ring' is known; those that have formulas are "):
         price("psum", 4, 100, "ring")
+    with pytest.raises(
+        ValueError, match=r"psum is not priced as ring_all_gather, .*; it may be ring_all_reduce, bidir"
+    ):
+        price("psum", 4, 100, "ring_all_gather")
+    with pytest.raises(ValueError, match=r"reduce is not priced as ring_all_reduce, .*; it may be binomial_tree_red"):
+        price("reduce", 4, 100, "ring_all_reduce")
 
 
 def test_costs_add_up():
