@@ -352,6 +352,15 @@ def _as_numpy(ufunc: numpy.ufunc) -> Any:
 _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
 
 
+# ---------------------------------------------------------------- what MPI this is
+
+
+def library() -> str:
+    """The name and version of the MPI that mpi4py found, and the standard's version that it implements."""
+    name = " ".join(_mpi.Get_library_version().split("\n")[0].replace("\0", "").replace(" Version:", "").split())
+    return f"{name}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
+
+
 # ---------------------------------------------------------------- ranks that fail
 
 
@@ -361,14 +370,18 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a
     mistake in the program they all run, the lowest one speaks: the others give it a moment to.
     """
+    text = "".join(traceback.format_exception(kind, error, trace))
+    end(f"{text}rank {WORLD.Get_rank()} of {WORLD.Get_size()} failed; the job ends.", 1)
+
+
+def end(text: str, code: int) -> None:
+    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once."""
     rank = WORLD.Get_rank()
     if rank:
         time.sleep(min(1.0 + 0.05 * rank, 3.0))
-    text = "".join(traceback.format_exception(kind, error, trace))
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
-    lines += f"[rank {rank}] rank {rank} of {WORLD.Get_size()} failed; the job ends.\n"
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
     time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
-    WORLD.Abort(1)
+    WORLD.Abort(code)

@@ -25,14 +25,19 @@ class Product(NamedTuple):
     operand: Callable  # the size of what one call is handed, of the number of ranks
 
 
+def _once(n: int) -> int:
+    """A call, where there is anyone to call."""
+    return int(n > 1)
+
+
 GATHERED, SCATTERED = (P("i", None), P("i", None)), (P(None, "i"), P("i", None))
 PRODUCTS = {
-    "matmul_all_gather": Product(*GATHERED, "all_gather", "psum_scatter", lambda n: 1, lambda n: K * N),
+    "matmul_all_gather": Product(*GATHERED, "all_gather", "psum_scatter", _once, lambda n: K * N),
     "matmul_all_gather_overlapped": Product(*GATHERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: K * N),
     "matmul_all_gather_bidirectional": Product(
         *GATHERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: K * N // 2
     ),
-    "matmul_psum_scatter": Product(*SCATTERED, "psum_scatter", "all_gather", lambda n: 1, lambda n: n * M * N),
+    "matmul_psum_scatter": Product(*SCATTERED, "psum_scatter", "all_gather", _once, lambda n: n * M * N),
     "matmul_psum_scatter_overlapped": Product(*SCATTERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: M * N),
     "matmul_psum_scatter_bidirectional": Product(
         *SCATTERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: M * N // 2

@@ -66,7 +66,7 @@ def test_stacked_blocks_may_have_any_shape(shape):
         ),
         (
             lambda: check_rank(P("x", None), (4,), "in_specs", "args[0]"),
-            r"2 entries, but args\[0\] has 1 dimensions .* leave some out",
+            r"2 entries, but args\[0\] has 1 dimension \(.*one entry for each dimension",
         ),
         (
             lambda: check_divides(P(("x", "y")), (12,), SIZES, "in_specs", "args[0]"),

@@ -70,7 +70,7 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import all_gather, all_gather_invariant, all_to_all, ppermute, psum, psum_scatter
 from minidiff import VarianceError
-from spmd import P, shard_map
+from spmd import P, distribute, reshard, shard_map
 from spmd.parallel import matmul
 from tests.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
 
@@ -91,11 +91,6 @@ def block_product(a, b):
     return c
 
 
-def device_put(x, mesh, spec):
-    """A whole array, as blocks on the ranks of a mesh."""
-    return shard_map(lambda block: block, mesh, in_specs=spec, out_specs=spec)(x)
-
-
 def test_a_block_matrix_product():
     for f in (block_product, md.jit(block_product)):
         c = f(A, B)
@@ -104,13 +99,22 @@ def test_a_block_matrix_product():
 
 
 def test_the_same_product_of_whole_arrays():
-    a, b = device_put(A, XY, P("x", "y")), device_put(B, XY, P("y", None))
-    np.testing.assert_allclose(np.asarray(a @ b), np.asarray(block_product(a, b)))
+    """Arrays say how they are split; what that takes of communication is found, as is how the product is split."""
+    a, b = distribute(A, XY, P("x", "y")), distribute(B, XY, P("y", None))
+
+    def product(a, b):
+        return reshard(a @ b, P("x", None))
+
+    for f in (product, md.jit(product)):
+        c = f(a, b)
+        assert c.spec == P("x", None)
+        np.testing.assert_allclose(np.asarray(c), A @ B)
+    assert spmd.communication(product)(a, b).counts == spmd.communication(block_product)(A, B).counts == {"psum": 1}
 
 
 def test_pictures_of_shardings():
     """In the order of rows and columns, the ranks that have each block."""
-    a, b, c = device_put(A, XY, P("x", "y")), device_put(B, XY, P("y", None)), block_product(A, B)
+    a, b, c = distribute(A, XY, P("x", "y")), distribute(B, XY, P("y", None)), block_product(A, B)
     assert list(spmd.visualize_sharding(c).ranks.values()) == [[0, 1], [2, 3], [4, 5], [6, 7]]
     assert list(spmd.visualize_sharding(a).ranks.values()) == [[k] for k in range(8)]
     assert list(spmd.visualize_sharding(b).ranks.values()) == [[0, 2, 4, 6], [1, 3, 5, 7]]
@@ -272,7 +276,7 @@ ERRORS = {
     "results with too few dimensions": (
         lambda: mapped(lambda x: x.sum(), P("i"), P("i"))(np.arange(8)),
         ValueError,
-        r"out_specs = P\('i'\) has 1 entries, but the result has 0 dimensions \(shape \(\)\).*x\[None\]",
+        r"out_specs = P\('i'\) has 1 entry, but the result has 0 dimensions \(shape \(\)\).*return x\[None\]",
     ),
     "results that may differ": (
         lambda: mapped(identity, P("i"), P())(np.arange(8)),
@@ -499,7 +503,7 @@ LHS, RHS = RANDOM.standard_normal((8, 8)), RANDOM.standard_normal((8, 4))
 def test_matrix_products(name, compiled):
     lhs_spec = P("i", None) if "all_gather" in name else P(None, "i")
     rhs_spec = P("i", None)
-    lhs, rhs = device_put(LHS, ROW, lhs_spec), device_put(RHS, ROW, rhs_spec)
+    lhs, rhs = distribute(LHS, ROW, lhs_spec), distribute(RHS, ROW, rhs_spec)
 
     @partial(shard_map, mesh=ROW, in_specs=(lhs_spec, rhs_spec), out_specs=rhs_spec)
     def product(lhs, rhs):

@@ -2,7 +2,8 @@
 
 Each file has the building blocks of one parallelism, to be used in bodies of `shard_map`, and the loss of one network,
 made of them, as a function of (params, (inputs, targets)). The network is that of `network.py`, its error the squared
-one. What the gradient of the loss communicates:
+one. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. What the gradient of the
+loss communicates:
 
 =============================  =========  ============  ======  =============  ===========================
 loss                           direction  collective    axes    count          numbers per rank
@@ -36,7 +37,8 @@ pipeline_parallel              backward   psum          stages  1              e
 The numbers are all that one rank hands to these collectives, in numbers of the arrays' dtype. There are L layers, N
 examples, p ranks along the first axis of the mesh and q along the second; params is how many numbers the parameters
 are, weights those without the biases, first the weights of the first layer, ends the parameters of first and last
-layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features.
+layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features. (Along an axis
+of one rank nothing is communicated.)
 
 Why so many:
 
@@ -45,6 +47,9 @@ Why so many:
 - A gather's transpose is a `psum_scatter`, and the reverse; that of a `ppermute` goes the other way.
 - Backward, `fully_sharded` gathers again what it needs: all weights but the first, whose product with the inputs nobody
   differentiates by the inputs, and no biases.
+
+Two more are layers, for bodies of `shard_map`: attention over a sequence that is split (`sequence.py`), and experts,
+to which tokens are sent (`expert.py`). Their files say what they communicate.
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -58,10 +63,20 @@ True
 """
 
 from spmd.parallel.data import data_parallel
+from spmd.parallel.expert import mixture_of_experts, routed
 from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
 from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
+from spmd.parallel.matmul import (
+    matmul_all_gather,
+    matmul_all_gather_bidirectional,
+    matmul_all_gather_overlapped,
+    matmul_psum_scatter,
+    matmul_psum_scatter_bidirectional,
+    matmul_psum_scatter_overlapped,
+)
 from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
 from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
 from spmd.parallel.tensor import (
     column_parallel,
     row_parallel,
@@ -71,6 +86,8 @@ from spmd.parallel.tensor import (
 )
 
 __all__ = [
+    "attention",
+    "attention_by_heads",
     "column_parallel",
     "cross_entropy",
     "data_parallel",
@@ -82,9 +99,18 @@ __all__ = [
     "gathering_again",
     "init_params",
     "loss",
+    "matmul_all_gather",
+    "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped",
+    "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped",
+    "mixture_of_experts",
     "pipeline",
     "pipeline_parallel",
     "predict",
+    "ring_attention",
+    "routed",
     "row_parallel",
     "row_parallel_scattered",
     "squared_error",
