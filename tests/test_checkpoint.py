@@ -86,6 +86,7 @@ PROGRAMS = {
     "in a scan, staged": lambda c: (
         lambda x, y: md.make_tape(md.grad(lambda *a: in_scan(c(f))(*a).sum(), (0, 1)))(x, y)(x, y)
     ),
+    "in a scan, compiled": lambda c: md.jit(md.grad(lambda x, y: in_scan(c(f))(x, y).sum(), (0, 1))),
     "in a scan, forward": lambda c: lambda x, y: md.jvp(in_scan(c(f)), (x, y), (y, x)),
     "in a scan, second derivative": lambda c: md.hessian(lambda x, y: in_scan(c(f))(x, y).sum(), (0, 1)),
     "in a scan, vmap": lambda c: lambda x, y: md.vmap(md.grad(lambda x: in_scan(c(f))(x, y).sum()))(np.stack([x, y])),
