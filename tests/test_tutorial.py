@@ -42,24 +42,29 @@ psum_scatter by ppermutes; `f8`, printed              test_what_is_printed[psum_
 (text: all_gather likewise, the reverse)              test_what_is_printed[all_gather by steps], test_the_reverse
 `f9`: all_to_all, printed                             test_what_is_printed[all_to_all]
 `all_to_all_ref`                                      test_what_collectives_mean[all_to_all]
-(all of them, on MPI ranks)                           mpi/test_tutorial_mpi.py
+(all of them, on MPI ranks)                           mpi/test_tutorial_mpi.py: test_what_is_printed
 *Matrix multiplication*
 mesh, `device_put`; lhs and rhs of both examples      test_matrix_products
 `matmul_allgather`, overlapped, bidirectional         test_matrix_products[matmul_all_gather…]
 `matmul_psumscatter`, overlapped, bidirectional       test_matrix_products[matmul_psum_scatter…]
 (text: `fori_loop` for long rings)                    test_parallel_matmul.py: test_a_ring_can_be_rolled_into_a_loop
-(all of them further: gradients, bytes, MPI)          test_parallel_matmul.py, mpi/test_parallel_matmul_mpi.py
-*Neural networks*
-`predict`, `loss`, `init`                             test_tutorial_networks.py
-8-way batch data parallelism, its gradient            test_tutorial_networks.py
-8-way fully sharded data parallelism                  test_tutorial_networks.py
-8-way tensor parallelism                              test_tutorial_networks.py
-FSDP + TP                                             test_tutorial_networks.py
-SPMD pipeline parallelism, its gradient               test_tutorial_networks.py
+(their gradients, bytes, and all of it on MPI)        test_parallel_matmul.py, mpi/test_parallel_matmul_mpi.py
+*Neural networks*                                     (all in test_networks.py, and on MPI in mpi/test_networks_mpi.py)
+`predict`, `loss`, `init`; losses and gradients of:   test_losses_and_gradients_are_those_of_the_whole_network
+8-way batch data parallelism                          …[data_parallel]
+8-way fully sharded data parallelism (FSDP)           …[fully_sharded]
+8-way tensor parallelism (TP)                         …[tensor_parallel]
+FSDP + TP                                             …[fully_sharded_tensor_parallel]
+SPMD pipeline parallelism (PP)                        …[pipeline_parallel]
+`gemm_tp` in a program of whole arrays                test_a_layer_for_programs_that_know_nothing_of_ranks
+`spmd_pipeline`                                       test_a_pipeline_is_its_layers_one_after_the_other
+(text: where their collectives are)                   test_collectives_with_the_sizes_of_the_tutorial
 ===================================================== ================================================================
 """
 
 import inspect
+import pathlib
+import re
 from functools import partial
 
 import numpy as np
@@ -75,6 +80,16 @@ from spmd.parallel import matmul
 from tests.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
 
 make_mesh = partial(spmd.make_mesh, backend="simulated")
+
+
+def test_the_table_above_names_tests_that_there_are():
+    files = re.findall(r"[\w/]+\.py", __doc__)
+    there = "".join((pathlib.Path(__file__).parent / file).read_text() for file in {"test_tutorial.py", *files})
+    named = re.findall(r"\btest_\w+\b(?!\.py)", __doc__)
+    assert len(named) > 30
+    assert [name for name in named if f"def {name}(" not in there] == []
+    assert set(re.findall(r"(?:printed|mean)\[(.*?)\](?=,|$)", __doc__, re.MULTILINE)) <= set(EXAMPLES)
+
 
 # ---------------------------------------------------------------- so, let's see a shard_map
 
