@@ -3,7 +3,7 @@
 RING = """
 def ring_all_gather(x, n):
     here, around = axis_index("i"), [(r, (r + 1) % n) for r in range(n)]
-    chunks = md.numpy.zeros((n, *x.shape)).at[here].set(x)
+    chunks = md.numpy.at(md.numpy.zeros((n, x.size)))[here].set(x)
     for step in range(1, {steps}):
         x = ppermute(x, "i", around)
         chunks = chunks.at[{owner}].set(x)
