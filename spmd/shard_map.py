@@ -42,6 +42,7 @@ from typing import Any
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
+from collectives.raising import raised
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
@@ -74,7 +75,18 @@ from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, block_type, check_divides, check_rank, check_spec, global_type, is_spec
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_divides,
+    check_rank,
+    check_spec,
+    global_type,
+    is_spec,
+    laid_out,
+)
+from spmd.redistribution import settled
 from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
@@ -274,7 +286,10 @@ class ShardMap(Primitive):
         blocks = [b.update(variance=b.variance | t.variance) for b, t in zip(blocks, types)]
         if blocks != tape.in_types:
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
-        return [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, params["out_specs"])]
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
+        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
 
     def boundary(self, params: dict) -> tuple[Specs, Specs]:
         return params["in_specs"], params["out_specs"]
@@ -332,6 +347,11 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
 
 
+def everywhere(mesh: Mesh) -> dict:
+    """The parameters of a shard_map over all axes of a mesh, with types."""
+    return {"mesh": mesh, "axes": mesh.axis_names, "around": (), "check_rep": True, "auto_pbroadcast": True}
+
+
 def _where(params: dict) -> dict:
     """The parameters that stay the same, whatever the body."""
     return {k: params[k] for k in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast")}
@@ -371,6 +391,8 @@ class LinearBody:
         for c in constants:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
+        if typed and not inside.scope.explicit:
+            self.tape = raised(self.tape, [k >= len(self._inputs) for k in range(len(self.tape.inputs))], inside.scope)
         self.kept_specs = [
             PartitionSpec.stacked(*[a for a in axes if not typed or a in typeof(x).variance]) for x in self._kept
         ]
@@ -480,7 +502,7 @@ def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     if outer is not None:
         return SplitTracer(outer, data, wanted, spec) if spec.axes else RankTracer(outer, data, wanted)
     if not wanted:
-        return data
+        return data if data.ndim else data[()]  # a number is one of NumPy's, whatever a backend makes of it
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
     return ShardedArray(interpreter.mesh, spec.without_sum(), block, data)
 
@@ -578,6 +600,10 @@ def shard_map(
             shape = tuple(x.shape)
             check_rank(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
+        if not where["around"]:
+            values = [
+                x if typeof(x).layout is None else settled(x, where["mesh"], spec) for x, spec in zip(values, specs)
+            ]
         out_structure = None
 
         def body(*blocks):

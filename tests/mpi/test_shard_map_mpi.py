@@ -12,6 +12,7 @@ import spmd
 from collectives import pmean, psum
 from spmd import P
 from tests.programs import STEPS, Program, assert_trees_close, example, run_and_count
+from tests.test_shard_map import check_numbers
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(4, 2), (2, 2, 2)]}
@@ -121,7 +122,7 @@ def test_a_sharded_array_is_a_block_here():
     y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
     np.testing.assert_array_equal((2 * y + y).local, 3 * x[2 * mesh.rank : 2 * mesh.rank + 2])
     np.testing.assert_array_equal(y.gather(), x)
-    np.testing.assert_array_equal(y @ x, x @ x)  # an operation without a rule gathers
+    np.testing.assert_array_equal(y @ x, x @ x)  # a product of parts, summed
     if RANKS > 1:
         with pytest.raises(ValueError, match=r"is split over the ranks of .*Call .gather\(\) on every rank"):
             np.asarray(y)
@@ -148,3 +149,8 @@ def test_meshes_that_are_alike_share_communicators():
         spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())(np.ones(RANKS))
     assert one.ranks.along(("i",)) is two.ranks.along(("i",))
     assert one.calls == two.calls == {"psum": 1}  # what they count is their own
+
+
+@pytest.mark.parallel([1, 2])
+def test_results_without_dimensions_are_numbers():
+    check_numbers(spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"))
