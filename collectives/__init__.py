@@ -49,7 +49,7 @@ __all__ = [
 
 add_library(__file__)
 
-_LATER = ("algorithms", "cost")  # modules that most programs do without
+_LATER = ("algorithms", "cost", "reference")  # modules that most programs do without
 
 
 def __getattr__(name: str) -> _Any:
