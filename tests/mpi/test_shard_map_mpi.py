@@ -88,7 +88,7 @@ def test_one_psum_for_all_parameters():
             return spmd.shard_map(body, mesh=mesh, in_specs=P(mesh.axis_names), out_specs=P())(x)
 
         run_and_count(md.grad(loss), mesh, params, x)
-        assert mesh.calls == {"psum": 2}  # the loss, and the gradients of both parameters
+        assert mesh.calls == ({"psum": 2} if RANKS > 1 else {})  # the loss, and the gradients of both parameters
 
 
 @everywhere
@@ -148,7 +148,7 @@ def test_meshes_that_are_alike_share_communicators():
     for mesh in (one, two):
         spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())(np.ones(RANKS))
     assert one.ranks.along(("i",)) is two.ranks.along(("i",))
-    assert one.calls == two.calls == {"psum": 1}  # what they count is their own
+    assert one.calls == two.calls == ({"psum": 1} if RANKS > 1 else {})  # what they count is their own
 
 
 @pytest.mark.parallel([1, 2])
