@@ -185,6 +185,9 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable, what: str, path: str, 
     if node[0] != other[0]:
         if type(prefix) is dict:
             raise ValueError(f"{path} has the keys {list(node[0])}, but stands against {list(other[0])}")
-        raise ValueError(f"{path} has {len(node[1])} entries, but stands against {len(other[1])}")
+        entries = "1 entry" if len(node[1]) == 1 else f"{len(node[1])} entries"
+        raise ValueError(
+            f"{path} has {entries}, but stands against {len(other[1])}: write one for each, or a single one for all"
+        )
     for key, p, t in zip(node[0], node[1], other[1]):
         _broadcast(p, t, is_leaf, what, f"{path}[{key!r}]", out)

@@ -175,8 +175,13 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
 def check_rank(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
     """Raise ValueError where a spec has more entries than the array has dimensions."""
     if len(spec.entries) > len(shape):
+        advice = "a spec has one entry for each dimension, or fewer"
+        if what == "out_specs" and not shape:
+            advice = "to return one number from each rank, as a vector, return x[None]"
+        entries = "1 entry" if len(spec.entries) == 1 else f"{len(spec.entries)} entries"
         raise ValueError(
-            f"{what} = {spec} has {len(spec.entries)} entries, but {array} has {len(shape)} dimensions (shape {shape})"
+            f"{what} = {spec} has {entries}, but {array} has {len(shape)} dimension{'s' * (len(shape) != 1)} (shape "
+            f"{shape}): {advice}"
         )
 
 

@@ -369,7 +369,10 @@ AXES = {
     ),
     "out_axes, how many": (lambda: md.vmap(lambda x: (x, x), out_axes=(0,) * 3)(X), "out_axes has 3 entries, but.* 2"),
     "in_axes": (lambda: md.vmap(lambda x: x, in_axes=2)(X), "vmap: axis 2 is out of bounds"),
-    "in_axes, how many": (lambda: md.vmap(np.add, in_axes=(0,))(X, X), "in_axes has 1 entries, but stands against 2"),
+    "in_axes, how many": (
+        lambda: md.vmap(np.add, in_axes=(0,))(X, X),
+        "in_axes has 1 entry, but stands against 2: write",
+    ),
     "sizes": (
         lambda: md.vmap(np.add)(X, X[:2]),
         r"one size, got sizes \[2, 3\] \(args\[0\]: f64\[3\] along 0, args\[1\]",

@@ -134,7 +134,7 @@ def test_types_in_both_bodies():
         return out
 
     f = rows(outside, in_specs=(P("i"), P()), out_specs=(P("i"), P("i"), P("i")))
-    with pytest.raises(ValueError, match=r"has 1 entries, but the result.* has 0 dimensions"):
+    with pytest.raises(ValueError, match=r"has 1 entry, but the result.* has 0 dimensions"):
         f(np.ones((4, 4)), np.ones(4))
     inner = ["f64[2,2]{i,j}", "f64[2]{j}", "f64[]{i}", "f64[2,2]{i,j}", "f64[2,2]{i}", "f64[2,2]{j}", "i64[]{j}"]
     outer = ["f64[2,4]{i}", "f64[4]", "f64[2,4]{i}", "f64[2,2]{i}", "f64[]{i}"]

@@ -341,7 +341,7 @@ ERRORS = {
     "too few specs": (
         lambda: mapped(lambda x, y: x, (P("i"),))(np.ones(4), np.ones(4)),
         ValueError,
-        "in_specs has 1 entries, but stands against 2",
+        "in_specs has 1 entry, but stands against 2: write one for each, or a single one for all",
     ),
     "other keys": (
         lambda: mapped(lambda x: x["a"], ({"b": P("i")},))({"a": np.ones(4)}),
@@ -356,7 +356,7 @@ ERRORS = {
     "result of lower rank": (
         lambda: mapped(lambda x: x.sum())(np.ones(4)),
         ValueError,
-        r"out_specs = P\('i'\) has 1 entries, but the result has 0 dimensions",
+        r"out_specs = P\('i'\) has 1 entry, but the result has 0 dimensions.*return x\[None\]",
     ),
     "varying result": (
         lambda: mapped(lambda x: {"loss": x}, P("i"), P())(np.ones(4)),
