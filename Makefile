@@ -1,8 +1,10 @@
-# make demo   sets up, and trains a network data-parallel on 4 MPI ranks
-# make test   sets up, and runs all tests, those on MPI ranks too
-# make bench  compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
-# make lint   checks the style
-# make clean  removes what the others made
+# make demo       sets up, and trains a network data-parallel on 4 MPI ranks
+# make lab        sets up, and opens the notebooks in JupyterLab
+# make test       sets up, and runs all tests, those on MPI ranks too
+# make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
+# make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
+# make lint       checks the style
+# make clean      removes what the others made
 #
 # Everything is installed into .venv, an MPI included. On a machine with an MPI of its own: make demo MPI=mpi
 
@@ -18,23 +20,29 @@ export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Ranks share the processors among themselves: more threads in each would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test bench lint clean
+.PHONY: demo test lab notebooks bench lint clean
 
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
 
 # Tests in one process run on all processors. Those on ranks: one launch for each number of ranks that tests ask for.
-test: $(VENV)/.installed-$(MPI)-test
+test: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .
 	python -m pytest -n auto -m "parallel[1]"
 	for ranks in 1 2 3 4 8; do \
 	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
 	done
 
+lab: $(VENV)/.installed-$(MPI)-notebooks-lab
+	jupyter lab --notebook-dir=notebooks
+
+notebooks: $(VENV)/.installed-$(MPI)-notebooks
+	python notebooks/execute.py $(ARGS)
+
 bench: $(VENV)/.installed-bench
 	python -m tests.benchmarks $(ARGS)
 
-lint: $(VENV)/.installed-$(MPI)-test
+lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .
 
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.

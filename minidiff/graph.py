@@ -3,15 +3,18 @@
 The colour of a value says along which mesh axes it may vary from rank to rank: white along none, two colours along
 two. What communicates has a double border, an arrow, and the bytes that each rank hands to it. A legend says so.
 
-The Python package `graphviz` is needed to draw, and Graphviz's program `dot` to see a picture: without the program
-there is still its text.
+The Python package `graphviz` is needed to draw. To see a picture, Graphviz itself: its program `dot`, or, where that is
+missing, the package `pygraphviz`, whose wheels bring Graphviz along. Without either there is still its text.
 """
 
 from __future__ import annotations
 
 import html
+import importlib.util
 import itertools
 import os
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -26,9 +29,17 @@ from minidiff.staging import make_tape
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of
 
 NO_PROGRAM = (
-    "Graphviz's program `dot`, which makes the picture, was not found. Install Graphviz (apt install graphviz, "
-    "brew install graphviz, conda install graphviz, or from https://graphviz.org/download)"
+    "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "
+    "program. Install one: pip install pygraphviz, or Graphviz itself (apt install graphviz, brew install graphviz, "
+    "conda install graphviz, or from https://graphviz.org/download)"
 )
+
+#: Python that draws by pygraphviz. It has a process of its own, since Graphviz writes warnings to the standard error.
+_WITHOUT_DOT = """
+import sys, pygraphviz
+picture = pygraphviz.AGraph(sys.stdin.buffer.read().decode()).draw(format=sys.argv[1], prog="dot")
+sys.stdout.buffer.write(picture)
+"""
 
 #: How each sort of node looks, but for its colour.
 LOOKS = {
@@ -79,7 +90,7 @@ class Drawing:
     def render(self, filename: str | os.PathLike) -> Path:
         """Write the picture, in the format that the file's ending names: `.svg`, `.pdf`, `.png`; `.gv` for the text.
 
-        Raises RuntimeError where Graphviz's program is missing and the format needs it.
+        Raises RuntimeError where there is no Graphviz and the format needs it.
         """
         path = Path(filename)
         if path.suffix in (".gv", ".dot"):
@@ -94,11 +105,14 @@ class Drawing:
         return path
 
     def _pipe(self, format: str) -> bytes | None:
-        """The picture's bytes, or None where the program that makes them is missing."""
+        """The picture's bytes, or None where nothing that makes them is installed."""
         try:
             return self.graph.pipe(format=format)
         except _graphviz().ExecutableNotFound:
-            return None
+            if importlib.util.find_spec("pygraphviz") is None:
+                return None
+        command = [sys.executable, "-c", _WITHOUT_DOT, format]
+        return subprocess.run(command, input=self.source.encode(), capture_output=True, check=True).stdout
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         svg = self._pipe("svg")

@@ -1,7 +1,9 @@
 """Pictures: what is in their text, and what happens without the program that draws it or the package that writes it."""
 
+import importlib.util
 import re
 import sys
+from xml.etree import ElementTree
 
 import pytest
 
@@ -213,13 +215,25 @@ def drawing():
     return md.draw(formula)(2.0, 5.0)
 
 
-def test_without_the_program_there_is_the_text(drawing, monkeypatch, tmp_path):
+def test_without_the_program_a_package_draws(drawing, monkeypatch, tmp_path, capfd):
     monkeypatch.setenv("PATH", "")
+    bundle = drawing._repr_mimebundle_()
+    assert bundle["text/plain"] == drawing.source
+    picture = ElementTree.fromstring(bundle["image/svg+xml"])
+    drawn = [line.strip() for line in picture.itertext()]
+    assert {"a:f64[]", "multiply(a, b)", "d:f64[]", "return g"} <= set(drawn)
+    assert drawing.render(tmp_path / "picture.pdf").read_bytes().startswith(b"%PDF")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_without_program_and_package_there_is_the_text(drawing, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     bundle = drawing._repr_mimebundle_()
     assert set(bundle) == {"text/plain"}
     assert "`dot`, which makes the picture, was not found" in bundle["text/plain"]
     assert drawing.source in bundle["text/plain"]
-    with pytest.raises(RuntimeError, match=r"`dot`.*was not found.*apt install graphviz"):
+    with pytest.raises(RuntimeError, match=r"`dot`.*was not found.*pip install pygraphviz.*apt install graphviz"):
         drawing.render(tmp_path / "picture.svg")
     assert drawing.render(tmp_path / "picture.gv").read_text() == drawing.source == repr(drawing)
 

@@ -1,0 +1,72 @@
+"""Execute notebooks from clean, and write what comes out into them: python notebooks/execute.py [notebooks]."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+from nbformat import NotebookNode
+
+HERE = Path(__file__).parent
+_PYTHON = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+_SVG = "image/svg+xml"
+
+
+@contextmanager
+def executed(notebook: NotebookNode, timeout: float = 120) -> Iterator[NotebookClient]:
+    """The notebook run from clean, in place, in a kernel which stays for the block: further cells run in that too.
+
+    Raises nbclient.exceptions.CellExecutionError where a cell does; a cell may take `timeout` seconds.
+    """
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=timeout,
+        record_timing=False,
+        coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": str(HERE)}},
+    )
+    with client.setup_kernel():
+        for index, cell in enumerate(notebook.cells):
+            client.execute_cell(cell, index)
+        yield client
+
+
+def tagged(cell: NotebookNode, tag: str) -> bool:
+    return tag in cell.metadata.get("tags", ())
+
+
+def plain(notebook: NotebookNode) -> NotebookNode:
+    """Without what a machine or an editor adds: metadata other than tags and the language."""
+    notebook.metadata = nbformat.from_dict(_PYTHON)
+    for cell in notebook.cells:
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k == "tags"})
+    return notebook
+
+
+def _keep_drawings(old: list[NotebookNode], new: list[NotebookNode]) -> None:
+    """A drawing follows from its text, but for the fonts of the machine: where its text is as it was, it stays."""
+    for before, after in zip(old, new):
+        before, after = before.get("data", {}), after.get("data", {})
+        if _SVG in before and _SVG in after and before["text/plain"] == after["text/plain"]:
+            after[_SVG] = before[_SVG]
+
+
+def rewrite(path: Path) -> None:
+    """Execute the notebook of this file from clean, and put what comes out into the file."""
+    notebook = nbformat.read(path, as_version=4)
+    before = [cell.get("outputs", []) for cell in notebook.cells]
+    with executed(notebook):
+        pass
+    for old, cell in zip(before, notebook.cells):
+        _keep_drawings(old, cell.get("outputs", []))
+    nbformat.write(plain(notebook), path)
+
+
+if __name__ == "__main__":
+    for path in map(Path, sys.argv[1:] or sorted(HERE.glob("*.ipynb"))):
+        print(path.name, flush=True)
+        rewrite(path)

@@ -1,0 +1,65 @@
+"""What tells a student how far an exercise is: `check`, in the cell below each."""
+
+import html
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from IPython.display import display
+
+#: What is shown of each verdict: its colour, and what stands in front of it.
+_LOOKS = {"your turn": ("#6b6b6b", "✎"), "right": ("#1a7f37", "✓"), "not yet": ("#b35900", "✗")}
+
+
+class Verdict:
+    """What the checker says of an answer: "your turn", "right", or "not yet" and why."""
+
+    def __init__(self, verdict: str, why: str = ""):
+        self.text = f"{verdict}: {why}" if why else verdict
+        self.looks = _LOOKS[verdict]
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_html_(self) -> str:
+        colour, sign = self.looks
+        style = f"border-left:4px solid {colour};padding:.2em .8em;margin:0;white-space:pre-wrap"
+        return f'<pre style="{style}"><b style="color:{colour}">{sign}</b> {html.escape(self.text)}</pre>'
+
+
+def check(*answers: Any) -> Callable[[Callable], None]:
+    """Decorate a function of the answers that asserts what is true of right ones: it runs at once, and a verdict shows.
+
+    An answer that is `...`, or raises NotImplementedError, is none yet. Nothing is raised, whatever an answer does.
+
+    >>> def slope(f, x):
+    ...     return (f(x + 1e-6) - f(x)) / 1e-6
+    >>> @check(slope)
+    ... def _(slope):
+    ...     for x in (1.0, 2.0):
+    ...         assert abs(slope(lambda x: x * x, x) - 3 * x) < 1e-3, f"not {3 * x} at x = {x}"
+    not yet: not 3.0 at x = 1.0
+    >>> @check(...)
+    ... def _(answer):
+    ...     assert answer == 42
+    your turn
+    """
+
+    def run(test: Callable) -> None:
+        display(_judge(test, answers))
+
+    return run
+
+
+def _judge(test: Callable, answers: tuple) -> Verdict:
+    if any(answer is ... for answer in answers):
+        return Verdict("your turn")
+    try:
+        test(*answers)
+    except NotImplementedError:
+        return Verdict("your turn")
+    except AssertionError as error:
+        return Verdict("not yet", str(error) or traceback.extract_tb(error.__traceback__)[-1].line or "")
+    except Exception as error:
+        return Verdict("not yet", f"{type(error).__name__}: {error}")
+    return Verdict("right")

@@ -1,0 +1,110 @@
+"""Notebooks: each runs from clean to what is committed, and its checker tells right answers from wrong ones.
+
+Answers are in `notebook_answers/<notebook>.py`: `EXERCISES`, a list of {"right": source, "wrong": [source, …]}.
+"""
+
+import importlib.util
+import itertools
+import re
+import runpy
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+ANSWERS = Path(__file__).parent / "notebook_answers"
+
+_spec = importlib.util.spec_from_file_location("execute", ROOT / "notebooks" / "execute.py")
+notebook_execution = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(notebook_execution)
+tagged = notebook_execution.tagged
+
+
+def text(outputs):
+    """What can be read of a cell's outputs. Of a picture, only that there is one: fonts are the machine's."""
+    found = []
+    for output in outputs:
+        shown = {output.name: output.text} if output.output_type == "stream" else output.data
+        found.append({kind: "" if kind.startswith("image/") else data for kind, data in shown.items()})
+    return found
+
+
+def said(outputs):
+    """What the checker says."""
+    (output,) = outputs
+    return output.data["text/plain"]
+
+
+def exercises(notebook):
+    """The exercises as pairs of cells: what is to be answered, and the check below it."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    found = [(a, b) for a, b in itertools.pairwise(cells) if tagged(a, "exercise")]
+    assert all(tagged(b, "check") for _, b in found)
+    assert len(found) == sum(tagged(cell, "check") for cell in cells)
+    return found
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook(path):
+    committed, notebook = (nbformat.read(path, as_version=4) for _ in range(2))
+    answers = runpy.run_path(str(ANSWERS / f"{path.stem}.py"))["EXERCISES"]
+    with notebook_execution.executed(notebook) as client:
+        for old, new in zip(committed.cells, notebook.cells):
+            if new.cell_type == "code" and not tagged(new, "varies"):
+                assert text(new.outputs) == text(old.outputs), (
+                    f"`make notebooks` changes what this shows:\n{new.source}"
+                )
+        checks = [check for _, check in exercises(notebook)]
+        assert len(checks) == len(answers) >= 3
+
+        def answered(source, check):
+            """What the checker says of an answer."""
+            for cell in (nbformat.v4.new_code_cell(source), nbformat.v4.new_code_cell(check.source)):
+                notebook.cells.append(cell)
+                client.execute_cell(cell, len(notebook.cells) - 1)
+            return said(cell.outputs)
+
+        for check, answer in zip(checks, answers):
+            assert said(check.outputs) == "your turn"
+            assert len(set(answer["wrong"])) >= 2
+            for source in answer["wrong"]:
+                assert answered(source, check).startswith("not yet: "), source
+            assert answered(answer["right"], check) == "right", answer["right"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_committed(path):
+    notebook = nbformat.read(path, as_version=4)
+    assert notebook == notebook_execution.plain(nbformat.read(path, as_version=4)), "write it by `make notebooks`"
+    assert notebook.cells[0].cell_type == "markdown" and notebook.cells[0].source.startswith("# ")
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+        "run it from clean: `make notebooks`"
+    )
+    for cell in code:
+        for shown in itertools.chain(*(output.values() for output in text(cell.outputs))):
+            assert not re.search(r"/(home|root|tmp|usr|work|Users)/|ipykernel_", shown), f"a path:\n{shown}"
+
+
+def test_drawings_stay_while_their_text_does(tmp_path):
+    path = tmp_path / "drawing.ipynb"
+    cell = nbformat.v4.new_code_cell(metadata={"tags": ["varies"], "editor": {}})
+
+    def shown(picture, text):
+        cell.source = f"""
+class Drawing:
+    def _repr_mimebundle_(self, **kwargs):
+        return {{"image/svg+xml": "{picture}", "text/plain": "{text}"}}
+Drawing()"""
+        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+        notebook_execution.rewrite(path)
+        (written,) = nbformat.read(path, as_version=4).cells
+        assert written.metadata == {"tags": ["varies"]}
+        cell.outputs = written.outputs
+        return written.outputs[0].data
+
+    assert shown("wide", "a -> b") == {"image/svg+xml": "wide", "text/plain": "a -> b"}
+    assert shown("narrow", "a -> b") == {"image/svg+xml": "wide", "text/plain": "a -> b"}
+    assert shown("narrow", "a -> c") == {"image/svg+xml": "narrow", "text/plain": "a -> c"}
