@@ -15,6 +15,7 @@ import numpy
 from mpi4py import MPI as _mpi
 
 from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
+from collectives.interactive import Communicator, Session, is_interactive
 from collectives.stacked import join_blocks
 from minidiff.core import Primitive
 
@@ -75,12 +76,12 @@ class Ranks(Backend):
 
     def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
         self._started.remove(started)
-        started.request.Wait()
+        _wait_for([started.request], self.comm)
         return started.results()
 
     def finish(self) -> None:
         while self._started:
-            self._started.pop(0).request.Wait()
+            _wait_for([self._started.pop(0).request], self.comm)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
@@ -157,7 +158,7 @@ class Ranks(Backend):
         out = numpy.zeros_like(x)
         requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
         requests += [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
-        _mpi.Request.Waitall(requests)
+        _wait_for(requests, comm)
         return out, held
 
     # ------------------------------------------------ in and out
@@ -237,8 +238,25 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
         parent.Set_attr(_MADE, made)
     like = tuple(sizes.items())
     if like not in made:
-        made[like] = {tuple(sizes): parent.Dup()}
+        made[like] = {tuple(sizes): _session_of(parent) if is_interactive() else parent.Dup()}
     return made[like]
+
+
+_SESSION: list[Session] = []  # the only one, where there is one
+
+
+def _session_of(parent: Any) -> Communicator:
+    """A duplicate of `parent` for an interactive session."""
+    if not _SESSION:
+        _SESSION.append(Session(WORLD))
+    return Communicator(parent.Dup, _SESSION[0])
+
+
+def _wait_for(requests: Sequence[Any], comm: Any) -> None:
+    if isinstance(comm, Communicator):
+        comm.wait_for(requests)
+    else:
+        _mpi.Request.Waitall(requests)
 
 
 def _bytes(x: numpy.ndarray) -> list:
