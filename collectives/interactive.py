@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-FAILED = 31999  # the tag of messages that say so
+FAILED, COMING = 31998, 31999  # tags of messages
 LONGEST = 2e-4  # seconds between two looks at whether others have come
 LOOKS = 50
 PATIENCE = 2.0  # seconds that messages may take to leave
@@ -32,7 +32,7 @@ class Session:
 
     A collective that some ranks began, and others never came to, would be taken for the next one. So once a rank has
     failed, all of them go over to new communicators in the cell after that: `generation` is the last cell in which one
-    did. (Cells are counted by each rank for itself: those that only some ranks ran delay what others are told.)
+    did. (Each rank counts cells for itself; where only some ran one, others may not be told of what fails.)
     """
 
     def __init__(self, world: Any):
@@ -40,11 +40,12 @@ class Session:
         self.cell = 1
         self.generation = 0
         self.failed: dict[int, tuple[int, str]] = {}  # rank -> when it failed last, and of what
+        self.came: dict[tuple, set[int]] = {}  # where to -> ranks that have told so
         self.in_step = True  # whether no call was given up while others had yet to answer it
         self.abandoned: list = []  # calls that were given up, and the buffers that MPI may still write into
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         if shell is not None:
-            shell.events.register("pre_run_cell", self.cell_begins)
+            shell.events.register("pre_execute", self.cell_begins)
             shell.events.register("post_run_cell", self.cell_ends)
 
     def cell_begins(self, *_: Any) -> None:
@@ -69,28 +70,50 @@ class Session:
             time.sleep(LONGEST)
         self.abandoned.append(sent)
 
+    def meet(self, ranks: Sequence[int], what: tuple) -> None:
+        """Wait until all these ranks have come to `what`: after that, none waits for another in making a communicator.
+
+        It is done by messages of their own, so that nothing is left behind by ranks that wait in vain.
+        """
+        here = self.world.Get_rank()
+        missing = set(ranks) - {here}
+        self.abandoned.append([self.world.isend((here, what), rank, COMING) for rank in missing])
+        while missing := missing - self.came.get(what, set()):
+            while self.world.iprobe(tag=COMING):
+                rank, whereto = self.world.recv(tag=COMING)
+                self.came.setdefault(whereto, set()).add(rank)
+            self.check(missing)
+            time.sleep(LONGEST)
+
     def listen(self) -> None:
         while self.world.iprobe(tag=FAILED):
             rank, what = self.world.recv(tag=FAILED)
             self.failed[rank] = what
 
-    def check(self) -> None:
-        """Raise OtherRankError where one that this rank waits for will not come."""
+    def check(self, ranks: Collection[int] | None = None) -> None:
+        """Raise OtherRankError where one (of these) that this rank waits for has failed."""
         self.listen()
         for rank, (cell, text) in sorted(self.failed.items()):
-            if cell >= self.cell:
+            if cell >= self.cell and (ranks is None or rank in ranks):
                 raise OtherRankError(f"rank {rank} failed, and this rank waited for it. There it was {text}")
 
 
 class Communicator:
-    """A communicator of mpi4py whose calls wait as a session wants it. `make` makes it, on all its ranks together."""
+    """A communicator of mpi4py whose calls wait as a session wants it.
 
-    def __init__(self, make: Callable[[], Any], session: Session):
+    `make` makes it, on all `ranks` (of the world) together; `name` is what they call it.
+    """
+
+    def __init__(self, session: Session, ranks: Sequence[int], name: tuple, make: Callable[[], Any]):
         self.session = session
+        self._ranks = ranks
+        self._name = name
         self._make = make
+        self._splits = 0
         self._renew()
 
     def _renew(self) -> None:
+        self.session.meet(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
         self._generation = self.session.generation
 
@@ -112,7 +135,9 @@ class Communicator:
         return lambda *args: self.wait_for([start(*args)], args)
 
     def Split(self, colour: int, key: int) -> Communicator:
-        return Communicator(lambda: self._current().Split(colour, key), self.session)
+        self._splits += 1
+        name = (*self._name, self._splits)
+        return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
 
     def wait_for(self, requests: Sequence[Any], buffers: Any = ()) -> None:
         """Wait until all of these are done. `buffers` are what they read and write."""

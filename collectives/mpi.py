@@ -238,18 +238,19 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
         parent.Set_attr(_MADE, made)
     like = tuple(sizes.items())
     if like not in made:
-        made[like] = {tuple(sizes): _session_of(parent) if is_interactive() else parent.Dup()}
+        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else parent.Dup()}
     return made[like]
 
 
 _SESSION: list[Session] = []  # the only one, where there is one
 
 
-def _session_of(parent: Any) -> Communicator:
+def _in_session(parent: Any, name: tuple) -> Communicator:
     """A duplicate of `parent` for an interactive session."""
     if not _SESSION:
         _SESSION.append(Session(WORLD))
-    return Communicator(parent.Dup, _SESSION[0])
+    ranks = parent.Get_group().Translate_ranks(None, WORLD.Get_group())
+    return Communicator(_SESSION[0], list(ranks), name, parent.Dup)
 
 
 def _wait_for(requests: Sequence[Any], comm: Any) -> None:

@@ -16,7 +16,7 @@ shell = InteractiveShell.instance()
 shell.InteractiveTB.set_mode("Minimal")
 printed, sys.stdout, found = sys.stdout, io.StringIO(), []
 for cell in json.loads(sys.argv[1]):
-    result = shell.run_cell(cell)
+    result = shell.run_cell(cell, silent=cell.startswith("# silent"))
     error = result.error_before_exec or result.error_in_exec
     found.append(f"{type(error).__name__}: {error}" if error else repr(result.result))
     MPI.COMM_WORLD.Barrier()
@@ -67,8 +67,8 @@ def waited_for(rank, error):
 def test_one_that_fails_is_an_error_on_all_that_wait_for_it():
     in_a_body = "_ = on_ranks(lambda x: psum(fail_on(2, x), 'i'), P('j'))"
     outside = "fail_on(1, 0)\n" + ALL
-    found = run(ALL, in_a_body, ALL, outside, "if rank == 3: undefined", ALL, ALL)
-    assert found[0] == found[2] == found[5] == found[6] == [SUMS] * RANKS
+    found = run(ALL, in_a_body, ALL, outside, "if rank == 3: undefined", "# silent\n" + ALL, ALL)
+    assert found[0] == found[2] == found[6] == [SUMS] * RANKS and found[5] == ["None"] * RANKS
     # Only rank 0 waits for rank 2 along i; the others get what they came for.
     assert found[1] == [waited_for(2, "OSError: mistake on 2"), "None", "OSError: mistake on 2", "None"]
     waiting = waited_for(1, "OSError: mistake on 1")
@@ -77,9 +77,15 @@ def test_one_that_fails_is_an_error_on_all_that_wait_for_it():
 
 
 def test_a_mistake_that_all_make():
-    found = run("on_ranks(lambda x: x)", ALL, "on_ranks(lambda x: ppermute(x, both, [(0, 9)]))", ALL)
+    """Before anything was sent; then of one alone, where ranks are in the middle of going over to new communicators."""
+    only_one = "_ = on_ranks(lambda x: psum(fail_on(1, x), 'i'), P('j'))"
+    found = run(
+        "on_ranks(lambda x: x)", ALL, "on_ranks(lambda x: ppermute(x, both, [(0, 9)]))", only_one, only_one, ALL
+    )
     assert all(x.startswith("VarianceError") for x in found[0]) and all(x.startswith("ValueError") for x in found[2])
-    assert found[1] == found[3] == [SUMS] * RANKS
+    assert found[1] == found[5] == [SUMS] * RANKS
+    waiting = waited_for(1, "OSError: mistake on 1")
+    assert found[3] == found[4] == [waiting, "OSError: mistake on 1", waiting, waiting]
 
 
 def test_what_waits_can_be_interrupted():
