@@ -27,10 +27,11 @@ from minidiff.core import (
     transforming,
     typeof,
 )
+from minidiff.drafts import Parts
 from minidiff.forward import JVP, JVPTracer, as_value
 from minidiff.reverse import Linearize, Sweep, _Flat, backward_pass
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, evaluate_equation
+from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
 
 Policy = Callable[..., bool]
 
@@ -189,6 +190,38 @@ class Checkpoint(Call):
             found = dict(zip(moving, results))
             return [outside.join(x, found.get(i)) for i, x in enumerate(outs)]
         return outs
+
+    def linearize_body(self, outside, args, params):
+        """Of a derivative that is on a tape already, a loop's body say: what is linear is one equation there, too."""
+        linear = [outside.owns(x) for x in args]
+        if not isinstance(params["body"], Tape) or not any(linear):
+            return super().linearize_body(outside, args, params)
+        parts, policy = Parts(params["body"], linear), params["policy"]
+        known, moved = parts.stage, parts.recorder
+
+        def named(x):
+            return x.variable if known.owns(x) or moved.owns(x) else x
+
+        given = dict(zip(known.inputs, [x for x, yes in zip(args, linear) if not yes]))
+        env = dict(given)
+        for eqn in known.equations:
+            evaluate_equation(eqn, env)
+            if policy is not None and policy(eqn.primitive, *map(atom_type, eqn.inputs), **eqn.params):
+                given.update((v, env[v]) for v in eqn.outputs)
+                if eqn.primitive is name_p:  # as above
+                    given.update((v, env[v]) for v in eqn.inputs)
+        env.update(zip(moved.inputs, [x for x, yes in zip(args, linear) if yes]))
+        outputs = [x.variable for x in parts.outs if moved.owns(x)]
+        pushed = [
+            Equation(e.primitive, [*map(named, e.inputs)], e.params, e.outputs, e.source) for e in moved.equations
+        ]
+        equations, needed = _needed([*known.equations, *pushed], outputs, given)
+        operands = [v for v in (*given, *moved.inputs) if v in needed]
+        if outputs:
+            body = Tape(operands, equations, outputs)
+            results = outside.record(self, [env[v] for v in operands], {"body": body, "policy": None})
+            env.update(zip(outputs, results))
+        return [read(env, named(x)) for x in parts.outs]
 
     def transpose(self, cts, operands, params):
         tape = params["body"]

@@ -82,6 +82,28 @@ PROGRAMS = {
     "with a rule inside": lambda c: md.hessian(lambda x, y: c(with_rule)(x, y).sum(), (0, 1)),
     "with a rule around": lambda c: md.grad(lambda x, y: rule_around(c)(x, y).sum(), (0, 1)),
     "of a gradient": lambda c: md.grad(lambda x, y: c(md.grad(lambda x, y: f(x, y).sum()))(x, y) @ y, (0, 1)),
+    "in a scan": lambda c: md.grad(lambda x, y: in_scan(c(f))(x, y).sum(), (0, 1)),
+    "in a scan, staged": lambda c: (
+        lambda x, y: md.make_tape(md.grad(lambda *a: in_scan(c(f))(*a).sum(), (0, 1)))(x, y)(x, y)
+    ),
+    "in a scan, compiled": lambda c: md.jit(md.grad(lambda x, y: in_scan(c(f))(x, y).sum(), (0, 1))),
+    "in a scan, forward": lambda c: lambda x, y: md.jvp(in_scan(c(f)), (x, y), (y, x)),
+    "in a scan, second derivative": lambda c: md.hessian(lambda x, y: in_scan(c(f))(x, y).sum(), (0, 1)),
+    "in a scan, vmap": lambda c: lambda x, y: md.vmap(md.grad(lambda x: in_scan(c(f))(x, y).sum()))(np.stack([x, y])),
+    "in a scan, closing over": lambda c: md.grad(
+        lambda x, y: in_scan(lambda z, y: c(lambda z: f(z, y) * x)(z))(x, y).sum(), (0, 1)
+    ),
+    "in a scan, nested": lambda c: md.grad(lambda x, y: in_scan(c(lambda x, y: c(f)(x * y, y)))(x, y).sum(), (0, 1)),
+    "in a scan, of a scan": lambda c: md.grad(lambda x, y: in_scan(c(in_scan(c(f))))(x, y).sum(), (0, 1)),
+    "in a scan, of a branch": lambda c: md.grad(
+        lambda x, y: in_scan(c(lambda x, y: md.cond(x[0] > 0, f, lambda x, y: x * y, x, y)))(x, y).sum(), (0, 1)
+    ),
+    "in a branch": lambda c: (
+        lambda x, y: md.make_tape(md.grad(lambda x, y: md.cond(x[0] > 0, c(f), c(np.multiply), x, y).sum(), (0, 1)))(
+            x, y
+        )(x, y)
+    ),
+    "in a scan in shard_map": lambda c: md.grad(scan_sharded(c), (0, 1)),
     "in shard_map": lambda c: sharded(c),
     "grad of shard_map": lambda c: md.grad(sharded(c), (0, 1)),
     "second derivative of shard_map": lambda c: md.grad(lambda x, y: md.grad(sharded(c))(x, y) @ y, (0, 1)),
@@ -114,6 +136,25 @@ def rule_around(c):
     g = md.custom_vjp(lambda x, y: c(f)(x, y))
     g.defvjp(lambda x, y: (md.vjp(c(f), x, y)[0], (x, y)), lambda r, ct: md.vjp(c(f), *r)[1](ct))
     return g
+
+
+def in_scan(g):
+    """Three steps of g, which take an element each."""
+
+    def run(x, y):
+        carry, ys = md.scan(lambda x, z: (g(x, y) * z, x), x, np.linspace(0.5, 1.5, 3))
+        return carry + ys.sum(0)
+
+    return run
+
+
+def scan_sharded(c):
+    def body(x, y):
+        step = c(lambda h, z: (np.tanh(h * y) * z + psum(np.sin(h), "i"), h.sum()))
+        h, sums = md.scan(step, x, np.linspace(0.5, 1.5, 3))
+        return psum(h.sum() + sums.sum(), "i")
+
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P("i")), out_specs=P())
 
 
 def sharded(c):
@@ -203,6 +244,23 @@ def test_policies_are_asked_with_types_and_parameters():
         ("sin", ["f64[3]"], {}),
         ("sum", ["f64[3]"], {"axes": (0,)}),
     ]
+
+
+def kept_of_a_step(checkpoint):
+    """How many arrays a loop keeps of each step for the way back, and how often the steps compute a sine."""
+    step = checkpoint(lambda h, _: (np.tanh(np.sin(h) * h) * np.exp(h), None))
+    tape = md.make_tape(md.grad(lambda x: md.scan(step, x, None, length=5)[0].sum()))(X)
+    forward, backward = (eqn for eqn in tape.equations if eqn.primitive.name == "scan")
+    stacked = {v for v in forward.outputs if v.type.shape == (5, 3)}
+    return len(stacked & set(backward.inputs)), list(operations(tape)).count("sin")
+
+
+def test_a_loop_keeps_of_a_step_what_the_policy_says():
+    found = {name: kept_of_a_step(functools.partial(md.checkpoint, policy=p)) for name, p in POLICIES.items()}
+    assert found["nothing"] == (1, 2)  # the carry alone
+    assert found["sines"] == (2, 1)
+    assert found["everything"] == kept_of_a_step(same)
+    assert found["everything"][0] > 3
 
 
 def test_the_function_runs_once():
