@@ -279,6 +279,15 @@ def _as_numpy(ufunc: numpy.ufunc) -> Any:
 _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
 
 
+# ---------------------------------------------------------------- what MPI this is
+
+
+def library() -> str:
+    """The name and version of the MPI that mpi4py found, and the standard's version that it implements."""
+    name = " ".join(_mpi.Get_library_version().split("\n")[0].replace("\0", "").replace(" Version:", "").split())
+    return f"{name}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
+
+
 # ---------------------------------------------------------------- ranks that fail
 
 

@@ -53,18 +53,20 @@ class ShapedArray:
     """The type of a value: `ShapedArray(shape, dtype, variance)`, printed as `f64[3,4]{i}`.
 
     `variance` is the set of mesh axes along which the value may differ from rank to rank. It is empty
-    outside a `shard_map`, and is not printed then.
+    outside a `shard_map`, and is not printed then. There `layout` says, to `spmd` alone, how a value that is
+    split over the ranks of a mesh lies on them; None for all others. It is no part of what types are compared by.
 
     >>> ShapedArray((3, 4), 'float32', {'i'})
     f32[3,4]{i}
     """
 
-    __slots__ = ("shape", "dtype", "variance")
+    __slots__ = ("shape", "dtype", "variance", "layout")
 
     def __init__(self, shape: Sequence[int], dtype: Any, variance=INVARIANT):
         self.shape = tuple(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         self.variance = frozenset(variance)
+        self.layout: Any = None
 
     @property
     def ndim(self) -> int:
@@ -263,7 +265,7 @@ class Evaluate(Interpreter):
             return primitive.evaluate(args, params)
         for x in args:
             if isinstance(x, Tracer):
-                raise LeakedTracerError(leak_message(x))
+                return spread(self, primitive, args, params)
         try:
             return primitive.impl(*args, **params)
         except ValueError as error:
@@ -390,9 +392,20 @@ def _no_lift(x: Value, axes: frozenset) -> Value:
     raise VarianceError(f"nothing is loaded that can lift {typeof(x)} along {sorted(axes)}")
 
 
-#: The one thread that runs upward through the layers: `collectives` puts here the function that types
+#: One of the two threads that run upward through the layers: `collectives` puts here the function that types
 #: a value as varying along further axes, by a `pbroadcast`.
 lift: Callable[[Value, frozenset], Value] = _no_lift
+
+
+def _no_spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+    for x in args if interpreter is EVALUATE else ():
+        if isinstance(x, Tracer):
+            raise LeakedTracerError(leak_message(x))
+
+
+#: The other one: `spmd` puts here what an operation is on values that lie on the ranks of a mesh, outside of any body:
+#: a `shard_map` of it, under the given interpreter. None where no operand is such a value.
+spread: Callable[[Interpreter, Any, Sequence[Value], dict], Value] = _no_spread
 
 
 def variance_of(x: Value) -> frozenset:
@@ -705,6 +718,10 @@ class Tracer:
         if self.interpreter.ended:
             raise LeakedTracerError(leak_message(self))
 
+    def check_own(self, interpreter: Interpreter) -> None:
+        """Raise LeakedTracerError if this value has no meaning where only the interpreter at the bottom is left."""
+        raise LeakedTracerError(leak_message(self))
+
     def concrete(self, use: str) -> numpy.ndarray:
         """The array behind this value, for `use` (a Python `if`, say), or an error where there is none."""
         self.check_alive()
@@ -766,7 +783,7 @@ class Tracer:
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
         interpreter = current_interpreter()
         if interpreter is EVALUATE:
-            raise LeakedTracerError(leak_message(self))
+            self.check_own(interpreter)
         if method == "__call__" and not kwargs:  # the way that nearly all calls take
             primitive, function = OPERATIONS.get(ufunc), None
             try:

@@ -69,7 +69,8 @@ def _key_of(x: Any) -> Any:
     """What of a leaf a program depends on: its type, and how it is distributed."""
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
-    return typeof(x), getattr(x, "mesh", None), getattr(x, "spec", None)
+    t = typeof(x)
+    return t, t.layout
 
 
 class jit:
@@ -129,7 +130,9 @@ class jit:
         values = [self._value(x) for x in leaves]
         example = tree.unflatten(structure, values)
         key = structure, settings, (*map(_key_of, values),)
-        if current_interpreter() is not EVALUATE or any(isinstance(x, Tracer) for x in values):
+        if current_interpreter() is not EVALUATE or any(
+            isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
+        ):
             return self._inline(f, example, key)(values)
         program = self.programs.get(key)
         if program is None:

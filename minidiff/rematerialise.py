@@ -238,6 +238,7 @@ class Checkpoint(Call):
         residuals = {a for e in linear for a in e.inputs if isinstance(a, Var) and a not in linear_vars}
         rest = Tape(wanted, _with_values(linear, _run(known, env, residuals)), tape.outputs)
         rest.linear = True
+        rest.spread = any(isinstance(x, Tracer) for x in (*operands, *cts))
         found = dict(zip(wanted, backward_pass(rest, [True] * len(wanted), wanted, cts, consume=True)))
         return [found.get(v) for v in tape.inputs]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff import tree
+from minidiff import core, tree
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -130,7 +130,17 @@ class Sweep(JVP):
         """The result of any operation, on values of any kind: see `process`."""
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
-            return super().process(primitive, args, params)
+            out = super().process(primitive, args, params)
+            for x in out if primitive.multiple_results else (out,):
+                if type(x) is JVPTracer and isinstance(x.primal, Tracer):
+                    self.on_arrays = False  # it lies on the ranks of a mesh
+            if hasattr(primitive, "body_scope"):
+                self.on_arrays = False  # of a shard_map's results, or of its operands' cotangents, some may
+            return out
+        out = core.spread(self, primitive, args, params)
+        if out is not None:
+            self.on_arrays = False  # as all will that comes of it
+            return out
         recorder = self.below
         primals = [x.primal if yes else x for x, yes in zip(args, mine)]
         names = [x.tangent for x, yes in zip(args, mine) if yes]
@@ -182,7 +192,11 @@ def linearize_flat(
     for p, yes in zip(primals, active):
         if yes:
             name = _new(Var)
-            name.type = array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p)
+            if type(p) is numpy.ndarray:
+                name.type = array_type(p.shape, p.dtype)
+            else:
+                name.type = typeof(p)
+                sweep.on_arrays = sweep.on_arrays and not isinstance(p, Tracer)
             inputs.append(name)
             value, p = p, _new(JVPTracer)
             p.interpreter, p.primal, p.tangent = sweep, value, name
@@ -200,7 +214,7 @@ def linearize_flat(
         outs.append(x.primal if mine else x)
         out_names.append(x.tangent if mine else None)
     tape = Tape(recorder.inputs, recorder.equations, out_names)
-    tape.linear = True
+    tape.linear, tape.spread = True, not sweep.on_arrays
     return outs, tape
 
 
@@ -226,7 +240,7 @@ def backward_pass(
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
-    plain = tape.linear and interpreter is EVALUATE
+    plain = tape.linear and not tape.spread and interpreter is EVALUATE
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         if consume:
@@ -391,7 +405,8 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
 
     def pullback(ct: Any) -> tuple:
         cts = iter(pull(ct))
-        return tree.unflatten(structure, [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)])
+        found = [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)]
+        return tree.unflatten(structure, [settled(ct, typeof(x)) for ct, x in zip(found, values)])
 
     return tree.unflatten(flat.out_structure, outs), pullback
 
@@ -412,6 +427,11 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
     if given != structure:
         raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
     return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+
+
+def settled(ct: Value, type: ShapedArray) -> Value:
+    """A cotangent, laid out over the ranks of a mesh as what it is a cotangent of, where that is."""
+    return ct if type.layout is None else type.layout.settled(ct)
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
@@ -463,6 +483,8 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         value = _check_scalar(flat.out_structure, outs, name)
         cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
+        if values is not leaves:
+            grads = [settled(ct, typeof(x)) for ct, x in zip(grads, values)]
         grads = tree.unflatten(structure, grads)
         grads = tuple(grads) if several else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from minidiff import tree
+from minidiff import core, tree
 from minidiff.core import Interpreter, ShapedArray, current_interpreter, name_of, transforming, typeof
 from minidiff.forward import as_value
 from minidiff.location import begins
@@ -24,7 +24,8 @@ class Stage(Recorder):
     def process(self, primitive, args, params):
         if primitive.has_body:
             return primitive.stage_body(self, args, params)
-        return self.record(primitive, args, params)
+        out = core.spread(self, primitive, args, params)
+        return self.record(primitive, args, params) if out is None else out
 
 
 @begins

@@ -99,6 +99,7 @@ class Tape:
         self.equations = equations
         self.outputs = list(outputs)
         self.linear = False  # whether every equation is known to depend on the inputs, linearly
+        self.spread = False  # whether, of a linear one, values or cotangents may lie on the ranks of a mesh
 
     @property
     def in_types(self) -> list[ShapedArray]:

@@ -15,7 +15,7 @@ from minidiff.core import current_interpreter, current_scope, is_differentiable,
 from minidiff.forward import instantiate
 from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
-from minidiff.reverse import agreeing, backward_pass, checked_cotangents
+from minidiff.reverse import agreeing, backward_pass, checked_cotangents, settled
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape, Var
 
@@ -32,8 +32,9 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     `transpose(transpose(tape)) == tape` (see `Tape.__eq__` for what is equal). The exceptions are operations whose
     transposes are made of others, and which come back as others: what joins or splits arrays as sums and slices,
     products with vectors as products and sums of numbers, `real` and `imag` as conversions, `where` of two values as a
-    sum, a loop over a value that all steps share as one that hands it on, a `checkpoint` as its body. Transposing
-    these again and again changes nothing any more: no tape grows.
+    sum, a loop over a value that all steps share as one that hands it on, a `checkpoint` as its body; and arrays
+    that lie on the ranks of a mesh between one `shard_map` and the next, whose cotangents may lie there in another way.
+    Transposing these again and again changes nothing any more: no tape grows.
 
     Raises TypeError, naming the operation and the type of its operand, where the tape is not linear in those inputs.
 
@@ -122,6 +123,6 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that stands on the tape is the tape's: the caller gets one of his own.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        return tree.unflatten(structure, [instantiate(x if yes else None, t) for x, t, yes in found])
+        return tree.unflatten(structure, [settled(instantiate(x if yes else None, t), t) for x, t, yes in found])
 
     return f_t

@@ -6,6 +6,8 @@ from spmd.inspect import communication, compare
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, make_mesh
 from spmd.partition import P, PartitionSpec
+from spmd.propagation import spread as _spread  # noqa: F401  (it says what operations on sharded arrays are)
+from spmd.redistribution import distribute, explain_reshard, reshard
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
@@ -17,7 +19,10 @@ __all__ = [
     "ShardedArray",
     "communication",
     "compare",
+    "distribute",
+    "explain_reshard",
     "make_mesh",
+    "reshard",
     "rewritten",
     "shard_map",
     "visualize_sharding",

@@ -252,7 +252,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
 
 def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:
     """The shape of an array, or one that is given as such; and the dtype, if there is one."""
-    if isinstance(x, Tracer):
+    if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
         raise TypeError(
             f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, and no array that is "
             "split over ranks; print it to see the blocks, or show the array outside"

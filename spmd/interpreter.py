@@ -37,6 +37,7 @@ from minidiff.staging import Stage
 from minidiff.tape import Tape
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type
+from spmd.sharded_array import ShardedArray
 
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
@@ -268,6 +269,10 @@ class SPMD(Interpreter):
 
     def adopt_own(self, x: Tracer) -> RankTracer:
         return RankTracer(self, *self.outer.operand(x))
+
+    def _adopt(self, x: Tracer) -> Value:
+        # A sharded array that the body closes over is one that every rank has whole.
+        return RankTracer(self, x.gather(), ()) if isinstance(x, ShardedArray) else super()._adopt(x)
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""

@@ -7,25 +7,41 @@ import sys
 from types import ModuleType
 from typing import Any
 
-#: Where MPI launchers tell a process how many there are.
-LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+#: Where MPI launchers tell a process how many there are, and which of them it is.
+LAUNCHERS = {
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+}
+
+
+def launcher_variable() -> str | None:
+    """The environment variable by which an MPI launcher says how many processes it started; None without one."""
+    for variable in LAUNCHERS:
+        if os.environ.get(variable, "").isdigit():
+            # A scheduler's step of one task is as often a shell as it is a job of one rank.
+            return None if os.environ[variable] == "1" and variable.startswith("SLURM") else variable
+    return None
 
 
 def launcher_size() -> int | None:
     """How many processes the MPI launcher says it started; None where there is no launcher."""
-    for variable in LAUNCHERS:
-        if os.environ.get(variable, "").isdigit():
-            size = int(os.environ[variable])
-            # A scheduler's step of one task is as often a shell as it is a job of one rank.
-            return None if size == 1 and variable.startswith("SLURM") else size
-    return None
+    variable = launcher_variable()
+    return None if variable is None else int(os.environ[variable])
+
+
+def launcher_rank() -> int:
+    """Which of the launcher's processes this is; 0 where there is no launcher, or it does not say."""
+    variable = launcher_variable()
+    return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
 
 
 def import_mpi() -> ModuleType:
     """The MPI backend. Raises ImportError, with what to install, where mpi4py is missing."""
     try:
         from collectives import mpi
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # mpi4py is missing; or it is there, and finds no MPI
         launched = launcher_size()
         why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
         raise ImportError(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from minidiff.core import ShapedArray, show_axes
 
@@ -92,6 +92,14 @@ class PartitionSpec:
         own = tuple(names(e) for e in self.entries)
         lead = tuple((a,) for a in self.lead)
         return (*lead, *own, *[()] * (ndim - len(lead) - len(own)))
+
+    @classmethod
+    def of_dims(cls, dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
+        """The spec with these axes for each dimension: the inverse of `dims`."""
+        entries = [axes[0] if len(axes) == 1 else axes or None for axes in dims]
+        while entries and entries[-1] is None:
+            entries.pop()
+        return cls(*entries)
 
     def batched(self) -> PartitionSpec:
         """The spec of an array with one more dimension, that is not split, in front of those of the block."""
@@ -212,3 +220,23 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
         block.dtype,
         block.variance.difference(spec.axes, spec.summed),
     )
+
+
+class Layout(NamedTuple):
+    """How an array lies on the ranks of a mesh: what a type's `layout` is."""
+
+    mesh: Any
+    spec: PartitionSpec
+
+    def settled(self, x: Any) -> Any:
+        """`x`, an array wherever it is, laid out in this way."""
+        from spmd.redistribution import settled  # which stands above
+
+        return settled(x, self.mesh, self.spec)
+
+
+def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
+    """The type, of an array that lies on the ranks of a mesh in this way."""
+    t = t.update()
+    t.layout = Layout(mesh, spec) if spec.axes and not spec.lead else None
+    return t

@@ -73,7 +73,18 @@ from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, block_type, check_divides, check_rank, check_spec, global_type, is_spec
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_divides,
+    check_rank,
+    check_spec,
+    global_type,
+    is_spec,
+    laid_out,
+)
+from spmd.redistribution import settled
 from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
@@ -273,7 +284,10 @@ class ShardMap(Primitive):
         blocks = [b.update(variance=b.variance | t.variance) for b, t in zip(blocks, types)]
         if blocks != tape.in_types:
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
-        return [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, params["out_specs"])]
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
+        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
 
     def boundary(self, params: dict) -> tuple[Specs, Specs]:
         return params["in_specs"], params["out_specs"]
@@ -328,6 +342,11 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
     """Apply a body to blocks: its results, and their specs."""
     body = params["body"]
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
+
+
+def everywhere(mesh: Mesh) -> dict:
+    """The parameters of a shard_map over all axes of a mesh, with types."""
+    return {"mesh": mesh, "axes": mesh.axis_names, "around": (), "check_rep": True, "auto_pbroadcast": True}
 
 
 def _where(params: dict) -> dict:
@@ -572,6 +591,10 @@ def shard_map(
             shape = tuple(x.shape)
             check_rank(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
+        if not where["around"]:
+            values = [
+                x if typeof(x).layout is None else settled(x, where["mesh"], spec) for x, spec in zip(values, specs)
+            ]
         out_structure = None
 
         def body(*blocks):

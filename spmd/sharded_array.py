@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 from collectives.stacked import join_blocks
-from minidiff.core import ShapedArray, Tracer
+from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, global_type
+from spmd.partition import PartitionSpec, global_type, laid_out
 
 
-class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
+class ShardedArray(Tracer):
     """An array split over the ranks of a mesh, as results of `shard_map` are that are mapped over it.
 
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
@@ -21,32 +20,25 @@ class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
     array on every rank: a collective, that every rank must call. `numpy.asarray(x)` gives the whole where all
     of it is here, and raises otherwise. Printing never communicates.
 
-    Elementwise operations between arrays that are split alike, and with numbers, are applied block by block;
-    other operations outside `shard_map` gather first.
+    It behaves as the whole: operators, indexing, methods and NumPy's functions apply to it, and each operation is a
+    `shard_map` of itself (`propagation.py`), whose result is split as the operands are where a rule is known for that.
+    Functions that are no operations gather it. Under MPI, every rank calls them.
     """
 
-    __array_priority__ = 100
-
     def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any):
-        whole = global_type(block, spec, mesh.shape)
+        super().__init__(EVALUATE)
         self.mesh = mesh
         self.spec = spec
-        self.shape = whole.shape
-        self.dtype = whole.dtype
         self.data = data  # as the backend holds it, along `held`
-        self._block = block
+        self._type = laid_out(global_type(block, spec, mesh.shape), mesh, spec)
+
+    @property
+    def type(self) -> ShapedArray:
+        return self._type
 
     @property
     def held(self) -> tuple[str, ...]:
         return self.mesh.ranks.ordered(self.spec.axes)
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return ShapedArray(self.shape, self.dtype).size
 
     @property
     def local(self) -> Any:
@@ -61,6 +53,12 @@ class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         blocks = blocks.reshape(*blocks.shape[:count], *(1,) * lead, *blocks.shape[count:])
         return join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
 
+    def concrete(self, use: str) -> numpy.ndarray:
+        return self.gather()
+
+    def check_own(self, interpreter: Interpreter) -> None:
+        pass  # it has a meaning everywhere
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
         if not self.mesh.ranks.is_here(self.held):
             raise ValueError(
@@ -70,71 +68,51 @@ class ShardedArray(numpy.lib.mixins.NDArrayOperatorsMixin):
         whole = self.gather()
         return whole if dtype is None else whole.astype(dtype)
 
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a 0-d array")
-        return self.shape[0]
+    def __setitem__(self, index: Any, value: Any) -> None:
+        raise TypeError("a ShardedArray cannot be written into; make the new one instead: x = x.at[i].set(v)")
 
-    def __getitem__(self, index: Any) -> numpy.ndarray:
-        return self.gather()[index]
-
-    @property
-    def T(self) -> numpy.ndarray:
-        return self.gather().T
-
-    def astype(self, dtype: Any) -> ShardedArray:
-        return self._with(self.data.astype(dtype))
+    __reduce_ex__ = object.__reduce_ex__
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(x, Tracer) for x in inputs):
-            return NotImplemented
-        if method == "__call__" and not kwargs and ufunc.nout == 1 and ufunc.signature is None and self._alike(inputs):
-            return self._with(ufunc(*[x.data if isinstance(x, ShardedArray) else x for x in inputs]))
-        return getattr(ufunc, method)(*map(_whole, inputs), **{k: _whole(v) for k, v in kwargs.items()})
+        written = kwargs.get("out") is not None or kwargs.get("where", True) is not True or method == "at"
+        if (ufunc not in NUMPY_FUNCTIONS or written) and not _holds_others((inputs, kwargs)):
+            return getattr(ufunc, method)(*_whole(inputs), **_whole(kwargs))
+        return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if any(issubclass(t, Tracer) for t in types):
-            return NotImplemented
-        return func(*map(_whole, args), **{k: _whole(v) for k, v in kwargs.items()})
-
-    def _alike(self, inputs: tuple) -> bool:
-        """Whether all inputs are numbers, or arrays that are split as this one is."""
-        return all(
-            (x.mesh is self.mesh and x.spec == self.spec and x.shape == self.shape)
-            if isinstance(x, ShardedArray)
-            else numpy.ndim(x) == 0
-            for x in inputs
-        )
-
-    def _with(self, data: Any) -> ShardedArray:
-        return ShardedArray(self.mesh, self.spec, self._block.update(dtype=data.dtype), data)
+        if func not in NUMPY_FUNCTIONS and not _holds_others((args, kwargs)):
+            return func(*_whole(args), **_whole(kwargs))
+        found = super().__array_function__(func, types, args, kwargs)
+        alike = func in _LIKE and args[0] is self and found.shape == self.shape
+        return self.type.layout.settled(found) if alike else found
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.held):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
-        whole = ShapedArray(self.shape, self.dtype)
-        return f"ShardedArray({whole}, {self.spec}; rank {self.mesh.rank} has\n{self.local})"
+        return f"ShardedArray({self.type}, {self.spec}; rank {self.mesh.rank} has\n{self.local})"
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
 
 
-def _gathering(name: str) -> Callable:
-    """A method of `numpy.ndarray`, of the whole array."""
-    return lambda self, *args, **kwargs: getattr(self.gather(), name)(*args, **kwargs)
-
-
-_GATHERING = "sum mean max min argmax argmin dot reshape ravel flatten squeeze transpose swapaxes copy item tolist"
-
-for _name in _GATHERING.split():
-    setattr(ShardedArray, _name, _gathering(_name))
+#: Functions whose result is laid out as their first argument is, of which they take nothing but the type.
+_LIKE = {numpy.zeros_like, numpy.ones_like, numpy.full_like, numpy.empty_like}
 
 
 def _whole(x: Any) -> Any:
-    """Sharded arrays gathered, also inside lists and tuples."""
+    """Sharded arrays gathered, also inside lists, tuples and dictionaries."""
     if isinstance(x, ShardedArray):
         return x.gather()
     if isinstance(x, (list, tuple)):
         return type(x)(map(_whole, x))
-    return x
+    return {k: _whole(v) for k, v in x.items()} if isinstance(x, dict) else x
+
+
+def _holds_others(x: Any) -> bool:
+    """Whether there are traced values that are not sharded arrays, also inside lists, tuples and dictionaries."""
+    if isinstance(x, (list, tuple)):
+        return any(map(_holds_others, x))
+    if isinstance(x, dict):
+        return any(map(_holds_others, x.values()))
+    return isinstance(x, Tracer) and not isinstance(x, ShardedArray)

@@ -63,8 +63,8 @@ def ranks_closing_over(f):
 
 
 def ranks_along_one_axis(f):
-    """Leaving the other axis to one inside."""
-    body = lambda y, c: pmean(f(y[0], c), "i")  # noqa: E731
+    """Leaving the other axis to one inside. Each rank has c for itself, as above."""
+    body = lambda y, c: pmean(f(y[0], pbroadcast(c, "i")), "i")  # noqa: E731
     return lambda x, c: spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P()), out_specs=P(), axis_names={"i"})(
         np.stack([x, x]), c
     )
@@ -279,6 +279,7 @@ def test_layers_in_any_order(base, names):
         ("updates", ["hvp", "vmap of one"]),  # a sum of cotangents that became a batch, and is added to again
         ("products", ["shard_map, mapped", "jit, closed over"]),  # staged, and closing over what is outside the stage
         ("products", ["shard_map, closed over", "tape, closed over", "grad"]),
+        ("products", ["grad in what is closed over", "shard_map along i"]),
     ],
 )
 def test_examples(base, names):

@@ -79,7 +79,7 @@ LAYERS = len(PARAMS)
 NETWORKS = {
     # name: (loss, what the gradient communicates)
     "fully sharded": (fully_sharded, {"all_gather": 2 * LAYERS, "psum": 1, "psum_scatter": 2 * LAYERS}),
-    "tensor parallel": (tensor_parallel, {"psum_scatter": LAYERS, "all_gather": LAYERS}),
+    "tensor parallel": (tensor_parallel, {"psum_scatter": LAYERS, "all_gather": LAYERS, "psum": 1}),  # the loss itself
     "both": (
         fully_sharded_and_tensor_parallel,
         {"all_gather": 3 * LAYERS, "psum_scatter": 3 * LAYERS, "psum": 2},

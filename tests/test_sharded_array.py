@@ -1,6 +1,11 @@
 """ShardedArray: the global value, by its blocks."""
 
+import itertools
+
+import hypothesis.strategies as st
+import numpy
 import pytest
+from hypothesis import HealthCheck, example, given, settings
 
 import minidiff as md
 import minidiff.numpy as np
@@ -44,16 +49,6 @@ def test_arithmetic_on_arrays_split_alike_keeps_the_split():
         assert actual.dtype == expected.dtype
 
 
-def test_other_operations_gather():
-    y, z = sharded(X, P("i")), sharded(X, P("j"))
-    pairs = [(y + z, 2 * X), (y @ X.T, X @ X.T), (y.T, X.T), (np.sum(y, axis=0), X.sum(0)), (y + X, 2 * X)]
-    for actual, expected in pairs:
-        assert isinstance(actual, np.ndarray)
-        np.testing.assert_array_equal(actual, expected)
-    np.testing.assert_array_equal(np.concatenate([y, z]), np.concatenate([X, X]))
-    np.testing.assert_array_equal(y.mean(axis=1), X.mean(axis=1))
-
-
 @pytest.mark.parametrize("method", ["max", "min", "argmax", "ravel", "flatten", "transpose", "copy", "tolist"])
 def test_methods_of_arrays(method):
     np.testing.assert_array_equal(getattr(sharded(X, P("i")), method)(), getattr(X, method)())
@@ -73,3 +68,357 @@ def test_derivatives_through_operations_outside():
     np.testing.assert_allclose(md.grad(f)(X), 4 * np.sin(X) * np.cos(X))
     np.testing.assert_allclose(md.grad(f)(sharded(X, P("i", "j"))), 4 * np.sin(X) * np.cos(X))
     md.testing.check_grads(f, (X / 24,), order=2)
+
+
+# ---------------------------------------------------------------- specs as propagated
+
+A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
+
+
+@pytest.mark.parametrize(
+    "f, specs, expected, counts",
+    [
+        # number by number
+        (np.add, (P("i"), P("i")), P("i"), {}),
+        (np.add, (P("i"), P("j")), P("i"), {"all_gather_invariant": 1}),
+        (np.add, (P("i"), P("i", "j")), P("i", "j"), {}),
+        (lambda x, y: x * y[0], (P(None, "j"), P("i", "j")), P(None, "j"), {"all_gather_invariant": 1}),
+        (lambda x: x + A, (P("i", "j"),), P("i", "j"), {}),
+        (lambda x: x + A[0], (P("i", "j"),), P("i", "j"), {}),
+        (lambda x: np.where(x > 0, x, 0.0), (P("j"),), P("j"), {}),
+        (lambda x: x.astype("float32"), (P("j"),), P("j"), {}),
+        (lambda x: np.clip(x, 0, 1), (P(("i", "j")),), P(("i", "j")), {}),
+        (lambda x: -x.conj() + x.real, (P("j"),), P("j"), {}),
+        # reductions
+        (lambda x: x.sum(axis=0), (P(None, "i"),), P("i"), {}),
+        (lambda x: x.sum(axis=0), (P("i"),), P(), {"psum": 1}),
+        (lambda x: x.sum(axis=0), (P("i", "j"),), P("j"), {"psum": 1}),
+        (lambda x: x.sum(), (P("i", "j"),), P(), {"psum": 1}),
+        (lambda x: x.mean(axis=(0, 1), keepdims=True), (P("i", "j"),), P(), {"psum": 1}),
+        (lambda x: x.max(axis=1, keepdims=True), (P("i", "j"),), P("i"), {"pmax": 1}),
+        (lambda x: x.min(axis=1), (P("i"),), P("i"), {}),
+        (lambda x: x.prod(axis=1), (P("i", "j"),), P("i"), {"all_gather_invariant": 1}),
+        (lambda x: (x > 0).any(axis=0), (P("i"),), P(), {"pmax": 1}),
+        (lambda x: (x > 0).all(axis=0), (P("i"),), P(), {"pmin": 1}),
+        (lambda x: x.var(axis=0), (P("i"),), P(), {"psum": 2}),
+        (lambda x: x.std(axis=1, ddof=1), (P("i"),), P("i"), {}),
+        (lambda x: x.argmax(axis=1), (P("i"),), P("i"), {}),
+        (lambda x: np.cumsum(x, axis=1), (P("i"),), P("i"), {}),
+        (lambda x: np.sort(x, axis=1), (P("i"),), P("i"), {}),
+        (lambda x: np.linalg.norm(x, axis=1), (P("i"),), P("i"), {}),
+        (lambda x: md.nn.softmax(x, axis=1), (P("i"),), P("i"), {}),
+        (lambda x: md.nn.softmax(x, axis=0), (P("i"),), P("i"), {"pmax": 1, "psum": 1}),
+        (lambda x: md.nn.logsumexp(x, axis=0), (P("i", "j"),), P("j"), {"pmax": 1, "psum": 1}),
+        # dimensions elsewhere
+        (lambda x: x.T, (P("i", "j"),), P("j", "i"), {}),
+        (lambda x: x.transpose(1, 0), (P("i"),), P(None, "i"), {}),
+        (lambda x: x.swapaxes(0, 1), (P(("j", "i")),), P(None, ("j", "i")), {}),
+        (lambda x: np.moveaxis(x[None], 1, 0), (P("i"),), P("i"), {}),
+        (lambda x: x.reshape(2, 2, 6), (P("i", "j"),), P("i", None, "j"), {}),
+        (lambda x: x.reshape(4, 2, 3), (P("i", "j"),), P("i", "j"), {}),
+        (lambda x: x.ravel(), (P("i"),), P("i"), {}),
+        (lambda x: x.ravel(), (P("i", "j"),), P("i"), {"all_gather_invariant": 1}),
+        (lambda x: np.broadcast_to(x, (3, 4, 6)), (P("i", "j"),), P(None, "i", "j"), {}),
+        (lambda x: np.concatenate([x, x], axis=1), (P("i"),), P("i"), {}),
+        (lambda x: np.concatenate([x, A], axis=1), (P("i"),), P("i"), {}),
+        (lambda x: np.stack([x, 2 * x]), (P("i", "j"),), P(None, "i", "j"), {}),
+        (lambda x: np.split(x, 2, axis=1)[1], (P("i"),), P("i"), {}),
+        (lambda x: x[:, 1:3], (P("i"),), P("i"), {}),
+        (lambda x: x[:, 2], (P("i"),), P("i"), {}),
+        (lambda x: x[2], (P("i", "j"),), P("j"), {"all_gather_invariant": 1}),
+        (lambda x: x[..., None, ::2], (P("i"),), P("i"), {}),
+        (lambda x: x[:, [0, 2, 2]], (P("i"),), P("i"), {}),
+        # products
+        (lambda x: x @ B, (P("i"),), P("i"), {}),
+        (lambda x: x @ B, (P(None, "i"),), P(), {"psum": 1}),
+        (lambda x: x @ B[:, 0], (P("i", "j"),), P("i"), {"psum": 1}),
+        (lambda x: (x > 0) @ (B > 0), (P(None, "i"),), P(), {"pmax": 1}),
+        (lambda x: x[0] @ B, (P(None, "j"),), P(), {"psum": 1}),
+        (lambda x: B.T @ x.T, (P("i"),), P(None, "i"), {}),
+        (lambda x, y: x.T @ y, (P("i"), P("i")), P(), {"psum": 1}),
+        (lambda x, y: x @ y.T, (P("i"), P("j")), P("i", "j"), {}),
+        (lambda x, y: np.einsum("ik,jk->ij", x, y), (P("i", "j"), P(None, "j")), P("i"), {"psum": 1}),
+        (lambda x, y: np.tensordot(x, y, axes=([0], [0])), (P("i", "j"), P("i")), P("j"), {"psum": 1}),
+        (lambda x, y: np.dot(x, y.T), (P("i"), P()), P("i"), {}),
+        (lambda x, y: np.outer(x[:, 0], y[0]), (P("i"), P(None, "j")), P("i", "j"), {}),
+        # no rule: gathered
+        (lambda x: np.linalg.inv(x[:, :4] + np.eye(4)), (P("i"),), P(), {"all_gather_invariant": 1}),
+        (lambda x: np.roll(x, 1), (P("i"),), None, None),
+    ],
+)
+def test_specs_and_communication(f, specs, expected, counts):
+    arrays = [A, numpy.cos(X)][: len(specs)]
+    args = [spmd.distribute(x, MESH, spec) for x, spec in zip(arrays, specs)]
+    out, whole = f(*args), numpy.asarray(f(*arrays))
+    numpy.testing.assert_allclose(out, whole, rtol=1e-9)
+    assert out.dtype == whole.dtype
+    if expected is None:
+        return
+    assert getattr(out, "spec", P()) == expected
+    report = spmd.communication(f)(*args)
+    assert report.counts == counts
+    MESH.reset_calls()
+    f(*args)
+    assert (MESH.calls, sum(MESH.bytes.values())) == (report.counts, report.bytes)
+
+
+def test_of_two_that_differ_the_larger_one_stays():
+    x, y = spmd.distribute(A, MESH, P("i")), spmd.distribute(A.astype("float32"), MESH, P(None, "i"))
+    assert (x + y).spec == (y + x).spec == P("i")
+    assert spmd.communication(np.add)(x, y).bytes == y.dtype.itemsize * 12
+
+
+# ---------------------------------------------------------------- derivatives
+
+
+def weights(*spec):
+    return spmd.distribute(B, MESH, P(*spec))
+
+
+SPECS = [P(), P("i"), P("j"), P(None, "i"), P("i", "j"), P("j", "i"), P(("i", "j")), P(None, ("j", "i"))]
+
+
+@pytest.mark.parametrize("closed_over", [False, True])
+def test_gradients_are_split_as_what_they_are_gradients_of(closed_over):
+    """Of a layer, for any layout of inputs and parameters, closed over or not."""
+    rows = numpy.concatenate([A, A + 1])[:, :4]
+    params = B[:4]
+
+    def loss(x, w):
+        return np.mean(np.tanh(x @ w) ** 2)
+
+    expected = md.grad(loss, (0, 1))(rows, params)
+    for xs, ws in itertools.product(SPECS, SPECS):
+        try:
+            x, w = spmd.distribute(rows, MESH, xs), spmd.distribute(params, MESH, ws)
+        except ValueError:
+            continue
+        if closed_over:
+            grads = md.grad(lambda x, w=w: loss(x, w))(x), md.grad(lambda w, x=x: loss(x, w))(w)
+        else:
+            grads = md.grad(loss, (0, 1))(x, w)
+        for g, e, spec in zip(grads, expected, (xs, ws)):
+            numpy.testing.assert_allclose(g, e, rtol=1e-9)
+            assert getattr(g, "spec", P()) == spec
+
+
+def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered():
+    """The all-gather of a parameter transposes to a reduce-scatter, by the JEP's table: no gradient is ever whole."""
+    x, w = spmd.distribute(A[:, :4], MESH, P("i")), spmd.distribute(B[:4], MESH, P("i"))
+    report = spmd.communication(lambda w: md.vjp(lambda w: x @ w, w)[1](x @ B[:4]))(w)
+    assert report.counts == {"all_gather": 1, "psum_scatter": 1}
+
+
+def test_gradients_through_reductions_share_ties_as_numpy_does():
+    x = numpy.array([[1.0, 3.0, 3.0, 0.0], [3.0, 3.0, 2.0, 0.0]])
+    for f in (np.max, np.min, np.prod, np.std, lambda x: np.sum(np.sort(x, axis=None)[2:])):
+        g = md.grad(f)(spmd.distribute(x, MESH, P("i", "j")))
+        numpy.testing.assert_allclose(g, md.grad(f)(x))
+        assert g.spec == P("i", "j")
+
+
+def test_a_parameter_without_influence_has_zeros_split_alike():
+    w = weights("j")
+    g = md.grad(lambda w: np.sum(A))(w)
+    assert g.spec == P("j") and not g.gather().any()
+    assert md.vjp(lambda w: np.sum(A), w)[1](1.0)[0].spec == P("j")
+
+
+def test_other_transformations():
+    x, w = spmd.distribute(A, MESH, P("i")), weights(None, "j")
+
+    def f(w, x=x):
+        return np.sum(np.tanh(x @ w) ** 2)
+
+    g, expected = md.grad(f), md.grad(lambda w: f(w, A))
+    numpy.testing.assert_allclose(md.jvp(f, (w,), (w,))[1], np.sum(expected(B) * B))
+    hessian = md.grad(lambda w: np.sum(g(w) * w))(w)
+    numpy.testing.assert_allclose(hessian, md.grad(lambda w: np.sum(expected(w) * w))(B))
+    assert hessian.spec == md.jit(g)(w).spec == P(None, "j")
+    numpy.testing.assert_allclose(md.jit(g)(w), expected(B))
+    tape = md.make_tape(g)(w)
+    tape.check()
+    numpy.testing.assert_allclose(tape(w)[0], expected(B))
+    numpy.testing.assert_allclose(md.vmap(lambda r: np.sin(r) * r.sum())(x), np.sin(A) * A.sum(1, keepdims=True))
+    assert md.vmap(lambda r: np.sin(r) * r.sum())(x).spec == P("i")
+    per_row = md.vmap(md.grad(lambda w, r: f(w, r)), in_axes=(None, 0))
+    numpy.testing.assert_allclose(per_row(w, x[:, None]), per_row(B, A[:, None]))
+    numpy.testing.assert_allclose(md.checkpoint(f)(w), f(B, A))
+    numpy.testing.assert_allclose(md.grad(md.checkpoint(f))(w), expected(B))
+    final, _ = md.scan(lambda c, r: (np.tanh(c + r @ B[:, :6]), None), np.zeros(6), x)
+    numpy.testing.assert_allclose(final, md.scan(lambda c, r: (np.tanh(c + r @ B[:, :6]), None), np.zeros(6), A)[0])
+
+
+# ---------------------------------------------------------------- random programs
+
+ONE = {
+    "sin": np.sin,
+    "times": lambda x: 0.5 * x,
+    "transpose": lambda x: x.T,
+    "sum rows": lambda x: x + 0.1 * x.sum(axis=0),
+    "sum columns": lambda x: x - 0.1 * x.sum(axis=1, keepdims=True),
+    "mean": lambda x: x * x.mean(),
+    "max": lambda x: x - 0.3 * x.max(axis=0),
+    "reshape": lambda x: np.tanh(x.reshape(2, 4, 8)).reshape(8, 8),
+    "ravel": lambda x: np.cos(x.ravel()).reshape(8, 8),
+    "concatenate": lambda x: np.concatenate([x[:4], 2 * x[4:]]),
+    "slice": lambda x: x[:, :4] @ x[:4],
+    "take": lambda x: x[np.array([3, 1, 3, 0, 7, 7, 2, 5])],
+    "where": lambda x: np.where(x > 0.1, x, -0.5),
+    "cumsum": lambda x: np.cumsum(x, axis=1) / 8,
+    "softmax": lambda x: md.nn.softmax(x, axis=0),
+    "var": lambda x: x / (1 + x.var(axis=1, keepdims=True)),
+    "roll": lambda x: np.roll(x, 1, axis=0),
+}
+TWO = {
+    "add": np.add,
+    "multiply": np.multiply,
+    "matmul": lambda x, y: x @ y / 8,
+    "einsum": lambda x, y: np.einsum("ij,kj->ik", x, y) / 8,
+    "outer": lambda x, y: x[:, 0, None] * y[0],
+    "stack": lambda x, y: np.stack([x, y]).sum(0),
+}
+MESHES = {shape: spmd.make_mesh(shape, ("i", "j"), backend="simulated") for shape in ((2, 2), (4, 2))}
+
+
+def run(steps, arrays):
+    values = list(arrays)
+    for name, i, j in steps:
+        values.append(
+            ONE[name](values[i % len(values)])
+            if name in ONE
+            else TWO[name](values[i % len(values)], values[j % len(values)])
+        )
+    return values[-1]
+
+
+def step(names):
+    return st.tuples(st.sampled_from(sorted(names)), st.integers(0, 9), st.integers(0, 9))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from(sorted(MESHES)),
+    st.lists(st.sampled_from(SPECS), min_size=3, max_size=3),
+    st.lists(step({**ONE, **TWO}), min_size=1, max_size=5),
+)
+@example((4, 2), [P("i"), P(), P()], [("reshape", 0, 0)])
+@example((2, 2), [P("i"), P("j"), P()], [("matmul", 0, 1), ("max", 3, 0), ("einsum", 4, 2)])
+def test_random_programs(shape, specs, steps):
+    """The value, the gradients and a tangent are those of the whole arrays; what is counted is what is done."""
+    mesh = MESHES[shape]
+    whole = [numpy.sin(numpy.arange(64.0) * k).reshape(8, 8) for k in (1, 2, 3)]
+    args = [spmd.distribute(x, mesh, spec) for x, spec in zip(whole, specs)]
+
+    def f(*arrays):
+        return np.sum(np.sin(run(steps, arrays)))
+
+    numpy.testing.assert_allclose(run(steps, args), run(steps, whole), rtol=1e-7, atol=1e-9)
+    both, chosen = md.value_and_grad(f, (0, 1, 2)), (0, 1, 2)
+    mesh.reset_calls()
+    value, grads = both(*args)
+    calls = mesh.calls
+    expected_value, expected = both(*whole)
+    numpy.testing.assert_allclose(value, expected_value, rtol=1e-7)
+    for g, e, spec in zip(grads, expected, specs):
+        numpy.testing.assert_allclose(g, e, rtol=1e-6, atol=1e-8)
+        assert getattr(g, "spec", P()) == spec
+    assert len(chosen) == 3 and spmd.communication(both)(*args).counts == calls
+    tangent = md.jvp(f, args, args)[1]
+    numpy.testing.assert_allclose(tangent, sum(np.sum(g * x) for g, x in zip(expected, whole)), rtol=1e-6, atol=1e-7)
+
+
+# ---------------------------------------------------------------- training
+
+
+def sgd(p, g):
+    return p - 0.1 * g
+
+
+def momentum(p, g, m):
+    m = 0.9 * m + g
+    return p - 0.1 * m, m
+
+
+def adam(p, g, m, v):
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+    return p - 0.1 * m / (np.sqrt(v) + 1e-8), m, v
+
+
+@pytest.mark.parametrize("update, state", [(sgd, 0), (momentum, 1), (adam, 2)])
+@pytest.mark.parametrize("spec", [P("i"), P("j", "i"), P(None, ("i", "j"))])
+def test_an_update_of_sharded_parameters_communicates_nothing(update, state, spec):
+    p, g = (spmd.distribute(x, MESH, spec) for x in (B[:4], numpy.sin(B[:4])))
+    states = [np.zeros_like(p) for _ in range(state)]
+    assert all(s.spec == spec for s in states)
+    MESH.reset_calls()
+    outs = update(p, g, *states)
+    assert MESH.calls == {} and not spmd.communication(update)(p, g, *states).rows
+    expected = update(B[:4], numpy.sin(B[:4]), *[numpy.zeros((4, 8))] * state)
+    for x, e in zip(outs if state else [outs], expected if state else [expected]):
+        assert x.spec == spec
+        numpy.testing.assert_allclose(x, e)
+
+
+# ---------------------------------------------------------------- NumPy's ways in
+
+
+def test_functions_of_numpy_itself():
+    y = sharded(X, P("i"))
+    for out, expected in [
+        (numpy.sin(y), numpy.sin(X)),
+        (numpy.add.reduce(y, axis=1), X.sum(1)),
+        (numpy.sum(y, axis=1), X.sum(1)),
+        (X + y, 2 * X),
+        (numpy.float64(2) * y, 2 * X),
+        (numpy.zeros_like(y), 0 * X),
+        (numpy.full_like(y, 2.0), 2 + 0 * X),
+    ]:
+        assert isinstance(out, spmd.ShardedArray) and out.spec == P("i")
+        numpy.testing.assert_array_equal(out, expected)
+    z = numpy.ones((4, 6))
+    z += y
+    numpy.testing.assert_array_equal(z, X + 1)
+    numpy.testing.assert_array_equal(numpy.histogram(y)[0], numpy.histogram(X)[0])
+    numpy.testing.assert_array_equal(numpy.add(y, y, where=X > 3, out=numpy.zeros((4, 6))), 2 * X * (X > 3))
+    assert [float(np.sum(r)) for r in y] == list(X.sum(1))
+    numpy.testing.assert_array_equal(y[y > 3], X[X > 3])
+    numpy.testing.assert_array_equal(y.at[1].set(0.0), np.where(np.arange(4)[:, None] == 1, 0, X))
+    assert float(y[1, 1]) == 7 and y.sum().item() == X.sum() and y.tolist() == X.tolist()
+
+
+def test_operands_on_different_meshes():
+    """The first operand stays where it is, the others are gathered: both ways, for the derivatives too."""
+    other = spmd.make_mesh((2,), ("k",), backend="simulated")
+    x, y = sharded(X, P("i")), spmd.distribute(2 * X, other, P("k"))
+    f = lambda x, y: np.sin(x) * y  # noqa: E731
+    z = f(x, y)
+    assert (z.mesh, z.spec) == (x.mesh, x.spec)
+    numpy.testing.assert_allclose(z, np.sin(X) * 2 * X)
+    assert spmd.communication(f)(x, y).counts == {"all_gather_invariant": 1}
+    dx, dy = md.grad(lambda x, y: f(x, y).sum(), (0, 1))(x, y)
+    numpy.testing.assert_allclose(dx, np.cos(X) * 2 * X)
+    numpy.testing.assert_allclose(dy, np.sin(X))
+    assert (dx.mesh, dx.spec, dy.mesh, dy.spec) == (x.mesh, x.spec, y.mesh, y.spec)
+
+
+def test_a_body_that_closes_over_it_has_it_whole():
+    y = sharded(X, P("i"))
+    f = spmd.shard_map(lambda r: r @ y, mesh=MESH, in_specs=P("j"), out_specs=P("j"))
+    numpy.testing.assert_array_equal(f(X[:, :4]), X[:, :4] @ X)
+    g = md.grad(lambda r: np.sum(f(r) ** 2))(X[:, :4])
+    numpy.testing.assert_allclose(g, md.grad(lambda r: np.sum((r @ X) ** 2))(X[:, :4]))
+
+
+def test_errors():
+    y = sharded(X, P("i"))
+    with pytest.raises(TypeError, match=r"a ShardedArray cannot be written into.*x.at\[i\].set"):
+        y[0] = 1
+    with pytest.raises(ValueError, match=r"matmul: inner dimensions differ in f64\[4,6\] @ f64\[4,6\]"):
+        y @ y
+    with pytest.raises(ValueError, match="cannot be broadcast together"):
+        y + numpy.ones(5)
+    leaked = []
+    md.grad(lambda x: (leaked.append(x), x.sum())[1])(X)
+    with pytest.raises(md.LeakedTracerError):
+        y + leaked[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Tracer, Value
 from minidiff.ops.elementwise import add, convert, multiply
 from minidiff.ops.indexing import getitem
 from minidiff.ops.shape import as_array, broadcast_to, concatenate, holds_tracer, ravel, reshape
@@ -46,8 +46,8 @@ def array(
 
 
 def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
-    """`numpy.asarray`, of traced values too."""
-    if holds_tracer(a):
+    """`numpy.asarray`, of traced values too; of an array that lies on the ranks of a mesh, NumPy's own."""
+    if holds_tracer(a) and getattr(a, "interpreter", None) is not EVALUATE:
         return array(a, dtype)
     return numpy.asarray(a, dtype, order, **options)
 

@@ -236,7 +236,10 @@ def _batch_broadcast_to(primitive, args, batched, shape):
 
 def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
     """`numpy.broadcast_to`, which takes many times as long as most of what is done with its result."""
-    x = numpy.asarray(x)
+    if type(x) is not numpy.ndarray:
+        if isinstance(x, Tracer):
+            return broadcast_to(x, shape)
+        x = numpy.asarray(x)
     if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
         return numpy.broadcast_to(x, shape)
     extra = len(shape) - x.ndim

@@ -121,7 +121,7 @@ def test_a_sharded_array_is_a_block_here():
     y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(x)
     np.testing.assert_array_equal((2 * y + y).local, 3 * x[2 * mesh.rank : 2 * mesh.rank + 2])
     np.testing.assert_array_equal(y.gather(), x)
-    np.testing.assert_array_equal(y @ x, x @ x)  # an operation without a rule gathers
+    np.testing.assert_array_equal(y @ x, x @ x)  # a product of parts, summed
     if RANKS > 1:
         with pytest.raises(ValueError, match=r"is split over the ranks of .*Call .gather\(\) on every rank"):
             np.asarray(y)

@@ -1,0 +1,188 @@
+"""What a program finds where it runs: versions, MPI, ranks, the backend and why, and what may be off about them.
+
+`python -m spmd` prints it; under `mpirun -n 4 python -m spmd`, once for all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+import numpy
+
+import minidiff
+from collectives import psum
+from spmd.launch import import_mpi, launcher_size, launcher_variable
+from spmd.mesh import make_mesh
+from spmd.partition import P
+from spmd.shard_map import shard_map
+from spmd.table import text_table
+
+#: Packages that not every program needs, and what for.
+OPTIONAL = {
+    "tqdm": "progress bars",
+    "graphviz": "md.draw",
+    "matplotlib": "plots",
+    "nbclient": "make notebooks",
+    "ipyparallel": "MPI ranks from Jupyter",
+}
+
+
+class Process(NamedTuple):
+    """What one rank says of itself."""
+
+    rank: int
+    host: str
+    processors: int
+    threads: str  # OMP_NUM_THREADS
+    versions: tuple[str, ...]  # of Python, NumPy and minidiff
+
+
+class Environment(NamedTuple):
+    """What was found: facts by name, the ranks, and what is off, each in a sentence that says what to do.
+
+    `works` says whether the processes that were started can work together.
+    """
+
+    facts: dict[str, str]
+    processes: list[Process]
+    problems: list[str]
+    works: bool
+
+    def __str__(self) -> str:
+        width = max(map(len, self.facts))
+        lines = [f"{name:{width}}  {text}" for name, text in self.facts.items()]
+        lines += ["", _table(self.processes)]
+        if self.problems:
+            lines += ["", "What is off:", *[f"- {problem}" for problem in self.problems]]
+        return "\n".join(lines)
+
+
+def environment() -> Environment:
+    """What this process finds. Under MPI a collective: every rank must call it.
+
+    Nothing is raised for what is missing or off: that is what is reported.
+
+    >>> print(environment().facts['backend'])
+    simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd
+    """
+    facts = {
+        "minidiff": minidiff.__version__,
+        "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "NumPy": numpy.__version__,
+        "mpi4py": _version("mpi4py") or "is not installed",
+    }
+    try:
+        mpi, missing = import_mpi(), ""
+        facts["MPI library"] = mpi.library()
+    except ImportError as error:
+        mpi, missing = None, str(error)
+        facts["MPI library"] = "none can be loaded"
+    launched, variable = launcher_size(), launcher_variable()
+    facts["launcher"] = f"{launched} processes, says {variable}" if launched else "none: no MPI launcher started this"
+    ranks = mpi.WORLD.Get_size() if mpi else 1
+    processes = mpi.WORLD.allgather(_process(mpi.WORLD.Get_rank())) if mpi else [_process(0)]
+    facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
+    facts["backend"] = _backend(launched)
+    facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
+    facts["dot"] = shutil.which("dot") or "is not on the PATH; the `graphviz` of the system has it"
+    problems = [missing] if launched and missing else []
+    if launched and mpi and launched != ranks:
+        problems.append(
+            f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than "
+            "the launcher's. Start the program with the mpiexec that belongs to mpi4py's MPI (`pip install "
+            "'minidiff[mpich]'` brings both), or install mpi4py for this one: pip install --no-binary mpi4py mpi4py"
+        )
+    problems += _shared(processes)
+    works = not launched or (mpi is not None and launched == ranks)
+    if works:
+        facts["an all-reduce"] = _all_reduce(launched or 4)
+    return Environment(facts, processes, problems, works)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _counted(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"
+
+
+def _process(rank: int) -> Process:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    versions = platform.python_version(), numpy.__version__, minidiff.__version__
+    return Process(rank, socket.gethostname(), usable, os.environ.get("OMP_NUM_THREADS", ""), versions)
+
+
+def _backend(launched: int | None) -> str:
+    if launched:
+        return "mpi, since an MPI launcher started this process; backend='simulated' overrides"
+    return "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
+
+
+def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process]]]:
+    for host, members in groupby(sorted(processes, key=itemgetter(1, 0)), key=itemgetter(1)):
+        yield host, list(members)
+
+
+def _table(processes: Sequence[Process]) -> str:
+    lines = [
+        [host, _ranges([p.rank for p in members]), str(members[0].processors), members[0].threads or "not set"]
+        for host, members in _by_host(processes)
+    ]
+    header = ["machine", "ranks", "processors", "OMP_NUM_THREADS"]
+    total = ["total", str(len(processes)), str(sum(int(line[2]) for line in lines)), ""]
+    return text_table(header, lines, total, [2])
+
+
+def _ranges(ranks: Sequence[int]) -> str:
+    """Numbers in ascending order, those that follow on each other as 0-3."""
+    runs: list[list[int]] = []
+    for r in ranks:
+        if runs and runs[-1][-1] == r - 1:
+            runs[-1].append(r)
+        else:
+            runs.append([r])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _shared(processes: Sequence[Process]) -> Iterator[str]:
+    """What is off about ranks beside each other."""
+    for host, members in _by_host(processes):
+        n, processors = len(members), members[0].processors
+        if n > processors:
+            yield (
+                f"{n} ranks share {_counted(processors, 'processor')} of {host}: right for trying a program, wrong for "
+                "timing it, since ranks that wait keep their processor busy. Start fewer, or use more machines"
+            )
+        elif n > 1 and not members[0].threads:
+            yield (
+                f"the {n} ranks on {host} may each start threads for all {processors} processors: "
+                "export OMP_NUM_THREADS=1 before mpirun"
+            )
+    if len({p.versions for p in processes}) > 1:
+        found = "; ".join(f"rank {p.rank}: Python {p.versions[0]}, NumPy {p.versions[1]}" for p in processes)
+        yield f"not all ranks have the same versions ({found}): use one environment that all machines see"
+
+
+def _all_reduce(ranks: int) -> str:
+    """A sum over the ranks, through all layers: whether it is right, and how long it takes."""
+    mesh = make_mesh((ranks,), ("ranks",))
+    total = shard_map(lambda x: psum(x, "ranks"), mesh=mesh, in_specs=P("ranks"), out_specs=P())
+    ones: Any = numpy.ones(ranks)
+    total(ones)
+    start = time.perf_counter()
+    right = float(total(ones)[0]) == ranks
+    took = (time.perf_counter() - start) * 1e6
+    return f"over {ranks} {mesh.backend} ranks: {'right' if right else 'WRONG'}, in {took:,.0f} µs"

@@ -1,0 +1,459 @@
+"""Operations on arrays that lie on the ranks of a mesh, outside of any body: each is a `shard_map` of itself.
+
+A rule says of an operation which dimensions belong together, as the subscripts of an einsum do: it gives each
+dimension of each operand and of each result a label. A dimension without a label must be whole. What has a label may be
+split: all dimensions of that label along the same mesh axes, each rank then computing its part. A label that the
+results lack is summed over (or what else `reduce` says), first by each rank, then between them.
+
+How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
+the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
+rule takes its operands whole.
+
+All this is one operation, `shard_map`, whose body redistributes blocks, computes and reduces: so it is typed, counted
+and differentiated as any other. Its transpose gives each operand a cotangent that is split as the operand is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy
+
+import collectives
+from minidiff import core
+from minidiff.core import (
+    EVALUATE,
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    current_scope,
+    is_scalar_constant,
+    leak_message,
+    lift_to,
+    running,
+    typeof,
+)
+from minidiff.forward import JVP
+from minidiff.ops import elementwise, reduction
+from minidiff.ops.elementwise import absolute, add, divide, exp, log, multiply, subtract
+from minidiff.ops.kinds import Elementwise
+from minidiff.ops.shape import squeeze
+from spmd.mesh import Mesh
+from spmd.partition import P, PartitionSpec
+from spmd.redistribution import Dims, Sizes, redistributed, route, sizes_of
+from spmd.shard_map import everywhere, shard_map_p
+from spmd.sharded_array import ShardedArray
+
+Label = Hashable  # None: the dimension must be whole
+Labels = tuple[Label, ...]  # of the dimensions of one array
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The labels of the dimensions of an operation's operands and of its results, and how it is done on blocks."""
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    reduce: Callable | None = None  # of a result and the axes that its missing labels are split along
+    moves: int = 2  # how often what is reduced is moved, at most: an all-reduce scatters, and gathers
+    params: dict = field(default_factory=dict)  # parameters that are others on blocks
+    of_whole: bool = False  # whether the derivative is that of the whole, not of what ranks do
+
+
+Rules = Callable[[Sequence[ShapedArray], Sequence[ShapedArray], dict], Rule | None]
+
+
+# ---------------------------------------------------------------- the rules
+
+
+def _numbered(types: Sequence[ShapedArray]) -> tuple[Labels, ...]:
+    return tuple(tuple(range(t.ndim)) for t in types)
+
+
+def _broadcast(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Number by number: dimensions belong together that are equally far from the last. Those stretched stay whole."""
+    out = outs[0]
+    return Rule(tuple(_aligned(t.shape, out.shape) for t in types), _numbered(outs))
+
+
+def _aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
+    extra = len(wide) - len(shape)
+    return tuple(d + extra if n == wide[d + extra] else None for d, n in enumerate(shape))
+
+
+def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) -> Rules:
+    """Reductions along `axes`; where nothing is known that reduces between ranks, these must be whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
+        labels = tuple(None if reduce is None and d in axes else d for d in range(x.ndim))
+        out = [None if d in axes else d for d in range(x.ndim) if keepdims or d not in axes]
+        return Rule((labels,), (tuple(out),), reduce, moves, of_whole=of_whole)
+
+    return rule
+
+
+def _transpose(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    return Rule(_numbered(types), (tuple(params["axes"]),))
+
+
+def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """What becomes of a group of dimensions is split as the group is, if that is along its first one."""
+    (x,), (out,) = types, outs
+    before, after = [None] * x.ndim, [None] * out.ndim
+    for d, e in _leading_pairs(x.shape, out.shape):
+        before[d] = after[e] = d
+    return Rule((tuple(before),), (tuple(after),))
+
+
+def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where a shape is another by groups of dimensions, the first dimensions of each group that are larger than 1."""
+    if 0 in one:
+        return
+    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
+    i = j = 0
+    while i < len(dims) and j < len(ends):
+        yield dims[i], ends[j]
+        m, n = one[dims[i]], two[ends[j]]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * one[dims[i]], i + 1
+            else:
+                n, j = n * two[ends[j]], j + 1
+
+
+def _matmul(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    x, y = types
+    stack = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
+    left = (*_aligned(x.shape[:-2], stack), "row", "sum")[-x.ndim :]
+    right = (*_aligned(y.shape[:-2], stack), "sum", "column") if y.ndim > 1 else ("sum",)
+    out = (*range(len(stack)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
+    return Rule((left, right), (out,), _sum(outs))
+
+
+def _einsum(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    terms, out = params["subscripts"].split("->")
+    return Rule(tuple(map(tuple, terms.split(","))), (tuple(out),), _sum(outs))
+
+
+def _sum(outs: Sequence[ShapedArray]) -> Callable:
+    """What adds up products between ranks: of truth values, whether one is true."""
+    return collectives.pmax if outs[0].dtype == bool else collectives.psum
+
+
+def _along(name: str) -> Rules:
+    """Line by line along the axis, or axes, that a parameter names: these must be whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        given = params[name]
+        whole = given if isinstance(given, tuple) else (given,)
+        labels = tuple(None if d in whole else d for d in range(types[0].ndim))
+        fewer = tuple(d for d in labels if d is not None)
+        return Rule((labels,) * len(types), tuple(labels if t.ndim == len(labels) else fewer for t in outs))
+
+    return rule
+
+
+def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    (labels,) = _numbered(types)
+    return Rule(((None, *labels[1:]),), (labels[1:],) * len(outs))
+
+
+def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels, cut, index = _sliced(params["index"], types[0].shape)
+    return Rule((labels,), (cut,), params={"index": index})
+
+
+def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels, cut, index = _sliced(params["index"], outs[0].shape)
+    return Rule((cut,), (labels,), params={"index": index})
+
+
+def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple]:
+    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks."""
+    labels: list[Label] = []
+    cut: list[Label] = []
+    entries = []
+    for i in index:
+        d = len(labels)
+        if i is None:
+            cut.append(None)
+        else:
+            kept = isinstance(i, slice) and i.indices(shape[d]) == (0, shape[d], 1)
+            i = slice(None) if kept else i
+            labels.append(d if kept else None)
+            cut += [labels[-1]] if isinstance(i, slice) else []
+        entries.append(i)
+    rest = range(len(labels), len(shape))
+    return (*labels, *rest), (*cut, *rest), tuple(entries)
+
+
+def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """x[indices]: the indices are split as the result is, what they are indices into is whole."""
+    x, *indices = types
+    places, rest = _indexed(x.shape, indices)
+    return Rule(((None,) * len(indices) + rest, *places[1]), ((*places[0], *rest),))
+
+
+def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Each rank adds up what it has, and the ranks their sums."""
+    _, *indices = types
+    places, rest = _indexed(outs[0].shape, indices)
+    return Rule(((*places[0], *rest), *places[1]), ((None,) * len(indices) + rest,), collectives.psum)
+
+
+def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tuple[Labels, list[Labels]], Labels]:
+    """The labels that indices have together, and each of them; and of the dimensions that they leave."""
+    wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    together = tuple(("index", d) for d in range(len(wide)))
+    each = [tuple(None if d is None else ("index", d) for d in _aligned(t.shape, wide)) for t in indices]
+    return (together, each), tuple(range(len(indices), len(shape)))
+
+
+def _product(x: Value, axes: tuple[str, ...]) -> Value:
+    """The product between ranks: there is no collective for it, so each has all the factors."""
+    return reduction.prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
+
+
+def _whole(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """What is known of any operation: that it can be applied to the whole."""
+    return Rule(tuple((None,) * t.ndim for t in types), tuple((None,) * t.ndim for t in outs))
+
+
+#: The rules by the operations' names; `rule_of` knows those that are applied number by number besides.
+RULES: dict[str, Rules] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "broadcast_to": _broadcast,
+    "concatenate": _along("axis"),
+    "split": _along("axis"),
+    "unstack": _unstack,
+    "slice": _slice,
+    "unslice": _unslice,
+    "gather": _gather,
+    "scatter_add": _scatter_add,
+    "matmul": _matmul,
+    "einsum": _einsum,
+    "sum": _reduction(collectives.psum),
+    "mean": _reduction(collectives.pmean),
+    "max": _reduction(collectives.pmax, of_whole=True),
+    "min": _reduction(collectives.pmin, of_whole=True),
+    "any": _reduction(collectives.pmax),
+    "all": _reduction(collectives.pmin),
+    "prod": _reduction(_product, moves=1),
+    **dict.fromkeys(("var", "logsumexp"), _reduction(None)),
+    **dict.fromkeys(("cumsum", "cumprod", "permute", "argsort", "argpartition"), _along("axis")),
+    **dict.fromkeys(("argmax", "argmin", "nanargmax", "nanargmin"), _along("axis")),
+    **dict.fromkeys(("fft", "ifft", "softmax", "log_softmax"), _along("axes")),
+    **dict.fromkeys(("negative", "conjugate", "real", "imag", "convert"), _broadcast),
+    **dict.fromkeys(("deg2rad", "rad2deg", "radians", "degrees", "ldexp"), _broadcast),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "difference", "where"), _broadcast),
+}
+
+
+def _var(x: Value, axes: tuple[int, ...], ddof: int, keepdims: bool = False) -> Value:
+    off = absolute(subtract(x, reduction.mean(x, axes, keepdims=True)))
+    count = math.prod(x.shape[d] for d in axes)
+    return divide(reduction.sum(multiply(off, off), axes, keepdims=keepdims), count - ddof)
+
+
+def _below_largest(x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+    """The largest number along axes, and how far from it each is."""
+    largest = elementwise.stop_gradient(reduction.max(x, axes, keepdims=True))
+    return largest, elementwise.difference(x, largest)
+
+
+def _softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    parts = exp(_below_largest(x, axes)[1])
+    return divide(parts, reduction.sum(parts, axes, keepdims=True))
+
+
+def _log_softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    below = _below_largest(x, axes)[1]
+    return subtract(below, log(reduction.sum(exp(below), axes, keepdims=True)))
+
+
+def _logsumexp(x: Value, axes: tuple[int, ...]) -> Value:
+    largest, below = _below_largest(x, axes)
+    return add(squeeze(largest, axes), log(reduction.sum(exp(below), axes)))
+
+
+#: Operations along axes, made of others: so they are done where one of these axes is split.
+IN_PARTS: dict[str, Callable] = {
+    "var": _var,
+    "softmax": _softmax,
+    "log_softmax": _log_softmax,
+    "logsumexp": _logsumexp,
+}
+
+
+def rule_of(primitive: Primitive) -> Rules | None:
+    """The rule of an operation; None where there is none."""
+    return _broadcast if isinstance(primitive, Elementwise) else RULES.get(primitive.name)
+
+
+# ---------------------------------------------------------------- how labels are split
+
+
+Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; those that are not named are whole
+Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and the bytes of a number
+
+
+@lru_cache(maxsize=4096)
+def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, sizes: Sizes) -> Way:
+    """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
+
+    If there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those
+    for reducing results among them. Of equals, the one that shares the work among the most ranks, and then
+    the one along the most axes, for those of one rank.
+    """
+    kept = {label for labels, _, _ in results for label in labels}
+    candidates = []
+    for way in _ways(operands, results, dict(sizes)):
+        moved = sum(
+            route(have, _layout(way, labels), shape, itemsize, sizes).bytes
+            for (labels, shape, itemsize), have in operands
+        )
+        n = _parts([some for label, some in way.items() if label not in kept], dict(sizes))
+        blocks = sum(
+            itemsize * math.prod(shape) // _parts(_layout(way, labels), dict(sizes))
+            for labels, shape, itemsize in results
+        )
+        total = moved + moves * blocks * (n - 1) // n
+        shared = _parts(way.values(), dict(sizes)), sum(map(len, way.values()))
+        candidates.append(((moved > 0, total, -shared[0], -shared[1]), way))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
+    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once."""
+    lengths: dict[Label, list[int]] = {}
+    splits: dict[Label, set[tuple[str, ...]]] = {}
+    for labels, shape, _ in (*[array for array, _ in operands], *results):
+        for label, n in zip(labels, shape):
+            lengths.setdefault(label, []).append(n)
+    for (labels, _, _), have in operands:
+        for label, axes in zip(labels, have):
+            if label is not None:
+                splits.setdefault(label, {()}).update(axes[: k + 1] for k in range(len(axes)))
+    for chosen in itertools.product(*map(sorted, splits.values())):
+        named = [a for axes in chosen for a in axes]
+        way = {label: axes for label, axes in zip(splits, chosen) if axes}
+        even = all(n % _parts([axes], sizes) == 0 for label, axes in way.items() for n in lengths[label])
+        if even and len(set(named)) == len(named):
+            yield way
+
+
+def _layout(way: Way, labels: Labels) -> Dims:
+    """How an array with these labels is laid out."""
+    return tuple(way.get(label, ()) for label in labels)
+
+
+def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
+    """How many blocks there are along these axes."""
+    return math.prod(sizes[a] for axes in dims for a in axes)
+
+
+# ---------------------------------------------------------------- the operation
+
+
+def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
+
+    Of operands that lie on several meshes, those stay that lie on the first operand's; the others are made whole.
+    Raises LeakedTracerError for operands that are dead.
+    """
+    if interpreter.scope is not None:
+        return None
+    layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
+    meshes = {id(layout.mesh): layout.mesh for layout in layouts if layout is not None}
+    if interpreter is EVALUATE:
+        _check_alive(args)
+        if not meshes:
+            return primitive.bind(*[x.gather() if isinstance(x, ShardedArray) else x for x in args], **params)
+    if not meshes:
+        return None
+    mesh, *others = meshes.values()
+    if others:
+        with running(interpreter):
+            args = [x if t is None or t.mesh is mesh else redistributed(x, *t, P()) for x, t in zip(args, layouts)]
+        layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
+    types = [typeof(x) for x in args]
+    parts = IN_PARTS.get(primitive.name)
+    if parts is not None and any(layouts[0].spec.dims(types[0].ndim)[d] for d in params["axes"]):
+        with running(interpreter):
+            return parts(*args, **params)
+    weak = [x if type(x) in (bool, int, float, complex) else t for x, t in zip(args, types)]  # they promote weakly
+    outs = primitive.typecheck(weak, params)
+    rule = (rule_of(primitive) or _whole)(types, outs, params)
+    if rule.of_whole and isinstance(interpreter, JVP):
+        return None
+    specs = [P() if layout is None else layout.spec for layout in layouts]
+    with running(interpreter):
+        return _mapped(primitive, args, params, mesh, rule, specs, types, outs)
+
+
+def _check_alive(args: Sequence[Value]) -> None:
+    for x in args:
+        if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
+            raise LeakedTracerError(leak_message(x))
+
+
+def _mapped(
+    primitive: Primitive,
+    args: Sequence[Value],
+    params: dict,
+    mesh: Mesh,
+    rule: Rule,
+    specs: Sequence[PartitionSpec],
+    types: Sequence[ShapedArray],
+    outs: Sequence[ShapedArray],
+) -> Any:
+    """The operation, as a `shard_map` whose arguments come as they lie."""
+    sizes = sizes_of(mesh)
+    have = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
+    operands = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types))
+    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
+    way = choose(tuple(zip(operands, have)), results, rule.moves, sizes)
+    routes = [
+        route(d, _layout(way, labels), shape, itemsize, sizes) for (labels, shape, itemsize), d in zip(operands, have)
+    ]
+    out_layouts = [_layout(way, r) for r in rule.results]
+    kept = {label for labels in rule.results for label in labels}
+    varying = frozenset(a for axes in way.values() for a in axes)
+    over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
+    params = {**params, **rule.params}
+    if "shape" in params:
+        params["shape"] = _block_shape(outs[0].shape, out_layouts[0], mesh)
+    arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
+    out_specs = tuple(map(PartitionSpec.of_dims, out_layouts))
+
+    def body(*blocks: Value) -> tuple:
+        current_scope().function = primitive.name
+        values = list(args)
+        for i, block in zip(arrays, blocks):
+            values[i] = routes[i](block, varying)
+        found = primitive.bind(*values, **params)
+        found = found if primitive.multiple_results else [found]
+        found = [rule.reduce(x, over) for x in found] if over else found
+        return [lift_to(x, spec.axes) for x, spec in zip(found, out_specs)], out_specs
+
+    in_specs = tuple(specs[i] for i in arrays)
+    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
+    return found if primitive.multiple_results else found[0]
+
+
+def _block_shape(shape: tuple[int, ...], layout: Dims, mesh: Mesh) -> tuple[int, ...]:
+    return tuple(n // math.prod(mesh.shape[a] for a in axes) for n, axes in zip(shape, layout))
+
+
+core.spread = spread

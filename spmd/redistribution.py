@@ -1,0 +1,304 @@
+"""Redistribution: an array split in one way, split in another, by the collectives that move the fewest bytes.
+
+A layout says for each dimension the mesh axes that it is split along, the last running fastest. From one layout
+to another lead steps, each of them one collective:
+
+=========== ====================================================== ==========================
+step        what it does to the layout                             bytes that a rank receives
+=========== ====================================================== ==========================
+pscatter    an axis that splits nothing splits a dimension further none
+all_gather  the last axes of a dimension split it no more          (n - 1) blocks
+all_to_all  the last axes of a dimension split another one instead (n - 1) / n of a block
+ppermute    axes change places; blocks keep their shape            a block
+=========== ====================================================== ==========================
+
+The cheapest sequence is a shortest path through the layouts (Dijkstra's algorithm). It is never dearer than to gather
+the whole and keep a part of it, which is one of the paths. What all ranks must know to walk together, the path, follows
+from layouts, shape and mesh alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import collectives
+from minidiff import tree
+from minidiff.core import Value, lift_to, typeof
+from minidiff.forward import as_value
+from spmd.mesh import Mesh
+from spmd.partition import P, PartitionSpec, check_divides, check_rank, check_spec, is_spec
+
+Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
+Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
+
+
+class Step(NamedTuple):
+    """One collective over `axes`: the layout `after` it, and the `bytes` that each rank receives."""
+
+    collective: str
+    axes: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]
+    after: Dims
+    bytes: int
+
+    def __call__(self, x: Value) -> Value:
+        return getattr(collectives, self.collective)(x, self.axes, **dict(self.options))
+
+    def __str__(self) -> str:
+        over = " and ".join(map(repr, self.axes))
+        shown = "".join(f", {k}={v}" for k, v in self.options if k not in ("tiled", "perm"))
+        return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
+
+
+class Route(NamedTuple):
+    """The steps from one layout to another."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes each rank receives in all."""
+        return sum(step.bytes for step in self.steps)
+
+    def __call__(self, x: Value, varying: frozenset = frozenset()) -> Value:
+        """In the body of a `shard_map`: the block in the first layout as the block in the last.
+
+        Where a gathered value is used beside others that vary along the same axes, the axes being `varying`, it is
+        gathered as one that varies too: so it transposes to a `psum_scatter` (JEP 17111, on `all_gather`).
+        """
+        for k, step in enumerate(self.steps):
+            rest = frozenset(a for later in self.steps[k + 1 :] for a in later.axes)
+            fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
+            x = (step._replace(collective="all_gather") if fused else step)(x)
+        return x
+
+
+# ---------------------------------------------------------------- the cheapest route
+
+
+@lru_cache(maxsize=4096)
+def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
+    """The cheapest way between two layouts of an array: by bytes, then by collectives, then by steps."""
+    useful = frozenset(a for axes in (*have, *want) for a in axes)
+    steps = _cheapest(have, useful, shape, itemsize, sizes)[want] if have != want else ()
+    befores = (have, *[step.after for step in steps])
+    return Route(tuple(_with_permutation(step, before, dict(sizes)) for step, before in zip(steps, befores)))
+
+
+@lru_cache(maxsize=256)
+def _cheapest(
+    have: Dims, useful: frozenset, shape: tuple[int, ...], itemsize: int, sizes: Sizes
+) -> dict[Dims, tuple[Step, ...]]:
+    """The cheapest steps from a layout to each other one along the same axes, and those that are `useful`."""
+    found: dict[Dims, tuple[Step, ...]] = {}
+    least = {have: (0, 0, 0)}
+    tail = itertools.count()  # so that layouts are never compared
+    queue: list = [((0, 0, 0), next(tail), have, ())]
+    known, nbytes = dict(sizes), itemsize * math.prod(shape)
+    while queue:
+        (moved, calls, count), _, at, steps = heapq.heappop(queue)
+        if at in found:
+            continue
+        found[at] = steps
+        for step in _steps(at, shape, nbytes, known, useful):
+            cost = (moved + step.bytes, calls + (step.collective != "pscatter"), count + 1)
+            if step.after not in least or cost < least[step.after]:
+                least[step.after] = cost
+                heapq.heappush(queue, (cost, next(tail), step.after, (*steps, step)))
+    return found
+
+
+def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
+    """The steps that lead on from a layout, along axes that are of use."""
+    ranks = [math.prod(sizes[a] for a in axes) for axes in at]
+    block = nbytes // math.prod(ranks)
+    taken = frozenset(a for axes in at for a in axes)
+    dims = range(len(at))
+    for a in sorted(useful - taken, key=list(sizes).index):
+        for d in dims:
+            if shape[d] // ranks[d] % sizes[a] == 0:
+                yield _step("pscatter", (a,), _changed(at, {d: (*at[d], a)}), 0, axis=d)
+    for d in dims:
+        for k in range(len(at[d])):
+            kept, moved = at[d][:k], at[d][k:]
+            n = math.prod(sizes[a] for a in moved)
+            yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
+            for e in dims:
+                if e != d and shape[e] // ranks[e] % n == 0:
+                    after = _changed(at, {d: kept, e: (*at[e], *moved)})
+                    yield _step("all_to_all", moved, after, block * (n - 1) // n, split_axis=e, concat_axis=d)
+    for after in _rearranged(at, sizes):
+        axes = tuple(a for a in sizes if any(a in one and one != two for one, two in zip(at, after)))
+        yield Step("ppermute", axes, (), after, block)  # who sends to whom is found for those steps that are taken
+
+
+def _step(collective: str, axes: tuple[str, ...], after: Dims, nbytes: int, **options: int) -> Step:
+    return Step(collective, axes, (*options.items(), ("tiled", True)), after, nbytes)
+
+
+def _changed(layout: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
+    return tuple(dims.get(d, axes) for d, axes in enumerate(layout))
+
+
+def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
+    """The other layouts along the same axes that split each dimension into as many parts."""
+    lengths = [len(axes) for axes in at]
+    for order in itertools.permutations([a for axes in at for a in axes]):
+        rest = iter(order)
+        after = tuple(tuple(itertools.islice(rest, n)) for n in lengths)
+        parts = ([math.prod(sizes[a] for a in axes) for axes in layout] for layout in (at, after))
+        if after != at and next(parts) == next(parts):
+            yield after
+
+
+def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
+    if step.collective != "ppermute":
+        return step
+    return step._replace(options=(("perm", _permutation(before, step.after, step.axes, sizes)),))
+
+
+def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple:
+    """From which rank along `axes` each one gets its block, as pairs (source, destination)."""
+    places = list(itertools.product(*[range(sizes[a]) for a in axes]))
+
+    def block(layout: Dims, place: tuple[int, ...]) -> tuple:
+        """Which block the rank at this place has, counted along the axes that change places."""
+        index = dict(zip(axes, place))
+        found = []
+        for split in layout:
+            number = 0
+            for a in split:
+                number = number * sizes[a] + index.get(a, 0)
+            found.append(number)
+        return tuple(found)
+
+    sources = {block(at, place): rank for rank, place in enumerate(places)}
+    return tuple((sources[block(after, place)], rank) for rank, place in enumerate(places))
+
+
+# ---------------------------------------------------------------- what users call
+
+
+def sizes_of(mesh: Mesh) -> Sizes:
+    return tuple(mesh.shape.items())
+
+
+def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
+    """The cheapest way to have `x`, that is laid out as `have` says, as `want` says."""
+    t = typeof(x)
+    return route(have.dims(t.ndim), want.dims(t.ndim), t.shape, t.dtype.itemsize, sizes_of(mesh))
+
+
+def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
+    """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
+    from spmd.shard_map import everywhere, shard_map_p  # which redistributes its own arguments
+
+    steps = route_of(x, mesh, have, want)
+
+    def body(block: Value) -> tuple:
+        return [lift_to(steps(block), want.axes)], (want,)
+
+    return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
+
+
+def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
+    """`x` as a `ShardedArray` split over `mesh` by `spec`; no rank communicates.
+
+    `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. What
+    is split along no axis is replicated: it stays a plain array. Differentiable: the cotangent of an array that was
+    whole is whole again, by an all-gather. Raises ValueError where a spec does not fit the mesh or the array.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> distribute(np.arange(4), mesh, spmd.P('i'))
+    ShardedArray([0, 1, 2, 3], P('i'))
+    """
+    return _map_specs("distribute", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, mesh, to, path))
+
+
+def reshard(x: Any, spec: Any) -> Any:
+    """The same arrays, split by another `spec` over the mesh they lie on: by the cheapest collectives.
+
+    `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
+    array, the same on all ranks. Differentiable: the transpose is the redistribution in reverse. Under MPI every rank
+    calls it. `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not fit the mesh
+    or the array, and TypeError for a plain array, which lies on no mesh (see `distribute`).
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> x = spmd.distribute(np.arange(4.0).reshape(2, 2), mesh, spmd.P('i'))
+    >>> reshard(x, spmd.P(None, 'i')).local
+    [array([[0.],
+           [2.]]), array([[1.],
+           [3.]])]
+    >>> spmd.communication(lambda x: reshard(x, spmd.P(None, 'i')))(x).counts
+    {'all_to_all': 1}
+    """
+    return _map_specs(
+        "reshard", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, layout_of(leaf, path)[0], to, path)
+    )
+
+
+def explain_reshard(x: Any, spec: PartitionSpec) -> str:
+    """The steps by which `reshard(x, spec)` would go, each with the layout after it and the bytes each rank receives.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((4, 2), ('x', 'y'), backend='simulated')
+    >>> x = spmd.distribute(np.zeros((8, 8)), mesh, spmd.P('x', 'y'))
+    >>> print(explain_reshard(x, spmd.P('y', 'x')))
+    P('x', 'y') -> P('y', 'x') of f64[8,8]: 120 bytes for each rank
+      all_to_all over 'y', split_axis=0, concat_axis=1: P(('x', 'y')), 32 bytes
+      all_to_all over 'x' and 'y', split_axis=1, concat_axis=0: P(None, ('x', 'y')), 56 bytes
+      all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 32 bytes
+    """
+    x = as_value(x)
+    mesh, have = layout_of(x, "explain_reshard: x")
+    _check("explain_reshard: x", x, mesh, spec)
+    steps = route_of(x, mesh, have, spec)
+    head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
+    return "\n  ".join([head, *map(str, steps.steps)])
+
+
+def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+    leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
+    specs = tree.broadcast_prefix(spec, x, is_spec, "spec")
+    return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
+
+
+def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
+    shape = typeof(x).shape
+    check_spec(spec, mesh.shape, "spec")
+    check_rank(spec, shape, "spec", path)
+    check_divides(spec, shape, mesh.shape, "spec", path)
+
+
+def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
+    _check(path, x, mesh, spec)
+    return settled(x, mesh, spec)
+
+
+def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """`x` laid out over `mesh` as `spec` says, wherever it is now."""
+    here, have = typeof(x).layout or (mesh, P())
+    if here is not mesh:
+        x, have = redistributed(x, here, have, P()), P()
+    return x if have == spec else redistributed(x, mesh, have, spec)
+
+
+def layout_of(x: Value, path: str) -> tuple[Mesh, PartitionSpec]:
+    """The mesh that `x` lies on, and its spec. Raises TypeError for what lies on none."""
+    layout = typeof(x).layout
+    if layout is None:
+        raise TypeError(
+            f"{path} has type {typeof(x)} and lies on no mesh, so nothing says over which ranks to split it: write "
+            "distribute(x, mesh, spec)"
+        )
+    return layout

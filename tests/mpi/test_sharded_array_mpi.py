@@ -1,0 +1,141 @@
+"""Sharded arrays on MPI ranks: the same values, specs and communication as on simulated ones."""
+
+import functools
+
+import numpy
+import pytest
+from mpi4py import MPI
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+
+RANKS = MPI.COMM_WORLD.size
+SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}
+X = numpy.sin(numpy.arange(24.0 * 24)).reshape(24, 24)
+W = numpy.cos(numpy.arange(24.0 * 24)).reshape(24, 24)
+everywhere = pytest.mark.parallel([2, 4])
+
+
+@functools.cache
+def mesh_of(shape, backend="mpi"):
+    return spmd.make_mesh(shape, ("i", "j", "k")[: len(shape)], backend=backend)
+
+
+def meshes():
+    return [mesh_of(shape) for shape in SHAPES[RANKS]]
+
+
+def specs_of(mesh):
+    one, two = mesh.axis_names[0], mesh.axis_names[-1]
+    specs = [P(one), P(None, one), P(two), P(one, two) if one != two else P(), P((two, one)) if one != two else P()]
+    return list(dict.fromkeys(specs))
+
+
+def whole(x):
+    return x.gather() if isinstance(x, spmd.ShardedArray) else numpy.asarray(x)
+
+
+def run_and_count(f, mesh, *args, counted=True):
+    """The result of `f`, having checked that it communicated as its report says."""
+    mesh.reset_calls()
+    out = f(*args)
+    if not counted:
+        return out
+    report = spmd.communication(f, optimized=isinstance(f, md.jit))(*args)
+    assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
+    return out
+
+
+@everywhere
+def test_every_redistribution():
+    for mesh in meshes():
+        for have in specs_of(mesh):
+            x = run_and_count(lambda x, m=mesh, s=have: spmd.distribute(x, m, s), mesh, X)
+            for want in specs_of(mesh):
+                if not have.axes:
+                    continue
+                y = run_and_count(lambda x, s=want: spmd.reshard(x, s), mesh, x)
+                if want.axes:
+                    assert y.spec == want
+                    numpy.testing.assert_array_equal(y.local, spmd.distribute(X, mesh, want).local)
+                numpy.testing.assert_array_equal(whole(y), X)
+                g = run_and_count(md.grad(lambda x, s=want: np.sum(spmd.reshard(x, s) ** 2)), mesh, x)
+                assert g.spec == have
+                numpy.testing.assert_array_equal(g.gather(), 2 * X)
+
+
+def _doubled(x):
+    """By a `shard_map` of its own, which splits what is split already in another way."""
+    mesh = meshes()[-1]
+    return spmd.shard_map(
+        lambda x: 2 * np.sin(x), mesh=mesh, in_specs=P(mesh.axis_names), out_specs=P(mesh.axis_names)
+    )(x)
+
+
+PROGRAMS = {
+    "layers": lambda x, w: np.mean(np.tanh(np.tanh(x @ w / 24) @ w.T) ** 2),
+    "softmax": lambda x, w: -np.mean(md.nn.log_softmax(x @ w, axis=1)[:, 3]),
+    "reductions": lambda x, w: np.sum(x.max(axis=0) * w.mean(axis=1) + x.var(axis=1)) + x.sum(axis=0) @ w[0],
+    "shapes": lambda x, w: np.sum(np.concatenate([x.T, w]).reshape(4, 12, 24)[1:3] * np.stack([w[:12], x[12:]])),
+    "gathered": lambda x, w: np.sum(np.roll(x, 3) * np.linalg.inv(w @ w.T / 24 + 2 * np.eye(24))),
+    "a loop": lambda x, w: np.sum(md.scan(lambda c, r: (np.tanh(c + r @ w), c.sum()), np.zeros(24), x[:4])[0]),
+    "computed again": lambda x, w: np.sum(md.checkpoint(lambda x: np.tanh(np.sum(x @ w, axis=0) + x) @ w.T)(2 * x)),
+    "vmap": lambda x, w: np.sum(md.vmap(lambda r: np.sin(r @ w) * r.max(), out_axes=1)(x)),
+    "a shard_map": lambda x, w: np.sum(_doubled(x * w.sum(axis=1)) @ w),
+    "indices": lambda x, w: np.sum(x[np.array([3, 1, 4, 1, 5])] @ w[:, [9, 2, 6]]) + x[0] @ w[:, 0],
+}
+
+
+@everywhere
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_equal_those_of_the_whole(name):
+    """Values, gradients with their specs, tangents, compiled ones; and the calls made."""
+    f, both = PROGRAMS[name], md.value_and_grad(PROGRAMS[name], (0, 1))
+    value, expected = both(X, W)
+    expected = [whole(e) for e in expected]
+    counted = name != "a loop"  # from step to step, what it carries may be laid out in other ways
+    for mesh in meshes()[-1:] if name == "a shard_map" else meshes():
+        specs = specs_of(mesh)
+        for k, xs in enumerate(specs[:3]):
+            ws = specs[(2 * k + 1) % len(specs)]
+            x, w = spmd.distribute(X, mesh, xs), spmd.distribute(W, mesh, ws)
+            for way in (both, md.jit(both)):
+                found, grads = run_and_count(way, mesh, x, w, counted=counted)
+                numpy.testing.assert_allclose(found, value, rtol=1e-9)
+                for g, e, spec in zip(grads, expected, (xs, ws)):
+                    assert getattr(g, "spec", P()) == spec or not spec.axes
+                    numpy.testing.assert_allclose(whole(g), e, rtol=1e-7, atol=1e-9)
+            tangent = run_and_count(lambda x, w: md.jvp(f, (x, w), (x, w)), mesh, x, w, counted=counted)[1]
+            numpy.testing.assert_allclose(whole(tangent), sum(np.sum(e * a) for e, a in zip(expected, (X, W))))
+
+
+@everywhere
+def test_an_update_communicates_nothing():
+    for mesh in meshes():
+        p, g = (spmd.distribute(a, mesh, P(None, mesh.axis_names)) for a in (X, W))
+        m, v = np.zeros_like(p), np.zeros_like(p)
+
+        def adam(p, g, m, v):
+            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
+            return p - 0.1 * m / (np.sqrt(v) + 1e-8), m, v
+
+        new = run_and_count(adam, mesh, p, g, m, v)
+        assert mesh.calls == {}
+        numpy.testing.assert_allclose(new[0].gather(), adam(X, W, 0 * X, 0 * X)[0])
+
+
+@everywhere
+def test_what_is_not_here_says_so():
+    for mesh in meshes():
+        y = spmd.distribute(X, mesh, P(mesh.axis_names))
+        mesh.reset_calls()
+        shown = repr(y), str(y)
+        assert mesh.calls == {}  # printing never communicates
+        assert f"rank {mesh.rank} has" in shown[0]
+        with pytest.raises(ValueError, match=r"has only a block of it.*Call \.gather\(\) on every rank"):
+            numpy.asarray(y)
+        assert mesh.calls == {}
+        assert y.tolist() == X.tolist()  # all ranks gather
+        assert mesh.calls == {"all_gather": 1}

@@ -1,0 +1,111 @@
+"""`python -m spmd`: what it finds alone, on ranks, and where something is off."""
+
+import os
+import re
+import subprocess
+import sys
+
+import numpy
+import pytest
+
+import minidiff as md
+from spmd import launch
+from spmd.environment import Process, _ranges, _shared
+from tests.test_failures import mpiexec
+
+HERE = [0, "here", 4, "1", ("3.11", "2.0", "0.1")]
+
+
+def run(*before, **variables):
+    """`python -m spmd` as a process that no launcher started, unless the variables say that one did."""
+    outside = {k: v for k, v in os.environ.items() if k not in {*launch.LAUNCHERS, *launch.LAUNCHERS.values()}}
+    command = [sys.executable, *before] if before else [sys.executable, "-m", "spmd"]
+    return subprocess.run(command, env=outside | variables, capture_output=True, text=True, timeout=60)
+
+
+def test_alone():
+    done = run()
+    assert done.returncode == 0 and not done.stderr
+    for name, text in [
+        ("minidiff", re.escape(md.__version__)),
+        ("NumPy", re.escape(numpy.__version__)),
+        ("launcher", "none: "),
+        ("ranks", "1, on 1 machine"),
+        ("backend", "simulated, since no MPI launcher .* mpirun -n 4 python -m spmd"),
+        ("an all-reduce", "over 4 simulated ranks: right"),
+    ]:
+        assert re.search(rf"^{name} +{text}", done.stdout, re.M), (name, done.stdout)
+    assert "What is off" not in done.stdout
+
+
+def test_on_ranks_it_speaks_once():
+    done = mpiexec(3, "-m", "spmd")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("minidiff ") == 1
+    assert re.search(r"^ranks +3, on 1 machine$", done.stdout, re.M)
+    assert re.search(r"^backend +mpi, since an MPI launcher", done.stdout, re.M)
+    assert re.search(r"^an all-reduce +over 3 mpi ranks: right", done.stdout, re.M)
+    assert re.search(r"^\S+ +0-2 +\d+ ", done.stdout, re.M)
+
+
+def test_a_launcher_of_another_mpi():
+    """Each process then is alone in its world: the first of them says so."""
+    pytest.importorskip("mpi4py")
+    variables = {"OMPI_COMM_WORLD_SIZE": "5"}
+    first, other = (run(**variables, OMPI_COMM_WORLD_RANK=rank) for rank in "03")
+    assert first.returncode == other.returncode == 1 and other.stdout == ""
+    assert "- the launcher started 5 processes, but mpi4py sees 1: mpi4py is built on another MPI" in first.stdout
+    assert "an all-reduce" not in first.stdout
+
+
+@pytest.mark.parametrize("why", ["ImportError('no module mpi4py')", "RuntimeError('cannot load MPI library')"])
+def test_without_mpi(why):
+    """mpi4py is not there, or finds no MPI: an error of ranks, a remark for one who has none."""
+    program = f"""
+import sys, importlib.abc
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "mpi4py":
+            raise {why}
+sys.meta_path.insert(0, Missing())
+from spmd.__main__ import main
+sys.exit(main([]))
+"""
+    alone, ranks = run("-c", program), run("-c", program, PMI_SIZE="2", PMI_RANK="0")
+    assert alone.returncode == 0 and "What is off" not in alone.stdout
+    assert re.search(r"^MPI library +none can be loaded", alone.stdout, re.M)
+    assert ranks.returncode == 1
+    assert "- an MPI launcher started this process as one of 2, but mpi4py cannot be imported" in ranks.stdout
+    assert "pip install 'minidiff[mpich]'" in ranks.stdout
+
+
+@pytest.mark.parametrize(
+    "others, expected",
+    [
+        ([], []),
+        ([{"rank": 1}], []),
+        ([{"rank": 1, "host": "there"}], []),
+        ([{"rank": r} for r in range(1, 5)], ["5 ranks share 4 processors of here"]),
+        ([{"rank": 1, "versions": ("3.10", "2.0", "0.1")}], ["not all ranks .* rank 1: Python 3.10, NumPy 2.0"]),
+    ],
+)
+def test_what_is_off_about_ranks(others, expected):
+    first = Process(*HERE)
+    found = list(_shared([first, *[first._replace(**changes) for changes in others]]))
+    assert len(found) == len(expected)
+    assert all(map(re.search, expected, found))
+
+
+def test_threads_that_are_not_limited():
+    processes = [Process(*HERE)._replace(rank=r, threads="") for r in range(2)]
+    assert re.search("2 ranks on here may each start threads for all 4 processors: export OMP", *_shared(processes))
+
+
+def test_ranges():
+    assert _ranges([0]) == "0"
+    assert _ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+def test_help():
+    done = run("-m", "spmd", "--help")
+    assert done.returncode == 0 and "which backend is chosen and why" in " ".join(done.stdout.split())

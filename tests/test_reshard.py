@@ -1,0 +1,188 @@
+"""Redistribution: the same array, split in another way, by the cheapest collectives."""
+
+import functools
+import itertools
+import math
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from spmd import P
+from spmd.redistribution import route, sizes_of
+
+SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k")}
+
+
+@functools.cache
+def mesh_of(shape):
+    return spmd.make_mesh(shape, SHAPES[shape], backend="simulated")
+
+
+def all_specs(axes, ndim):
+    """Every way to split `ndim` dimensions along some of the axes."""
+    found = []
+    for count in range(len(axes) + 1):
+        for chosen in itertools.permutations(axes, count):
+            for cuts in itertools.combinations_with_replacement(range(count + 1), ndim - 1):
+                ends = [0, *cuts, count]
+                found.append(P(*[tuple(chosen[a:b]) or None for a, b in itertools.pairwise(ends)]))
+    return found
+
+
+def array(ndim):
+    return numpy.arange(8.0**ndim).reshape((8,) * ndim)
+
+
+@pytest.mark.parametrize("ndim", [2, 3])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_pair_of_specs(shape, ndim):
+    """What each rank has is what gathering, and splitting again, would give it; and no more bytes are moved."""
+    mesh, x = mesh_of(shape), array(ndim)
+    sizes = sizes_of(mesh)
+    specs = all_specs(SHAPES[shape], ndim)
+    placed = {spec: spmd.shard_map(lambda x: x, mesh=mesh, in_specs=spec, out_specs=spec)(x) for spec in specs}
+    pairs = list(itertools.product(specs, repeat=2))
+    for have, want in pairs:
+        gathered = x.nbytes - x.nbytes // math.prod(n for a, n in sizes if a in have.axes)
+        assert route(have.dims(ndim), want.dims(ndim), x.shape, x.itemsize, sizes).bytes <= gathered, (have, want)
+    for have, want in pairs[:: max(1, len(pairs) // 500) | 1]:  # of very many pairs some are carried out, evenly
+        y = spmd.reshard(placed[have], want) if have.axes else spmd.distribute(x, mesh, want)
+        if not want.axes:
+            assert type(y) is numpy.ndarray
+            numpy.testing.assert_array_equal(y, x)
+            continue
+        assert y.spec == want
+        for block, expected in zip(y.local, placed[want].local):
+            numpy.testing.assert_array_equal(block, expected)
+
+
+def test_there_are_as_many_specs_as_there_should_be():
+    assert len(all_specs(("i", "j"), 2)) == len(set(all_specs(("i", "j"), 2))) == 1 + 2 * 2 + 2 * 3
+    assert len(set(all_specs(("i", "j", "k"), 3))) == 1 + 3 * 3 + 6 * 6 + 6 * 10
+
+
+MESH = mesh_of((4, 2))
+X = numpy.arange(64.0).reshape(8, 8)
+
+
+@pytest.mark.parametrize(
+    "have, want, counts",
+    [
+        (P("i"), P("i"), {}),
+        (P("i"), P("i", "j"), {}),
+        (P("i"), P(("i", "j")), {}),
+        (P("i", "j"), P("i"), {"all_gather_invariant": 1}),
+        (P("i", "j"), P(), {"all_gather_invariant": 2}),
+        (P(("i", "j")), P(), {"all_gather_invariant": 1}),
+        (P("i"), P(None, "i"), {"all_to_all": 1}),
+        (P(("i", "j")), P(None, ("i", "j")), {"all_to_all": 1}),
+        (P(("i", "j")), P("i", "j"), {"all_to_all": 1}),
+        (P(("i", "j")), P(("j", "i")), {"ppermute": 1}),
+        (P("i"), P("j"), {"ppermute": 1, "all_gather_invariant": 1}),
+    ],
+)
+def test_the_collectives_chosen(have, want, counts):
+    x = spmd.distribute(X, MESH, have)
+    assert spmd.communication(lambda x: spmd.reshard(x, want))(x).counts == counts
+    MESH.reset_calls()
+    numpy.testing.assert_array_equal(spmd.reshard(x, want), X)
+    assert MESH.calls == counts
+
+
+def test_a_mesh_whose_axes_are_alike_needs_one_permutation():
+    x = spmd.distribute(X, mesh_of((2, 2)), P("i", "j"))
+    assert spmd.communication(lambda x: spmd.reshard(x, P("j", "i")))(x).counts == {"ppermute": 1}
+
+
+def test_the_steps_as_text():
+    x = spmd.distribute(X, MESH, P("i"))
+    assert spmd.explain_reshard(x, P("j")) == (
+        "P('i') -> P('j') of f64[8,8]: 256 bytes for each rank\n"
+        "  pscatter over 'j', axis=0: P(('i', 'j')), 0 bytes\n"
+        "  ppermute over 'i' and 'j': P(('j', 'i')), 64 bytes\n"
+        "  all_gather_invariant over 'i', axis=0: P('j'), 192 bytes"
+    )
+    assert spmd.explain_reshard(x, P("i")) == "P('i') -> P('i') of f64[8,8]: as it is"
+
+
+@pytest.mark.parametrize(
+    "have, want", [(P("i", "j"), P("j", "i")), (P("i"), P(None, "j")), (P("j"), P()), (P("i"), P(("i", "j")))]
+)
+def test_derivatives(have, want):
+    """Its transpose is the redistribution in reverse: cotangents are split as what they are cotangents of."""
+    x, weights = spmd.distribute(X / 64, MESH, have), numpy.cos(X)
+
+    def f(x):
+        return np.sum(weights * np.sin(spmd.reshard(x, want)))
+
+    g = md.grad(f)(x)
+    assert g.spec == have
+    numpy.testing.assert_allclose(g, weights * numpy.cos(X / 64))
+    tangent = md.jvp(f, (x,), (x,))[1]
+    numpy.testing.assert_allclose(tangent, np.sum(weights * np.cos(X / 64) * X / 64))
+    back = md.linear_transpose(lambda x: spmd.reshard(x, want), x)(spmd.distribute(weights, MESH, want))[0]
+    assert back.spec == have
+    numpy.testing.assert_array_equal(back, weights)
+    hessian = md.grad(lambda x: np.sum(md.grad(f)(x) * x))(x)
+    assert hessian.spec == have
+    numpy.testing.assert_allclose(hessian, weights * (np.cos(X / 64) - X / 64 * np.sin(X / 64)))
+    md.make_tape(md.grad(f))(x).check()
+
+
+def test_what_was_whole_gets_a_cotangent_that_is_whole():
+    g = md.grad(lambda x: np.sum(spmd.distribute(x, MESH, P("i")) ** 2))(X)
+    assert type(g) is numpy.ndarray
+    numpy.testing.assert_array_equal(g, 2 * X)
+    report = spmd.communication(md.grad(lambda x: np.sum(spmd.distribute(x, MESH, P("i")) ** 2)))(X)
+    assert report.counts == {"psum": 1, "all_gather_invariant": 1}
+
+
+def test_distribute_communicates_nothing():
+    assert not spmd.communication(lambda x: spmd.distribute(x, MESH, P("j", "i")))(X).rows
+    MESH.reset_calls()
+    spmd.distribute(X, MESH, P("j", "i"))
+    assert MESH.calls == {}
+
+
+def test_trees():
+    params = spmd.distribute({"w": X, "b": X[0]}, MESH, {"w": P(None, "i"), "b": P("i")})
+    assert (params["w"].spec, params["b"].spec) == (P(None, "i"), P("i"))
+    whole = spmd.reshard(params, P())
+    numpy.testing.assert_array_equal(whole["w"], X)
+    assert spmd.distribute(X, MESH, P()) is X
+
+
+def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
+    x = spmd.distribute(X, MESH, P("i"))
+    f = spmd.shard_map(lambda x: x, mesh=MESH, in_specs=P(None, "i"), out_specs=P(None, "i"))
+    assert spmd.communication(f)(x).counts == {"all_to_all": 1}
+    MESH.reset_calls()
+    numpy.testing.assert_array_equal(f(x), X)
+    assert MESH.calls == {"all_to_all": 1}
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda x: spmd.reshard(X, P("i")), TypeError, r"lies on no mesh.*write distribute\(x, mesh, spec\)"),
+        (lambda x: spmd.explain_reshard(X, P("i")), TypeError, "lies on no mesh"),
+        (
+            lambda x: spmd.reshard(x, P("z")),
+            ValueError,
+            r"spec = P\('z'\) names the axis 'z', but the axes of the mesh",
+        ),
+        (lambda x: spmd.reshard(x, P(None, None, "i")), ValueError, "has 3 entries, but reshard: x has 2 dimensions"),
+        (lambda x: spmd.reshard(x, "i"), ValueError, "spec is 'i', which is neither an entry for arrays nor a tree"),
+        (
+            lambda x: spmd.distribute(X[:, :6], MESH, P(None, "i")),
+            ValueError,
+            r"dimension 1, of size 6, cannot be split evenly along 'i' \(4\).*make it a multiple of 4",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call(spmd.distribute(X, MESH, P("i")))
