@@ -18,14 +18,19 @@ from collectives.ops import (
     psum,
     psum_scatter,
 )
+from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
 from minidiff.location import add_library
 
 __all__ = [
     "all_gather",
     "all_gather_invariant",
     "all_to_all",
+    "at_root",
     "axis_index",
     "axis_size",
+    "broadcast",
+    "broadcast_varying",
+    "gather",
     "pbroadcast",
     "pmax",
     "pmean",
@@ -34,6 +39,8 @@ __all__ = [
     "pscatter",
     "psum",
     "psum_scatter",
+    "reduce",
+    "scatter",
 ]
 
 add_library(__file__)

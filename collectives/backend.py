@@ -6,6 +6,7 @@ blocks of it. How the blocks are stored is the backend's affair.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -18,6 +19,7 @@ from minidiff.core import Primitive
 
 Axes = tuple[str, ...]  # axes along which a value is held, in the order of the mesh
 Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split along
+GROUP = "the ranks of a group"  # the axis along which those of one group are counted
 
 
 class Backend(ABC):
@@ -53,10 +55,18 @@ class Backend(ABC):
 
     @abstractmethod
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
-        """A collective: the result, and the axes along which it is held."""
+        """A collective: the result, and the axes along which it is held. In `params["groups"]`, if it is given."""
 
-    def together(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
+    def together(
+        self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
+    ) -> list[tuple[Any, Axes]]:
         """An all-reduce of several values of one dtype in one call: the results, and the axes each is held along."""
+        if not communicates:
+            return [self.collective(name, x, held, False, params) for x, held in operands]
+        return self.reduced(name, operands, params)
+
+    def reduced(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
+        """The results of `together`, where ranks communicate."""
         return self.wait(self.start(name, operands, params))
 
     @abstractmethod
@@ -132,6 +142,18 @@ def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.nda
     if not tiled:
         return x
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
+
+
+def cut_rows(x: numpy.ndarray, lengths: Sequence[int], axis: int) -> list[numpy.ndarray]:
+    """The parts of x along `axis` that have these lengths, one after the other: what is left is in none."""
+    ends = [0, *itertools.accumulate(lengths)]
+    return [x[(slice(None),) * axis + (slice(start, end),)] for start, end in itertools.pairwise(ends)]
+
+
+def fill_rows(x: numpy.ndarray, length: int, axis: int) -> numpy.ndarray:
+    """x with zeros behind it along `axis`, to a given length."""
+    missing = (*x.shape[:axis], length - x.shape[axis], *x.shape[axis + 1 :])
+    return numpy.concatenate([x, numpy.zeros(missing, x.dtype)], axis)
 
 
 def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:

@@ -32,6 +32,9 @@ class Exchange(Primitive):
         super().__init__(collective.name, _run)
         self.communicates = collective.communicates
 
+    def sends(self, params):
+        return params["collective"].sends(params["params"])
+
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [_result_type(types[0], **params)]
 
@@ -46,7 +49,7 @@ def _result_type(x: ShapedArray, collective: Collective, params: dict, ranks: Ba
 
 
 def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
-    return ranks.collective(collective.name, x, held, collective.communicates, params)[0]
+    return ranks.collective(collective.name, x, held, collective.sends(params), params)[0]
 
 
 class ExchangeTogether(Exchange):
@@ -63,7 +66,7 @@ class ExchangeTogether(Exchange):
 
 
 def _run_together(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
-    return [out for out, _ in ranks.together(collective.name, list(zip(xs, held)), params)]
+    return [out for out, _ in ranks.together(collective.name, list(zip(xs, held)), collective.sends(params), params)]
 
 
 class Start(ExchangeTogether):
@@ -160,7 +163,10 @@ def overlap_communication(tape: Tape) -> Tape:
 
 
 def _is_sum(eqn: Equation) -> bool:
-    return isinstance(eqn.primitive, Exchange) and eqn.params["collective"] in (psum_p, untyped_psum_p)
+    primitive, params = eqn.primitive, eqn.params
+    return (
+        isinstance(primitive, Exchange) and params["collective"] in (psum_p, untyped_psum_p) and primitive.sends(params)
+    )
 
 
 class _Overlapped:

@@ -14,9 +14,10 @@ from typing import Any
 import numpy
 from mpi4py import MPI as _mpi
 
-from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
+from collectives.along import most
+from collectives.backend import GROUP, Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
 from collectives.interactive import Communicator, Session, is_interactive
-from collectives.stacked import join_blocks
+from collectives.stacked import Stacked, join_blocks
 from minidiff.core import Primitive
 
 WORLD = _mpi.COMM_WORLD
@@ -49,6 +50,16 @@ class Ranks(Backend):
             self._comms[axes] = self.comm.Split(self.index(rest), self.index(axes))
         return self._comms[axes]
 
+    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
+        """The ranks of this one's group, of groups of indices along `axes`; their communicator is made once."""
+        here = self.index(axes)
+        number = next(k for k, members in enumerate(groups) if here in members)
+        if (axes, groups) not in self._comms:
+            rest = tuple(a for a in self.sizes if a not in axes)
+            colour = self.index(rest) * len(groups) + number
+            self._comms[axes, groups] = self.comm.Split(colour, groups[number].index(here))
+        return Ranks({GROUP: len(groups[number])}, self._comms[axes, groups])
+
     # ------------------------------------------------ operations
 
     def apply(
@@ -61,9 +72,23 @@ class Ranks(Backend):
         x = numpy.asarray(x, order="C")
         if communicates:
             self.count(name, x.nbytes)
+        if "groups" in params:
+            return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
+        if params["size"] == 1:
+            return self._alone(name, x, held, params)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
 
-    def together(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+    def _in_groups(self, name, x, axes, size, groups, **params):
+        ranks = self.group(axes, groups)
+        return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
+
+    def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        """A collective of this rank with itself, as one rank is simulated."""
+        axes = params["axes"]
+        out, varies = Stacked(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
+        return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
+
+    def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         started = self._packed(name, operands, params["axes"])
         self.along(params["axes"]).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
@@ -106,24 +131,20 @@ class Ranks(Backend):
     def _without(self, held: Axes, axes: Axes) -> Axes:
         return tuple(a for a in held if a not in axes)
 
-    def _reduce(self, x, held, axes, op):
-        kept = x.dtype
-        if kept.kind == "b":  # MPI orders no booleans; as bytes they are 0 and 1
-            x = x.view(numpy.uint8)
-        elif kept == numpy.float16:  # and it knows no half precision
-            x = x.astype(numpy.float32)
-        out = numpy.empty_like(x)
-        self.along(axes).Allreduce(x, out, op)
-        return (out.view(kept) if kept.kind == "b" else out.astype(kept, copy=False)), self._without(held, axes)
+    def _all_reduce(self, x, held, axes, op):
+        given = _computable(x)
+        out = numpy.empty_like(given)
+        self.along(axes).Allreduce(given, out, op)
+        return _as_it_was(out, x), self._without(held, axes)
 
     def _psum(self, x, held, axes, size):
-        return self._reduce(x, held, axes, _mpi.SUM)
+        return self._all_reduce(x, held, axes, _mpi.SUM)
 
     def _pmax(self, x, held, axes, size):
-        return self._reduce(x, held, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
+        return self._all_reduce(x, held, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
 
     def _pmin(self, x, held, axes, size):
-        return self._reduce(x, held, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
+        return self._all_reduce(x, held, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
 
     def _pbroadcast(self, x, held, axes, size):
         return x, held
@@ -137,12 +158,10 @@ class Ranks(Backend):
         return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
 
     def _psum_scatter(self, x, held, axes, size, axis, tiled):
-        parts = numpy.ascontiguousarray(split_dimension(x, size, axis, tiled))
-        half = x.dtype == numpy.float16
-        parts = parts.astype(numpy.float32) if half else parts
+        parts = _computable(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
         out = numpy.empty(parts.shape[1:], parts.dtype)
         self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
-        return out.astype(x.dtype, copy=False), held
+        return _as_it_was(out, x), held
 
     def _pscatter(self, x, held, axes, size, axis, tiled):
         return split_dimension(x, size, axis, tiled)[self.index(axes)], held
@@ -152,6 +171,44 @@ class Ranks(Backend):
         out = numpy.empty_like(parts)
         self.along(axes).Alltoall(_bytes(parts), _bytes(out))
         return unsplit_dimension(out, concat_axis, tiled), held
+
+    def _ragged_all_to_all(self, x, held, axes, size, axis, splits):
+        me = self.index(axes)
+        rows = numpy.ascontiguousarray(numpy.moveaxis(x, axis, 0))
+        out = numpy.zeros((most(zip(*splits)), *rows.shape[1:]), x.dtype)
+        row = math.prod(rows.shape[1:]) * x.itemsize
+        sent, got = [n * row for n in splits[me]], [arriving[me] * row for arriving in splits]
+        self.along(axes).Alltoallv(_parts(rows, sent), _parts(out, got))
+        return numpy.moveaxis(out, 0, axis), held
+
+    def _broadcast(self, x, held, axes, size, root):
+        return self._broadcast_varying(x, held, axes, size, root)[0], self._without(held, axes)
+
+    def _broadcast_varying(self, x, held, axes, size, root):
+        out = x if self.index(axes) == root else numpy.empty_like(x)
+        self.along(axes).Bcast(_bytes(out), root)
+        return out, held
+
+    def _at_root(self, x, held, axes, size, root):
+        return (x if self.index(axes) == root else numpy.zeros_like(x)), held
+
+    def _reduce(self, x, held, axes, size, root):
+        given = _computable(x)
+        out = numpy.zeros_like(given)
+        self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
+        return _as_it_was(out, x), held
+
+    def _gather(self, x, held, axes, size, root, axis, tiled):
+        blocks = numpy.zeros((size, *x.shape), x.dtype)
+        self.along(axes).Gather(_bytes(x), _bytes(blocks) if self.index(axes) == root else None, root)
+        return unsplit_dimension(blocks, axis, tiled), held
+
+    def _scatter(self, x, held, axes, size, root, axis, tiled):
+        parts = split_dimension(x, size, axis, tiled)
+        out = numpy.empty(parts.shape[1:], x.dtype)
+        given = _bytes(numpy.ascontiguousarray(parts)) if self.index(axes) == root else None
+        self.along(axes).Scatter(given, _bytes(out), root)
+        return out, held
 
     def _ppermute(self, x, held, axes, size, perm):
         me, comm = self.index(axes), self.along(axes)
@@ -190,6 +247,8 @@ class Ranks(Backend):
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
         if not held:
             return x
+        if self.is_here(held):
+            return x[None]
         self.count("all_gather", x.nbytes)
         return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
 
@@ -263,6 +322,23 @@ def _wait_for(requests: Sequence[Any], comm: Any) -> None:
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
     return [x, _mpi.BYTE]
+
+
+def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
+    """As `_bytes`, in parts of so many bytes, one after the other."""
+    return [x, (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
+
+
+def _computable(x: numpy.ndarray) -> numpy.ndarray:
+    """An array as MPI computes with it."""
+    if x.dtype.kind == "b":  # it orders no booleans; as bytes they are 0 and 1
+        return x.view(numpy.uint8)
+    return x.astype(numpy.float32) if x.dtype == numpy.float16 else x  # it knows no half precision
+
+
+def _as_it_was(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """What was computed from `_computable(x)`, in the dtype of x."""
+    return out.view(x.dtype) if x.dtype.kind == "b" else out.astype(x.dtype, copy=False)
 
 
 def _as_numpy(ufunc: numpy.ufunc) -> Any:

@@ -4,16 +4,23 @@
 operation             type                    communicates   transpose
 ===================== ======================= ============== ======================
 psum                  varying -> invariant    all-reduce     pbroadcast
+psum, in groups       varying -> varying      all-reduce     psum, in groups
 pbroadcast            invariant -> varying    no             psum
 all_gather            varying -> varying      all-gather     psum_scatter
 psum_scatter          varying -> varying      reduce-scatter all_gather
 all_gather_invariant  varying -> invariant    all-gather     pscatter
 pscatter              invariant -> varying    no             all_gather_invariant
 all_to_all            varying -> varying      all-to-all     all_to_all
+ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
 axis_index            () -> varying           no             (integers)
 pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ======================
+
+Those with a root (broadcast, reduce, gather, scatter) are in `rooted.py`, what each means in `reference.py`, what they
+may be told to run along in `along.py`. With `axis_index_groups` an operation runs in each of several groups of the
+ranks for itself: what is the same in a group may differ between groups, so all results vary, and the transpose is that
+without groups, in the same groups. `ragged_all_to_all` is `all_to_all` of parts of different lengths.
 
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the
 section "Tracking device invariance in avals". How they run is in `stacked.py` and `mpi.py`.
@@ -23,20 +30,32 @@ that is its own transpose, and the two operations that exist for the types' sake
 So it is along the axis of a `vmap(f, axis_name=...)`, whose elements are ranks as well: they are stacked,
 and the collectives run in `stacked.py`. A collective may name axes of both kinds together.
 
-The examples take for granted `np`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
+The examples take for granted `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from collectives.along import (
+    Along,
+    AxisName,
+    along,
+    along_groups,
+    along_one,
+    check_rank,
+    check_split,
+    check_splits,
+    most,
+    ranks_along,
+    size_of,
+)
 from collectives.stacked import Stacked
 from minidiff import core, tree
-from minidiff.batching import Batch, BatchTracer, named_axes
+from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
     Primitive,
     Scope,
@@ -45,7 +64,6 @@ from minidiff.core import (
     UnboundAxisError,
     Value,
     VarianceError,
-    current_interpreter,
     current_scope,
     enter,
     is_scalar_constant,
@@ -57,8 +75,6 @@ from minidiff.forward import as_value
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims, normalize_axis, squeeze
-
-AxisName = str | tuple[str, ...]
 
 VARYING = "varying"
 INVARIANT = "invariant"
@@ -87,6 +103,9 @@ class Collective(Linear):
         shape, dtype = self.shape_rule(x, **params)
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
+    def sends(self, params):
+        return self.communicates and params["size"] > 1  # a rank alone has all there is
+
     def result_variance(self, variance: frozenset, params: dict) -> frozenset:
         """The variance of the result, from that of the operand."""
         if self.takes == self.gives:
@@ -103,7 +122,9 @@ class Collective(Linear):
             wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))
             if wrong:
                 takes, has, instead = _WRONG[self.takes]
-                instead = _INSTEAD.get(self.name, instead).format(axes=show_axes(wrong))
+                instead = (instead if "groups" in params else _INSTEAD.get(self.name, instead)).format(
+                    axes=show_axes(wrong)
+                )
                 raise VarianceError(
                     f"{self.name} over {show_axes(params['axes'])} takes a value that {takes} there, but {x} {has} "
                     f"{show_axes(wrong)}: {instead}"
@@ -112,13 +133,17 @@ class Collective(Linear):
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         """Over the axis of a named batch, whose elements are the ranks."""
         (x,) = args
-        name = "all_gather_invariant" if self.name == "all_gather" else self.name  # no copy for each element
+        name = _WITHOUT_COPIES.get(self.name, self.name)
         held = (batch.axis_name,) if batch.owns(x) else ()
         return _unstacked(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
         return ", ".join([show_axes(params["axes"]), *others])
+
+
+#: Along a vmap there are no types: what is the same for all elements need not be copied for each.
+_WITHOUT_COPIES = {"all_gather": "all_gather_invariant", "broadcast_varying": "broadcast"}
 
 
 def _ranks(batch: Batch) -> Stacked:
@@ -145,26 +170,29 @@ _INSTEAD = {
     "pmin": "it is the minimum itself: leave those axes out",
     "pscatter": "each rank has a value of its own there. Leave those axes out; or first make it the same, with psum or "
     "all_gather_invariant over {axes}",
+    "broadcast": "every rank has the root's value already: leave those axes out",
+    "scatter": "each rank can take its part itself: write pscatter over {axes}",
+    "at_root": "each rank has a value of its own there. Of these, reduce gives the root the sum, and gather all",
 }
 
 
-def _same_shape(x: ShapedArray, **params):
+def same_shape(x: ShapedArray, **params):
     return x.shape, x.dtype
 
 
-def _gathered_shape(x: ShapedArray, axes, size, axis, tiled):
+def gathered_shape(x: ShapedArray, axes, size, axis, tiled, **params):
     if tiled:
         return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
 
 
-def _scattered_shape(x: ShapedArray, axes, size, axis, tiled):
+def scattered_shape(x: ShapedArray, axes, size, axis, tiled, **params):
     if tiled:
         return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
 
 
-def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled):
+def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled, **params):
     shape = list(x.shape)
     if tiled:
         shape[split_axis] //= size
@@ -175,7 +203,11 @@ def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled)
     return tuple(shape), x.dtype
 
 
-def _batch(*array_axes: str) -> Callable:
+def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
+    return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
+
+
+def batches(*array_axes: str) -> Callable:
     """Along a batch axis put in front, a collective is itself, its array axes counted from one further."""
 
     def rule(primitive, args, batched, **params):
@@ -184,37 +216,38 @@ def _batch(*array_axes: str) -> Callable:
     return rule
 
 
-def _transpose_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
-    """The transpose is another collective over the same axes; `changes` are parameters computed anew."""
+def transposes_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
+    """The transpose is another collective over the same axes (and groups); `changes` are parameters computed anew."""
 
     def rule(ct, operands, **params):
         new = {name: change(params) for name, change in changes.items()}
-        return [find().bind(ct, **{**params, **new})]
+        transposed = grouped(find()) if "groups" in params else find()
+        return [transposed.bind(ct, **{**params, **new})]
 
     return rule
 
 
 # ---------------------------------------------------------------- the table
 
-psum_p = Collective("psum", VARYING, INVARIANT, True, _same_shape, _transpose_to(lambda: pbroadcast_p), _batch())
-pbroadcast_p = Collective("pbroadcast", INVARIANT, VARYING, False, _same_shape, _transpose_to(lambda: psum_p), _batch())
+psum_p = Collective("psum", VARYING, INVARIANT, True, same_shape, transposes_to(lambda: pbroadcast_p), batches())
+pbroadcast_p = Collective("pbroadcast", INVARIANT, VARYING, False, same_shape, transposes_to(lambda: psum_p), batches())
 all_gather_p = Collective(
-    "all_gather", VARYING, VARYING, True, _gathered_shape, _transpose_to(lambda: psum_scatter_p), _batch("axis")
+    "all_gather", VARYING, VARYING, True, gathered_shape, transposes_to(lambda: psum_scatter_p), batches("axis")
 )
 psum_scatter_p = Collective(
-    "psum_scatter", VARYING, VARYING, True, _scattered_shape, _transpose_to(lambda: all_gather_p), _batch("axis")
+    "psum_scatter", VARYING, VARYING, True, scattered_shape, transposes_to(lambda: all_gather_p), batches("axis")
 )
 all_gather_invariant_p = Collective(
-    "all_gather_invariant", VARYING, INVARIANT, True, _gathered_shape, _transpose_to(lambda: pscatter_p), _batch("axis")
+    "all_gather_invariant", VARYING, INVARIANT, True, gathered_shape, transposes_to(lambda: pscatter_p), batches("axis")
 )
 pscatter_p = Collective(
     "pscatter",
     INVARIANT,
     VARYING,
     False,
-    _scattered_shape,
-    _transpose_to(lambda: all_gather_invariant_p),
-    _batch("axis"),
+    scattered_shape,
+    transposes_to(lambda: all_gather_invariant_p),
+    batches("axis"),
 )
 all_to_all_p = Collective(
     "all_to_all",
@@ -222,21 +255,30 @@ all_to_all_p = Collective(
     VARYING,
     True,
     _exchanged_shape,
-    _transpose_to(
+    transposes_to(
         lambda: all_to_all_p,
         split_axis=lambda params: params["concat_axis"],
         concat_axis=lambda params: params["split_axis"],
     ),
-    _batch("split_axis", "concat_axis"),
+    batches("split_axis", "concat_axis"),
+)
+ragged_all_to_all_p = Collective(
+    "ragged_all_to_all",
+    VARYING,
+    VARYING,
+    True,
+    _ragged_shape,
+    transposes_to(lambda: ragged_all_to_all_p, splits=lambda params: tuple(zip(*params["splits"]))),
+    batches("axis"),
 )
 ppermute_p = Collective(
     "ppermute",
     VARYING,
     VARYING,
     True,
-    _same_shape,
-    _transpose_to(lambda: ppermute_p, perm=lambda params: tuple((d, s) for s, d in params["perm"])),
-    _batch(),
+    same_shape,
+    transposes_to(lambda: ppermute_p, perm=lambda params: tuple((d, s) for s, d in params["perm"])),
+    batches(),
 )
 
 pbroadcast_p.is_view = True
@@ -244,7 +286,7 @@ pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 
 #: `psum` without types: what it returns may, for all that is known, vary; so it transposes to itself.
 untyped_psum_p = Collective(
-    "psum", VARYING, VARYING, True, _same_shape, _transpose_to(lambda: untyped_psum_p), _batch()
+    "psum", VARYING, VARYING, True, same_shape, transposes_to(lambda: untyped_psum_p), batches()
 )
 
 
@@ -292,20 +334,36 @@ together = functools.cache(Together)
 class Extremum(Collective):
     """`pmax` and `pmin`: the derivative is shared equally among the ranks that attain the extremum."""
 
-    def __init__(self, name: str):
-        super().__init__(name, VARYING, INVARIANT, True, _same_shape, None, _batch())
+    def __init__(self, name: str, gives: str = INVARIANT):
+        super().__init__(name, VARYING, gives, True, same_shape, None, batches())
 
     def jvp(self, primals, tangents, params):
-        (x,), (t,), axes = primals, tangents, params["axes"]
+        (x,), (t,) = primals, tangents
         out = self.bind(x, **params)
         attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
-        return out, psum(elementwise.multiply(attained, t), axes) / psum(attained, axes)
+        return out, _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
 
     transpose = Primitive.transpose
 
 
+def _sum_likewise(x: Value, params: dict) -> Value:
+    """The sum of what a collective with these parameters takes together."""
+    return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
+
+
 pmax_p = Extremum("pmax")
 pmin_p = Extremum("pmin")
+
+
+@functools.cache
+def grouped(of: Collective) -> Collective:
+    """A collective in groups of the ranks along its axes, in each for itself: the parameter `groups` lists them.
+
+    What it makes the same in a group may differ from group to group: it gives varying values.
+    """
+    if isinstance(of, Extremum):
+        return Extremum(of.name, VARYING)
+    return Collective(of.name, VARYING, VARYING, of.communicates, of.shape_rule, of.transpose_rule, of.batch_rule)
 
 
 class AxisIndex(Primitive):
@@ -357,104 +415,53 @@ def _lift(x: Value, axes: frozenset, scope: Scope) -> Value:
 
 def _pbroadcast(x: Value, axes: Iterable[str], scope: Scope) -> Value:
     ordered = tuple(a for a in scope.axes if a in axes)
-    return pbroadcast_p.bind(x, axes=ordered, size=_size(scope, ordered))
+    return pbroadcast_p.bind(x, axes=ordered, size=size_of(scope, ordered))
 
 
 core.lift = lift
 
 
-# ---------------------------------------------------------------- arguments
+# ---------------------------------------------------------------- operands
 
 
-def _groups(name: str, axis_name: Any) -> list[tuple[Scope, tuple[str, ...]]]:
-    """The axes named, checked, in groups that one operation may run over: with each the scope that binds it.
-
-    The axes of a mesh are bound together by the running body; each that a vmap has named is a scope of its own,
-    without types.
-    """
-    scope, vmapped = current_scope(), named_axes(current_interpreter())
-    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-    groups: list[tuple[Scope, tuple[str, ...]]] = []
-    for axis in axes:
-        _check_bound(name, axis_name, axis, scope, vmapped)
-        if axis in vmapped:
-            groups.append((Scope({axis: vmapped[axis]}, typed=False), (axis,)))
-        elif groups and groups[-1][0] is scope:
-            groups[-1] = (scope, (*groups[-1][1], axis))
-        else:
-            groups.append((scope, (axis,)))
-    if len(set(axes)) != len(axes):
-        raise ValueError(f"{name}: an axis is named twice in {axis_name!r}")
-    return groups
-
-
-def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmapped: dict) -> None:
-    if scope is None and not vmapped:
-        raise UnboundAxisError(
-            f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "
-            f"(and those of vmap(f, axis_name=...) in f)"
-        )
-    mesh = () if scope is None else tuple(scope.axes)
-    if axis not in mesh and axis not in vmapped:
-        bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
-        bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []
-        raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}")
-    if axis in mesh and axis in vmapped:
-        raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
-
-
-def _scope(name: str, axis_name: Any) -> tuple[Scope, tuple[str, ...]]:
-    """The axes named, checked, and the scope that binds them all."""
-    groups = _groups(name, axis_name)
-    if len(groups) != 1:
-        raise ValueError(
-            f"{name} over {axis_name!r}: an axis named by a vmap cannot be taken together with others; "
-            "write one collective for each"
-        )
-    return groups[0]
-
-
-def _ranks_along(groups: Sequence[tuple[Scope, tuple[str, ...]]]) -> int:
-    return math.prod(_size(scope, axes) for scope, axes in groups)
-
-
-def _size(scope: Scope, axes: Sequence[str]) -> int:
-    return math.prod(scope.axes[a] for a in axes)
-
-
-def _array(x: Any) -> Value:
+def array_of(x: Any) -> Value:
     """A leaf as a value that the running body knows."""
     return enter(x) if isinstance(x, Tracer) else as_value(x)
 
 
-def _varying(x: Value, scope: Scope, axes: Sequence[str]) -> Value:
-    """`x` lifted where it does not vary along `axes` (or refused, when the collective is applied to it)."""
-    missing = frozenset(axes) - typeof(x).variance
-    return lift(x, missing) if missing and scope.typed and not scope.checks else x
+def varying_along(x: Value, run: Along) -> Value:
+    """`x` lifted where it does not vary along the axes (or refused, when the collective is applied to it)."""
+    missing = frozenset(run.axes) - typeof(x).variance
+    return lift(x, missing) if missing and run.scope.typed and not run.scope.checks else x
 
 
-def _axes_of(x: Value, scope: Scope, axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes that a reduction of `x` is over: those that it varies along (or, where the user writes all, as told)."""
-    if not scope.typed or (scope.checks and not is_scalar_constant(x)):
-        return axes
-    return tuple(a for a in axes if a in typeof(x).variance)
+def varying_axes(x: Value, run: Along) -> tuple[str, ...]:
+    """Of the axes those that `x` varies along (or, where there are no types or the user writes all, as told)."""
+    if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
+        return run.axes
+    return tuple(a for a in run.axes if a in typeof(x).variance)
 
 
-def _split_check(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
-    length = typeof(x).shape[axis]
-    if tiled and length % size:
-        raise ValueError(f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}")
-    if not tiled and length != size:
-        raise ValueError(
-            f"{name}: axis {axis} of {typeof(x)} must have one entry for each of the {size} ranks; "
-            "with tiled=True it may have any multiple"
-        )
+def counted(x: Value) -> Value:
+    """Booleans as integers: they are counted where others are summed."""
+    return elementwise.convert(x, int) if x.dtype == bool else x
+
+
+def times(x: Value, copies: int) -> Value:
+    """The sum of so many copies."""
+    return x if copies == 1 else x * copies
+
+
+def bind_over(primitive: Collective, x: Value, run: Along, **params: Any) -> Value:
+    """A collective of `x`, over the ranks it is told."""
+    primitive = primitive if run.groups is None else grouped(primitive)
+    return primitive.bind(x, **run.params, **params)
 
 
 # ---------------------------------------------------------------- what users call
 
 
-def psum(x: Any, axis_name: AxisName) -> Any:
+def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     """The sum over ranks: an all-reduce. Varying -> invariant; transposes to `pbroadcast`.
 
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
@@ -466,34 +473,43 @@ def psum(x: Any, axis_name: AxisName) -> Any:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([7, 2])
 
+    With `axis_index_groups`, lists of indices along the axis with each index in one, it is the sum over the ranks of
+    each group. Groups may differ, so: varying -> varying, its own transpose. (Where groups are rows or columns of a
+    grid, a mesh with two axes says more: a psum over one is typed as the same along it.) Raises ValueError where an
+    index is missing, is none or occurs twice.
+
+    >>> pairs = lambda x: psum(x, 'i', axis_index_groups=[[0, 2], [1, 3]])
+    >>> md.vmap(pairs, axis_name='i')(np.array([3, 1, 4, 1]))
+    array([7, 2, 7, 2])
+
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    groups = _groups("psum", axis_name)
-    return tree.map(lambda leaf: _psum_groups(leaf, groups), x)
+    runs = along_groups("psum", axis_name, axis_index_groups, alike=False)
+    return tree.map(lambda leaf: _psum_runs(leaf, runs), x)
 
 
-def _psum_groups(x: Value, groups: Sequence[tuple[Scope, tuple[str, ...]]]) -> Value:
-    for scope, axes in groups:
-        x = _psum(x, scope, axes)
+def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
+    for run in runs:
+        x = _psum(x, run)
     return x
 
 
-def _psum(x: Value, scope: Scope, axes: tuple[str, ...]) -> Value:
-    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks):
-        return x * _size(scope, axes)
-    x = enter(x)
-    if x.dtype == bool:
-        x = elementwise.convert(x, int)
-    if not scope.typed:
-        return untyped_psum_p.bind(x, axes=axes, size=_size(scope, axes))
-    varying = _axes_of(x, scope, axes)
-    copies = _size(scope, axes) // _size(scope, varying)
-    x = x * copies if copies != 1 else x
-    return psum_p.bind(x, axes=varying, size=_size(scope, varying)) if varying else x
+def _psum(x: Value, run: Along) -> Value:
+    scope = run.scope
+    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
+        return x * run.size
+    x = counted(array_of(x))
+    varying = varying_axes(x, run)
+    if not varying and run.alike:
+        return times(x, run.size)
+    if not scope.typed or run.groups is not None:
+        return bind_over(untyped_psum_p, varying_along(x, run), run)
+    part = run._replace(axes=varying)
+    return bind_over(psum_p, times(x, run.size // part.size), part)
 
 
-def pmean(x: Any, axis_name: AxisName) -> Any:
-    """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
+def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+    """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant; over groups as `psum`, all of one size.
 
     >>> f = lambda x: pmean(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3.0, 1.0, 4.0, 1.0]))
@@ -501,40 +517,46 @@ def pmean(x: Any, axis_name: AxisName) -> Any:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    groups = _groups("pmean", axis_name)
-    return tree.map(lambda leaf: _psum_groups(leaf, groups) / _ranks_along(groups), x)
+    runs = along_groups("pmean", axis_name, axis_index_groups)
+    return tree.map(lambda leaf: _psum_runs(leaf, runs) / ranks_along(runs), x)
 
 
-def pmax(x: Any, axis_name: AxisName) -> Any:
+def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     """The maximum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative.
+
+    Its derivative counts the ranks that tie, by an all-reduce on the way forward; the way back communicates nothing.
+    Over groups, as `psum`: varying -> varying.
 
     >>> f = lambda x: pmax(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([4, 1])
     """
-    return _extremum(pmax_p, x, axis_name)
+    return _extremum(pmax_p, x, axis_name, axis_index_groups)
 
 
-def pmin(x: Any, axis_name: AxisName) -> Any:
-    """The minimum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative.
+def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+    """The minimum over ranks, element by element; as `pmax`.
 
     >>> f = lambda x: pmin(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([3, 1])
     """
-    return _extremum(pmin_p, x, axis_name)
+    return _extremum(pmin_p, x, axis_name, axis_index_groups)
 
 
-def _extremum(primitive: Extremum, x: Any, axis_name: AxisName) -> Any:
-    groups = _groups(primitive.name, axis_name)
+def _extremum(primitive: Extremum, x: Any, axis_name: AxisName, groups: Any) -> Any:
+    runs = along_groups(primitive.name, axis_name, groups, alike=False)
 
     def extremum(leaf):
-        leaf = _array(leaf)
+        leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
-        for scope, axes in groups:
-            varying = _axes_of(leaf, scope, axes)
-            leaf = primitive.bind(leaf, axes=varying, size=_size(scope, varying)) if varying else leaf
+        for run in runs:
+            varying = varying_axes(leaf, run)
+            if varying and run.groups is not None:
+                leaf = bind_over(primitive, varying_along(leaf, run), run)
+            elif varying:
+                leaf = bind_over(primitive, leaf, run._replace(axes=varying))
         return leaf
 
     return tree.map(extremum, x)
@@ -545,7 +567,7 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 
     Operations insert it by themselves where their operands disagree, once for each value; in a `shard_map` with
     `auto_pbroadcast=False` it is written, and done as often as it is. Raises VarianceError for a value that varies
-    along one of the axes already.
+    along one of the axes already. (To send one rank's value to all is `broadcast`.)
 
     >>> f = lambda x: pbroadcast(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
@@ -553,13 +575,13 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 
     Source: JEP 17111, "Full solution".
     """
-    axes = tuple(a for scope, axes in _groups("pbroadcast", axis_name) if scope.typed for a in axes)
+    axes = tuple(a for run in along("pbroadcast", axis_name) if run.scope.typed for a in run.axes)
     if not axes:
         return x
     scope = current_scope()
 
     def broadcast(leaf):
-        leaf = _array(leaf)
+        leaf = array_of(leaf)
         pbroadcast_p.check_variance([typeof(leaf)], {"axes": axes})
         if scope.checks:  # it is done where it is written, as often as it is written
             return _pbroadcast(leaf, axes, scope)
@@ -568,10 +590,13 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
     return tree.map(broadcast, x)
 
 
-def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
+def all_gather(
+    x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
+) -> Any:
     """All ranks' blocks, on every rank: stacked along a new `axis`, or with `tiled` joined along that axis.
 
     Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `psum_scatter`.
+    With `axis_index_groups`, as in `psum` but of one size n, those of each group.
 
     >>> f = lambda x: all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -579,7 +604,7 @@ def all_gather(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) 
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
     """
-    return _gather(all_gather_p, x, axis_name, axis, tiled)
+    return _all_gather(all_gather_p, x, along_groups("all_gather", axis_name, axis_index_groups), axis, tiled)
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
@@ -591,31 +616,40 @@ def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool
 
     Source: JEP 17111, Example 4.
     """
-    return _gather(all_gather_invariant_p, x, axis_name, axis, tiled)
+    return _all_gather(all_gather_invariant_p, x, along("all_gather_invariant", axis_name), axis, tiled)
 
 
-def _gather(primitive: Collective, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
-    groups = _groups(primitive.name, axis_name)
+def _all_gather(primitive: Collective, x: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Any:
+    def step(leaf, run, at, tiled):
+        gather_p = primitive if run.scope.typed else all_gather_p
+        return bind_over(gather_p, varying_along(leaf, run), run, axis=at, tiled=tiled)
 
-    def gather(leaf):
-        leaf = _array(leaf)
-        at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), primitive.name)
-        joined = tiled
-        if len(groups) > 1 and not tiled:  # one group after the other, along an axis that is there already
-            leaf, joined = expand_dims(leaf, at), True
-        for scope, axes in reversed(groups):
-            leaf = _varying(leaf, scope, axes)
-            gather_p = primitive if scope.typed else all_gather_p
-            leaf = gather_p.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=joined)
-        return leaf
-
-    return tree.map(gather, x)
+    return tree.map(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
 
 
-def psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled: bool = False) -> Any:
+def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Value:
+    """Blocks of all ranks of several runs put together by `step`, one run after the other, the last one first."""
+    leaf = array_of(leaf)
+    at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
+    if len(runs) > 1 and not tiled:  # along an axis that is there already
+        leaf, tiled = expand_dims(leaf, at), True
+    for run in reversed(runs):
+        leaf = step(leaf, run, at, tiled)
+    return leaf
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: AxisName,
+    scatter_dimension: int = 0,
+    tiled: bool = False,
+    *,
+    axis_index_groups: Any = None,
+) -> Any:
     """The sum over ranks, of which each rank gets its part: a reduce-scatter.
 
     Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying; transposes to `all_gather`.
+    With `axis_index_groups`, as in `psum` but of one size n, the sum over each group.
     Raises ValueError where the dimension cannot be split over the ranks.
 
     >>> f = lambda x: psum_scatter(x, 'i', tiled=True)
@@ -624,25 +658,22 @@ def psum_scatter(x: Any, axis_name: AxisName, scatter_dimension: int = 0, tiled:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
-    groups = _groups("psum_scatter", axis_name)
+    runs = along_groups("psum_scatter", axis_name, axis_index_groups)
 
-    def scatter(leaf, scope, axes, at, tiled):
-        leaf = _varying(leaf, scope, axes)
-        if leaf.dtype == bool:
-            leaf = elementwise.convert(leaf, int)
-        return psum_scatter_p.bind(leaf, axes=axes, size=_size(scope, axes), axis=at, tiled=tiled)
+    def step(leaf, run, at, tiled):
+        return bind_over(psum_scatter_p, counted(varying_along(leaf, run)), run, axis=at, tiled=tiled)
 
-    return tree.map(lambda leaf: _scatter_groups("psum_scatter", scatter, leaf, groups, scatter_dimension, tiled), x)
+    return tree.map(lambda leaf: split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled), x)
 
 
-def _scatter_groups(name: str, scatter: Callable, leaf: Any, groups: Sequence, axis: int, tiled: bool) -> Value:
-    """A dimension split over all ranks of several groups, over those of the first group first."""
-    leaf = _array(leaf)
+def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Value:
+    """A dimension split by `step` over all ranks of several runs, over those of the first run first."""
+    leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
-    _split_check(name, leaf, at, _ranks_along(groups), tiled)
-    cut = tiled or len(groups) > 1
-    for scope, axes in groups:
-        leaf = scatter(leaf, scope, axes, at, cut)
+    check_split(name, leaf, at, ranks_along(runs), tiled)
+    cut = tiled or len(runs) > 1
+    for run in runs:
+        leaf = step(leaf, run, at, cut)
     return leaf if cut == tiled else squeeze(leaf, at)
 
 
@@ -657,50 +688,89 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
     Source: JEP 17111, table of collectives and Example 4.
     """
-    groups = _groups("pscatter", axis_name)
-
-    def scatter(leaf, scope, axes, at, tiled):
-        size = _size(scope, axes)
-        if not scope.typed:
-            return _own_part(leaf, axes, size, at, tiled)
-        pscatter_p.check_variance([typeof(leaf)], {"axes": axes})
-        return pscatter_p.bind(leaf, axes=axes, size=size, axis=at, tiled=tiled)
-
-    return tree.map(lambda leaf: _scatter_groups("pscatter", scatter, leaf, groups, axis, tiled), x)
+    runs = along("pscatter", axis_name)
+    return tree.map(lambda leaf: split_runs("pscatter", own_part, leaf, runs, axis, tiled), x)
 
 
-def _own_part(x: Value, axes: tuple[str, ...], size: int, axis: int, tiled: bool) -> Value:
-    """`pscatter` without types: each rank indexes its own copy."""
-    index = axis_index(axes)
+def own_part(x: Value, run: Along, axis: int, tiled: bool) -> Value:
+    """`pscatter` of one array; where there are no types each rank indexes its own copy."""
+    if run.scope.typed:
+        pscatter_p.check_variance([typeof(x)], run.params)
+        return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
+    index = axis_index(run.axes)
     if tiled:
         shape = typeof(x).shape
-        x = x.reshape((*shape[:axis], size, shape[axis] // size, *shape[axis + 1 :]))
+        x = x.reshape((*shape[:axis], run.size, shape[axis] // run.size, *shape[axis + 1 :]))
     return indexing.getitem(x, (slice(None),) * axis + (index,))
 
 
-def all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, tiled: bool = False) -> Any:
+def all_to_all(
+    x: Any,
+    axis_name: AxisName,
+    split_axis: int,
+    concat_axis: int,
+    tiled: bool = False,
+    *,
+    axis_index_groups: Any = None,
+    splits: Any = None,
+) -> Any:
     """A transposition of blocks: part k of `split_axis` goes to rank k, what arrives is put along `concat_axis`.
 
     Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
-    Varying -> varying; transposes to itself with the axes exchanged.
+    Varying -> varying; transposes to itself with the axes exchanged. With `axis_index_groups`, as in `psum` but of
+    one size n, within each group.
 
     >>> f = lambda x: all_to_all(x, 'i', split_axis=0, concat_axis=0, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([3, 4, 1, 1], P('i'))
 
-    Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all".
+    Parts may be of different lengths: `splits[s][d]` rows go from rank s to rank d, where rows are along `split_axis`,
+    which is the `concat_axis` too. (So rank r has the input splits `splits[r]`, and as output splits column r.) It is
+    the same table on all ranks, and blocks have one shape: of as many rows as the rank needs that sends most, or
+    receives most. Those beyond a rank's own are not sent; they arrive as zeros. MPI moves what `splits` says, and
+    reports count the longest block. It transposes to itself with `splits` transposed.
+
+    >>> ragged = lambda x: all_to_all(x, 'i', 0, 0, splits=[[1, 2], [2, 0]])
+    >>> spmd.shard_map(ragged, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([1, 2, 3, 4, 5, 6]))
+    ShardedArray([1, 4, 5, 2, 3, 0], P('i'))
+
+    Raises ValueError where the dimension cannot be split so.
+
+    Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
-    scope, axes = _scope("all_to_all", axis_name)
+    if splits is not None:
+        if axis_index_groups is not None:
+            raise ValueError("all_to_all: splits say what every rank sends to every other: leave out axis_index_groups")
+        run = along_one("all_to_all", axis_name)
+        return tree.map(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
+    run = along_one("all_to_all", axis_name, axis_index_groups)
 
     def exchange(leaf):
-        leaf = _varying(_array(leaf), scope, axes)
-        ndim, size = typeof(leaf).ndim, _size(scope, axes)
+        leaf = varying_along(array_of(leaf), run)
+        ndim = typeof(leaf).ndim
         split = normalize_axis(split_axis, ndim, "all_to_all")
         concat = normalize_axis(concat_axis, ndim, "all_to_all")
-        _split_check("all_to_all", leaf, split, size, tiled)
-        return all_to_all_p.bind(leaf, axes=axes, size=size, split_axis=split, concat_axis=concat, tiled=tiled)
+        check_split("all_to_all", leaf, split, run.size, tiled)
+        return bind_over(all_to_all_p, leaf, run, split_axis=split, concat_axis=concat, tiled=tiled)
 
     return tree.map(exchange, x)
+
+
+def _ragged(x: Any, run: Along, split_axis: int, concat_axis: int, splits: Any) -> Value:
+    x = varying_along(array_of(x), run)
+    axis, other = (normalize_axis(a, typeof(x).ndim, "all_to_all") for a in (split_axis, concat_axis))
+    if axis != other:
+        raise ValueError(
+            f"all_to_all: parts of different lengths along axis {axis} fit together along that alone, not along "
+            f"{other}: write concat_axis={split_axis}"
+        )
+    splits = check_splits("all_to_all", splits, run.size)
+    if typeof(x).shape[axis] != most(splits):
+        raise ValueError(
+            f"all_to_all: axis {axis} of {typeof(x)} must have {most(splits)} rows: as many as the rank sends that, by "
+            "these splits, sends most; others have further rows, which are not sent"
+        )
+    return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
@@ -715,23 +785,17 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Source: shard_map tutorial, "ppermute".
     """
-    scope, axes = _scope("ppermute", axis_name)
-    size = _size(scope, axes)
+    run = along_one("ppermute", axis_name)
     pairs = tuple((int(source), int(destination)) for source, destination in perm)
     for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
         for rank in ranks:
-            if not 0 <= rank < size:
-                raise ValueError(f"ppermute: {what} {rank} is no index along {axis_name!r}, which has {size} ranks")
+            check_rank("ppermute", what, rank, axis_name, run.size)
             if ranks.count(rank) > 1:
                 raise ValueError(
                     f"ppermute: {what} {rank} occurs {ranks.count(rank)} times in {list(pairs)}; a rank sends once, "
                     "and receives once"
                 )
-
-    def permute(leaf):
-        return ppermute_p.bind(_varying(_array(leaf), scope, axes), axes=axes, size=size, perm=pairs)
-
-    return tree.map(permute, x)
+    return tree.map(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
 
 
 def axis_index(axis_name: AxisName) -> Value:
@@ -744,9 +808,9 @@ def axis_index(axis_name: AxisName) -> Value:
     Source: JEP 17111, table of collectives.
     """
     index = None
-    for scope, axes in _groups("axis_index", axis_name):
-        here = axis_index_p.bind(axes=axes, typed=scope.typed)
-        index = here if index is None else index * _size(scope, axes) + here
+    for run in along("axis_index", axis_name):
+        here = axis_index_p.bind(axes=run.axes, typed=run.scope.typed)
+        index = here if index is None else index * run.size + here
     return index
 
 
@@ -757,4 +821,4 @@ def axis_size(axis_name: AxisName) -> int:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([23, 21, 24, 21], P('i'))
     """
-    return _ranks_along(_groups("axis_size", axis_name))
+    return ranks_along(along("axis_size", axis_name))

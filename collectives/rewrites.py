@@ -6,10 +6,11 @@ pbroadcast of pbroadcast                       one pbroadcast
 psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
 one axis
 psum ± psum ± …, over the same axes            the psum of the sum
-psum, then this rank's part                    psum_scatter
+psum, then this rank's part, or on the root    psum_scatter, reduce
 psum_scatter, then all_gather                  psum
 all_gather, then this rank's part              nothing
 pscatter, then all_gather                      nothing
+to the root, then from it: `ROUND_TRIPS`       without it
 this rank's entry of an invariant array        pscatter
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
@@ -23,7 +24,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import collectives.sinking  # noqa: F401  (its pass is to come before those here)
 from collectives.ops import (
     Collective,
     all_gather_invariant_p,
@@ -36,6 +36,9 @@ from collectives.ops import (
     together,
     untyped_psum_p,
 )
+from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
+from collectives.rooted import gather_p as gather_to_root_p
+from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
 from minidiff.core import Primitive
 from minidiff.grouping import Groups
 from minidiff.ops.elementwise import add, multiply, negative, subtract
@@ -145,12 +148,12 @@ def _undoes(eqn: Equation, before: Equation | None) -> bool:
     return before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis", "tiled"))
 
 
-@simplifies(pscatter_p)
+@simplifies(*OF_A_SUM)
 def _own_part_of_a_sum(program: Program, eqn: Equation) -> Equation | None:
     before = _only_use(program, eqn.inputs[0], psum_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    return Equation(psum_scatter_p, before.inputs, eqn.params, eqn.outputs)
+    return Equation(OF_A_SUM[eqn.primitive], before.inputs, eqn.params, eqn.outputs)
 
 
 @simplifies(pscatter_p)
@@ -223,6 +226,39 @@ def _entry(axes: tuple[str, ...], size: int) -> dict:
     return {"axes": axes, "size": size, "axis": 0, "tiled": False}
 
 
+# ---------------------------------------------------------------- by way of a root
+
+#: What goes to the root, and from there to all, is one collective, or none.
+ROUND_TRIPS = {
+    (at_root_p, broadcast_p): None,
+    (reduce_p, broadcast_p): psum_p,
+    (gather_to_root_p, broadcast_p): all_gather_invariant_p,
+    (at_root_p, scatter_p): pscatter_p,
+    (reduce_p, scatter_p): psum_scatter_p,
+    (reduce_p, broadcast_varying_p): untyped_psum_p,
+    (gather_to_root_p, broadcast_varying_p): all_gather_p,
+}
+
+
+@simplifies(broadcast_p, broadcast_varying_p, scatter_p)
+def _by_way_of_the_root(program: Program, eqn: Equation) -> Any:
+    before = _only_use(program, eqn.inputs[0], at_root_p, reduce_p, gather_to_root_p)
+    if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "root")):
+        return None
+    there, back = before.primitive, eqn.primitive
+    if (there, back) == (gather_to_root_p, scatter_p):
+        return before.inputs[0] if _undoes(eqn, before) else None
+    if (there, back) not in ROUND_TRIPS:
+        return None
+    direct = ROUND_TRIPS[there, back]
+    if direct is None:
+        return before.inputs[0]
+    params = {k: v for k, v in {**before.params, **eqn.params}.items() if k != "root"}
+    if direct is untyped_psum_p and atom_type(before.inputs[0]).variance:
+        return Equation(pbroadcast_p, [program.add(psum_p, before.inputs, params)], params, eqn.outputs)
+    return Equation(direct, before.inputs, params, eqn.outputs)
+
+
 # ---------------------------------------------------------------- several in one call
 
 
@@ -277,8 +313,8 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
 
 
 def _summed_alike(eqn: Equation) -> Any:
-    """What psums that can be one have in common; None for what is no psum."""
-    if eqn.primitive not in PSUMS:
+    """What psums that can be one have in common; None for what is no psum, or one that costs nothing."""
+    if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
     return eqn.primitive, frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
 

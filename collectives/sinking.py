@@ -7,8 +7,10 @@ psum may as well come after what is linear:
     f(psum(x))          = psum(f(x))                where f is linear, and knows nothing of ranks, or of other axes only
     psum(x) * c         = psum(x * pbroadcast(c))   where c does not vary along the axes
     psum(x) + psum(y)   = psum(x + y)
+    psum(x) + y         = psum(x + y / n)           which is done only where it saves a psum further down
     psum(psum(x, i), j) = psum(x, (i, j))
     pscatter(psum(x))   = psum_scatter(x)
+    at_root(psum(x))    = reduce(x)
 
 No rank computes more by it: what is the same everywhere is computed everywhere. So each psum is moved on until it meets
 another, or this rank's part is taken of it. Those to which nothing happens stay where they were, since they may be
@@ -20,15 +22,18 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from collectives.ops import Collective, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
-from minidiff.ops.elementwise import Divide, Sum, Where
+from minidiff.ops.elementwise import Divide, Sum, Where, divide
 from minidiff.ops.kinds import Linear, Multilinear
 from minidiff.optimize import rewrites_tapes
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+
+divide_p = divide.primitive
 
 #: An all-reduce of up to so many bytes takes about as long as one of a single number.
 CHEAP_BYTES = 1 << 16
@@ -45,6 +50,9 @@ class Waiting(NamedTuple):
     gained: bool = False  # whether there is less to do already
 
 
+#: What each rank takes for itself of what all have; and of a sum, in one collective.
+OF_A_SUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
+
 #: Of an equation that has been written, as another one.
 DONE = Waiting(None, (), frozenset(), 0)
 
@@ -54,42 +62,73 @@ def sink_psums(tape: Tape, scope: Scope | None) -> Tape:
     """The typed body of a `shard_map`, with fewer psums where several become one when they are moved down."""
     if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
         return tape
-    sizes = scope.axes
-    ways = itertools.product([False, True], repeat=2)
-    return min([tape, *[_sunk(tape, sizes, split, copies) for split, copies in ways]], key=_steps)
+    best = _best([tape, *_in_all_ways(tape, scope.axes, shares=False)])
+    if _cost(best).psums > 1:  # to divide costs something: it must save something
+        other = _best(_in_all_ways(tape, scope.axes, shares=True))
+        return other if _cost(other)[:2] < _cost(best)[:2] else best
+    return best
 
 
-def _steps(tape: Tape) -> tuple[int, int]:
-    """What its collectives take: an all-reduce is a reduce-scatter and an all-gather."""
-    reduced = sum(eqn.primitive is psum_p for eqn in tape.equations)
-    return reduced + sum(eqn.primitive.communicates for eqn in tape.equations), reduced
+def _in_all_ways(tape: Tape, sizes: dict[str, int], shares: bool) -> Iterator[Tape]:
+    for split, staying in itertools.product([False, True], STAYING.values()):
+        yield from _sunk(tape, sizes, split, staying, shares)
 
 
-def _sunk(tape: Tape, sizes: dict[str, int], split: bool, copies: bool) -> Tape:
-    chosen = {id(eqn) for eqn in tape.equations if eqn.primitive in (psum_p, pscatter_p)}
+def _best(tapes: Iterable[Tape]) -> Tape:
+    return min(tapes, key=_cost)
+
+
+class Cost(NamedTuple):
+    """What a tape's collectives take. An all-reduce is two steps, a reduce-scatter and an all-gather."""
+
+    steps: int
+    psums: int
+    nbytes: int
+
+
+def _cost(tape: Tape) -> Cost:
+    sent = [eqn for eqn in tape.equations if eqn.primitive.sends(eqn.params)]
+    psums = sum(eqn.primitive is psum_p for eqn in sent)
+    return Cost(psums + len(sent), psums, sum(atom_type(a).nbytes for eqn in sent for a in eqn.inputs))
+
+
+#: Which of those psums should stay where they are whose copies, in the order of the tape, have not come together again.
+STAYING: dict[str, Callable[[list[int]], Sequence[int]]] = {
+    "all": lambda copied: copied,
+    "the last": lambda copied: copied[-1:],
+    "none": lambda copied: (),
+}
+
+
+def _sunk(tape: Tape, sizes: dict[str, int], split: bool, staying: Callable, shares: bool) -> Iterator[Tape]:
+    """The tape with all psums moved, and then with more and more of them where they were."""
+    every = [id(eqn) for eqn in tape.equations if eqn.primitive is psum_p or eqn.primitive in OF_A_SUM]
+    chosen = set(every)
     while chosen:
-        moved = _Sinking(tape, sizes, chosen, split)
+        moved = _Sinking(tape, sizes, chosen, split, shares)
+        yield moved.tape
         times = Counter(o for origins, _ in moved.written for o in origins)
         # Those whose copies have not come together again are several now. Then, those that nothing came of stay.
-        kept = {o for o in chosen if times[o] <= 1 or copies}
+        kept = chosen.difference(staying([o for o in every if o in chosen and times[o] > 1]))
         if kept == chosen:
-            kept = {o for origins, gain in moved.written if gain for o in origins}
+            kept = {o for origins, gain in moved.written if gain for o in origins if o in chosen}
         if kept == chosen:
-            return moved.tape
+            return
         chosen = kept
-    return tape
 
 
 class _Sinking:
     """A tape written anew, with those psums (and parts of sums) that are `chosen` as late as possible.
 
-    They are known by their equations' ids. With `split` a psum may become a reduce-scatter and another psum.
+    They are known by their equations' ids. With `split` a psum may become a reduce-scatter and another psum; with
+    `shares` what is added to one may become each rank's share of it.
     """
 
-    def __init__(self, tape: Tape, sizes: dict[str, int], chosen: set[int], split: bool):
+    def __init__(self, tape: Tape, sizes: dict[str, int], chosen: set[int], split: bool, shares: bool):
         self.sizes = sizes
         self.chosen = chosen
         self.split = split
+        self.shares = shares
         self.waiting: dict[Var, Waiting] = {}
         self.lifted: dict[tuple, Var] = {}
         self.equations: list[Equation] = []
@@ -112,12 +151,18 @@ class _Sinking:
         waits = [self.waiting.get(a) if isinstance(a, Var) else None for a in eqn.inputs]
         if eqn.primitive is psum_p:
             return self._started(eqn, waits[0])
-        if eqn.primitive is pscatter_p and waits[0] is not None and set(waits[0].axes).intersection(eqn.params["axes"]):
-            return self._scattered(eqn, waits[0])
+        if eqn.primitive in OF_A_SUM and waits[0] is not None and set(waits[0].axes).intersection(eqn.params["axes"]):
+            return self._part(eqn, waits[0])
         held = [w for w in waits if w is not None]
-        if not held or len({frozenset(w.axes) for w in held}) > 1 or not _is_linear(eqn, waits):
+        linear = _linear_in(eqn, waits) if held else ()
+        if not linear:
             return None
-        axes = held[0].axes
+        axes = self._ordered({a for w in held for a in w.axes})
+        # Those of the operands that are added up, of which ranks must have shares along these axes.
+        missing = {k: self._ordered(set(axes).difference(waits[k].axes if waits[k] else ())) for k in linear}
+        missing = {k: along for k, along in missing.items() if along and not _is_zero(eqn.inputs[k])}
+        if missing and not (self.shares and all(_can_be_shared(eqn.inputs[k]) for k in missing)):
+            return None
         origins = frozenset().union(*[w.origins for w in held])
         nbytes = sum({w.origins: w.nbytes for w in held}.values())
         inputs = [a if w is None else w.operand for a, w in zip(eqn.inputs, waits)]
@@ -125,32 +170,37 @@ class _Sinking:
         (type,) = eqn.primitive.typecheck(types, eqn.params)
         if type.nbytes > max(CHEAP_BYTES, nbytes):
             return None
-        inputs = [self._lift(a, axes) if w is None else a for a, w in zip(inputs, waits)]
+        inputs = [self._shared(a, missing[k]) if k in missing else a for k, a in enumerate(inputs)]
+        inputs = [
+            self._lift(a, axes) if w is None and k not in missing else a for k, (a, w) in enumerate(zip(inputs, waits))
+        ]
         moved = self._write(eqn.primitive, inputs, eqn.params, type, source=eqn.source)
         return Waiting(moved, axes, origins, nbytes, held[0].source, any(w.gained for w in held))
 
     def _started(self, eqn: Equation, before: Waiting | None) -> Waiting | None:
-        """A psum as one that waits, together with the one before it."""
-        if id(eqn) not in self.chosen:
-            return None
-        (x,), axes = eqn.inputs, eqn.params["axes"]
+        """A psum as one that waits, together with the one before it; if it is to stay, both are done here."""
+        (x,), axes, chosen = eqn.inputs, eqn.params["axes"], id(eqn) in self.chosen
         if before is None:
-            return Waiting(x, axes, frozenset([id(eqn)]), atom_type(x).nbytes, eqn.source)
-        return before._replace(axes=(*before.axes, *axes), origins=before.origins.union([id(eqn)]))
+            return Waiting(x, axes, frozenset([id(eqn)]), atom_type(x).nbytes, eqn.source) if chosen else None
+        both = before._replace(axes=(*before.axes, *axes), origins=before.origins.union([id(eqn)]))
+        if chosen:
+            return both
+        self._write_sum(both, eqn.outputs[0])
+        return DONE
 
-    def _scattered(self, eqn: Equation, w: Waiting) -> Waiting | None:
-        """This rank's part of a sum, by a reduce-scatter; None where that would take more (or may, with `split`)."""
+    def _part(self, eqn: Equation, w: Waiting) -> Waiting | None:
+        """This rank's part of a sum, in one collective; None where that would take more (or may, with `split`)."""
         (out,), params = eqn.outputs, eqn.params
         rest = tuple(a for a in w.axes if a not in params["axes"])
         runs = [tuple(g) for _, g in itertools.groupby(params["axes"], key=lambda a: a in w.axes)]
         collectives = sum(axes[0] in w.axes for axes in runs) + bool(rest)
-        if id(eqn) not in self.chosen or (len(runs) > 1 and not params["tiled"]):
+        if id(eqn) not in self.chosen or (len(runs) > 1 and not params.get("tiled")):
             return None
         if collectives > len(w.origins) and not self.split:
             return None
         x = w.operand
         for axes in runs:  # a part of a part: the first axis' ranks count most
-            primitive = psum_scatter_p if axes[0] in w.axes else pscatter_p
+            primitive = OF_A_SUM[eqn.primitive] if axes[0] in w.axes else eqn.primitive
             step = {**params, "axes": axes, "size": self._size(axes)}
             (type,) = primitive.typecheck([atom_type(x)], step)
             x = self._write(primitive, [x], step, type, out if axes is runs[-1] and not rest else None, w.source)
@@ -165,6 +215,16 @@ class _Sinking:
             params = {"axes": axes, "size": self._size(axes)}
             self.lifted[key] = self._write(pbroadcast_p, [a], params, _lifted_type(atom_type(a), axes))
         return self.lifted[key]
+
+    def _shared(self, a: Atom, axes: tuple[str, ...]) -> Atom:
+        """What adds up to `a` over the ranks along `axes`, where it is the same."""
+        if is_scalar_constant(a):
+            return a / self._size(axes)
+        lifted = self._lift(a, axes)
+        return self._write(divide_p, [lifted, self._size(axes)], {}, atom_type(lifted))
+
+    def _ordered(self, axes: Collection[str]) -> tuple[str, ...]:
+        return tuple(a for a in self.sizes if a in axes)
 
     def _size(self, axes: Sequence[str]) -> int:
         return math.prod(self.sizes[a] for a in axes)
@@ -186,10 +246,12 @@ class _Sinking:
         """What waits among these is needed now."""
         for a in atoms:
             if isinstance(a, Var) and a in self.waiting:
-                w = self.waiting.pop(a)
-                params = {"axes": w.axes, "size": self._size(w.axes)}
-                self.equations.append(Equation(psum_p, [w.operand], params, [a], w.source))
-                self.written.append((w.origins, w.gained or len(w.origins) > 1))
+                self._write_sum(self.waiting.pop(a), a)
+
+    def _write_sum(self, w: Waiting, out: Var) -> None:
+        params = {"axes": w.axes, "size": self._size(w.axes)}
+        self.equations.append(Equation(psum_p, [w.operand], params, [out], w.source))
+        self.written.append((w.origins, w.gained or len(w.origins) > 1))
 
 
 def _lifted_type(t: ShapedArray, axes: Sequence[str]) -> ShapedArray:
@@ -199,26 +261,30 @@ def _lifted_type(t: ShapedArray, axes: Sequence[str]) -> ShapedArray:
 # ---------------------------------------------------------------- what a psum may be moved past
 
 
-def _is_linear(eqn: Equation, waits: Sequence[Waiting | None]) -> bool:
-    """Whether an equation is linear, on every rank for itself, in those of its operands that are psums."""
-    primitive, waiting = eqn.primitive, [w is not None for w in waits]
+def _linear_in(eqn: Equation, waits: Sequence[Waiting | None]) -> Collection[int]:
+    """The operands in which an equation is linear, together, on every rank for itself; none if not all psums are."""
+    primitive, waiting = eqn.primitive, {k for k, w in enumerate(waits) if w is not None}
+    linear: Collection[int] = ()
     if primitive.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
-        return False
+        return ()
     if isinstance(primitive, Collective):
-        (w,) = waits
-        return type(primitive) is Collective and not set(w.axes).intersection(eqn.params["axes"])
-    if isinstance(primitive, Sum):
-        return all(waiting)
-    if isinstance(primitive, Where):
-        return not waiting[0] and all(yes or _is_zero(a) for a, yes in zip(eqn.inputs[1:], waiting[1:]))
-    if isinstance(primitive, Divide):
-        return waiting == [True, False]
-    if isinstance(primitive, Multilinear):
-        return sum(waiting) == 1 and primitive.transpose_rules[waiting.index(True)] is not None
-    if isinstance(primitive, Linear):
-        n = len(waiting) if primitive.linear_operands is None else primitive.linear_operands
-        return all(yes or _is_zero(a) for a, yes in zip(eqn.inputs[:n], waiting)) and not any(waiting[n:])
-    return False
+        apart = type(primitive) is Collective and not set(waits[0].axes).intersection(eqn.params["axes"])
+        linear = (0,) if apart else ()
+    elif isinstance(primitive, Sum):
+        linear = (0, 1)
+    elif isinstance(primitive, Where):
+        linear = (1, 2)
+    elif isinstance(primitive, Divide):
+        linear = (0,)
+    elif isinstance(primitive, Multilinear):
+        linear = waiting if len(waiting) == 1 and primitive.transpose_rules[min(waiting)] is not None else ()
+    elif isinstance(primitive, Linear):
+        linear = range(len(waits) if primitive.linear_operands is None else primitive.linear_operands)
+    return linear if waiting.issubset(linear) else ()
+
+
+def _can_be_shared(a: Atom) -> bool:
+    return is_scalar_constant(a) or is_differentiable(atom_type(a).dtype)
 
 
 def _is_zero(a: Atom) -> bool:

@@ -15,7 +15,17 @@ from collections.abc import Sequence
 
 import numpy
 
-from collectives.backend import Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
+from collectives.backend import (
+    GROUP,
+    Axes,
+    Backend,
+    Dims,
+    cut_rows,
+    fill_rows,
+    show_block,
+    split_dimension,
+    unsplit_dimension,
+)
 from minidiff.core import Primitive
 
 
@@ -39,7 +49,23 @@ class Stacked(Backend):
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
         if communicates:
             self.count(name, x.nbytes // self.size(held))
+        if "groups" in params:
+            return self._in_groups(name, x, held, **params)
         return getattr(self, "_" + name)(x, held, **params)
+
+    def _in_groups(self, name, x, held, axes, size, groups, **params):
+        """A collective in each group of the ranks along `axes`, as along an axis of these alone."""
+        x, rest = self._split(x, held, axes)
+        results: dict[int, numpy.ndarray] = {}
+        for group in groups:
+            ranks = Stacked({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
+            every = tuple(ranks.sizes)
+            blocks = numpy.stack([x[rank] for rank in group]).reshape(ranks.size(every), *x.shape[2:])
+            along = {"axes": (GROUP,), "size": len(group)}
+            out, after = ranks.collective(name, blocks, every, False, {**params, **along})
+            out = ranks.expand(out, after, every)
+            results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
+        return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
     def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
@@ -79,7 +105,7 @@ class Stacked(Backend):
         rest = tuple(a for a in wanted if a not in axes)
         x = self.expand(x, held, wanted)
         block = x.shape[1:] if wanted else x.shape
-        x = x.reshape(*[self.sizes[a] for a in wanted], *block)
+        x = numpy.reshape(x, (*[self.sizes[a] for a in wanted], *block))
         order = [wanted.index(a) for a in (*axes, *rest)]
         x = x.transpose(*order, *range(len(wanted), x.ndim))
         return x.reshape(self.size(axes), self.size(rest), *block), rest
@@ -90,6 +116,11 @@ class Stacked(Backend):
         x = x.reshape(*[self.sizes[a] for a in given], *block)
         x = x.transpose(*[given.index(a) for a in held], *range(len(given), x.ndim))
         return x.reshape(self.size(held), *block), held
+
+    def _on(self, root: int, size: int, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
+        """A value (ranks along the rest, *block) that the root has, and zeros on the other ranks."""
+        nothing = numpy.zeros(x.shape, x.dtype)
+        return self._join(numpy.stack([x if rank == root else nothing for rank in range(size)]), axes, rest)
 
     @staticmethod
     def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
@@ -136,6 +167,37 @@ class Stacked(Backend):
         x = split_dimension(x, size, split_axis + 2, tiled)  # (to, from, rest, *block)
         x = numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
         return self._join(x, axes, rest)
+
+    def _ragged_all_to_all(self, x, held, axes, size, axis, splits):
+        x, rest = self._split(x, held, axes)
+        parts = [cut_rows(block, row, axis + 1) for block, row in zip(x, splits)]
+        out = [numpy.concatenate(arrived, axis + 1) for arrived in zip(*parts)]
+        longest = max(block.shape[axis + 1] for block in out)
+        return self._join(numpy.stack([fill_rows(block, longest, axis + 1) for block in out]), axes, rest)
+
+    def _broadcast(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, axes)
+        return self._same(x[root], rest)
+
+    def _broadcast_varying(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, axes)
+        return self._join(numpy.broadcast_to(x[root], x.shape), axes, rest)
+
+    def _at_root(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, ())
+        return self._on(root, size, x[0], axes, rest)
+
+    def _reduce(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, axes)
+        return self._on(root, size, _add(x), axes, rest)
+
+    def _gather(self, x, held, axes, size, root, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        return self._on(root, size, unsplit_dimension(x, axis + 1, tiled), axes, rest)
+
+    def _scatter(self, x, held, axes, size, root, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        return self._join(split_dimension(x[root], size, axis + 1, tiled), axes, rest)
 
     def _ppermute(self, x, held, axes, size, perm):
         x, rest = self._split(x, held, axes)

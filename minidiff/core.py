@@ -543,7 +543,7 @@ class Primitive:
     in_place = False  # its body is a function of the user's, a part of the program around it
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union
-    communicates = False
+    communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
 
@@ -604,6 +604,10 @@ class Primitive:
         return [
             ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
         ]
+
+    def sends(self, params: dict) -> bool:
+        """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""
+        return self.communicates
 
     def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
         """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.

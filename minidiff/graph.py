@@ -172,7 +172,7 @@ class _Drawer:
         if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
             self.through(graph, eqn, text, bodies[0][1], named)
             return
-        if eqn.primitive.communicates:
+        if eqn.primitive.sends(eqn.params):
             self.communicates = True
             nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
             lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank"]

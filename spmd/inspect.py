@@ -150,7 +150,7 @@ def _of_tape(tape: Tape) -> Communication:
 
 def _of_equation(eqn: Equation) -> Communication:
     primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
-    if primitive.communicates:
+    if primitive.sends(eqn.params):
         nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
         return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, eqn.source)])
     if isinstance(primitive, Cond):

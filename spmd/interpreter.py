@@ -172,13 +172,13 @@ class SPMD(Interpreter):
                 if recorded:
                     found = exchange_together(primitive.each, operands, ranks, params)
                 else:
-                    found = ranks.together(primitive.name, operands, params)
+                    found = ranks.together(primitive.name, operands, primitive.sends(params), params)
                 return [RankTracer(self, *x) for x in found]
             if isinstance(primitive, Collective):
                 ((x, held),) = operands
                 if recorded:
                     return RankTracer(self, *exchange(primitive, x, held, ranks, params))
-                return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.communicates, params))
+                return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # it speaks of all ranks' blocks

@@ -39,6 +39,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
 from minidiff import tree
@@ -316,9 +317,10 @@ class ShardMap(Primitive):
         return Scope(sizes, params["check_rep"], explicit)
 
     def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
-        """What is added up when it leaves the body: the axes, and the type of the partial sums."""
-        pairs = zip(params["out_specs"], params["body"].out_types)
-        return [(params["mesh"].ranks.ordered(spec.summed), t) for spec, t in pairs if spec.summed]
+        """What ranks add up when it leaves the body: the axes, and the type of the partial sums."""
+        ranks, pairs = params["mesh"].ranks, zip(params["out_specs"], params["body"].out_types)
+        sums = [(_along(ranks, spec.summed), t) for spec, t in pairs if spec.summed]
+        return [(axes["axes"], t) for axes, t in sums if psum_p.sends(axes)]
 
 
 shard_map_p = ShardMap("shard_map")
@@ -473,8 +475,12 @@ def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str
     """A collective at the boundary, over all of these axes."""
     if not axes:
         return x
-    axes = interpreter.mesh.ranks.ordered(axes)
-    return interpreter.process(collective, [x], {"axes": axes, "size": _ranks_along(interpreter.mesh, axes)})
+    return interpreter.process(collective, [x], _along(interpreter.mesh.ranks, axes))
+
+
+def _along(ranks: Backend, axes: Collection[str]) -> dict:
+    """The parameters of a collective over all of these axes."""
+    return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
 
 
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:

@@ -1,13 +1,11 @@
-"""What each collective means, on a list of blocks, and checks of the collectives against that on any mesh.
+"""Checks of the collectives against what each means on a list of blocks (`collectives.reference`), on any mesh.
 
-A reference takes the blocks of the ranks of one group, in the order in which they are counted, and gives
-each rank's result. The checks take a mesh, so that they are the same on simulated ranks and on real ones,
-where every process runs them: what they compute with is the same on all.
+They take a mesh, so that they are the same on simulated ranks and on real ones, where every process runs them: what
+they compute with is the same on all.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -19,90 +17,13 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 import minidiff as md
 import spmd
+from collectives.along import most
 from collectives.ops import Collective
+from collectives.reference import collective_ref
 from spmd import P
 
-# ---------------------------------------------------------------- references
-
-
-def add_all(blocks):
-    """The sum in the blocks' own dtype; booleans are counted."""
-    return functools.reduce(numpy.add, [b.astype(int) if b.dtype == bool else b for b in blocks])
-
-
-def join(blocks, axis, tiled):
-    return numpy.concatenate(blocks, axis) if tiled else numpy.stack(blocks, axis)
-
-
-def cut(block, n, axis, tiled):
-    return numpy.split(block, n, axis) if tiled else [numpy.take(block, k, axis) for k in range(n)]
-
-
-def psum_ref(blocks):
-    return [add_all(blocks)] * len(blocks)
-
-
-def pmean_ref(blocks):
-    return [add_all(blocks) / len(blocks)] * len(blocks)
-
-
-def pmax_ref(blocks):
-    return [functools.reduce(numpy.maximum, blocks)] * len(blocks)
-
-
-def pmin_ref(blocks):
-    return [functools.reduce(numpy.minimum, blocks)] * len(blocks)
-
-
-def pbroadcast_ref(blocks):
-    return blocks
-
-
-def axis_index_ref(blocks):
-    return [numpy.array(i) for i in range(len(blocks))]
-
-
-def all_gather_ref(blocks, axis=0, tiled=False):
-    return [join(blocks, axis, tiled)] * len(blocks)
-
-
-def psum_scatter_ref(blocks, scatter_dimension=0, tiled=False):
-    return cut(add_all(blocks), len(blocks), scatter_dimension, tiled)
-
-
-def pscatter_ref(blocks, axis=0, tiled=False):
-    return [cut(block, len(blocks), axis, tiled)[i] for i, block in enumerate(blocks)]
-
-
-def all_to_all_ref(blocks, split_axis, concat_axis, tiled=False):
-    parts = [cut(block, len(blocks), split_axis, tiled) for block in blocks]
-    return [join(arrived, concat_axis, tiled) for arrived in zip(*parts)]
-
-
-def ppermute_ref(blocks, perm):
-    results = [numpy.zeros_like(block) for block in blocks]
-    for source, destination in perm:
-        results[destination] = blocks[source]
-    return results
-
-
-REFERENCES: dict[str, Callable] = {
-    "psum": psum_ref,
-    "pmean": pmean_ref,
-    "pmax": pmax_ref,
-    "pmin": pmin_ref,
-    "pbroadcast": pbroadcast_ref,
-    "axis_index": axis_index_ref,
-    "all_gather": all_gather_ref,
-    "all_gather_invariant": all_gather_ref,
-    "psum_scatter": psum_scatter_ref,
-    "pscatter": pscatter_ref,
-    "all_to_all": all_to_all_ref,
-    "ppermute": ppermute_ref,
-}
-
-INVARIANT_OPERAND = {"pbroadcast", "pscatter"}
-INVARIANT_RESULT = {"psum", "pmean", "pmax", "pmin", "all_gather_invariant"}
+INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
+INVARIANT_RESULT = {"psum", "pmean", "pmax", "pmin", "all_gather_invariant", "broadcast"}
 TRANSPOSES = {  # those that are linear
     "psum": "pbroadcast",
     "pmean": "pbroadcast",
@@ -113,9 +34,15 @@ TRANSPOSES = {  # those that are linear
     "pscatter": "all_gather_invariant",
     "all_to_all": "all_to_all",
     "ppermute": "ppermute",
+    "broadcast": "at_root",
+    "at_root": "broadcast",
+    "broadcast_varying": "reduce",
+    "reduce": "broadcast_varying",
+    "gather": "scatter",
+    "scatter": "gather",
 }
-ADDS = {"psum", "pmean", "psum_scatter"}
-SILENT = {"pbroadcast", "pscatter", "axis_index"}  # those that do not communicate
+ADDS = {"psum", "pmean", "psum_scatter", "reduce"}
+SILENT = {"pbroadcast", "pscatter", "at_root", "axis_index"}  # those that do not communicate
 
 
 def groups(mesh, axes) -> list[list[int]]:
@@ -132,7 +59,7 @@ def reference(mesh, case, axes, blocks) -> list[numpy.ndarray]:
     """The result of each rank of a mesh, from the operand of each."""
     results: dict[int, Any] = {}
     for ranks in groups(mesh, axes):
-        results.update(zip(ranks, REFERENCES[case.name]([blocks[r] for r in ranks], **case.options)))
+        results.update(zip(ranks, case.reference([blocks[r] for r in ranks])))
     return [results[r] for r in range(mesh.size)]
 
 
@@ -150,6 +77,32 @@ class Case(NamedTuple):
         if self.name == "axis_index":
             return collectives.axis_index(axes)
         return getattr(collectives, self.name)(x, axes, **self.options)
+
+    @property
+    def grouped(self) -> bool:
+        return "axis_index_groups" in self.options
+
+    def taking_part(self, n: int) -> int:
+        """How many of n ranks take part at a time, at most."""
+        return max(map(len, self.options.get("axis_index_groups", [range(n)])))
+
+    @property
+    def operation(self) -> str:
+        """Its name on tapes, and in counts."""
+        if self.name == "pmean":
+            return "psum"
+        return "ragged_all_to_all" if "splits" in self.options else self.name
+
+    @property
+    def transposed(self) -> str:
+        """The name of its transpose."""
+        if self.grouped and self.operation == "psum":  # in each group for itself: it is the same for none
+            return "psum"
+        return self.operation if "splits" in self.options else TRANSPOSES[self.name]
+
+    def reference(self, blocks):
+        """What it means on the blocks of the ranks along its axes."""
+        return collective_ref(self.name, blocks, **self.options)
 
 
 def cases(n: int) -> Iterator[Case]:
@@ -182,14 +135,53 @@ def cases(n: int) -> Iterator[Case]:
     yield Case("ppermute", (3,), {"perm": [(i, n - 1 - i) for i in range(n)]})
     yield Case("ppermute", (3,), {"perm": [(n - 1, 0)]})
     yield Case("ppermute", (3,), {"perm": []})
+    yield from rooted_cases(n)
+    yield from ragged_cases(n)
+    yield from grouped_cases(n)
+
+
+def rooted_cases(n: int) -> Iterator[Case]:
+    """Those with a root: the first, the last and one in between in turn."""
+    for name in ("broadcast", "broadcast_varying", "at_root", "reduce"):
+        yield Case(name, (2, 1, 3), {"root": n // 2})
+        yield Case(name, (), {"root": n - 1})
+    yield Case("gather", (2, 1, 3), {"root": n // 2, "axis": 1})
+    yield Case("gather", (2, 1, 3), {"axis": -1, "tiled": True})
+    yield Case("gather", (), {"root": n - 1})
+    yield Case("scatter", (2, n, 3), {"root": n // 2, "axis": 1})
+    yield Case("scatter", (2, 1, 2 * n), {"axis": -1, "tiled": True})
+    yield Case("scatter", (n, 0), {"root": n - 1})
+
+
+def ragged_cases(n: int) -> Iterator[Case]:
+    """all_to_all of parts of different lengths: all different, none from or to some ranks, none at all."""
+    different = [[(2 * s + 3 * d + 1) % 4 for d in range(n)] for s in range(n)]
+    yield Case("all_to_all", (most(different), 3), {"split_axis": 0, "concat_axis": 0, "splits": different})
+    last = [[s * (d == n - 1) for d in range(n)] for s in range(n)]
+    yield Case("all_to_all", (2, most(last)), {"split_axis": -1, "concat_axis": 1, "splits": last})
+    yield Case("all_to_all", (0,), {"split_axis": 0, "concat_axis": 0, "splits": [[0] * n] * n})
+
+
+def grouped_cases(n: int) -> Iterator[Case]:
+    """In groups of the ranks, in an order that is not theirs: of different sizes, and all of one size."""
+    ranks = list(range(n))[::-1]
+    uneven = {"axis_index_groups": [ranks[:1], *([ranks[1:]] if n > 1 else [])]}
+    yield from (Case(name, (3,), uneven) for name in ("psum", "pmax"))
+    each = n // 2 if n % 2 == 0 and n > 2 else n
+    even = {"axis_index_groups": [ranks[k :: n // each] for k in range(n // each)]}
+    yield from (Case(name, (2, 3), even) for name in ("psum", "pmean", "pmin"))
+    yield Case("all_gather", (2, 3), {"axis": 1, **even})
+    yield Case("psum_scatter", (2, 2 * each), {"scatter_dimension": 1, "tiled": True, **even})
+    yield Case("all_to_all", (2, each), {"split_axis": 1, "concat_axis": 0, **even})
 
 
 def one_case_each(n: int) -> list[Case]:
-    """Of each collective one case, with a block of several dimensions where it has any."""
+    """Of each collective, and of it in groups, and with splits, one case: of a block of several dimensions if any."""
     found = {}
     for case in cases(n):
-        if case.name not in found or (math.prod(case.shape) and len(case.shape) > len(found[case.name].shape)):
-            found[case.name] = case
+        kind = case.name, "axis_index_groups" in case.options, "splits" in case.options
+        if kind not in found or (math.prod(case.shape) and len(case.shape) > len(found[kind].shape)):
+            found[kind] = case
     return list(found.values())
 
 
@@ -232,7 +224,7 @@ def operand_axes(mesh, case, axes) -> tuple[str, ...]:
 
 
 def result_axes(mesh, case, axes) -> tuple[str, ...]:
-    return tuple(a for a in mesh.axis_names if case.name not in INVARIANT_RESULT or a not in axes)
+    return tuple(a for a in mesh.axis_names if case.name not in INVARIANT_RESULT or case.grouped or a not in axes)
 
 
 def on_blocks(mesh, body, held, out_held=None, check_rep=True) -> Callable:
@@ -301,6 +293,19 @@ def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True
         assert_same(block, expected[rank], exact=case.name not in ADDS)
 
 
+def check_compiled(mesh, case, axes) -> None:
+    """The compiled program's results, and those of its derivative's."""
+    held = operand_axes(mesh, case, axes)
+    stacked = random((size_of(mesh, held), *case.shape), "float64")
+    result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
+    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    if case.name != "axis_index":
+        gradient = md.grad(loss_of(mesh, case, axes))
+        assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
+
+
 def check_dtype(mesh, axes, dtype) -> None:
     """All collectives on blocks of a dtype; where they are ordered, also the extrema."""
     for case in one_case_each(size_of(mesh, axes)):
@@ -348,7 +353,7 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
     assert_allclose((fx * y).sum(), (x * whole(f_t(y))).sum(), **tolerance)
     assert_allclose(whole(f_tt(x)), fx, **tolerance)
     if check_rep:
-        assert [eqn.primitive.name for eqn in collectives_in(f_t, y)] == [TRANSPOSES[case.name]]
+        assert [eqn.primitive.name for eqn in collectives_in(f_t, y)] == [case.transposed]
         assert [eqn.params for eqn in collectives_in(f_tt, x)] == [eqn.params for eqn in collectives_in(f, x)]
 
 
@@ -367,9 +372,9 @@ def check_case_counts(mesh, case, axes) -> None:
     x = random((size_of(mesh, held), *case.shape), "float64")
     f = on_blocks(mesh, lambda x: case(x, axes), held)
     check_counts(mesh, f, x)
-    name = "psum" if case.name == "pmean" else case.name
-    assert mesh.calls == ({} if case.name in SILENT else {name: 1})
-    assert mesh.bytes == ({} if case.name in SILENT else {name: x[0].nbytes})
+    silent = case.name in SILENT or case.taking_part(size_of(mesh, axes)) == 1
+    assert mesh.calls == ({} if silent else {case.operation: 1})
+    assert mesh.bytes == ({} if silent else {case.operation: x[0].nbytes})
     if case.name != "axis_index":
         check_counts(mesh, md.grad(loss_of(mesh, case, axes)), x)
 
@@ -395,6 +400,35 @@ def check_derivatives(mesh, case, axes, check_rep=True) -> None:
 
     f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
     md.testing.check_grads(f, (random((mesh.size, *case.shape), "float64"),), order=2)
+
+
+def check_extremum(mesh, name, axes, check_rep=True) -> None:
+    """Derivatives of an extremum over ranks, at values that tie, against NumPy's of all the ranks' blocks."""
+    everything, numpys = mesh.axis_names, {"pmax": md.numpy.max, "pmin": md.numpy.min}[name]
+    members = groups(mesh, axes)
+    weights = random((mesh.size, 3), "float64")
+
+    def body(x):
+        me = collectives.axis_index(everything)
+        y = getattr(collectives, name)(x[me] * x[me], axes)
+        return collectives.psum(md.numpy.sum(y * md.numpy.take(weights, me, axis=0)), everything)
+
+    def whole(x):
+        y = [(numpys(md.numpy.stack([x[r] * x[r] for r in ranks]), axis=0), ranks) for ranks in members]
+        return sum(md.numpy.sum(best * weights[r]) for best, ranks in y for r in ranks)
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
+    x = numpy.random.default_rng(0).integers(1, 3, (mesh.size, 3)).astype(float)  # many tie
+    t = random(x.shape, "float64", seed=1)
+
+    def twice(f):
+        return md.grad(lambda x: md.numpy.sum(md.grad(f)(x) * t))
+
+    assert_allclose(md.grad(f)(x), md.grad(whole)(x), rtol=1e-12)
+    assert_allclose(md.jvp(f, (x,), (t,))[1], md.jvp(whole, (x,), (t,))[1], rtol=1e-12)
+    assert_allclose(twice(f)(x), twice(whole)(x), rtol=1e-12)
+    several = numpy.stack([x, 1 + x, x[::-1]])
+    assert_allclose(md.vmap(md.grad(f))(several), numpy.stack([md.grad(whole)(x) for x in several]), rtol=1e-12)
 
 
 def collectives_in(f, *args) -> list:

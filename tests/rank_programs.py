@@ -16,8 +16,8 @@ from typing import Any
 import collectives
 import minidiff.numpy as np
 import spmd
+from collectives.reference import collective_ref
 from spmd import P
-from tests.collective_checks import REFERENCES
 
 WIDTH = 2  # of blocks, which have the shape [mesh.size, WIDTH]
 
@@ -82,6 +82,38 @@ COLLECTIVE: dict[str, Callable] = {
 }
 
 
+def _parts(rows: int, n: int) -> list[list[int]]:
+    """Rows as ranks may send them: of each one row to each other, the rest stays."""
+    return [[rows - (n - 1) if s == d else 1 for d in range(n)] for s in range(n)]
+
+
+def _halves(n: int) -> list[list[int]]:
+    """Two groups of ranks, which may differ in size."""
+    return [ranks for ranks in (list(range(n))[::-2], list(range(n))[-2::-2]) if ranks]
+
+
+#: Those with a root, of uneven parts, and in groups, which programs have if they are told to.
+FURTHER: dict[str, Callable] = {
+    "broadcast": lambda comm, x, n: comm("broadcast", x, root=n // 2),
+    "broadcast and own": lambda comm, x, n: x * np.sin(comm("broadcast", x, root=n - 1)),
+    "broadcast_varying": lambda comm, x, n: comm("broadcast_varying", x, root=n - 1),
+    "reduce": lambda comm, x, n: x + comm("reduce", x, root=n // 2) / n,
+    "at_root": lambda comm, x, n: comm("at_root", comm("psum", np.cos(x)), root=0) / n - x,
+    "gather": lambda comm, x, n: _fold(comm("gather", x, root=n - 1, axis=0, tiled=True), n),
+    "gather, stacked": lambda comm, x, n: np.mean(np.sin(comm("gather", x, axis=1)), axis=1),
+    "scatter": lambda comm, x, n: _spread(comm("scatter", x, root=n // 2, axis=0, tiled=True), n) / n,
+    "there and back": lambda comm, x, n: comm("broadcast", comm("reduce", x)) / n,
+    "all_to_all, uneven": lambda comm, x, n: comm(
+        "all_to_all", x, split_axis=0, concat_axis=0, splits=_parts(x.shape[0], n)
+    ),
+    "psum in groups": lambda comm, x, n: comm("psum", x, axis_index_groups=_halves(n)) / n,
+    "pmax in groups": lambda comm, x, n: comm("pmax", x, axis_index_groups=_halves(n)),
+    "all_gather in groups": lambda comm, x, n: np.mean(
+        comm("all_gather", x, axis=1, axis_index_groups=[[r] for r in range(n)]), axis=1
+    ),
+}
+
+
 @dataclass(frozen=True)
 class Instruction:
     """An operation on earlier blocks, by their numbers; a collective has one operand, and axes."""
@@ -121,7 +153,7 @@ class RankProgram:
 
         def comm(step, x):
             bound = lambda name, *args, **kwargs: getattr(collectives, name)(*args, axis_name=step.axes, **kwargs)  # noqa: E731
-            return COLLECTIVE[step.name](bound, x, collectives.axis_size(step.axes))
+            return (COLLECTIVE | FURTHER)[step.name](bound, x, collectives.axis_size(step.axes))
 
         def body(*blocks):
             loss = self._run(lambda f, *xs: f(*xs), comm, list(blocks))
@@ -181,11 +213,11 @@ class Lists:
             values = Together([None] * self.size) if values is None else values
             results: list = [None] * self.size
             for group in self.groups(step.axes):
-                for rank, out in zip(group, REFERENCES[name]([values.blocks[r] for r in group], **options)):
+                for rank, out in zip(group, collective_ref(name, [values.blocks[r] for r in group], **options)):
                     results[rank] = out
             return Together(results)
 
-        return COLLECTIVE[step.name](comm, Together(xs), n).blocks
+        return (COLLECTIVE | FURTHER)[step.name](comm, Together(xs), n).blocks
 
 
 class Together(np.lib.mixins.NDArrayOperatorsMixin):
@@ -222,9 +254,10 @@ class Together(np.lib.mixins.NDArrayOperatorsMixin):
 SHAPES = [(1,), (2,), (3,), (2, 2), (1, 3), (2, 1, 2), (2, 2, 2)]
 
 
-def random_program(seed: int, shape: Sequence[int] | None = None, most: int = 7) -> RankProgram:
-    """A program on a mesh of one to three axes, the same one wherever it is made."""
+def random_program(seed: int, shape: Sequence[int] | None = None, most: int = 7, further: bool = False) -> RankProgram:
+    """A program on a mesh of one to three axes, the same wherever it is made; with `further` collectives too."""
     rng = random.Random(seed)
+    names = sorted({**COLLECTIVE, **FURTHER} if further else COLLECTIVE)
     axes = dict(zip("ijk", rng.choice(SHAPES) if shape is None else shape))
 
     def some_axes() -> tuple[str, ...]:
@@ -242,7 +275,7 @@ def random_program(seed: int, shape: Sequence[int] | None = None, most: int = 7)
             return max(0, last - int(rng.expovariate(0.8)))
 
         if rng.random() < 0.45:
-            step = Instruction(rng.choice(sorted(COLLECTIVE)), (operand(),), some_axes())
+            step = Instruction(rng.choice(names), (operand(),), some_axes())
         else:
             name = rng.choice(sorted(LOCAL))
             step = Instruction(name, tuple(operand() for _ in range(1 + (name in BINARY))))

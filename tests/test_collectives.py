@@ -14,8 +14,12 @@ from collectives import (
     all_gather,
     all_gather_invariant,
     all_to_all,
+    at_root,
     axis_index,
     axis_size,
+    broadcast,
+    broadcast_varying,
+    gather,
     pbroadcast,
     pmax,
     pmean,
@@ -24,21 +28,25 @@ from collectives import (
     pscatter,
     psum,
     psum_scatter,
+    reduce,
+    scatter,
 )
+from collectives.reference import REFERENCES
 from spmd import P
 from tests.collective_checks import (
     DTYPES,
     INVARIANT_OPERAND,
     LAYOUTS,
-    REFERENCES,
     TRANSPOSES,
     Case,
     axes_of,
     cases,
     check_case_counts,
+    check_compiled,
     check_counts,
     check_derivatives,
     check_dtype,
+    check_extremum,
     check_nan,
     check_transpose,
     check_value,
@@ -94,6 +102,12 @@ def test_values_of_operands_that_vary_along_fewer_axes(mesh, axes):
             check_value(mesh, case, axes, "int64", held=held)
 
 
+@pytest.mark.parametrize(("mesh", "axes"), [(MESHES[1], ("x",)), (MESHES[2], ("y", "x"))], ids=str)
+def test_compiled(mesh, axes):
+    for case in one_case_each(size_of(mesh, axes)):
+        check_compiled(mesh, case, axes)
+
+
 @placements
 def test_nan_is_the_extremum_everywhere(mesh, axes):
     check_nan(mesh, axes)
@@ -114,6 +128,18 @@ def test_psum_of_a_number_is_a_number(value):
     spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P())(0.0)
     assert sums == [2 * value, 6 * value, 3]
     assert isinstance(sums[0], type(2 * value))
+
+
+def test_psum_of_a_number_in_groups_is_a_number_where_they_are_alike():
+    sums = []
+
+    def body(x):
+        sums.append(psum(1, ("i", "j"), axis_index_groups=PAIRS))
+        return psum(1, "j", axis_index_groups=UNEVEN)[None]
+
+    counted = spmd.shard_map(body, mesh=IJ, in_specs=P(), out_specs=P("j"))(0.0)
+    assert sums == [2] and isinstance(sums[0], int)
+    assert numpy.asarray(counted).tolist() == [2, 1, 2]
 
 
 def test_collectives_take_trees():
@@ -152,6 +178,23 @@ def test_ranks_that_tie_share_the_derivative(extremum):
     numpy.testing.assert_array_equal(gradient, [0.5, 0.0, 0.5, 0.0])
 
 
+@pytest.mark.parametrize(("mesh", "axes"), [(MESHES[1], ("x",)), (MESHES[2], ("y",)), (MESHES[2], ("y", "x"))], ids=str)
+@pytest.mark.parametrize("check_rep", [True, False])
+def test_extrema_have_the_derivatives_of_numpys(mesh, axes, check_rep):
+    for name in ("pmax", "pmin"):
+        check_extremum(mesh, name, axes, check_rep)
+
+
+def test_the_way_back_of_an_extremum_communicates_nothing():
+    f = spmd.shard_map(lambda x: pmax(np.sin(x), "i"), mesh=IJ, in_specs=P("i"), out_specs=P())
+    rows = spmd.communication(lambda x, ct: md.vjp(f, x)[1](ct))(numpy.ones(4), numpy.ones(2)).rows
+    assert [(row.collective, row.count, row.bytes) for row in rows] == [("pmax", 1, 16), ("psum", 1, 16)]
+    linear = md.make_tape(md.linearize(f, numpy.ones(4))[1])(numpy.ones(4))
+    assert spmd.communication(linear).counts == {"psum": 1}
+    transposed = md.make_tape(md.vjp(f, numpy.ones(4))[1])(numpy.ones(2))
+    assert spmd.communication(transposed).counts == {}
+
+
 @pytest.mark.parametrize("name", ["pmax", "pmin"])
 def test_extrema_are_not_linear(name):
     f = spmd.shard_map(lambda x: Case(name, ())(x, "x"), mesh=MESHES[1], in_specs=P("x"), out_specs=P())
@@ -181,6 +224,43 @@ TYPES = [
     ("pscatter", lambda x, u, w: pscatter(u, "i", tiled=True), ["pscatter i: f64[6]{j} -> f64[3]{i,j}"]),
     ("all_to_all", lambda x, u, w: all_to_all(u, "j", 0, 0, tiled=True), ["all_to_all j: f64[6]{j} -> f64[6]{j}"]),
     ("ppermute", lambda x, u, w: ppermute(x, "i", [(0, 1)]), ["ppermute i: f64[6]{i,j} -> f64[6]{i,j}"]),
+    ("broadcast", lambda x, u, w: broadcast(x, "i"), ["broadcast i: f64[6]{i,j} -> f64[6]{j}"]),
+    ("at_root", lambda x, u, w: at_root(u, "i"), ["at_root i: f64[6]{j} -> f64[6]{i,j}"]),
+    (
+        "broadcast_varying",
+        lambda x, u, w: broadcast_varying(x, "j"),
+        ["broadcast_varying j: f64[6]{i,j} -> f64[6]{i,j}"],
+    ),
+    ("reduce", lambda x, u, w: reduce(x, ("j", "i"), 5), ["reduce j,i: f64[6]{i,j} -> f64[6]{i,j}"]),
+    ("gather", lambda x, u, w: gather(u, "j", 2), ["gather j: f64[6]{j} -> f64[3,6]{j}"]),
+    ("scatter", lambda x, u, w: scatter(u, "j", tiled=True), ["scatter j: f64[6]{j} -> f64[2]{j}"]),
+    (
+        "all_to_all of uneven parts",
+        lambda x, u, w: all_to_all(x, "i", 0, 0, splits=[[2, 4], [1, 3]]),
+        ["ragged_all_to_all i: f64[6]{i,j} -> f64[7]{i,j}"],
+    ),
+    # In groups, nothing is the same for all.
+    ("psum in groups", lambda x, u, w: psum(u, "j", axis_index_groups=UNEVEN), ["psum j: f64[6]{j} -> f64[6]{j}"]),
+    (
+        "pmax in groups",
+        lambda x, u, w: pmax(x, ("i", "j"), axis_index_groups=PAIRS),
+        ["pmax i,j: f64[6]{i,j} -> f64[6]{i,j}"],
+    ),
+    (
+        "all_gather in groups",
+        lambda x, u, w: all_gather(u, ("i", "j"), axis_index_groups=PAIRS),
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "all_gather i,j: f64[6]{i,j} -> f64[2,6]{i,j}"],
+    ),
+    (
+        "psum_scatter in groups",
+        lambda x, u, w: psum_scatter(x, ("i", "j"), tiled=True, axis_index_groups=PAIRS),
+        ["psum_scatter i,j: f64[6]{i,j} -> f64[3]{i,j}"],
+    ),
+    (
+        "all_to_all in groups",
+        lambda x, u, w: all_to_all(x, ("i", "j"), 0, 0, tiled=True, axis_index_groups=PAIRS),
+        ["all_to_all i,j: f64[6]{i,j} -> f64[6]{i,j}"],
+    ),
     # An operand that does not vary is lifted for the collectives that take varying ones, ...
     (
         "lifted: all_gather",
@@ -214,6 +294,39 @@ TYPES = [
     ("pmax of an invariant", lambda x, u, w: pmax(w, "i"), []),
     ("pmin of a half invariant", lambda x, u, w: pmin(u, ("i", "j")), ["pmin j: f64[6]{j} -> f64[6]"]),
     ("pmax of a constant", lambda x, u, w: pmax(3.0, "i") * w, []),
+    # What all ranks have need not come from a root, nor go to one.
+    ("broadcast of an invariant", lambda x, u, w: broadcast(w, ("i", "j")), []),
+    (
+        "broadcast of a half invariant",
+        lambda x, u, w: broadcast(u, ("i", "j"), 4),
+        ["broadcast j: f64[6]{j} -> f64[6]"],
+    ),
+    ("lifted: broadcast_varying", lambda x, u, w: broadcast_varying(w, "i"), ["pbroadcast i: f64[6] -> f64[6]{i}"]),
+    ("reduce of an invariant", lambda x, u, w: reduce(w, "i"), ["at_root i: f64[6] -> f64[6]{i}"]),
+    (
+        "reduce of a half invariant",
+        lambda x, u, w: reduce(u, ("i", "j"), 4),
+        ["at_root i: f64[6]{j} -> f64[6]{i,j}", "reduce j: f64[6]{i,j} -> f64[6]{i,j}"],
+    ),
+    ("gather of an invariant", lambda x, u, w: gather(w, "i", 1), ["at_root i: f64[6] -> f64[6]{i}"]),
+    (
+        "gather of a half invariant",
+        lambda x, u, w: gather(u, ("i", "j"), 1),
+        ["gather j: f64[1,6]{j} -> f64[3,6]{j}", "at_root i: f64[3,6]{j} -> f64[3,6]{i,j}"],
+    ),
+    ("scatter of an invariant", lambda x, u, w: scatter(w, ("i", "j")), ["pscatter i,j: f64[6] -> f64[]{i,j}"]),
+    (
+        "scatter of a half invariant",
+        lambda x, u, w: scatter(u, ("i", "j"), 3),
+        ["pscatter i: f64[6]{j} -> f64[3]{i,j}", "scatter j: f64[3]{i,j} -> f64[1]{i,j}"],
+    ),
+    ("psum in groups of an invariant", lambda x, u, w: psum(w, ("i", "j"), axis_index_groups=PAIRS), []),
+    (
+        "psum in uneven groups of an invariant",
+        lambda x, u, w: psum(w, "j", axis_index_groups=UNEVEN),
+        ["pbroadcast j: f64[6] -> f64[6]{j}", "psum j: f64[6]{j} -> f64[6]{j}"],
+    ),
+    ("pmin in groups of an invariant", lambda x, u, w: pmin(w, "j", axis_index_groups=UNEVEN), []),
     # Operands that disagree are lifted to the union, each value once.
     ("x + x", lambda x, u, w: x + x, []),
     ("x + 2", lambda x, u, w: 2.0 * x + 1, []),
@@ -253,6 +366,8 @@ TYPES = [
     ("a sum, used again", lambda x, u, w: psum(x, "i") * u, ["psum i: f64[6]{i,j} -> f64[6]{j}"]),
 ]
 CONSTANT = numpy.arange(6.0)
+PAIRS = [[0, 5], [2, 1], [3, 4]]
+UNEVEN = [[1], [2, 0]]
 
 
 def on_ij(body, out_specs=P(("i", "j"))):
@@ -348,6 +463,71 @@ ERRORS = [
             (f"{name}: too long", lambda x, f=f, of=of: f(of(x), "i"), ValueError, "one entry for each of the 2 ranks"),
         ]
     ],
+    *[
+        (
+            f"{name}: root {root}",
+            lambda x, f=f, root=root: f(x, "j", root),
+            ValueError,
+            f"{name}: the root {root} is no",
+        )
+        for name, f, root in [
+            ("broadcast", broadcast, 3),
+            ("broadcast_varying", broadcast_varying, 3),
+            ("at_root", at_root, -1),
+            ("reduce", reduce, 3),
+            ("gather", gather, 7),
+            ("scatter", scatter, 3),
+        ]
+    ],
+    (
+        "scatter: no multiple",
+        lambda x: scatter(x, "j", tiled=True),
+        ValueError,
+        "scatter: axis 0 of f64[4]{i} is split",
+    ),
+    ("scatter: too long", lambda x: scatter(x, "i"), ValueError, "one entry for each of the 2 ranks"),
+    (
+        "at_root of a varying value",
+        lambda x: at_root(x, "i"),
+        md.VarianceError,
+        "at_root over 'i' takes a value that is",
+    ),
+    *[
+        (f"groups: {what}", lambda x, g=groups: psum(x, "j", axis_index_groups=g), ValueError, text)
+        for what, groups, text in [
+            ("one missing", [[0, 1]], "axis_index_groups=[[0, 1]]: rank 2 is in no group"),
+            ("one twice", [[0, 1], [1, 2]], "rank 1 occurs 2 times; each rank is in one group"),
+            ("no such rank", [[0, 1, 2, 3]], "3 is no index of the 3 ranks there, which are 0 to 2"),
+            ("none", [], "rank 0 is in no group"),
+            ("an empty one", [[0, 1, 2], []], "groups of 0 and of 3 ranks; they must not be empty"),
+        ]
+    ],
+    *[
+        (f"{name}: uneven groups", lambda x, f=f: f(x, "j", axis_index_groups=[[0], [1, 2]]), ValueError, text)
+        for name, f in [
+            ("pmean", pmean),
+            ("all_gather", all_gather),
+            ("psum_scatter", psum_scatter),
+            ("all_to_all", lambda x, axes, **options: all_to_all(x, axes, 0, 0, **options)),
+        ]
+        for text in [f"{name} over 'j': axis_index_groups=[[0], [1, 2]]: there are groups of 1 and of 2 ranks"]
+    ],
+    *[
+        (f"splits: {what}", lambda x, options=options: all_to_all(x, "i", 0, 0, **options), error, text)
+        for what, options, error, text in [
+            ("no table", {"splits": [[4, 0]]}, ValueError, "2 lists of 2 numbers, got [[4, 0]]"),
+            ("less than none", {"splits": [[4, 0], [-1, 5]]}, ValueError, "splits[1][0] is -1: no rows are 0"),
+            ("too few", {"splits": [[4, 1], [1, 3]]}, ValueError, "axis 0 of f64[4]{i} must have 5 rows"),
+            ("of floats", {"splits": [[4.0, 0], [0, 4]]}, TypeError, "'float' object cannot be interpreted"),
+            ("and groups", {"splits": [[4, 0]] * 2, "axis_index_groups": [[0, 1]]}, ValueError, "leave out axis_index"),
+        ]
+    ],
+    (
+        "splits along two axes",
+        lambda x: all_to_all(x.reshape(2, 2), "i", 0, 1, splits=[[2, 0], [0, 2]]),
+        ValueError,
+        "fit together along that alone, not along 1: write concat_axis=0",
+    ),
     ("pbroadcast of a varying value", lambda x: pbroadcast(x, "i"), md.VarianceError, "already varies along 'i'"),
     ("pbroadcast along both", lambda x: pbroadcast(x, ("j", "i")), md.VarianceError, "already varies along 'i'"),
     (
@@ -372,6 +552,27 @@ def test_errors(body, error, text):
     with pytest.raises(error) as raised:
         md.make_tape(f)(numpy.arange(8.0))
     assert text in str(raised.value)
+
+
+# Where every pbroadcast is written, of bodies with the argument x:f64[6]{i}: what the errors say to write instead.
+EXPLICIT = [
+    (lambda x: broadcast(x, "j"), "broadcast over 'j' takes a value that varies", "already: leave those axes out"),
+    (lambda x: scatter(x, "j", tiled=True, axis=0), "scatter over 'j' takes", "write pscatter over 'j'"),
+    (lambda x: reduce(x, ("i", "j")), "is the same on all ranks along 'j'", "write pbroadcast(x, 'j') for it"),
+    (lambda x: gather(x, "j"), "gather over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: broadcast_varying(x, "j"), "broadcast_varying over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has a value"),
+    (lambda x: psum(x, "j", axis_index_groups=UNEVEN), "psum over 'j' takes", "write pbroadcast(x, 'j') for it"),
+    (lambda x: all_to_all(x[:3], "j", 0, 0, splits=[[1] * 3] * 3), "ragged_all_to_all over", "write pbroadcast(x"),
+]
+
+
+@pytest.mark.parametrize(("body", "what", "instead"), EXPLICIT)
+def test_errors_where_pbroadcasts_are_written(body, what, instead):
+    f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P(), auto_pbroadcast=False)
+    with pytest.raises(md.VarianceError) as raised:
+        f(numpy.arange(12.0))
+    assert what in str(raised.value) and instead in str(raised.value)
 
 
 @pytest.mark.parametrize("case", one_case_each(1), ids=lambda case: case.name)
@@ -413,13 +614,25 @@ def test_without_types_psum_transposes_to_psum():
 # ---------------------------------------------------------------- anything
 
 
+IN_GROUPS = {"psum", "pmean", "pmax", "pmin", "all_gather", "psum_scatter", "all_to_all"}
+ROOTED = {"broadcast", "broadcast_varying", "at_root", "reduce", "gather", "scatter"}
+
+
 @st.composite
 def random_cases(draw):
     """A mesh, some of its axes in some order, and a collective over them on blocks of some shape."""
     mesh = simulated(*draw(st.lists(st.integers(1, 3), min_size=1, max_size=3)))
     axes = tuple(draw(st.lists(st.sampled_from(mesh.axis_names), min_size=1, unique=True)))
     n, name = size_of(mesh, axes), draw(st.sampled_from(sorted(REFERENCES)))
-    splits = name in ("psum_scatter", "pscatter", "all_to_all")
+    if name == "all_to_all" and draw(st.booleans()):
+        row = st.lists(st.integers(0, 2), min_size=n, max_size=n)
+        splits = draw(st.lists(row, min_size=n, max_size=n))
+        return mesh, axes, Case(name, (max(map(sum, splits)), 2), {"split_axis": 0, "concat_axis": 0, "splits": splits})
+    groups = {}
+    if name in IN_GROUPS and draw(st.booleans()):
+        ranks, n = draw(st.permutations(range(n))), draw(st.sampled_from([k for k in range(1, n + 1) if n % k == 0]))
+        groups = {"axis_index_groups": [ranks[k : k + n] for k in range(0, len(ranks), n)]}
+    splits = name in ("psum_scatter", "pscatter", "all_to_all", "scatter")
     tiled = draw(st.booleans())
     shape = draw(st.lists(st.integers(0, 3), min_size=splits or (tiled and "gather" in name), max_size=3))
     dimension = st.integers(-len(shape), len(shape) - 1)
@@ -427,7 +640,7 @@ def random_cases(draw):
     if splits:
         at = draw(dimension)
         shape[at] = n * shape[at] if tiled else n
-        options[{"psum_scatter": "scatter_dimension", "pscatter": "axis", "all_to_all": "split_axis"}[name]] = at
+        options[{"psum_scatter": "scatter_dimension", "all_to_all": "split_axis"}.get(name, "axis")] = at
     if name == "all_to_all":
         options["concat_axis"] = draw(dimension)
     if "gather" in name:
@@ -435,7 +648,9 @@ def random_cases(draw):
     if name == "ppermute":
         destinations = draw(st.permutations(range(n)))
         options["perm"] = list(enumerate(destinations))[: draw(st.integers(0, n))]
-    return mesh, axes, Case(name, tuple(shape), options)
+    if name in ROOTED:
+        options["root"] = draw(st.integers(0, n - 1))
+    return mesh, axes, Case(name, tuple(shape), {**options, **groups})
 
 
 @settings(deadline=None, max_examples=60)

@@ -154,6 +154,13 @@ def test_what_communicates_stands_out_with_its_bytes():
     assert "\u21c4 pbroadcast" not in drawing.source and "pbroadcast(" in drawing.source
 
 
+def test_a_collective_of_one_rank_is_an_operation_like_any_other():
+    mesh = spmd.make_mesh((1,), ("i",), backend="simulated")
+    drawing = md.draw(spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P()))(np.ones(2))
+    assert LOOKS["operation"].items() <= node(drawing, "psum(").items()
+    assert "communicates" not in drawing.source and "bytes" not in drawing.source
+
+
 def test_the_legend_says_what_is_there():
     def legend(f, *args):
         return re.findall(r'ALIGN="LEFT">(.*?)<', md.draw(f)(*args).source)

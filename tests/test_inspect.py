@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, pbroadcast, psum
+from collectives import all_gather, pbroadcast, ppermute, psum
 from spmd import P
 from tests.programs import example
 from tests.test_programs import placements, programs
@@ -75,6 +75,24 @@ def test_the_report_is_what_runs():
     program(x)
     report = spmd.communication(program)(x)
     assert (MESH.calls, sum(MESH.bytes.values())) == (report.counts, report.bytes)
+
+
+def test_along_an_axis_of_one_rank():
+    """Collectives are typed as anywhere, and communicate nothing; over more axes, they do what the others do."""
+    mesh = spmd.make_mesh((1, 2), ("i", "j"), backend="simulated")
+
+    def body(x):
+        y = ppermute(all_gather(psum(pbroadcast(psum(x, "i"), "i"), "i"), "j", tiled=True), "j", [(0, 1)])
+        return psum(y, ("i", "j")[1:]), psum(x.sum(), ("j", "i"))
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i", "j"), out_specs=P())
+    g = spmd.shard_map(lambda x: x.sum(), mesh=mesh, in_specs=P(), out_specs=P(sum="i"))
+    for run, counts in ((f, {"all_gather": 1, "ppermute": 1, "psum": 2}), (g, {})):
+        mesh.reset_calls()
+        run(np.ones((4, 4)))
+        report = spmd.communication(run)(np.ones((4, 4)))
+        assert (report.counts, report.bytes) == (mesh.calls, sum(mesh.bytes.values())) and report.counts == counts
+    assert str(md.make_tape(f)(np.ones((4, 4)))).count("psum(") == 4
 
 
 def test_no_communication():

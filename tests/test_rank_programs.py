@@ -8,15 +8,15 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from tests.programs import assert_trees_close
-from tests.rank_programs import COLLECTIVE, LOCAL, random_program
+from tests.rank_programs import COLLECTIVE, FURTHER, LOCAL, random_program
 
 seeds = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def losses(seed):
+def losses(seed, further=False):
     """A program with types, without, and on lists; and arguments."""
-    program = random_program(seed)
+    program = random_program(seed, further=further)
     mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
     return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
 
@@ -66,6 +66,40 @@ def test_types_never_cost_an_all_reduce(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_second_derivatives(seed):
     typed, _, whole, args = losses(seed)
+
+    def of_gradient(loss):
+        return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))
+
+    assert_trees_close(of_gradient(typed)(*args), of_gradient(whole)(*args), **CLOSE)
+
+
+# ---------------------------------------------------------------- with a root, of uneven parts, in groups
+
+
+def test_every_further_instruction_occurs():
+    names = {step.name for seed in range(300) for step in random_program(seed, further=True).instructions}
+    assert names == {*LOCAL, *COLLECTIVE, *FURTHER}
+
+
+@settings(deadline=None, max_examples=80)
+@given(seeds)
+def test_gradients_of_further_collectives(seed):
+    typed, untyped, whole, args = losses(seed, further=True)
+    numbers = tuple(range(len(args)))
+    expected = md.value_and_grad(whole, numbers)(*args)
+    assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
+    assert_trees_close(md.value_and_grad(untyped, numbers)(*args), expected, **CLOSE)
+    alone = ("fuse psums", "join shard maps")  # each psum for itself
+    fewer, old = (spmd.rewritten(md.value_and_grad(f, numbers), without=alone)(*args) for f in (typed, untyped))
+    fewer.check()
+    assert_trees_close(fewer(*args), md.tree.leaves(expected), **CLOSE)
+    counts, without_types = (spmd.communication(t).counts for t in (fewer, old))
+    assert steps(counts) <= steps(without_types)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_second_derivatives_of_further_collectives(seed):
+    typed, _, whole, args = losses(seed, further=True)
 
     def of_gradient(loss):
         return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))

@@ -11,7 +11,21 @@ from hypothesis import assume, given, settings
 
 import minidiff as md
 import spmd
-from collectives import all_gather, all_gather_invariant, axis_index, pbroadcast, pscatter, psum, psum_scatter
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    at_root,
+    axis_index,
+    broadcast,
+    broadcast_varying,
+    gather,
+    pbroadcast,
+    pscatter,
+    psum,
+    psum_scatter,
+    reduce,
+    scatter,
+)
 from collectives.ops import psum_p, together, untyped_psum_p
 from minidiff.optimize import REWRITES, SETTINGS, optimize
 from minidiff.source import CompiledTape
@@ -108,6 +122,72 @@ CASES = {
         lambda x: pscatter(psum(x, IJ), "i", tiled=True),
         {"psum": 1},
         {"psum": 1},
+    ),
+    "a sum, then at the root": (
+        "own part of a sum",
+        lambda x: at_root(psum(x, IJ), ("j", "i"), root=1),
+        {"psum": 1},
+        {"reduce": 1},
+    ),
+    "at the root, and from it": (
+        "by way of the root",
+        lambda x: broadcast(at_root(psum(x, "i") ** 2, "i", root=1), "i", root=1),
+        {"psum": 1, "broadcast": 1},
+        {"psum": 1},
+    ),
+    "from another root": (
+        "by way of the root",
+        lambda x: broadcast(at_root(psum(x, "i") ** 2, "i"), "i", root=1),
+        {"psum": 1, "broadcast": 1},
+        {"psum": 1, "broadcast": 1},
+    ),
+    "reduced, and from the root to all": (
+        "by way of the root",
+        lambda x: broadcast(reduce(x, "i", root=1), "i", root=1),
+        {"reduce": 1, "broadcast": 1},
+        {"psum": 1},
+    ),
+    "reduced, and from the root to all, as varying": (
+        "by way of the root",
+        lambda x: broadcast_varying(reduce(x, IJ, root=3), IJ, root=3),
+        {"reduce": 1, "broadcast_varying": 1},
+        {"psum": 1},
+    ),
+    "gathered, and from the root to all": (
+        "by way of the root",
+        lambda x: broadcast(gather(x, "i", axis=1), "i").reshape(4, 6),
+        {"gather": 1, "broadcast": 1},
+        {"all_gather_invariant": 1},
+    ),
+    "gathered, and from the root to all, as varying": (
+        "by way of the root",
+        lambda x: broadcast_varying(gather(x, "j", axis=1, tiled=True), "j"),
+        {"gather": 1, "broadcast_varying": 1},
+        {"all_gather": 1},
+    ),
+    "at the root, and in parts from it": (
+        "by way of the root",
+        lambda x: scatter(at_root(psum(x, "i") ** 2, "i"), "i", tiled=True),
+        {"psum": 1, "scatter": 1},
+        {"psum": 1},
+    ),
+    "reduced, and in parts from the root": (
+        "by way of the root",
+        lambda x: scatter(reduce(x, IJ), IJ, tiled=True),
+        {"reduce": 1, "scatter": 1},
+        {"psum_scatter": 1},
+    ),
+    "gathered, and in parts from the root": (
+        "by way of the root",
+        lambda x: scatter(gather(x, "i", axis=1), "i", axis=1),
+        {"gather": 1, "scatter": 1},
+        {},
+    ),
+    "gathered along one axis, in parts along another": (
+        "by way of the root",
+        lambda x: scatter(gather(x, "i", axis=1, tiled=True), "i", axis=0, tiled=True),
+        {"gather": 1, "scatter": 1},
+        {"gather": 1, "scatter": 1},
     ),
     "gathered, then the own part": (
         "own part of what was gathered",
@@ -463,7 +543,18 @@ def data_parallel(mesh, **options):
     return loss
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_one_rank_alone_sums_without_communicating():
+    mesh = spmd.make_mesh((1,), ("i",), backend="simulated")
+    params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
+    step = md.value_and_grad(data_parallel(mesh))
+    assert fused(spmd.rewritten(step)(params, x)) == [1] * 7  # there is no call that could be saved
+    mesh.reset_calls()
+    for out in (step(params, x), md.jit(step)(params, x)):
+        assert_trees_close(out, md.value_and_grad(data_parallel(MESH))(params, x))
+    assert mesh.calls == {} and str(spmd.communication(step)(params, x)) == "no communication"
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_data_parallel_gradient(ranks):
     mesh = spmd.make_mesh((ranks,), ("i",), backend="simulated")
     params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))

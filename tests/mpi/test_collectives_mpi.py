@@ -18,8 +18,10 @@ from tests.collective_checks import (
     axes_of,
     cases,
     check_case_counts,
+    check_compiled,
     check_derivatives,
     check_dtype,
+    check_extremum,
     check_nan,
     check_transpose,
     check_value,
@@ -28,6 +30,8 @@ from tests.collective_checks import (
     size_of,
     whole,
 )
+from tests.programs import assert_trees_close
+from tests.rank_programs import random_program
 
 SHAPES = {
     1: [(1,), (1, 1)],
@@ -103,6 +107,27 @@ def test_values_of_an_operand_that_does_not_vary():
 
 
 @on_ranks
+def test_compiled():
+    mesh, axes = backwards()[-1]
+    for case in one_case_each(size_of(mesh, axes)):
+        check_compiled(mesh, case, axes)
+
+
+@on_ranks
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_programs(seed):
+    program = random_program(seed, SHAPES[MPI.COMM_WORLD.size][-1], further=True)
+    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="mpi")
+    args = program.example(seed)
+    numbers = tuple(range(len(args)))
+    expected = md.value_and_grad(program.on_lists(), numbers)(*args)
+    for options in ({}, {"check_rep": False}):
+        found = md.value_and_grad(program.on_ranks(mesh, **options), numbers)
+        for f in (found, md.jit(found)):
+            assert_trees_close(md.tree.map(whole, f(*args)), expected, rtol=1e-7, atol=1e-9)
+
+
+@on_ranks
 def test_nan_is_the_extremum_everywhere():
     for mesh, axes in placements():
         check_nan(mesh, axes)
@@ -122,6 +147,13 @@ def test_transposes(dtype):
 def test_derivatives(name):
     mesh, axes = backwards()[-1]
     check_derivatives(mesh, Case(name, (2,)), axes[:2])
+
+
+@on_ranks
+def test_extrema_have_the_derivatives_of_numpys():
+    mesh, axes = backwards()[-1]
+    for name in ("pmax", "pmin"):
+        check_extremum(mesh, name, axes[:2])
 
 
 @on_ranks

@@ -8,7 +8,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives import psum
+from collectives import all_gather, all_gather_invariant, all_to_all, pmax, ppermute, psum, psum_scatter
 from spmd import P
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
@@ -214,3 +214,23 @@ def test_each_instruction():
             assert sum(mesh.calls.values()) <= sum(eager.values()), name
             assert_trees_close(out, md.tree.map(lambda y: y.gather() if hasattr(y, "gather") else y, expected))
     assert math.prod(mesh.shape.values()) == n
+
+
+@pytest.mark.parallel(2)
+def test_along_an_axis_of_one_rank_mpi_is_not_called(monkeypatch):
+    mesh, calls = spmd.make_mesh((1, 2), ("i", "j")), []
+    along = mesh.ranks.along
+    monkeypatch.setattr(mesh.ranks, "along", lambda axes: calls.append(axes) or along(axes), raising=False)
+    each = {"axis_name": "i", "tiled": True}
+    bodies = [
+        lambda x: psum(x, "i") * psum(x + 1, "i"),
+        lambda x: pmax(x, "i") + psum_scatter(x, **each),
+        lambda x: all_gather(x, **each) + all_gather_invariant(x, **each),
+        lambda x: all_to_all(x, "i", 0, 0, tiled=True) + ppermute(x, "i", [(0, 0)]) - ppermute(x, "i", []),
+    ]
+    for body in bodies:
+        loss = lambda x, body=body: psum(psum((body(x) ** 2).sum(), "i"), "j")  # noqa: E731
+        f = spmd.shard_map(loss, mesh=mesh, in_specs=P(("i", "j")), out_specs=P())
+        for run in (md.grad(f), md.jit(md.grad(f))):
+            run(np.arange(4.0))
+    assert calls and all(mesh.ranks.size(axes) > 1 for axes in calls)

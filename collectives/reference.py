@@ -1,0 +1,246 @@
+"""What each collective means, on a list of blocks: no ranks, no types, no communication.
+
+A reference takes the blocks of all ranks, in the order in which they are counted, and gives the list of their results.
+So a program of ranks means: as long as they do not communicate, the same function of each block; and at a collective,
+its reference of the list of what they have by then.
+
+>>> psum_ref([3, 1, 4, 1])
+[9, 9, 9, 9]
+
+Blocks may be plain arrays or values that are being differentiated. `collective_ref` finds the reference of a collective
+by its name, and takes the options of its call.
+
+Source: shard_map tutorial, "Collectives" (there each is called `collective_ref`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+Blocks = Sequence[Any]
+
+# ---------------------------------------------------------------- sums, and what is the same everywhere
+
+
+def psum_ref(blocks: Blocks) -> list:
+    """The sum, in the blocks' own dtype, on every rank. Booleans are counted.
+
+    >>> psum_ref([numpy.array([3, 1]), numpy.array([4, 1])])
+    [array([7, 2]), array([7, 2])]
+    """
+    return [sum(blocks)] * len(blocks)
+
+
+def pmean_ref(blocks: Blocks) -> list:
+    """The mean, on every rank.
+
+    >>> pmean_ref([3, 1, 4, 2])
+    [2.5, 2.5, 2.5, 2.5]
+    """
+    return [sum(blocks) / len(blocks)] * len(blocks)
+
+
+def pmax_ref(blocks: Blocks) -> list:
+    """The maximum, element by element, on every rank.
+
+    >>> pmax_ref([numpy.array([3, 1]), numpy.array([2, 4])])
+    [array([3, 4]), array([3, 4])]
+    """
+    return [functools.reduce(numpy.maximum, blocks)] * len(blocks)
+
+
+def pmin_ref(blocks: Blocks) -> list:
+    """The minimum, element by element, on every rank.
+
+    >>> pmin_ref([numpy.array([3, 1]), numpy.array([2, 4])])
+    [array([2, 1]), array([2, 1])]
+    """
+    return [functools.reduce(numpy.minimum, blocks)] * len(blocks)
+
+
+def pbroadcast_ref(blocks: Blocks) -> list:
+    """Nothing: only the type is another one.
+
+    >>> pbroadcast_ref([5, 5])
+    [5, 5]
+    """
+    return list(blocks)
+
+
+def axis_index_ref(blocks: Blocks) -> list:
+    """Each rank's number.
+
+    >>> axis_index_ref(['a', 'b', 'c'])
+    [0, 1, 2]
+    """
+    return list(range(len(blocks)))
+
+
+# ---------------------------------------------------------------- parts
+
+
+def all_gather_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
+    """All blocks, on every rank: stacked along a new axis, or with `tiled` joined. Also of `all_gather_invariant`.
+
+    >>> all_gather_ref([numpy.array([3]), numpy.array([9])], tiled=True)
+    [array([3, 9]), array([3, 9])]
+    """
+    return [_join(blocks, axis, tiled)] * len(blocks)
+
+
+def psum_scatter_ref(blocks: Blocks, scatter_dimension: int = 0, tiled: bool = False) -> list:
+    """The sum, of which each rank gets its part.
+
+    >>> psum_scatter_ref([numpy.array([3, 1]), numpy.array([4, 1])], tiled=True)
+    [array([7]), array([2])]
+    """
+    return _cut(sum(blocks), len(blocks), scatter_dimension, tiled)
+
+
+def pscatter_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
+    """Each rank's part of its block (which they all have alike).
+
+    >>> pscatter_ref([numpy.array([3, 1]), numpy.array([3, 1])], tiled=True)
+    [array([3]), array([1])]
+    """
+    return [_cut(block, len(blocks), axis, tiled)[i] for i, block in enumerate(blocks)]
+
+
+def all_to_all_ref(
+    blocks: Blocks,
+    split_axis: int,
+    concat_axis: int,
+    tiled: bool = False,
+    splits: Sequence[Sequence[int]] | None = None,
+) -> list:
+    """Part k of each block goes to rank k. With `splits`, `splits[s][d]` rows of rank s to rank d; zeros fill up.
+
+    >>> all_to_all_ref([numpy.array([1, 2]), numpy.array([3, 4])], 0, 0, tiled=True)
+    [array([1, 3]), array([2, 4])]
+    >>> all_to_all_ref([numpy.array([1, 2, 3]), numpy.array([4, 5, 6])], 0, 0, splits=[[1, 2], [2, 0]])
+    [array([1, 4, 5]), array([2, 3, 0])]
+    """
+    if splits is None:
+        parts = [_cut(block, len(blocks), split_axis, tiled) for block in blocks]
+        return [_join(arrived, concat_axis, tiled) for arrived in zip(*parts)]
+    room, results = max(map(sum, zip(*splits))), []
+    for d in range(len(blocks)):
+        own = [range(sum(row[:d]), sum(row[: d + 1])) for row in splits]
+        arrived = [numpy.take(block, rows, split_axis) for block, rows in zip(blocks, own)]
+        nothing = numpy.zeros_like(numpy.take(blocks[0], [0] * (room - sum(map(len, own))), split_axis))
+        results.append(numpy.concatenate([*arrived, nothing], concat_axis))
+    return results
+
+
+def ppermute_ref(blocks: Blocks, perm: Sequence[tuple[int, int]]) -> list:
+    """Blocks sent from source to destination, for each pair; zeros where none arrives.
+
+    >>> ppermute_ref([3, 1, 4], [(0, 1), (1, 2)])
+    [array(0), 3, 1]
+    """
+    results = [numpy.zeros_like(block) for block in blocks]
+    for source, destination in perm:
+        results[destination] = blocks[source]
+    return results
+
+
+# ---------------------------------------------------------------- with a root
+
+
+def broadcast_ref(blocks: Blocks, root: int = 0) -> list:
+    """The root's block, on every rank. Also of `broadcast_varying`.
+
+    >>> broadcast_ref([3, 1, 4], root=2)
+    [4, 4, 4]
+    """
+    return [blocks[root]] * len(blocks)
+
+
+def at_root_ref(blocks: Blocks, root: int = 0) -> list:
+    """The root's own block, and zeros elsewhere.
+
+    >>> at_root_ref([4, 4, 4], root=1)
+    [array(0), 4, array(0)]
+    """
+    return [block if i == root else numpy.zeros_like(block) for i, block in enumerate(blocks)]
+
+
+def reduce_ref(blocks: Blocks, root: int = 0) -> list:
+    """The sum, on the root; zeros elsewhere.
+
+    >>> reduce_ref([3, 1, 4], root=1)
+    [array(0), 8, array(0)]
+    """
+    return at_root_ref(psum_ref(blocks), root)
+
+
+def gather_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False) -> list:
+    """All blocks, on the root: stacked, or with `tiled` joined; zeros elsewhere.
+
+    >>> gather_ref([numpy.array([3]), numpy.array([9])], tiled=True)
+    [array([3, 9]), array([0, 0])]
+    """
+    return at_root_ref(all_gather_ref(blocks, axis, tiled), root)
+
+
+def scatter_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False) -> list:
+    """Each rank's part of the root's block.
+
+    >>> scatter_ref([numpy.array([3, 1]), numpy.array([4, 1])], root=1, tiled=True)
+    [array([4]), array([1])]
+    """
+    return _cut(blocks[root], len(blocks), axis, tiled)
+
+
+# ---------------------------------------------------------------- all of them
+
+
+def collective_ref(
+    name: str, blocks: Blocks, axis_index_groups: Sequence[Sequence[int]] | None = None, **options: Any
+) -> list:
+    """The collective of this name, with these options; in groups, it is the same on the blocks of each.
+
+    >>> collective_ref('psum', [3, 1, 4, 1])
+    [9, 9, 9, 9]
+    >>> collective_ref('psum', [3, 1, 4, 1], axis_index_groups=[[0, 2], [1, 3]])
+    [7, 2, 7, 2]
+    """
+    results = {}
+    for group in [range(len(blocks))] if axis_index_groups is None else axis_index_groups:
+        results.update(zip(group, REFERENCES[name]([blocks[rank] for rank in group], **options)))
+    return [results[rank] for rank in sorted(results)]
+
+
+def _join(blocks: Blocks, axis: int, tiled: bool) -> Any:
+    return numpy.concatenate(blocks, axis) if tiled else numpy.stack(blocks, axis)
+
+
+def _cut(block: Any, n: int, axis: int, tiled: bool) -> list:
+    return numpy.split(block, n, axis) if tiled else [numpy.take(block, k, axis) for k in range(n)]
+
+
+#: The reference of each collective, by its name.
+REFERENCES: dict[str, Callable[..., list]] = {
+    "psum": psum_ref,
+    "pmean": pmean_ref,
+    "pmax": pmax_ref,
+    "pmin": pmin_ref,
+    "pbroadcast": pbroadcast_ref,
+    "axis_index": axis_index_ref,
+    "all_gather": all_gather_ref,
+    "all_gather_invariant": all_gather_ref,
+    "psum_scatter": psum_scatter_ref,
+    "pscatter": pscatter_ref,
+    "all_to_all": all_to_all_ref,
+    "ppermute": ppermute_ref,
+    "broadcast": broadcast_ref,
+    "broadcast_varying": broadcast_ref,
+    "at_root": at_root_ref,
+    "reduce": reduce_ref,
+    "gather": gather_ref,
+    "scatter": scatter_ref,
+}

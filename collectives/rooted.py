@@ -1,0 +1,248 @@
+"""Collectives with a root: one rank sends to all, or gets from all.
+
+================== ======================= ============== ===================
+operation          type                    communicates   transpose
+================== ======================= ============== ===================
+broadcast          varying -> invariant    broadcast      at_root
+at_root            invariant -> varying    no             broadcast
+broadcast_varying  varying -> varying      broadcast      reduce
+reduce             varying -> varying      reduce         broadcast_varying
+gather             varying -> varying      gather         scatter
+scatter            varying -> varying      scatter        gather
+================== ======================= ============== ===================
+
+What the root alone has is a varying value that is zero on all other ranks. (MPI says nothing about the others; but what
+is to be transposed must be linear, and everywhere.) So each of these is the exact transpose of its transpose. The first
+two are to the second two what `all_gather_invariant` and `pscatter` are to `all_gather` and `psum_scatter`: as every
+rank ends up with the same, a broadcast is invariant, and so is its cotangent; the root has it already, and the way back
+costs nothing. `broadcast_varying` has a `pbroadcast` fused into it. `gather` with an invariant result would be
+`all_gather_invariant`; of an invariant operand, `scatter` is `pscatter`.
+
+All take a `root`, which counts along the axes as `axis_index` does. An operand that is the same along an axis needs no
+communication there: the root's is everybody's, its sum a product, its part each rank's own. Where the running
+`shard_map` has `check_rep=False` there are no types: `broadcast` is then `broadcast_varying`.
+
+The examples take for granted what those of `ops.py` do.
+
+Sources: the MPI standard, chapter "Collective Communication"; types and transposes follow JEP 17111.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy
+
+from collectives.along import Along, AxisName, along_one, check_rank, size_of
+from collectives.ops import (
+    INVARIANT,
+    VARYING,
+    Collective,
+    array_of,
+    axis_index,
+    batches,
+    bind_over,
+    counted,
+    gathered_shape,
+    join_runs,
+    own_part,
+    same_shape,
+    scattered_shape,
+    split_runs,
+    times,
+    transposes_to,
+    varying_along,
+    varying_axes,
+)
+from minidiff import tree
+from minidiff.core import Value, typeof
+from minidiff.ops.elementwise import where
+from minidiff.ops.shape import concatenate, stack
+
+# ---------------------------------------------------------------- the table
+
+broadcast_p = Collective("broadcast", VARYING, INVARIANT, True, same_shape, transposes_to(lambda: at_root_p), batches())
+at_root_p = Collective("at_root", INVARIANT, VARYING, False, same_shape, transposes_to(lambda: broadcast_p), batches())
+broadcast_varying_p = Collective(
+    "broadcast_varying", VARYING, VARYING, True, same_shape, transposes_to(lambda: reduce_p), batches()
+)
+reduce_p = Collective(
+    "reduce", VARYING, VARYING, True, same_shape, transposes_to(lambda: broadcast_varying_p), batches()
+)
+gather_p = Collective(
+    "gather", VARYING, VARYING, True, gathered_shape, transposes_to(lambda: scatter_p), batches("axis")
+)
+scatter_p = Collective(
+    "scatter", VARYING, VARYING, True, scattered_shape, transposes_to(lambda: gather_p), batches("axis")
+)
+
+# ---------------------------------------------------------------- the root
+
+
+class Rooted(NamedTuple):
+    """Axes that one operation may run over, the root's index along them, and whether its operand varies there."""
+
+    run: Along
+    root: int
+    varies: bool
+
+
+def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
+    run = along_one(name, axis_name)
+    return Rooted(run, check_rank(name, "the root", root, axis_name, run.size), True)
+
+
+def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
+    """The axes in runs along which `x` varies, or does not: the operation is one over each, in this order."""
+    run = whole.run
+    sizes = [size_of(run.scope, [a]) for a in run.axes]
+    root = dict(zip(run.axes, numpy.unravel_index(whole.root, sizes)))
+    varying = varying_axes(x, run)
+    for varies, axes in itertools.groupby(run.axes, key=lambda a: a in varying):
+        part = run._replace(axes=tuple(axes))
+        index = 0
+        for a in part.axes:
+            index = index * size_of(run.scope, [a]) + int(root[a])
+        yield Rooted(part, index, varies)
+
+
+# ---------------------------------------------------------------- what users call
+
+
+def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+    """The root's value, on every rank. Varying -> invariant; transposes to `at_root`, which does not communicate.
+
+    `x` is a tree of arrays. What is the same on all ranks stays as it is. (MPI_Bcast; to type such a value as varying
+    is `pbroadcast`.) Raises ValueError for a root that is no index along the axes.
+
+    >>> f = lambda x: broadcast(x, 'i', root=1)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([4, 1])
+    """
+    whole = _rooted("broadcast", axis_name, root)
+    primitive = broadcast_p if whole.run.scope.typed else broadcast_varying_p
+
+    def sent(x):
+        x = array_of(x)
+        for run, at, varies in _steps(x, whole):
+            x = bind_over(primitive, x, run, root=at) if varies else x
+        return x
+
+    return tree.map(sent, x)
+
+
+def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+    """As `broadcast`, with a result typed as varying. Varying -> varying; transposes to `reduce`.
+
+    What meets varying values anyway, and is sent this way, has its cotangents summed by a reduce to the root; those of
+    a `broadcast` would be summed by an all-reduce, of which the root keeps its own.
+
+    >>> f = lambda x: broadcast_varying(x, 'i', root=1)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([4, 1, 4, 1], P('i'))
+    """
+    whole = _rooted("broadcast_varying", axis_name, root)
+
+    def sent(x):
+        x = array_of(x)
+        for run, at, varies in _steps(x, whole):
+            x = bind_over(broadcast_varying_p, x, run, root=at) if varies else varying_along(x, run)
+        return x
+
+    return tree.map(sent, x)
+
+
+def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+    """A value that all ranks have, on the root alone: zeros elsewhere. Invariant -> varying, without communication.
+
+    Transposes to `broadcast`. Raises VarianceError for a value that varies along one of the axes.
+
+    >>> f = lambda x: at_root(x, 'i', root=1)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
+    ShardedArray([0, 0, 3, 1], P('i'))
+    """
+    run, root, _ = _rooted("at_root", axis_name, root)
+    return tree.map(lambda leaf: _kept(array_of(leaf), run, root), x)
+
+
+def _kept(x: Value, run: Along, root: int) -> Value:
+    if not run.scope.typed:
+        return where(axis_index(run.axes) == root, x, numpy.zeros((), typeof(x).dtype))
+    at_root_p.check_variance([typeof(x)], run.params)
+    return bind_over(at_root_p, x, run, root=root)
+
+
+def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
+    """The sum over ranks, on the root: zeros elsewhere. Varying -> varying; transposes to `broadcast_varying`.
+
+    Booleans are counted. A value that is the same on all ranks is multiplied, without communication. (MPI_Reduce.)
+
+    >>> f = lambda x: reduce(x, 'i', root=1)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([0, 0, 7, 2], P('i'))
+    """
+    whole = _rooted("reduce", axis_name, root)
+
+    def reduced(x):
+        x = counted(array_of(x))
+        for run, at, varies in _steps(x, whole):
+            x = bind_over(reduce_p, x, run, root=at) if varies else _kept(times(x, run.size), run, at)
+        return x
+
+    return tree.map(reduced, x)
+
+
+def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+    """All ranks' blocks, on the root, stacked along a new `axis`, or with `tiled` joined: zeros elsewhere.
+
+    Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `scatter`. (MPI_Gather;
+    on every rank it is `all_gather`.)
+
+    >>> f = lambda x: gather(x, 'i', root=1, tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
+    ShardedArray([0, 0, 3, 9], P('i'))
+    """
+    whole = _rooted("gather", axis_name, root)
+
+    def gathered(x):
+        x = array_of(x)
+        steps = {rooted.run: rooted for rooted in _steps(x, whole)}
+
+        def step(x, run, axis, tiled):
+            _, at, varies = steps[run]
+            if varies:
+                return bind_over(gather_p, x, run, root=at, axis=axis, tiled=tiled)
+            return (concatenate if tiled else stack)([_kept(x, run, at)] * run.size, axis)
+
+        return join_runs("gather", step, x, list(steps), axis, tiled)
+
+    return tree.map(gathered, x)
+
+
+def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
+    """Each rank's part of what the root has, cut along `axis`. Varying -> varying; transposes to `gather`.
+
+    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of a value that all ranks have it is `pscatter`,
+    without communication. (MPI_Scatter.) Raises ValueError where the dimension cannot be split over the ranks.
+
+    >>> f = lambda x: scatter(x, 'i', root=1, tiled=True)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([4, 1], P('i'))
+    """
+    whole = _rooted("scatter", axis_name, root)
+
+    def scattered(x):
+        x = array_of(x)
+        steps = {rooted.run: rooted for rooted in _steps(x, whole)}
+
+        def step(x, run, axis, tiled):
+            _, at, varies = steps[run]
+            if varies:
+                return bind_over(scatter_p, x, run, root=at, axis=axis, tiled=tiled)
+            return own_part(x, run, axis, tiled)
+
+        return split_runs("scatter", step, x, list(steps), axis, tiled)
+
+    return tree.map(scattered, x)
