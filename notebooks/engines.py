@@ -30,6 +30,8 @@ for process in left:
         pass
 """
 
+_guards: list[subprocess.Popen] = []  # what they wait for is that their pipes are closed
+
 
 def end_with_notebook(cluster: ipp.Cluster) -> None:
     """Have the processes of this cluster killed when this notebook's kernel has ended, if they are still there then.
@@ -37,12 +39,9 @@ def end_with_notebook(cluster: ipp.Cluster) -> None:
     Call it when the cluster has been started. (A kernel that ends as usual stops its clusters itself; one that is
     killed does not.)
     """
-    launchers = [cluster.controller, *cluster.engines.values()]
-    subprocess.Popen(
-        [sys.executable, "-c", _GUARD, *[str(launcher.pid) for launcher in launchers]],
-        stdin=subprocess.PIPE,
-        start_new_session=True,
-    )
+    pids = [str(launcher.pid) for launcher in (cluster.controller, *cluster.engines.values())]
+    command = [sys.executable, "-c", _GUARD, *pids]
+    _guards.append(subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True))
 
 
 def run_script(source: str, ranks: int, timeout: float = 20.0) -> subprocess.CompletedProcess:
