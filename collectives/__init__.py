@@ -1,7 +1,11 @@
 """Collectives over named axes: what each means, its type, its transpose, and how it runs.
 
-They are called inside the body of a `spmd.shard_map`, which binds the axes they name.
+They are called inside the body of a `spmd.shard_map`, which binds the axes they name. How they are made of messages is
+in `collectives.algorithms`, what they cost in `collectives.cost`.
 """
+
+import importlib as _importlib
+from typing import Any as _Any
 
 from collectives.ops import (
     all_gather,
@@ -44,3 +48,15 @@ __all__ = [
 ]
 
 add_library(__file__)
+
+_LATER = ("algorithms", "cost", "reference")  # modules that most programs do without
+
+
+def __getattr__(name: str) -> _Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _importlib.import_module(f"{__name__}.{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -71,7 +71,10 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """As `together`, but only begun: what `wait` takes. All ranks start, and wait, in one order."""
+        """As `together`, or a `ppermute` of one value, but only begun: what `wait` takes.
+
+        All ranks start, and wait, in one order.
+        """
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:
@@ -158,6 +161,11 @@ def fill_rows(x: numpy.ndarray, length: int, axis: int) -> numpy.ndarray:
 
 def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
     """One rank's block, under its mesh coordinates."""
+    return f"On {place_of(sizes, rank)}:\n{block}\n"
+
+
+def place_of(sizes: dict[str, int], rank: int) -> str:
+    """A rank in words, with its mesh coordinates."""
     coordinates = tuple(int(c) for c in numpy.unravel_index(rank, tuple(sizes.values())))
     names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"
-    return f"On rank {rank} at mesh coordinates {names} = {coordinates}:\n{block}\n"
+    return f"rank {rank} at mesh coordinates {names} = {coordinates}"

@@ -4,8 +4,8 @@ A tape of a `shard_map` body says what each rank does. Run on a backend by a rec
 process does to its data: with simulated ranks to all their blocks at once, under MPI to its own. There a collective is
 an operation like any other, that happens to communicate.
 
-All-reduces are started there as soon as what they add up is there, and waited for where a result is first used
-(`overlap_communication`): meanwhile the program computes, and MPI communicates.
+All-reduces and permutations are started there as soon as what they send is there, and waited for where a result is
+first used (`overlap_communication`): meanwhile the program computes, and MPI communicates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 
 from collectives.backend import Axes, Backend
-from collectives.ops import INVARIANT, Collective, psum_p, untyped_psum_p
+from collectives.ops import INVARIANT, Collective, ppermute_p, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
 from minidiff.optimize import rewrites_tapes, with_equations
 from minidiff.tape import Equation, Tape, Var, atom_type
@@ -70,7 +70,7 @@ def _run_together(*xs: numpy.ndarray, collective: Collective, params: dict, rank
 
 
 class Start(ExchangeTogether):
-    """An all-reduce that is begun. Its result is what `Wait` takes: the numbers that are on their way.
+    """A collective that is begun. Its result is what `Wait` takes: the numbers that are on their way.
 
     It shares memory: what its operands look at is not written into before it is over.
     """
@@ -91,11 +91,14 @@ def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: 
 
 
 class Wait(Primitive):
-    """The results of an all-reduce that was begun. Parameters: the backend `ranks`, and their `types`."""
+    """The results of a collective that was begun. Parameters: the backend `ranks`, and their `types`."""
 
     shares_memory = True  # they are parts of one array
     multiple_results = True
     on_ranks = True
+
+    def __init__(self, collective: Collective):
+        super().__init__(f"{collective.name}_wait", _run_wait)
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return list(params["types"])
@@ -104,7 +107,8 @@ class Wait(Primitive):
         return ""
 
 
-wait_p = Wait("psum_wait", lambda started, ranks, types: [out for out, _ in ranks.wait(started)])
+def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> list:
+    return [out for out, _ in ranks.wait(started)]
 
 
 def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
@@ -121,7 +125,7 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-exchange_p, exchange_together_p, start_p = map(functools.cache, (Exchange, ExchangeTogether, Start))
+exchange_p, exchange_together_p, start_p, wait_p = map(functools.cache, (Exchange, ExchangeTogether, Start, Wait))
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
@@ -154,36 +158,35 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 @rewrites_tapes()
 def overlap_communication(tape: Tape) -> Tape:
-    """All-reduces started as soon as their operands are there, and waited for where a result is first used.
+    """All-reduces and permutations started as soon as operands are there, waited for where a result is first used.
 
     Where nothing could be computed in between, they stay as they are.
     """
-    sums = [eqn for eqn in tape.equations if _is_sum(eqn)]
-    return with_equations(tape, _Overlapped(tape, sums).equations) if sums else tape
+    found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
+    return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
 
 
-def _is_sum(eqn: Equation) -> bool:
+def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
-    return (
-        isinstance(primitive, Exchange) and params["collective"] in (psum_p, untyped_psum_p) and primitive.sends(params)
-    )
+    overlapped = (psum_p, untyped_psum_p, ppermute_p)
+    return isinstance(primitive, Exchange) and params["collective"] in overlapped and primitive.sends(params)
 
 
 class _Overlapped:
-    """The equations of a tape, with all-reduces moved apart into their beginnings and their ends."""
+    """The equations of a tape, with these collectives moved apart into their beginnings and their ends."""
 
-    def __init__(self, tape: Tape, sums: Sequence[Equation]):
+    def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []
         self.there = set(tape.inputs)
-        self.waiting = list(sums)  # for their operands
-        self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> the sum, and its beginning
+        self.waiting = list(found)  # for their operands
+        self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> what it is of, and its beginning
         self._start_those_ready()
         for eqn in tape.equations:
             if eqn in self.waiting:
                 self._need(eqn.inputs)
                 if eqn in self.waiting:  # it was not for these alone that it waited
                     self._start(eqn)
-            elif not _is_sum(eqn):
+            elif not _can_overlap(eqn):
                 self._need(eqn.inputs)
                 self._add(eqn)
         self._need(tape.outputs)
@@ -219,7 +222,12 @@ class _Overlapped:
         else:
             types = tuple(v.type for v in eqn.outputs)
             self.equations.append(
-                Equation(wait_p, start.outputs, {"ranks": eqn.params["ranks"], "types": types}, eqn.outputs)
+                Equation(
+                    wait_p(eqn.params["collective"]),
+                    start.outputs,
+                    {"ranks": eqn.params["ranks"], "types": types},
+                    eqn.outputs,
+                )
             )
         self.there.update(eqn.outputs)
         self._start_those_ready()

@@ -94,19 +94,32 @@ class Ranks(Backend):
         return started.results()
 
     def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        started = self._packed(name, operands, params["axes"])
-        started.request = self.along(params["axes"]).Iallreduce(started.given, started.buffer, _mpi.SUM)
+        started = getattr(self, "_start_" + name)(name, operands, **params)
         self._started.append(started)
+        return started
+
+    def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size: int) -> Started:
+        started = self._packed(name, operands, axes)
+        started.requests = [self.along(axes).Iallreduce(started.given, started.buffer, _mpi.SUM)]
+        return started
+
+    def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
+        ((x, held),) = operands
+        x = numpy.asarray(x, order="C")
+        self.count(name, x.nbytes)
+        started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
+        started.given = x
+        started.requests = self._sent(x, started.buffer, axes, perm)
         return started
 
     def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
         self._started.remove(started)
-        _wait_for([started.request], self.comm)
+        _wait_for(started.requests, self.comm)
         return started.results()
 
     def finish(self) -> None:
         while self._started:
-            _wait_for([self._started.pop(0).request], self.comm)
+            _wait_for(self._started.pop(0).requests, self.comm)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
@@ -211,12 +224,15 @@ class Ranks(Backend):
         return out, held
 
     def _ppermute(self, x, held, axes, size, perm):
-        me, comm = self.index(axes), self.along(axes)
         out = numpy.zeros_like(x)
-        requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
-        requests += [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
-        _wait_for(requests, comm)
+        _wait_for(self._sent(x, out, axes, perm), self.comm)
         return out, held
+
+    def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
+        """What is under way when x is sent as `perm` says, and what comes goes into `out`."""
+        me, comm = self.index(axes), self.along(axes)
+        requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
+        return requests + [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
 
     # ------------------------------------------------ in and out
 
@@ -263,7 +279,7 @@ class Ranks(Backend):
 
 
 class Started:
-    """All-reduces on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
+    """Collectives on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -271,7 +287,7 @@ class Started:
         self.shapes = shapes
         self.held = held
         self.given: Any = _mpi.IN_PLACE
-        self.request: Any = None
+        self.requests: list = []
 
     def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
         """For each value, the part of the buffer that is its own."""
@@ -373,14 +389,18 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a
     mistake in the program they all run, the lowest one speaks: the others give it a moment to.
     """
+    text = "".join(traceback.format_exception(kind, error, trace))
+    end(f"{text}rank {WORLD.Get_rank()} of {WORLD.Get_size()} failed; the job ends.", 1)
+
+
+def end(text: str, code: int) -> None:
+    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once."""
     rank = WORLD.Get_rank()
     if rank:
         time.sleep(min(1.0 + 0.05 * rank, 3.0))
-    text = "".join(traceback.format_exception(kind, error, trace))
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
-    lines += f"[rank {rank}] rank {rank} of {WORLD.Get_size()} failed; the job ends.\n"
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
     time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
-    WORLD.Abort(1)
+    WORLD.Abort(code)

@@ -40,7 +40,8 @@ class Location(NamedTuple):
 #: Folders whose frames are not the program's. Packages that stand on this one add theirs.
 LIBRARY: list[str] = [os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, numpy.__file__)]
 
-_EXAMPLES = f"examples{os.sep}"  # programs that come with a library are programs
+#: Programs that come with a library are programs: examples, and networks on many ranks.
+_PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
 
 _is_library: dict[str, bool] = {}
 _marked: dict[int, str] = {}  # id of a function's code -> what it is marked as
@@ -101,6 +102,7 @@ def _belongs_to_library(filename: str) -> bool:
     known = _is_library.get(filename)
     if known is None:
         known = _is_library[filename] = filename.startswith("<frozen ") or any(
-            filename.startswith(folder) and not filename.startswith(folder + _EXAMPLES) for folder in LIBRARY
+            filename.startswith(folder) and not filename.startswith(tuple(folder + p for p in _PROGRAMS))
+            for folder in LIBRARY
         )
     return known

@@ -1,7 +1,9 @@
 """SPMD programs with named axes: one function, run on the blocks that each rank of a mesh holds."""
 
 from minidiff.location import add_library
+from spmd.calibrate import calibrate
 from spmd.draw import visualize_sharding
+from spmd.forecast import CostModel, Forecast
 from spmd.inspect import communication, compare
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, make_mesh
@@ -13,10 +15,13 @@ from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
 
 __all__ = [
+    "CostModel",
+    "Forecast",
     "Mesh",
     "P",
     "PartitionSpec",
     "ShardedArray",
+    "calibrate",
     "communication",
     "compare",
     "distribute",

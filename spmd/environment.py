@@ -31,7 +31,7 @@ OPTIONAL = {
     "tqdm": "progress bars",
     "graphviz": "md.draw",
     "matplotlib": "plots",
-    "nbclient": "make notebooks",
+    "nbclient": "notebooks",
     "ipyparallel": "MPI ranks from Jupyter",
 }
 
@@ -93,7 +93,7 @@ def environment() -> Environment:
     facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
     facts["backend"] = _backend(launched)
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
-    facts["dot"] = shutil.which("dot") or "is not on the PATH; the `graphviz` of the system has it"
+    facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
     if launched and mpi and launched != ranks:
         problems.append(
@@ -106,6 +106,14 @@ def environment() -> Environment:
     if works:
         facts["an all-reduce"] = _all_reduce(launched or 4)
     return Environment(facts, processes, problems, works)
+
+
+def _pictures() -> str:
+    """What lays out the graphs that `md.draw` makes."""
+    if (dot := shutil.which("dot")) is not None:
+        return f"by {dot}"
+    version = _version("pygraphviz")
+    return f"by pygraphviz {version}" if version else "none: pip install pygraphviz, or install Graphviz"
 
 
 def _version(package: str) -> str | None:

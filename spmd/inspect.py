@@ -31,7 +31,8 @@ class Row:
     """One kind of collective over one set of axes, on behalf of one line of the program.
 
     `count` says how often, `bytes` how many bytes each rank hands to it in all. `source` is the line that asked for
-    it; in the backward direction, the line whose derivative needs it. It is None where nobody knows.
+    it; in the backward direction, the line whose derivative needs it. It is None where nobody knows. `ranks` is how
+    many take part.
     """
 
     collective: str
@@ -39,6 +40,7 @@ class Row:
     count: int = 0
     bytes: int = 0
     source: Location | None = None
+    ranks: int = 1
 
     @property
     def direction(self) -> str:
@@ -52,7 +54,7 @@ class Row:
         return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
     def _key(self) -> tuple:
-        return self.collective, self.axes, self.source
+        return self.collective, self.axes, self.source, self.ranks
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Communication:
         for r in other.rows if times else ():
             row = next((mine for mine in self.rows if mine._key() == r._key()), None)
             if row is None:
-                row = Row(r.collective, r.axes, source=r.source)
+                row = Row(r.collective, r.axes, source=r.source, ranks=r.ranks)
                 self.rows.append(row)
             row.count += times * r.count
             row.bytes += times * r.bytes
@@ -152,7 +154,7 @@ def _of_equation(eqn: Equation) -> Communication:
     primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
     if primitive.sends(eqn.params):
         nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
-        return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, eqn.source)])
+        return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, eqn.source, eqn.params["size"])])
     if isinstance(primitive, Cond):
         most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))
         alike = all(_summary(report) == _summary(most) for report in bodies)
@@ -160,8 +162,8 @@ def _of_equation(eqn: Equation) -> Communication:
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
     if isinstance(primitive, ShardMap):  # what leaves the body may be partial sums
-        sums = primitive.sums(eqn.params)
-        bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source)]) for axes, t in sums]
+        sums, size_of = primitive.sums(eqn.params), eqn.params["mesh"].ranks.size
+        bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source, size_of(axes))]) for axes, t in sums]
     found = Communication()
     for report in bodies:
         found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
@@ -279,17 +281,18 @@ def _not_runnable(tape: Tape, args: tuple) -> str:
     """Why a program is not run to be compared; empty if it is."""
     if any(not (hasattr(x, "__array__") or isinstance(x, (int, float, complex))) for x in tree.leaves(args)):
         return "not run: the arguments are types, not values"
-    if any(mesh.backend != "simulated" for mesh in _meshes(tape)):
+    if any(mesh.backend != "simulated" for mesh in meshes_of(tape)):
         return "not run: that is done on simulated ranks only"
     return ""
 
 
-def _meshes(tape: Tape) -> Iterator[Any]:
+def meshes_of(tape: Tape) -> Iterator[Any]:
+    """The meshes that a tape runs on, each as often as it does."""
     for eqn in tape.equations:
         if eqn.primitive is shard_map_p:
             yield eqn.params["mesh"]
         for body in bodies_of(eqn):
-            yield from _meshes(body)
+            yield from meshes_of(body)
 
 
 def _close(x: Any, y: Any) -> bool:

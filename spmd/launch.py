@@ -61,6 +61,15 @@ def end_job_on_exception() -> None:
         sys.excepthook = _end_job
 
 
+def end_job(text: str, code: int) -> None:
+    """Say why, and end this process with an exit code: where it is one of several ranks, all of them."""
+    if (launcher_size() or 1) > 1:
+        import_mpi().end(text, code)
+    else:
+        print(text, file=sys.stderr)
+    sys.exit(code)
+
+
 def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     try:
         mpi = import_mpi()

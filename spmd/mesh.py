@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,11 @@ class Mesh:
     """
 
     def __init__(self, shape: dict[str, int], ranks: Backend):
+        if not (isinstance(shape, dict) and isinstance(ranks, Backend)):
+            raise TypeError(
+                "a mesh is made by make_mesh, of its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
+                f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: none are listed"
+            )
         self.shape = dict(shape)
         self.ranks = ranks  # the backend itself
 
@@ -105,10 +111,19 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
             f"got {axis_shapes!r} and {axis_names!r}"
         )
     if len(axis_shapes) != len(axis_names):
-        raise ValueError(f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names")
-    if len(set(axis_names)) != len(axis_names):
-        raise ValueError(f"make_mesh: an axis name occurs twice in {tuple(axis_names)}")
-    for size, name in zip(axis_shapes, axis_names):
+        raise ValueError(
+            f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
+            f"{tuple(axis_names)}; each axis has one of both"
+        )
+    for name in axis_names:
+        if not isinstance(name, str):
+            raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
+        if axis_names.count(name) > 1:
+            raise ValueError(
+                f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; call one otherwise"
+            )
+    shape = {name: operator.index(size) for name, size in zip(axis_names, axis_shapes)}
+    for name, size in shape.items():
         if size < 1:
             raise ValueError(f"make_mesh: the axis {name!r} has size {size}; a size is at least 1")
-    return {name: int(size) for name, size in zip(axis_names, axis_shapes)}
+    return shape

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core import ShapedArray, show_axes
@@ -173,10 +173,14 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
     named = [a for e in (*spec.entries, spec.summed) for a in names(e)]
     for a in named:
         if a not in sizes:
-            raise ValueError(f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {tuple(sizes)}")
+            raise ValueError(
+                f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {_with_sizes(sizes, sizes)}: name "
+                "one of them, or write None for a dimension that is not split"
+            )
         if named.count(a) > 1:
             raise ValueError(
-                f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over"
+                f"{what} = {spec} names the axis {a!r} twice; an axis splits one dimension, or is summed over: name "
+                f"{_with_sizes([a], sizes)} once, and write None for a dimension that is not split"
             )
 
 
@@ -198,11 +202,15 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
         ranks = math.prod(sizes[a] for a in names(entry))
         if n % ranks:
-            along = " and ".join(f"{a!r} ({sizes[a]})" for a in names(entry))
             raise ValueError(
-                f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along {along}, as "
-                f"{what} = {spec} says; make it a multiple of {ranks}"
+                f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
+                f"{_with_sizes(names(entry), sizes)}, as {what} = {spec} says; make it a multiple of {ranks}, or leave "
+                "it whole, with None in its place"
             )
+
+
+def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
+    return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:

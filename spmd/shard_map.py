@@ -42,6 +42,7 @@ from typing import Any
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
 from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
+from collectives.raising import raised
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
@@ -390,6 +391,8 @@ class LinearBody:
         for c in constants:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
+        if typed and not inside.scope.explicit:
+            self.tape = raised(self.tape, [k >= len(self._inputs) for k in range(len(self.tape.inputs))], inside.scope)
         self.kept_specs = [
             PartitionSpec.stacked(*[a for a in axes if not typed or a in typeof(x).variance]) for x in self._kept
         ]
@@ -499,7 +502,7 @@ def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     if outer is not None:
         return SplitTracer(outer, data, wanted, spec) if spec.axes else RankTracer(outer, data, wanted)
     if not wanted:
-        return data
+        return data if data.ndim else data[()]  # a number is one of NumPy's, whatever a backend makes of it
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
     return ShardedArray(interpreter.mesh, spec.without_sum(), block, data)
 
@@ -514,8 +517,8 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 
 def shard_map(
     f: Callable,
-    *,
     mesh: Mesh | None = None,
+    *,
     in_specs: Any,
     out_specs: Any,
     axis_names: Collection[str] = frozenset(),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy
 
+from collectives.backend import place_of
 from collectives.stacked import join_blocks
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
@@ -90,7 +91,8 @@ class ShardedArray(Tracer):
         if self.mesh.ranks.is_here(self.held):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
-        return f"ShardedArray({self.type}, {self.spec}; rank {self.mesh.rank} has\n{self.local})"
+        here = place_of(self.mesh.shape, self.mesh.rank)
+        return f"ShardedArray({self.type}, {self.spec}; {here} has\n{self.local})"
 
     def __str__(self) -> str:
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)

@@ -8,19 +8,21 @@ from collections.abc import Sequence
 Lines = Sequence[Sequence[str]]
 
 
-def text_table(header: Sequence[str], lines: Lines, total: Sequence[str], right: Sequence[int]) -> str:
-    """Columns of text, those named in `right` flush right; the total beneath a rule."""
-    widths = [max(map(len, column)) for column in zip(header, *lines, total)]
+def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
+    """Columns of text, those named in `right` flush right; the total, if there is one, beneath a rule."""
+    foot = [] if total is None else [total]
+    widths = [max(map(len, column)) for column in zip(header, *lines, *foot)]
 
     def line(row: Sequence[str]) -> str:
         cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths))]
         return "  ".join(cells).rstrip()
 
     rule = "  ".join("-" * w for w in widths)
-    return "\n".join([line(header), rule, *map(line, lines), rule, line(total)])
+    beneath = [text for row in foot for text in (rule, line(row))]
+    return "\n".join([line(header), rule, *map(line, lines), *beneath])
 
 
-def html_table(header: Sequence[str], lines: Lines, total: Sequence[str], right: Sequence[int]) -> str:
+def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
     """The same table for a notebook."""
 
     def row(cells: Sequence[str], tag: str, style: str = "") -> str:
@@ -29,5 +31,24 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str], right:
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(row(cells, "td") for cells in lines)
-    foot = row(total, "td", ";font-weight:bold;border-top:1px solid")
+    foot = "" if total is None else row(total, "td", ";font-weight:bold;border-top:1px solid")
     return f"<table><thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"
+
+
+class Tabular:
+    """Something that is shown as a table, by `print` and in notebooks, with remarks beneath."""
+
+    def _table(self) -> tuple[Sequence[str], Lines, Sequence[str] | None, Sequence[int]]:
+        """The arguments of `text_table`."""
+        raise NotImplementedError
+
+    def _remarks(self) -> list[str]:
+        return []
+
+    def __str__(self) -> str:
+        return "\n".join([text_table(*self._table()), *self._remarks()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table()) + "".join(f"<p>{html.escape(line)}</p>" for line in self._remarks())

@@ -28,7 +28,7 @@ class Step:
     whole: Callable
 
 
-def _ring(size: int, by: int = 1) -> list[tuple[int, int]]:
+def ring(size: int, by: int = 1) -> list[tuple[int, int]]:
     return [(i, (i + by) % size) for i in range(size)]
 
 
@@ -62,7 +62,7 @@ STEPS: dict[str, Step] = {
     ),
     "cut and own": Step(lambda x, w, axes, size: np.sin(_cut_and_own(x, axes, size)), lambda x, w, size: np.sin(x)),
     "shift": Step(
-        lambda x, w, axes, size: ppermute(x, axes, _ring(size)) * w,
+        lambda x, w, axes, size: ppermute(x, axes, ring(size)) * w,
         lambda x, w, size: np.concatenate([x[-(x.shape[0] // size) :], x[: -(x.shape[0] // size)]]) * w,
     ),
     "exchange rows and columns": Step(
@@ -88,6 +88,17 @@ def _repeated(total):
     return lambda x, w: md.fori_loop(0, 2, lambda i, c: np.tanh(c + i * x * total(np.mean(w))), np.ones(x.shape) * w)
 
 
+def _layered(x, w):
+    """Layers of which each step takes one, and what they have in common."""
+    return md.scan(lambda x, v: (np.tanh(x * np.sin(v)) + x * np.cos(w), None), x, np.stack([w, w * w]))[0]
+
+
+def _shared_carry(x, w):
+    """A carry that is the same on all ranks, throughout."""
+    step = lambda c, t: ((np.sin(c[0]) * t, c[1] * c[0] + t), None)  # noqa: E731
+    return md.scan(step, (w, x), np.array([0.5, 1.0, 1.5]))[0][1]
+
+
 def _branching(total):
     """Branches with and without communication, one of which is the same on all ranks."""
 
@@ -111,12 +122,16 @@ STEPS |= {
         lambda x, w, axes, size: _repeated(_over(axes))(x, w / 4),
         lambda x, w, size: _repeated(lambda y: size * y)(x, w / 4),
     ),
+    "layers": Step(lambda x, w, axes, size: _layered(x, w), lambda x, w, size: _layered(x, w)),
+    "a carry that ranks share": Step(
+        lambda x, w, axes, size: _shared_carry(x, w), lambda x, w, size: _shared_carry(x, w)
+    ),
     "branches": Step(
         lambda x, w, axes, size: _branching(_over(axes))(x, w), lambda x, w, size: _branching(lambda y: y)(x, w)
     ),
 }
 
-LOOPS = {"a scan", "a carry that is lifted"}
+LOOPS = {"a scan", "a carry that is lifted", "layers", "a carry that ranks share"}
 
 
 @dataclass

@@ -18,6 +18,7 @@ import minidiff.numpy as np
 import spmd
 from collectives.reference import collective_ref
 from spmd import P
+from tests.programs import ring
 
 WIDTH = 2  # of blocks, which have the shape [mesh.size, WIDTH]
 
@@ -46,10 +47,6 @@ LOCAL: dict[str, Callable] = {
 BINARY = {"add", "subtract", "multiply", "divide", "matmul", "where", "maximum", "columns", "set", "einsum"}
 
 
-def _ring(n: int) -> list[tuple[int, int]]:
-    return [(i, (i + 1) % n) for i in range(n)]
-
-
 def _fold(x: Any, n: int) -> Any:
     """Rows, n times as many as before, as their means."""
     return np.mean(x.reshape(n, x.shape[0] // n, x.shape[1]), axis=0)
@@ -76,8 +73,8 @@ COLLECTIVE: dict[str, Callable] = {
         "pscatter", comm("all_gather_invariant", x, axis=0, tiled=True), axis=0, tiled=True
     ),
     "all_to_all": lambda comm, x, n: comm("all_to_all", x, split_axis=0, concat_axis=0, tiled=True),
-    "ppermute": lambda comm, x, n: comm("ppermute", x, perm=_ring(n)),
-    "sent away": lambda comm, x, n: x - comm("ppermute", x, perm=_ring(n)[:-1]),
+    "ppermute": lambda comm, x, n: comm("ppermute", x, perm=ring(n)),
+    "sent away": lambda comm, x, n: x - comm("ppermute", x, perm=ring(n)[:-1]),
     "axis_index": lambda comm, x, n: x * (1 + comm("axis_index")) / n,
 }
 

@@ -358,7 +358,7 @@ def test_gathered_weights_are_gathered_again():
         assert spmd.communication(gradient)(params, inputs).counts["all_gather"] == gathers
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_what_is_sent_and_what_is_kept(ranks):
     sharded_network.check(spmd.make_mesh((ranks,), ("i",), backend="simulated"))
 

@@ -7,16 +7,16 @@ import sys
 import numpy as np
 import pytest
 
-import spmd
-from spmd.examples import data_parallel
+from spmd.examples import training
+from spmd.examples.data_parallel import EXAMPLE
 from tests.test_failures import mpiexec
 
 STEPS = 20
 
 
 def simulated(ranks, **options):
-    mesh = spmd.make_mesh((ranks,), ("batch",), backend="simulated")
-    return data_parallel.train(mesh, **{"steps": STEPS, "seed": 0, **options})
+    mesh = EXAMPLE.mesh(ranks, "simulated")
+    return training.train(EXAMPLE, mesh, **{"steps": STEPS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -25,32 +25,32 @@ def reference():
 
 
 def test_it_learns():
-    losses, accuracy = simulated(4, steps=150)
-    assert accuracy >= 0.95
-    assert np.mean(losses[-10:]) < 0.1 * losses[0]
+    run = simulated(4, steps=150)
+    assert training.accuracy(EXAMPLE, run) >= 0.95
+    assert np.mean(run.losses[-10:]) < 0.1 * run.losses[0]
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
 def test_losses_do_not_depend_on_ranks(ranks, reference):
-    np.testing.assert_allclose(simulated(ranks)[0], reference[0], rtol=0, atol=1e-10)
+    np.testing.assert_allclose(simulated(ranks).losses, reference.losses, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("ranks", [3, 8])
 def test_losses_on_mpi_ranks(ranks, reference):
     program = (
-        "import spmd; from spmd.examples import data_parallel as example\n"
-        f"mesh = spmd.make_mesh(({ranks},), ('batch',))\n"
-        f"losses, accuracy = example.train(mesh, {STEPS}, seed=0)\n"
+        "from spmd.examples import training; from spmd.examples.data_parallel import EXAMPLE\n"
+        f"mesh = EXAMPLE.mesh({ranks})\n"
+        f"losses = training.train(EXAMPLE, mesh, {STEPS}).losses\n"
         "assert mesh.backend == 'mpi' and mesh.calls == {'psum': 2 * len(losses)}\n"
         "if mesh.rank == 0: print(*map(repr, losses))\n"
     )
     run = mpiexec(ranks, "-c", program, timeout=100)
     assert run.returncode == 0, run.stderr
-    np.testing.assert_allclose([float(x) for x in run.stdout.split()], reference[0], rtol=0, atol=1e-10)
+    np.testing.assert_allclose([float(x) for x in run.stdout.split()], reference.losses, rtol=0, atol=1e-10)
 
 
 def test_seeds_differ():
-    assert simulated(1, steps=2)[0] != simulated(1, steps=2, seed=1)[0]
+    assert simulated(1, steps=2).losses != simulated(1, steps=2, seed=1).losses
 
 
 def shown(text):
@@ -78,4 +78,4 @@ def test_the_program_without_a_launcher():
 
 def test_a_batch_that_ranks_do_not_divide():
     with pytest.raises(ValueError, match=r"dimension 0, of size 240, cannot be split evenly along 'batch' \(7\)"):
-        data_parallel.main(["--ranks", "7"])
+        training.main(EXAMPLE, "", ["--ranks", "7", "--no-tape"])

@@ -437,7 +437,6 @@ def test_functions_lift_what_they_make_themselves():
     called = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function and r.args]
     settings = [md.tree.leaves(list(r.f.keywords.values())) for r in called]
     rows = [r for r, xs in zip(called, settings) if not any(isinstance(x, np.ndarray) for x in xs)]
-    rows = [r for r in rows if r.function not in (np.isclose, np.allclose)]  # which want no numbers
     assert len(rows) > 500
     for r in rows:
         varies = [isinstance(x, (np.ndarray, np.generic)) for x in r.args]
@@ -487,8 +486,11 @@ def check_written_out(program, mesh, axes, closed_over, every=True):
     for tape in gradients:
         tape.check()
         assert len(tape.equations) == len(gradients[0].equations)
-    for one, two in zip(*[tape.equations for tape in gradients]):
-        assert by_use(one.params["body"]) == by_use(two.params["body"])
+    fewer, sums = (spmd.communication(tape).counts.get("psum", 0) for tape in gradients)
+    assert fewer <= sums  # those that are written stay where they are
+    if fewer == sums:
+        for one, two in zip(*[tape.equations for tape in gradients]):
+            assert by_use(one.params["body"]) == by_use(two.params["body"])
     if LOOPS.intersection(program.steps):  # a loop takes what its carry starts as, lifted or not
         return
     for wrong in without_one(automatic, *leaves):

@@ -97,10 +97,12 @@ def test_how_a_line_is_written():
     assert str(Location("/tmp/ipykernel_77/123.py", 2)) == "line 2"
 
 
-def test_examples_that_come_with_a_library_are_programs():
+def test_programs_that_come_with_a_library_are_programs():
     from spmd.examples import data_parallel
+    from spmd.parallel import network
 
-    assert not location._belongs_to_library(data_parallel.__file__)
+    for module in (data_parallel, network):
+        assert not location._belongs_to_library(module.__file__)
     for module in (md, md.tape, location):
         assert location._belongs_to_library(module.__file__)
     assert not location._belongs_to_library(__file__)

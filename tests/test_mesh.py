@@ -28,8 +28,10 @@ def test_a_mesh_says_what_it_is():
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
-        (((4, 2), ("x",)), ValueError, "2 sizes for 1 axis names"),
-        (((4, 2), ("x", "x")), ValueError, "occurs twice"),
+        (((4, 2), ("x",)), ValueError, r"2 sizes for 1 axis names: \(4, 2\) and \('x',\)"),
+        (((4, 2), ("x", "x")), ValueError, r"axis name 'x' occurs twice in \('x', 'x'\); call one otherwise"),
+        (((4, 2), ("x", 0)), TypeError, "the name of an axis is a string, .* got 0"),
+        (((4.0,), ("x",)), TypeError, "integer"),
         (((0,), ("x",)), ValueError, "'x' has size 0"),
         ((4, "x"), TypeError, r"make_mesh\(\(4, 2\), \('x', 'y'\)\)"),
         (((4,), ("x",), "gpu"), ValueError, "backend is 'mpi', 'simulated' or None, got 'gpu'"),
@@ -38,6 +40,11 @@ def test_a_mesh_says_what_it_is():
 def test_arguments_that_make_no_mesh(arguments, error, message):
     with pytest.raises(error, match=message):
         spmd.make_mesh(*arguments)
+
+
+def test_the_devices_of_a_mesh_are_not_listed():
+    with pytest.raises(TypeError, match=r"made by make_mesh.*make_mesh\(\(4, 2\), \('x', 'y'\)\)"):
+        spmd.Mesh([0, 1, 2, 3], ("x",))
 
 
 def test_without_a_launcher_ranks_are_simulated(monkeypatch):

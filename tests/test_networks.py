@@ -1,103 +1,221 @@
-"""A network under several parallelisms: losses and gradients of the unsharded one, collectives where they belong."""
+"""Networks under several parallelisms: losses and gradients of the unsharded one, collectives where they belong."""
 
-from itertools import pairwise
+from functools import partial
 
 import pytest
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, pmean, psum, psum_scatter
+import spmd.parallel
+from minidiff.nn import log_softmax, relu
 from spmd import P
+from spmd.parallel import (
+    attention_by_heads,
+    cross_entropy,
+    dense,
+    init_params,
+    pipeline,
+    predict,
+    ring_attention,
+    stacked_layers,
+    unstacked_layers,
+)
+from tests import networks
 from tests.programs import assert_trees_close
 
-RNG = np.random.default_rng(0)
-SIZES = (16, 8, 8, 8)
-PARAMS = [(RNG.normal(size=(n, m)) / np.sqrt(n), RNG.normal(size=m)) for n, m in pairwise(SIZES)]
-BATCH = (RNG.normal(size=(16, 16)), RNG.normal(size=(16, 8)))
+CASES = [(name, shape) for ranks in (1, 2, 8) for name, shape in networks.cases(ranks)]
+RNG = np.random.default_rng(1)
 
 
-def relu(x):
-    return np.maximum(x, 0)
+@pytest.mark.parametrize("name, shape", CASES)
+def test_losses_and_gradients_are_those_of_the_whole_network(name, shape):
+    networks.check_numbers(name, shape, "simulated")
 
 
-def loss(params, batch):
-    x, targets = batch
-    for W, b in params:
-        x = relu(x @ W + b)
-    return np.mean(np.sum((x - targets) ** 2, axis=-1))
+@pytest.mark.parametrize("name, shape", CASES)
+def test_collectives_are_where_the_documentation_says(name, shape):
+    networks.check_communication(name, shape, "simulated")
 
 
-def fully_sharded(**options):
-    """Parameters are split over the ranks, and gathered where they are needed."""
-    mesh = spmd.make_mesh((8,), ("batch",), backend="simulated")
-
-    def on_blocks(params, batch):
-        return pmean(
-            loss([tuple(all_gather(p, "batch", tiled=True) for p in layer) for layer in params], batch), "batch"
-        )
-
-    return spmd.shard_map(on_blocks, mesh=mesh, in_specs=P("batch"), out_specs=P(), **options)
+def test_collectives_with_the_sizes_of_the_tutorial():
+    for name, shape in [*[*networks.cases(8)][:4], ("pipeline_parallel", (2,))]:
+        networks.check_communication(name, shape, "simulated", (784, 128, 128, 128, 128, 128, 8), 32)
 
 
-def tensor_parallel(**options):
-    """Features are split over the ranks; each layer is a shard_map of its own, the loss is taken outside."""
-    mesh = spmd.make_mesh((8,), ("feats",), backend="simulated")
-
-    def product(x, W, b):
-        return psum_scatter(x @ W, "feats", scatter_dimension=1, tiled=True) + b
-
-    specs = (P(None, "feats"), P("feats", None), P("feats"))
-    layer = spmd.shard_map(product, mesh=mesh, in_specs=specs, out_specs=P(None, "feats"), **options)
-
-    def sharded_loss(params, batch):
-        x, targets = batch
-        for W, b in params:
-            x = relu(layer(x, W, b))
-        return np.mean(np.sum((x - targets) ** 2, axis=-1))
-
-    return sharded_loss
+def test_all_are_documented():
+    assert set(networks.documented()) == set(networks.PARALLELISMS)
+    assert set(networks.PARALLELISMS) <= set(spmd.parallel.__all__)
 
 
-def fully_sharded_and_tensor_parallel(**options):
-    """Both: the batch and the features are split, parameters over all ranks, gathered along the batch axis alone."""
-    mesh = spmd.make_mesh((4, 2), ("batch", "feats"), backend="simulated")
-
-    def on_blocks(params, batch):
-        x, targets = batch
-        for W, b in params:
-            W, b = (all_gather(p, "batch", tiled=True) for p in (W, b))
-            x = relu(psum_scatter(x @ W, "feats", scatter_dimension=1, tiled=True) + b)
-        squares = psum(np.sum((x - targets) ** 2, axis=-1), "feats")
-        return pmean(np.mean(squares), "batch")
-
-    specs = (P(("feats", "batch")), P("batch", "feats"))
-    return spmd.shard_map(on_blocks, mesh=mesh, in_specs=specs, out_specs=P(), **options)
+@pytest.mark.parametrize("name, shape", [*networks.cases(8)])
+def test_types_never_communicate_more(name, shape):
+    parallelism, (params, batch) = networks.PARALLELISMS[name], networks.example()
+    comparison = spmd.compare(md.grad(parallelism(shape, "simulated")), parallelism.arranged(params), batch)
+    assert comparison.same
+    assert sum(comparison.typed.counts.values()) <= sum(comparison.untyped.counts.values())
+    assert comparison.ratio >= 1
 
 
-LAYERS = len(PARAMS)
-NETWORKS = {
-    # name: (loss, what the gradient communicates)
-    "fully sharded": (fully_sharded, {"all_gather": 2 * LAYERS, "psum": 1, "psum_scatter": 2 * LAYERS}),
-    "tensor parallel": (tensor_parallel, {"psum_scatter": LAYERS, "all_gather": LAYERS, "psum": 1}),  # the loss itself
-    "both": (
-        fully_sharded_and_tensor_parallel,
-        {"all_gather": 3 * LAYERS, "psum_scatter": 3 * LAYERS, "psum": 2},
+# ---------------------------------------------------------------- layers
+
+
+def mesh_of(ranks, axis):
+    return spmd.make_mesh((ranks,), (axis,), backend="simulated")
+
+
+def test_a_pair_of_layers_sums_once_each_way():
+    """A column-parallel layer, an activation, a row-parallel layer: one all-reduce forward, one backward."""
+    params = init_params(RNG, (6, 8, 4))
+    x, mesh = RNG.normal(size=(3, 6)), mesh_of(4, "feats")
+
+    def pair(x, first, second):
+        hidden = relu(spmd.parallel.column_parallel(x, *first))
+        return spmd.parallel.row_parallel(hidden, *second, "feats")
+
+    specs = (P(), (P(None, "feats"), P("feats")), (P("feats"), P()))
+    mapped = spmd.shard_map(pair, mesh=mesh, in_specs=specs, out_specs=P())
+    gradient = md.grad(lambda x, *layers: np.sum(mapped(x, *layers) ** 2), argnums=(0, 1, 2))
+    expected = md.grad(lambda x, *layers: np.sum(predict(layers, x) ** 2), argnums=(0, 1, 2))
+    assert_trees_close(gradient(x, *params), expected(x, *params))
+    rows = spmd.communication(gradient)(x, *params).rows
+    assert [(r.collective, r.count, r.bytes, r.direction) for r in rows] == [
+        ("psum", 1, 8 * 3 * 4, "forward"),
+        ("psum", 1, 8 * 3 * 6, "backward"),
+    ]
+
+
+def test_a_layer_for_programs_that_know_nothing_of_ranks():
+    """The tutorial's tensor parallelism: every layer a shard_map of its own, the loss outside."""
+    params, batch = networks.example()
+    layer = spmd.parallel.tensor_parallel_dense(mesh_of(8, "feats"))
+
+    def loss(params, batch):
+        return np.mean(spmd.parallel.squared_error(predict(params, batch[0], layer), batch[1]))
+
+    assert_trees_close(md.value_and_grad(loss)(params, batch), md.value_and_grad(spmd.parallel.loss)(params, batch))
+    layers = len(params)
+    report = spmd.communication(md.grad(loss))(params, batch)
+    assert report.counts == {"psum_scatter": layers, "all_gather": layers, "psum": 1}  # the last, of the loss itself
+
+
+def test_a_gathering_layer_is_the_layer():
+    (W, b), x = init_params(RNG, (8, 4))[0], RNG.normal(size=(4, 8))
+    layer = spmd.parallel.gathering(dense, "batch")
+    mapped = spmd.shard_map(layer, mesh=mesh_of(4, "batch"), in_specs=P("batch"), out_specs=P("batch"))
+    assert_trees_close(mapped(x, W, b), dense(x, W, b))
+
+
+# ---------------------------------------------------------------- errors of examples
+
+
+@pytest.mark.parametrize("axis", [None, "feats"])
+def test_cross_entropy(axis):
+    logits, targets = RNG.normal(size=(3, 4)), np.eye(4)[[1, 3, 3]]
+
+    def error(logits):
+        if axis is None:
+            return cross_entropy(logits, targets)
+        spec = P(None, "feats")
+        split = partial(cross_entropy, axis="feats")
+        return spmd.shard_map(split, mesh=mesh_of(2, "feats"), in_specs=(spec, spec), out_specs=P())(logits, targets)
+
+    expected = -np.sum(targets * log_softmax(logits), axis=-1)
+    assert_trees_close(error(logits), expected)
+    assert_trees_close(error(logits + 1000), expected)  # no exponential overflows
+    md.testing.check_grads(error, (logits,), order=2, modes=("fwd", "rev"))
+
+
+# ---------------------------------------------------------------- pipelines
+
+
+def layer(W, x):
+    return np.tanh(x @ W + 0.5)
+
+
+def in_sequence(params, microbatches):
+    x = microbatches
+    for i in range(len(params)):
+        x = layer(params[i], x)
+    return x
+
+
+@pytest.mark.parametrize("stages, per_stage, share", [(1, 1, 1), (1, 3, 2), (2, 1, 3), (3, 2, 1), (4, 1, 2), (3, 1, 4)])
+def test_a_pipeline_is_its_layers_one_after_the_other(stages, per_stage, share):
+    """Of any length; and layers that do not commute, so that their order matters, and that of the microbatches."""
+    params = RNG.normal(size=(stages * per_stage, 2, 2))
+    microbatches = RNG.normal(size=(stages * share, 3, 2))
+    piped = spmd.shard_map(
+        lambda params, x: pipeline(layer, params, x, "stages"),
+        mesh=mesh_of(stages, "stages"),
+        in_specs=P("stages"),
+        out_specs=P("stages"),
+    )
+    assert_trees_close(piped(params, microbatches), in_sequence(params, microbatches))
+    weights = RNG.normal(size=microbatches.shape)
+    found, expected = (md.vjp(f, params, microbatches)[1](weights) for f in (piped, in_sequence))
+    assert_trees_close(found, expected)
+    report, ticks = spmd.communication(piped)(params, microbatches), stages * (share + per_stage) - 1
+    assert report.counts == ({"ppermute": ticks - 1 + 2 * (stages - 1)} if stages > 1 else {})
+
+
+def test_layers_are_stacked_and_unstacked():
+    params, _ = networks.example()
+    first, (W, b), last = stacked_layers(params)
+    assert W.shape == (8, 8, 8) and b.shape == (8, 8)
+    assert_trees_close(unstacked_layers((first, (W, b), last)), params)
+
+
+# ---------------------------------------------------------------- sequences and experts
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("attend", [attention_by_heads, ring_attention])
+def test_attention_over_ranks(attend, ranks):
+    networks.check_attention(attend, mesh_of(ranks, "tokens"))
+
+
+@pytest.mark.parametrize("ranks, capacity", [(1, 24), (2, 2), (4, 1), (4, 24)])
+def test_experts_over_ranks(ranks, capacity):
+    networks.check_experts(capacity, mesh_of(ranks, "ranks"))
+
+
+# ---------------------------------------------------------------- what does not fit
+
+MISFITS = {
+    # what: (loss, sizes, examples, message)
+    "a batch that ranks do not divide": (
+        spmd.parallel.data_parallel,
+        (8, 8),
+        6,
+        r"args\[1\]\[0\] has shape \(6, 8\): dimension 0, of size 6, cannot be split evenly along '\w+' \(4\)",
+    ),
+    "weights that ranks do not divide": (
+        spmd.parallel.fully_sharded,
+        (8, 8, 10),
+        8,
+        r"args\[0\]\[1\]\[1\] has shape \(10,\): dimension 0, of size 10, cannot be split evenly along '\w+' \(4\)",
+    ),
+    "features that ranks do not divide": (
+        spmd.parallel.tensor_parallel,
+        (8, 6, 8),
+        8,
+        r"dimension 0, of size 6, cannot be split evenly along '\w+' \(4\)",
+    ),
+    "microbatches that stages do not have": (
+        lambda mesh: spmd.parallel.pipeline_parallel(mesh, microbatch=3),
+        (8, 8, 8, 8, 8, 8, 8),
+        16,
+        r"each stage has 4 examples, which are no microbatches of 3: choose a microbatch that divides 4, or a batch "
+        r"that is a multiple of 3 times the number of stages",
     ),
 }
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_gradients_are_those_of_the_unsharded_network(name):
-    make, _ = NETWORKS[name]
-    expected = md.value_and_grad(loss)(PARAMS, BATCH)
-    assert_trees_close(md.value_and_grad(make())(PARAMS, BATCH), expected)
-    assert_trees_close(md.value_and_grad(make(check_rep=False))(PARAMS, BATCH), expected)
-
-
-@pytest.mark.parametrize("name", NETWORKS)
-def test_collectives_are_where_they_belong(name):
-    make, expected = NETWORKS[name]
-    assert spmd.communication(md.grad(make()))(PARAMS, BATCH).counts == expected
-    untyped = spmd.communication(md.grad(make(check_rep=False)))(PARAMS, BATCH).counts
-    assert sum(untyped.values()) >= sum(expected.values())
+@pytest.mark.parametrize("what", MISFITS)
+def test_what_does_not_fit(what):
+    loss, sizes, examples, message = MISFITS[what]
+    params, batch = networks.example(sizes=sizes, examples=examples)
+    params = stacked_layers(params) if "stages" in what else params
+    with pytest.raises(ValueError, match=message):
+        loss(mesh_of(4, "ranks"))(params, batch)

@@ -1,9 +1,15 @@
 """Partition specs: their algebra, and what is said of those that do not fit."""
 
-import pytest
+import itertools
+import math
 
-from minidiff import ShapedArray
-from spmd import P
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from minidiff import ShapedArray, VarianceError
+from spmd import P, make_mesh, shard_map
 from spmd.partition import block_type, check_divides, check_rank, check_spec, global_type
 
 SIZES = {"x": 4, "y": 2}
@@ -49,15 +55,22 @@ def test_stacked_blocks_may_have_any_shape(shape):
 @pytest.mark.parametrize(
     "check, message",
     [
-        (lambda: check_spec(P("k"), SIZES, "in_specs[0]"), r"in_specs\[0\] = P\('k'\) names the axis 'k', but .*'y'"),
-        (lambda: check_spec(P("x", "x"), SIZES, "in_specs"), r"names the axis 'x' twice"),
+        (
+            lambda: check_spec(P("k"), SIZES, "in_specs[0]"),
+            r"in_specs\[0\] = P\('k'\) names the axis 'k', but .*'x' \(4\) and 'y' \(2\): name one",
+        ),
+        (lambda: check_spec(P("x", "x"), SIZES, "in_specs"), r"names the axis 'x' twice.* name 'x' \(4\) once"),
+        (
+            lambda: check_spec(P(("x", "y"), "y"), SIZES, "in_specs"),
+            r"P\(\('x', 'y'\), 'y'\) names the axis 'y' twice",
+        ),
         (
             lambda: check_rank(P("x", None), (4,), "in_specs", "args[0]"),
             r"2 entries, but args\[0\] has 1 dimension \(.*one entry for each dimension",
         ),
         (
             lambda: check_divides(P(("x", "y")), (12,), SIZES, "in_specs", "args[0]"),
-            r"args\[0\] has shape \(12,\): dimension 0, of size 12, .*'x' \(4\) and 'y' \(2\).*multiple of 8",
+            r"args\[0\] has shape \(12,\): dimension 0, .*'x' \(4\) and 'y' \(2\).*multiple of 8, or leave it whole",
         ),
     ],
 )
@@ -93,3 +106,65 @@ def test_blocks_are_split_further(outer, inner, both):
 def test_no_spec_says_how_they_are_split_further():
     assert P("x").split_further(P.stacked("y")) is None
     assert P("x").rest_of(P("y")) is None and P("x").rest_of(P(("y", "x"))) is None
+
+
+# ---------------------------------------------------------------- what specs mean, rank by rank
+
+
+@st.composite
+def specs(draw, axes, ndim):
+    """A spec of an array of `ndim` dimensions, with some of the axes, each once, alone or in tuples."""
+    named = draw(st.permutations(axes))[: draw(st.integers(0, len(axes)))]
+    entries = [[] for _ in range(ndim)]
+    for a in named:
+        entries[draw(st.integers(0, ndim - 1))].append(a)
+    written = [tuple(e) if len(e) > 1 else e[0] if e else None for e in entries]
+    while written and written[-1] is None and draw(st.booleans()):
+        written.pop()
+    return P(*written)
+
+
+@st.composite
+def placements(draw):
+    sizes = dict(zip("ijk", draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))))
+    ndim = draw(st.integers(1, 3))
+    return sizes, ndim, draw(specs(list(sizes), ndim)), draw(specs(list(sizes), ndim))
+
+
+def window(spec, sizes, at, block):
+    """The slices of a whole array that are the block of the rank at these coordinates."""
+    found = []
+    for axes, n in zip(spec.dims(len(block)), block):
+        part = 0
+        for a in axes:
+            part = part * sizes[a] + at[a]
+        found.append(slice(part * n, (part + 1) * n))
+    return tuple(found)
+
+
+def shape_of_whole(spec, sizes, block):
+    return tuple(n * math.prod(sizes[a] for a in axes) for axes, n in zip(spec.dims(len(block)), block))
+
+
+@settings(deadline=None, max_examples=80)
+@given(placements())
+@example(({"i": 2, "j": 3}, 2, P("i", "j"), P("j", "i")))  # blocks transposed
+@example(({"i": 2, "j": 3}, 2, P("i"), P(None, ("j", "i"))))  # tiled along j, which the first does not name
+@example(({"i": 2, "j": 3}, 1, P(("j", "i")), P(("i", "j"))))
+def test_blocks_go_in_and_come_out_as_specs_say(placement):
+    """Cut up by one spec and put together by the other; along axes that the second does not name all must be alike."""
+    sizes, ndim, in_spec, out_spec = placement
+    mesh = make_mesh(tuple(sizes.values()), tuple(sizes), backend="simulated")
+    block = (2, 1, 3)[:ndim]
+    x = np.arange(math.prod(shape_of_whole(in_spec, sizes, block))).reshape(shape_of_whole(in_spec, sizes, block))
+    f = shard_map(lambda x: x + 1, mesh, in_specs=in_spec, out_specs=out_spec)
+    differing = sorted(in_spec.axes - out_spec.axes)
+    if differing:
+        with pytest.raises(VarianceError, match=f"may differ from rank to rank along '{differing[0]}'"):
+            f(x)
+        f = shard_map(lambda x: x + 1, mesh, in_specs=in_spec, out_specs=out_spec, check_rep=False)
+    expected = np.full(shape_of_whole(out_spec, sizes, block), -1)
+    for coordinates in reversed(list(itertools.product(*map(range, sizes.values())))):  # the first rank's stays
+        at = dict(zip(sizes, coordinates))
+        expected[window(out_spec, sizes, at, block)] = x[window(in_spec, sizes, at, block)] + 1
+    np.testing.assert_array_equal(np.asarray(f(x)), expected)

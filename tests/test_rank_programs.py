@@ -49,7 +49,11 @@ def steps(counts):
 @example(2227)  # one that has to stay, for others to be one
 @example(3918)  # of which a part is taken along some of its axes, and the rest meets another
 @example(3942)  # whose copies meet others, but not each other
+@example(5074)  # one that parts for two results, when it has met another
+@example(6191)  # along an axis of one rank
+@example(8910)  # of which some copies are better not made
 def test_types_never_cost_an_all_reduce(seed):
+    """As compiled: each sum for itself; and with as many in one call as can be."""
     typed, untyped, _, args = losses(seed)
     numbers = tuple(range(len(args)))
     alone = ("fuse psums", "join shard maps")  # each psum for itself
@@ -61,6 +65,24 @@ def test_types_never_cost_an_all_reduce(seed):
     assert counts.get("psum", 0) <= without_types.get("psum", 0)
     assert steps(counts) <= min(steps(more), steps(without_types))
     assert sum(counts.values()) <= sum(without_types.values())
+    fused, old = (spmd.communication(spmd.rewritten(md.grad(loss, numbers))(*args)).counts for loss in (typed, untyped))
+    # Several psum_scatters without types may be a psum with them, which alone can be one call with others.
+    assert fused.get("psum", 0) <= old.get("psum", 0) or steps(fused) <= steps(old)
+
+
+@settings(deadline=None, max_examples=60)
+@given(seeds)
+@example(270)
+def test_what_is_not_compiled_sums_what_it_lifts(seed):
+    """As it is run operation by operation: at most one all-reduce on the way back for each pbroadcast on the way."""
+    typed, _, _, args = losses(seed)
+    forward = md.make_tape(typed)(*args)
+    backward = md.make_tape(md.grad(typed, tuple(range(len(args)))))(*args)
+    backward.check()
+    there, back = (spmd.communication(tape).counts for tape in (forward, backward))
+    extrema = there.get("pmax", 0) + there.get("pmin", 0)  # whose derivative has two sums of its own
+    lifts = str(forward).count("= pbroadcast(")
+    assert back.get("psum", 0) <= there.get("psum", 0) + lifts + 2 * extrema
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -171,6 +171,15 @@ def test_a_dtype_can_be_asked_for(f):
     assert (value.dtype, g.dtype) == (np.float64, np.float32)
 
 
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint16, np.float16])
+@pytest.mark.parametrize("f", [np.sum, np.prod, np.cumsum, np.cumprod])
+def test_a_small_dtype_that_is_asked_for_is_given(f, dtype):
+    x = np.array([100, 27, 3], np.int8)
+    expected = f(x, dtype=dtype)
+    (out,) = md.make_tape(lambda x: f(x, dtype=dtype))(x)(x)
+    assert (out.dtype, out.tolist()) == (expected.dtype, expected.tolist())
+
+
 # ---------------------------------------------------------------- on ranks
 
 BODIES: dict[str, Callable] = {

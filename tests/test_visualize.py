@@ -166,7 +166,7 @@ def test_each_rank_has_the_block_that_the_picture_says(sharding):
         (((8, 4),), TypeError, r"the shape \(8, 4\) alone says nothing of ranks; give the mesh and the spec too"),
         (((8, 4), PLANE), TypeError, "a mesh says nothing without a spec: give both, or neither"),
         (((8, 4), None, P("x")), TypeError, "a spec says nothing without a mesh"),
-        (((8, 4), PLANE, P("q")), ValueError, r"names the axis 'q', but the axes of the mesh are \('x', 'y'\)"),
+        (((8, 4), PLANE, P("q")), ValueError, r"names the axis 'q', but the axes of the mesh are 'x' \(\d\) and 'y'"),
         (((8,), PLANE, P("x", "y")), ValueError, "has 2 entries, but the array has 1 dimension "),
         (((6, 4), PLANE, P("x")), ValueError, r"dimension 0, of size 6, cannot be split evenly along 'x' \(4\)"),
         (("array",), TypeError, "takes a ShardedArray, a NumPy array, or a shape with a mesh and a spec; got str"),

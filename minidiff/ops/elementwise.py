@@ -284,7 +284,9 @@ larger = function_of(Elementwise("larger", _larger, (None, None)))
 sigmoid = function_of(Elementwise("sigmoid", sigmoid_of, (lambda out, x: out * (1 - out),)))
 
 #: x, as if it were constant.
-stop_gradient = function_of(Elementwise("stop_gradient", lambda x: x, (None,)))
+stop_gradient = function_of(
+    Elementwise("stop_gradient", lambda x: x if hasattr(x, "dtype") else numpy.asarray(x)[()], (None,))
+)
 stop_gradient.primitive.shares_memory = True
 
 

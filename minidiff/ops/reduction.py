@@ -86,6 +86,11 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
     return x if dtype is None else elementwise.convert(x, dtype)
 
 
+def _as_asked(y: Value, dtype: Any) -> Value:
+    """A sum or a product with the dtype asked for: of small integers it is computed in larger ones."""
+    return y if dtype is None else elementwise.convert(y, dtype)
+
+
 def inexact(a: Value) -> Value:
     """`a`, with integers as f64."""
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
@@ -132,7 +137,7 @@ def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
 @implements(numpy.sum)
 def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
     """`numpy.sum` over one axis, several, or all."""
-    y = bind_reduction(sum_p, operand_of(a, dtype, where, 0), axis, keepdims)
+    y = _as_asked(bind_reduction(sum_p, operand_of(a, dtype, where, 0), axis, keepdims), dtype)
     return y if initial is None else elementwise.add(y, _number(initial, y.dtype))
 
 
@@ -295,7 +300,7 @@ def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: An
     x = operand_of(a, dtype, where, fill)
     if axis is None:
         x, axis = ravel(x), 0
-    return primitive.bind(x, axis=normalize_axis(axis, len(x.shape), primitive.name))
+    return _as_asked(primitive.bind(x, axis=normalize_axis(axis, len(x.shape), primitive.name)), dtype)
 
 
 @implements(numpy.cumsum)
@@ -395,7 +400,7 @@ def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initi
     >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
     array([0., 6., 0.])
     """
-    y = bind_reduction(prod_p, operand_of(a, dtype, where, 1), axis, keepdims)
+    y = _as_asked(bind_reduction(prod_p, operand_of(a, dtype, where, 1), axis, keepdims), dtype)
     return y if initial is None else elementwise.multiply(y, _number(initial, y.dtype))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives import all_gather, all_gather_invariant, all_to_all, pmax, ppermute, psum, psum_scatter
+from collectives import all_gather, all_gather_invariant, all_to_all, pmax, pmean, ppermute, psum, psum_scatter
 from spmd import P
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
@@ -234,3 +234,26 @@ def test_along_an_axis_of_one_rank_mpi_is_not_called(monkeypatch):
         for run in (md.grad(f), md.jit(md.grad(f))):
             run(np.arange(4.0))
     assert calls and all(mesh.ranks.size(axes) > 1 for axes in calls)
+
+
+@RANKS
+def test_a_loop_over_layers_sums_its_weights_once(counted):
+    """What each step takes is lifted before the loop: so MPI is called once for all layers, not for each."""
+    mesh, calls = counted
+    x, w, ws = data("float64", (8, 3)), np.ones(3) / 3, data("float64", (5, 3), 1)
+
+    def network(x, w, ws):
+        return md.scan(lambda x, v: (np.tanh(x * np.sin(v)) + np.cos(w), None), x, ws)[0]
+
+    body = lambda x, w, ws: pmean(np.mean(network(x, w, ws) ** 2), "i")  # noqa: E731
+    loss = spmd.shard_map(body, mesh=mesh, in_specs=(P("i"), P(), P()), out_specs=P())
+    expected = md.grad(lambda *args: np.mean(network(*args) ** 2), (0, 1, 2))(x, w, ws)
+    gradient = md.grad(loss, (0, 1, 2))
+    staged = md.make_tape(gradient)(x, w, ws)
+    for run in (gradient, lambda *args: staged(*args)):
+        calls.clear()
+        assert_trees_close(list(run(x, w, ws)), list(expected))
+        assert [n for _, n in calls] == [1, w.size + ws.size]
+    calls.clear()
+    assert_trees_close(md.jit(gradient)(x, w, ws), expected)
+    assert [n for _, n in calls] == [w.size + ws.size]

@@ -12,6 +12,7 @@ import spmd
 from collectives import pmean, psum
 from spmd import P
 from tests.programs import STEPS, Program, assert_trees_close, example, run_and_count
+from tests.test_shard_map import check_numbers
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(4, 2), (2, 2, 2)]}
@@ -148,3 +149,8 @@ def test_meshes_that_are_alike_share_communicators():
         spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())(np.ones(RANKS))
     assert one.ranks.along(("i",)) is two.ranks.along(("i",))
     assert one.calls == two.calls == {"psum": 1}  # what they count is their own
+
+
+@pytest.mark.parallel([1, 2])
+def test_results_without_dimensions_are_numbers():
+    check_numbers(spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"))

@@ -1,0 +1,340 @@
+"""What communication costs: steps and bytes of each algorithm, as formulas, and as counted on a tape.
+
+The model is the usual one. A step, in which ranks send messages at the same time, takes `alpha` seconds however short
+they are, and `beta` seconds for each byte of the longest; adding up arrays takes `gamma` seconds for each byte:
+
+    T = steps * alpha + bytes * beta + reduced * gamma
+
+Nothing in it knows of congestion, of links that differ, or of computing meanwhile.
+
+>>> ring = ALGORITHMS["ring_all_reduce"]
+>>> print(ring.steps, "|", ring.bytes)
+2*(N - 1) | 2*(N - 1)*K/N
+>>> ring(N=8, K=1000)
+Cost(steps=14, bytes=1750, sent=1750, received=1750, reduced=875)
+>>> ring(N=8, K=1000).seconds(alpha=1e-6, beta=1e-9)
+1.575e-05
+
+The server of `parameter_server_all_reduce` is the bottleneck. Where arrays are short, few steps win; where they are
+long, few bytes:
+
+>>> [ALGORITHMS["parameter_server_all_reduce"](N, 1000).sent for N in (2, 8, 64)]
+[1000, 7000, 63000]
+>>> def fastest(N, K):
+...     names = [name for name in ALGORITHMS if name.endswith("all_reduce") and ALGORITHMS[name].ports == 1]
+...     return min(names, key=lambda name: ALGORITHMS[name](N, K).seconds(alpha=1e-6, beta=1e-9))
+>>> fastest(64, 100), fastest(64, 1_000_000), fastest(48, 1_000_000)
+('recursive_doubling_all_reduce', 'halving_doubling_all_reduce', 'ring_all_reduce')
+
+Sources: R. W. Hockney, "The communication challenge for MPP", 1994 (the model); R. Thakur, R. Rabenseifner, W. Gropp,
+"Optimization of Collective Communication Operations in MPICH", 2005 (it, with gamma, for these algorithms).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from fractions import Fraction
+from typing import Any
+
+from minidiff.control import Scan
+from minidiff.tape import Equation, Tape, Var, atom_type, bodies_of
+
+Number = int | float
+
+# ---------------------------------------------------------------- costs
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some communication takes: `steps` one after the other, and bytes.
+
+    `bytes` are those that take time: of each step the longest message. `sent` and `received` are what goes through the
+    rank that sends, or receives, most; `reduced` is how many bytes of sums each rank works out, one after the other.
+    Costs are added, and multiplied by how often.
+    """
+
+    steps: Number = 0
+    bytes: Number = 0
+    sent: Number = 0
+    received: Number = 0
+    reduced: Number = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(*map(sum, zip(astuple(self), astuple(other))))
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(*[times * x for x in astuple(self)])
+
+    __rmul__ = __mul__
+
+    def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
+        """How long it takes: `alpha` in seconds for a step, `beta` and `gamma` in seconds for a byte."""
+        return self.steps * alpha + self.bytes * beta + self.reduced * gamma
+
+
+class Formula:
+    """A number that follows from `N` ranks and `K` bytes: printed as it is written, called to work it out.
+
+    `P` is the largest power of two that is not above N, `C` the smallest that is not below. The result is exact for
+    integers.
+
+    >>> f = Formula("(N - 1)*K/N")
+    >>> f, f(N=4, K=12), f(N=4, K=1)
+    ((N - 1)*K/N, 9, 0.75)
+    """
+
+    def __init__(self, text: str):
+        self.text = text
+        self._code = compile(text, "<formula>", "eval")
+
+    def __call__(self, N: int, K: Number = 0) -> Number:
+        if N < 1 or int(N) != N:
+            raise ValueError(f"{self}: N is a number of ranks, at least 1; got {N!r}")
+        N = int(N)
+        floor = N.bit_length() - 1
+        names = {"N": N, "K": Fraction(K), "P": 1 << floor, "C": 1 << (N - 1).bit_length(), "log2": _log2}
+        found = Fraction(eval(self._code, {"__builtins__": {}}, names))
+        return int(found) if found.denominator == 1 else float(found)
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Formula) and self.text == other.text
+
+    def __hash__(self) -> int:
+        return hash(self.text)
+
+
+def _log2(power: int) -> int:
+    return power.bit_length() - 1
+
+
+@dataclass(frozen=True)
+class Formulas:
+    """The cost of an algorithm over `N` ranks, for `K` bytes of the whole: called, it gives a :class:`Cost`.
+
+    Each field of a cost has its formula here. `ports` is how many messages a rank sends at the same time, and how many
+    it receives. K is what an all-gather or a gather returns, what a reduce-scatter, a scatter or an all-to-all takes,
+    the array that is summed or sent. (Arrays that are cut into parts are filled up first: K is then what they fill.)
+    """
+
+    steps: Formula
+    bytes: Formula
+    sent: Formula
+    received: Formula
+    reduced: Formula
+    ports: int = 1
+
+    def __call__(self, N: int, K: Number) -> Cost:
+        formulas = (self.steps, self.bytes, self.sent, self.received, self.reduced)
+        return Cost(*[formula(N, K) for formula in formulas])
+
+
+def _formulas(
+    steps: str, bytes: str, reduced: str = "0", *, sent: str = "", received: str = "", ports: int = 1
+) -> Formulas:
+    """A row of the table. Where nothing else is said, every rank sends and receives what takes the time."""
+    texts = steps, bytes, sent or bytes, received or bytes, reduced
+    return Formulas(*map(Formula, texts), ports)
+
+
+_AROUND = "(N - 1)*K/N"
+
+#: The algorithms of `collectives.algorithms`, and the one message of a `ppermute`: what each costs.
+ALGORITHMS: dict[str, Formulas] = {
+    "ring_all_gather": _formulas("N - 1", _AROUND),
+    "bidirectional_ring_all_gather": _formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, received=_AROUND, ports=2),
+    "recursive_doubling_all_gather": _formulas("log2(N)", _AROUND),
+    "bruck_all_gather": _formulas("log2(C)", _AROUND),
+    "ring_reduce_scatter": _formulas("N - 1", _AROUND, _AROUND),
+    "bidirectional_ring_reduce_scatter": _formulas(
+        "N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, received=_AROUND, ports=2
+    ),
+    "recursive_halving_reduce_scatter": _formulas("log2(N)", _AROUND, _AROUND),
+    "ring_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K/N", _AROUND),
+    "bidirectional_ring_all_reduce": _formulas(
+        "2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", received="2*(N - 1)*K/N", ports=2
+    ),
+    "recursive_doubling_all_reduce": _formulas(
+        "log2(P) + 2*(P < N)",
+        "K*(log2(P) + 2*(P < N))",
+        "K*(log2(P) + (P < N))",
+        sent="K*(log2(P) + (P < N))",
+        received="K*(log2(P) + (P < N))",
+    ),
+    "halving_doubling_all_reduce": _formulas(
+        "2*log2(P) + 2*(P < N)",
+        "2*(P - 1)*K/P + 2*K*(P < N)",
+        "(P - 1)*K/P + K*(P < N)",
+        sent="2*(P - 1)*K/P + K*(P < N)",
+        received="2*(P - 1)*K/P + K*(P < N)",
+    ),
+    "tree_all_reduce": _formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)", received="K*log2(C)"),
+    "parameter_server_all_reduce": _formulas(
+        "2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K", received="(N - 1)*K"
+    ),
+    "binomial_tree_broadcast": _formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
+    "binomial_tree_reduce": _formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)"),
+    "binomial_tree_scatter": _formulas("log2(C)", "(C - 1)*K/N", received="(N > 1)*C/2*K/N"),
+    "binomial_tree_gather": _formulas("log2(C)", "(C - 1)*K/N", sent="(N > 1)*C/2*K/N"),
+    "pairwise_all_to_all": _formulas("N - 1", _AROUND),
+    "point_to_point": _formulas("1", "K"),
+}
+
+#: By which algorithm each collective is priced. (What an MPI does depends on sizes, and is its own affair.)
+PRICED_AS: dict[str, str] = {
+    "psum": "ring_all_reduce",
+    "pmax": "ring_all_reduce",
+    "pmin": "ring_all_reduce",
+    "all_gather": "ring_all_gather",
+    "all_gather_invariant": "ring_all_gather",
+    "psum_scatter": "ring_reduce_scatter",
+    "all_to_all": "pairwise_all_to_all",
+    "ragged_all_to_all": "pairwise_all_to_all",
+    "ppermute": "point_to_point",
+    "broadcast": "binomial_tree_broadcast",
+    "broadcast_varying": "binomial_tree_broadcast",
+    "reduce": "binomial_tree_reduce",
+    "gather": "binomial_tree_gather",
+    "scatter": "binomial_tree_scatter",
+}
+
+#: Collectives whose result is the whole: on each rank N times what it hands over.
+GATHERS = ("all_gather", "all_gather_invariant", "gather")
+
+
+#: What algorithms do, as their names end.
+_DOES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+_DOES += ("broadcast", "reduce", "scatter", "gather", "point_to_point")
+
+
+def _does(algorithm: str) -> str:
+    return next(what for what in _DOES if algorithm.endswith(what))
+
+
+def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None) -> Cost:
+    """The cost of a collective over N ranks, each of which hands over so many bytes.
+
+    It is that of `algorithm`, by default the one in `PRICED_AS`. Raises ValueError for names that are not known, and
+    for an algorithm that does something else.
+
+    >>> price("all_gather", 4, 100)
+    Cost(steps=3, bytes=300, sent=300, received=300, reduced=0)
+    >>> price("psum", 4, 100, "tree_all_reduce").steps
+    4
+    """
+    if collective not in PRICED_AS:
+        raise ValueError(f"no price is known for {collective!r}; those that have one are {', '.join(PRICED_AS)}")
+    name = PRICED_AS[collective] if algorithm is None else algorithm
+    if name not in ALGORITHMS:
+        raise ValueError(f"no algorithm {name!r} is known; those that have formulas are {', '.join(ALGORITHMS)}")
+    alike = [other for other in ALGORITHMS if _does(other) == _does(PRICED_AS[collective])]
+    if name not in alike:
+        raise ValueError(f"{collective} is not priced as {name}, which is something else; it may be {', '.join(alike)}")
+    return ALGORITHMS[name](N, nbytes * N if collective in GATHERS else nbytes)
+
+
+# ---------------------------------------------------------------- counting
+
+
+def counted(tape: Tape, ports: int = 1) -> Cost:
+    """What a tape communicates, counted: each `ppermute` as the messages it is, other collectives as they are priced.
+
+    A step takes as many messages as each rank can send and receive at once, which is `ports` of each; a message whose
+    contents depend on another takes a later one. (`reduced` is not counted: an addition on a tape may be anything.) The
+    body of a `shard_map` counts as it stands, that of a `scan` once for each step of the loop. Raises ValueError where
+    how much is communicated depends on values.
+
+    >>> import numpy as np
+    >>> from collectives import algorithms
+    >>> from minidiff import make_tape
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda x: algorithms.ring_all_reduce(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> counted(make_tape(f)(np.ones(32)))  # blocks of 64 bytes
+    Cost(steps=6, bytes=96, sent=96, received=96, reduced=0)
+    """
+    messages, total = Schedule(ports), Cost()
+    ready: dict[Var, int] = {}  # in which step a value is there at the earliest
+    for eqn in tape.equations:
+        start = max((ready.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
+        if eqn.primitive.name == "ppermute":
+            nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+            start = messages.send(eqn.params["axes"], eqn.params["perm"], nbytes, start)
+        elif eqn.primitive.communicates:
+            nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+            total += price(eqn.primitive.name, eqn.params["size"], nbytes)
+        else:
+            total += _of_bodies(eqn, ports)
+        ready.update(dict.fromkeys(eqn.outputs, start))
+    return total + messages.cost()
+
+
+def _of_bodies(eqn: Equation, ports: int) -> Cost:
+    costs = [counted(body, ports) for body in bodies_of(eqn)]
+    costs = [c for c in costs if c != Cost()] if len(costs) > 1 else costs
+    if not costs:
+        return Cost()
+    if len(costs) > 1 or len(bodies_of(eqn)) > 1:
+        raise ValueError(
+            f"{eqn.primitive} communicates, and how much depends on values: count the tapes of its branches or steps"
+        )
+    sums = getattr(eqn.primitive, "sums", lambda params: [])(eqn.params)  # partial sums that leave the body
+    outside = [price("psum", eqn.params["mesh"].ranks.size(axes), t.nbytes) for axes, t in sums]
+    return sum(outside, costs[0] * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1))
+
+
+class Schedule:
+    """Messages in steps: in each, a rank sends `ports` messages at most, and receives as many."""
+
+    def __init__(self, ports: int):
+        self.ports = ports
+        self.steps: list[Step] = []
+
+    def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
+        """Send these messages in the first step from `start` that has room; returns the step after it."""
+        perm = [(source, destination) for source, destination in perm if source != destination]
+        if not perm:
+            return start
+        while start < len(self.steps) and not self.steps[start].has_room(axes, perm, self.ports):
+            start += 1
+        if start == len(self.steps):
+            self.steps.append(Step(axes))
+        self.steps[start].add(perm, nbytes)
+        return start + 1
+
+    def cost(self) -> Cost:
+        longest = sum(step.longest for step in self.steps)
+        busiest = (_busiest([step.bytes[way] for step in self.steps]) for way in (0, 1))
+        return Cost(len(self.steps), longest, *busiest)
+
+
+class Step:
+    """The messages of one step: how many, and how many bytes, each rank sends (first) and receives (second)."""
+
+    def __init__(self, axes: Sequence[str]):
+        self.axes = axes
+        self.messages: tuple[Counter, Counter] = Counter(), Counter()
+        self.bytes: tuple[Counter, Counter] = Counter(), Counter()
+        self.longest = 0
+
+    def has_room(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], ports: int) -> bool:
+        used = (self.messages[way][rank] for pair in perm for way, rank in enumerate(pair))
+        return axes == self.axes and max(used) < ports
+
+    def add(self, perm: Sequence[tuple[int, int]], nbytes: int) -> None:
+        for pair in perm:
+            for way, rank in enumerate(pair):
+                self.messages[way][rank] += 1
+                self.bytes[way][rank] += nbytes
+        self.longest = max(self.longest, nbytes)
+
+
+def _busiest(counters: Sequence[Counter]) -> int:
+    total: Any = Counter()
+    for counter in counters:
+        total.update(counter)
+    return max(total.values(), default=0)

@@ -1,0 +1,405 @@
+"""pbroadcasts moved up the tape of a linear part, to its inputs: what is lifted late is summed early, and often.
+
+Transposed, each pbroadcast is a psum. A value that is the same on all ranks may be lifted in many places of a program:
+after this operation and after that one, or in each step of a loop. Then its cotangent is made of many psums. But what
+each rank computes for itself may as well be computed of what is lifted already:
+
+    pbroadcast(f(x))    = f(pbroadcast(x))
+
+So inputs may be lifted, once: their psums come at the end of the backward pass, where nothing waits for them, and those
+of all inputs are one call (`boundary.py`). In a loop, what all steps share and what they take element by element is
+lifted before it, and a carry is carried lifted as well. This is done where it takes less time; what collectives make is
+lifted where it was.
+
+(`sinking.py` moves psums the other way, in programs that are compiled. It does not look into loops.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from collectives.ops import Collective, pbroadcast_p, psum_p
+from collectives.sinking import CHEAP_BYTES
+from minidiff.control import Cond, Scan, scan_p
+from minidiff.core import Scope, ShapedArray, is_scalar_constant, lift
+from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
+from minidiff.location import Location
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+
+#: What it is that lifts may be moved past, besides loops: nothing, operations, or the branches of choices as well.
+NOTHING, OPERATIONS, CHOICES = range(3)
+
+#: For a name, along which axes it is wanted lifted, and the line of the program that wants it.
+Wanted = dict[frozenset, Location | None]
+
+
+def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
+    """The tape of a linear part, linear in those of its inputs, with pbroadcasts where their psums take least time."""
+    if not _lifts_late(tape, linear):
+        return tape
+    inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
+    ways = [_Raising(tape, linear, scope, through).tape() for through in (NOTHING, *_worth_trying(tape))]
+    return min([tape, *ways], key=lambda t: _time(t, linear, inputs))
+
+
+def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
+    """Whether lifts may be saved: one is of what is computed of inputs, or of what is lifted elsewhere too."""
+    inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
+    roots: dict[Var, Var | None] = {v: v for v in inputs}  # what a name is computed of: None if of several
+    lifted: set[Var | None] = {None}
+    for eqn in tape.equations:
+        found = {roots[a] for a in eqn.inputs if isinstance(a, Var) and a in roots}
+        if not found:
+            continue
+        primitive, root = eqn.primitive, found.pop() if len(found) == 1 else None
+        if primitive.has_body and any(map(_lifts, bodies_of(eqn))):
+            return True
+        if primitive is pbroadcast_p:
+            if root in lifted or (root in inputs and root is not eqn.inputs[0]):
+                return True
+            lifted.add(root)
+        for v in eqn.outputs:
+            roots[v] = v if isinstance(primitive, Collective) else root
+    return False
+
+
+def _worth_trying(tape: Tape) -> list[int]:
+    return [OPERATIONS, CHOICES] if _chooses(tape) else [OPERATIONS]
+
+
+def _chooses(tape: Tape) -> bool:
+    return any(isinstance(eqn.primitive, Cond) or any(map(_chooses, bodies_of(eqn))) for eqn in tape.equations)
+
+
+def _lifts(tape: Tape) -> bool:
+    return any(eqn.primitive is pbroadcast_p or any(map(_lifts, bodies_of(eqn))) for eqn in tape.equations)
+
+
+# ---------------------------------------------------------------- what it takes
+
+
+def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> int:
+    """How long the psums of a transposed tape take, in bytes; those of inputs in `together` are done in one call."""
+    active, total, calls = _active(tape, linear), 0, set()
+    for eqn in tape.equations:
+        if not _takes(eqn, active):
+            continue
+        if eqn.primitive is pbroadcast_p and psum_p.sends(eqn.params):
+            (x,) = eqn.inputs
+            call = (eqn.params["axes"], x.type.dtype) if x in together else eqn
+            total += x.type.nbytes + (0 if call in calls else CHEAP_BYTES)
+            calls.add(call)
+        times = [_time(body, mask) for body, mask in _bodies(eqn, active)]
+        if times:  # of branches, one is run
+            total += max(times) * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1)
+    return total
+
+
+def _time_of_lifts(lifts: Iterable[tuple[ShapedArray, frozenset]], scope: Scope) -> int:
+    return sum(t.nbytes + CHEAP_BYTES for t, axes in lifts if math.prod(scope.axes[a] for a in axes) > 1)
+
+
+def _active(tape: Tape, linear: Sequence[bool]) -> set[Var]:
+    """The names that depend on linear inputs."""
+    active = {v for v, yes in zip(tape.inputs, linear) if yes}
+    for eqn in tape.equations:
+        if _takes(eqn, active):
+            active.update(eqn.outputs)
+    return active
+
+
+def _takes(eqn: Equation, active: set[Var]) -> bool:
+    return any(isinstance(a, Var) and a in active for a in eqn.inputs)
+
+
+def _bodies(eqn: Equation, active: set[Var]) -> Iterable[tuple[Tape, list[bool]]]:
+    """The bodies of an equation, and which of their inputs are linear."""
+    mask = [isinstance(a, Var) and a in active for a in eqn.inputs]
+    if isinstance(eqn.primitive, Scan):
+        mask, _ = _linear_in_loop(eqn, mask)
+    if isinstance(eqn.primitive, Cond):
+        mask = mask[1:]
+    return [(body, mask) for body in bodies_of(eqn) if len(body.inputs) == len(mask)]
+
+
+def _linear_in_loop(eqn: Equation, linear: Sequence[bool]) -> tuple[list[bool], list[bool]]:
+    """Which inputs of a loop's body are linear; and which of these are its carries."""
+    body, (n, m) = eqn.params["body"], (eqn.params["consts"], eqn.params["carry"])
+
+    def attempt(carry):
+        mask = [*linear[:n], *carry, *linear[n + m :]]
+        return mask, depends(body, mask)[:m]
+
+    return fixpoint(attempt, linear[n : n + m])
+
+
+# ---------------------------------------------------------------- the tape, written anew
+
+
+class _Raising:
+    """A tape written anew: what is lifted is followed to where it starts, `through` operations or more or less.
+
+    `wanted` says of each name along which axes it must be there lifted: of the tape's `outputs`, that is told. Those
+    of its inputs that are `given` are then further inputs. `lifted` are the names for that.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        linear: Sequence[bool],
+        scope: Scope,
+        through: int,
+        given: Sequence[Var] = (),
+        outputs: Sequence[Wanted] = (),
+    ):
+        self.old = tape
+        self.scope = scope
+        self.through = through
+        self.given = set(given)
+        self.active = _active(tape, linear)
+        self.wanted: dict[Var, Wanted] = defaultdict(dict)
+        self.inner: dict[int, _Loop | _Choice] = {}
+        for a, wanted in zip(tape.outputs, outputs):
+            if isinstance(a, Var) and a in self.active:
+                self.wanted[a].update(wanted)
+        for eqn in reversed(tape.equations):
+            if _takes(eqn, self.active):
+                self._ask(eqn)
+
+    def _ask(self, eqn: Equation) -> None:
+        """What must be there lifted for an equation's results to be there as they are wanted."""
+        if eqn.primitive is pbroadcast_p:
+            axes, (x,), further = frozenset(eqn.params["axes"]), eqn.inputs, self.wanted[eqn.outputs[0]]
+            self.wanted[x].update({axes.union(more): source for more, source in further.items()})
+            self.wanted[x][axes] = eqn.source
+        elif self._is_followed(eqn):
+            for a in eqn.inputs:
+                if isinstance(a, Var) and a in self.active:
+                    self.wanted[a].update(self._wanted_of(eqn))
+        elif eqn.primitive is scan_p and (_lifts(eqn.params["body"]) or self._wanted_of(eqn)):
+            linear, results = (
+                [isinstance(a, Var) and a in self.active for a in eqn.inputs],
+                [self.wanted[v] for v in eqn.outputs],
+            )
+            self._ask_inner(eqn, _Loop.best(eqn, linear, self.scope, results))
+        elif isinstance(eqn.primitive, Cond) and self.through == CHOICES:
+            ((_, mask), *_) = _bodies(eqn, self.active)
+            self._ask_inner(eqn, _Choice(eqn, mask, self.scope, [self.wanted[v] for v in eqn.outputs]))
+
+    def _ask_inner(self, eqn: Equation, inner: _Loop | _Choice | None) -> None:
+        if inner is None:
+            return
+        self.inner[id(eqn)] = inner
+        for a, wanted in zip(eqn.inputs, inner.asked):
+            if isinstance(a, Var) and a in self.active:
+                self.wanted[a].update(wanted)
+
+    def _is_followed(self, eqn: Equation) -> bool:
+        p = eqn.primitive
+        return self.through > NOTHING and not (isinstance(p, Collective) or p.has_body or p.on_ranks)
+
+    def _wanted_of(self, eqn: Equation) -> Wanted:
+        return {axes: source for v in eqn.outputs for axes, source in self.wanted[v].items()}
+
+    def tape(self) -> Tape:
+        """The tape, without those of its inputs that are given lifted."""
+        self.equations: list[Equation] = []
+        self.names: dict[Var, Var] = {}  # what stands for a name of the old tape
+        self.lifted: dict[tuple[Var, frozenset], Var] = {}
+        for v in self.old.inputs:
+            for axes, source in list(self.wanted[v].items()):
+                if v in self.given:
+                    self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
+                else:
+                    self._pbroadcast(v, axes, source)
+        for eqn in self.old.equations:
+            self._write(eqn)
+        return prune_tape(Tape(self.old.inputs, self.equations, [self._name(a) for a in self.old.outputs]))
+
+    def _write(self, eqn: Equation) -> None:
+        if eqn.primitive is pbroadcast_p and _takes(eqn, self.active):
+            ((x,), (out,)), axes = (eqn.inputs, eqn.outputs), frozenset(eqn.params["axes"])
+            self.names[out] = self.lifted[x, axes]
+            self.lifted.update({(out, more): self.lifted[x, axes.union(more)] for more in self.wanted[out]})
+            return
+        inner = self.inner.get(id(eqn))
+        if inner is None:
+            inputs = [self._name(a) for a in eqn.inputs]
+            self.equations.append(Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source))
+        else:
+            self.equations.append(inner.written(self))
+        for axes, source in self._wanted_of(eqn).items():
+            if self._is_followed(eqn):
+                self._write_lifted(eqn, axes)
+                continue
+            for v in eqn.outputs:
+                if axes in self.wanted[v] and (v, axes) not in self.lifted:
+                    self._pbroadcast(v, axes, source)
+
+    def _write_lifted(self, eqn: Equation, axes: frozenset) -> None:
+        """An equation once more, of what is lifted."""
+        inputs = [self.of(a, axes) for a in eqn.inputs]
+        types = [a if is_scalar_constant(a) else _type(a) for a in inputs]
+        outputs = [Var(t) for t in eqn.primitive.typecheck(types, eqn.params)]
+        self.equations.append(Equation(eqn.primitive, inputs, eqn.params, outputs, eqn.source))
+        self.lifted.update({(v, axes): new for v, new in zip(eqn.outputs, outputs)})
+
+    def of(self, a: Atom, axes: frozenset) -> Atom:
+        """An atom of the old tape, lifted."""
+        if isinstance(a, ShapedArray):
+            return _lifted_type(a, axes)
+        if is_scalar_constant(a):
+            return a
+        missing = axes.difference(_type(a).variance)
+        if not isinstance(a, Var):
+            return lift(a, missing) if missing else a
+        if a not in self.active and (a, axes) not in self.lifted:  # what nobody differentiates
+            if not missing:
+                return self._name(a)
+            self._pbroadcast(a, axes, None)
+        return self.lifted[a, axes]
+
+    def given_lifted(self, entries: Sequence[tuple[int, frozenset]]) -> list[Var]:
+        """The inputs, by their numbers, that are given lifted (also if nobody needs them)."""
+        pairs = [(self.old.inputs[k], axes) for k, axes in entries]
+        return [self.lifted.get((v, axes)) or Var(_lifted_type(v.type, axes)) for v, axes in pairs]
+
+    def _pbroadcast(self, v: Var, axes: frozenset, source: Location | None) -> None:
+        ordered = tuple(a for a in self.scope.axes if a in axes and a not in v.type.variance)
+        params = {"axes": ordered, "size": math.prod(self.scope.axes[a] for a in ordered)}
+        out = self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
+        self.equations.append(Equation(pbroadcast_p, [self._name(v)], params, [out], source))
+
+    def _name(self, a: Atom) -> Atom:
+        return self.names.get(a, a) if isinstance(a, Var) else a
+
+
+def _type(a: Atom) -> ShapedArray:
+    return a if isinstance(a, ShapedArray) else atom_type(a)
+
+
+def _lifted_type(t: ShapedArray, axes: Iterable[str]) -> ShapedArray:
+    return t.update(variance=t.variance.union(axes))
+
+
+# ---------------------------------------------------------------- loops, and choices
+
+
+class _Loop:
+    """A scan that takes, carries, and gives some values lifted as well.
+
+    `asked` says of each operand along which axes; `results` said it of each result, as they are wanted, and `given` are
+    those that there are. Carries are lifted before the loop if they are `carried`, else in each step.
+    """
+
+    def __init__(
+        self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], carried: bool, through: int
+    ):
+        self.eqn, self.mask, self.scope, self.results = eqn, mask, scope, results
+        self.n, self.m = eqn.params["consts"], eqn.params["carry"]
+        body = eqn.params["body"]
+        consts, carry, xs = cut(body.inputs, self.n, self.m)
+        asked = [dict(wanted) if carried else {} for wanted in results[: self.m]]
+        while True:
+            wanted = [*asked, *results[self.m :]]
+            raising = _Raising(body, mask, scope, through, [*consts, *(carry if carried else ()), *xs], wanted)
+            more = [{**old, **(raising.wanted[v] if carried else {})} for v, old in zip(carry, asked)]
+            if more == asked:
+                break
+            asked = more
+        self.asked = [raising.wanted[v] if v in raising.given else {} for v in body.inputs]
+        for k, of_carry in enumerate(asked):
+            self.asked[self.n + k] = of_carry
+        self._write(raising, wanted)
+
+    def _write(self, raising: _Raising, wanted: Sequence[Wanted]) -> None:
+        """The body, with its inputs in their groups."""
+        tape, old = raising.tape(), raising.old
+        taken = _entries(self.asked)
+        names = dict(zip(taken, raising.given_lifted(taken)))
+        self.taken = [[e for e in taken if e[0] in group] for group in self._groups(len(old.inputs))]
+        inputs = [
+            [*[old.inputs[k] for k in g], *map(names.get, t)] for g, t in zip(self._groups(len(old.inputs)), self.taken)
+        ]
+        self.given = _entries(wanted)
+        lifted = [raising.of(old.outputs[k], axes) for k, axes in self.given]
+        carries = sum(k < self.m for k, _ in self.given)
+        outputs = [*tape.outputs[: self.m], *lifted[:carries], *tape.outputs[self.m :], *lifted[carries:]]
+        full = prune_tape(Tape([v for group in inputs for v in group], raising.equations, outputs))
+        used, carried = names_used(full), set(inputs[1])
+        self.keep = [v in used or v in carried for v in full.inputs]
+        self.body = Tape(chosen(full.inputs, self.keep), full.equations, full.outputs)
+        self.counts = {"consts": sum(self.keep[: len(inputs[0])]), "carry": len(inputs[1])}
+
+    def _groups(self, count: int) -> list[range]:
+        """The numbers of the operands that all steps share, of the carries, and of the arrays."""
+        return [range(self.n), range(self.n, self.n + self.m), range(self.n + self.m, count)]
+
+    def time(self) -> int:
+        """How long the psums of its transpose take, with those of what must be lifted before it, or after it."""
+        inputs = self.eqn.params["body"].inputs
+        fixed = {v for v, yes in zip(inputs, self.mask) if not yes}
+        around = [(_type(self.eqn.inputs[k]), axes) for k, axes in _entries(self.asked)]
+        around += [
+            (self.eqn.outputs[k].type, axes) for k, axes in _entries(self.results) if (k, axes) not in self.given
+        ]
+        steps = self.eqn.params["length"] * _time(self.body, [v not in fixed for v in self.body.inputs])
+        return steps + _time_of_lifts(around, self.scope)
+
+    @staticmethod
+    def best(eqn: Equation, linear: Sequence[bool], scope: Scope, results: Sequence[Wanted]) -> _Loop | None:
+        """The loop that takes least time; None if that is the one that is there."""
+        mask, carry = _linear_in_loop(eqn, linear)
+        if not all(carry):
+            return None
+        ways = itertools.product((False, True), _worth_trying(eqn.params["body"]))
+        best = min([_Loop(eqn, mask, scope, results, *way) for way in ways], key=_Loop.time)
+        after = [(v.type, axes) for v, wanted in zip(eqn.outputs, results) for axes in wanted]
+        there = eqn.params["length"] * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
+        return best if best.time() < there else None
+
+    def written(self, raising: _Raising) -> Equation:
+        """The equation, of names of another tape that is being written."""
+        eqn, m = self.eqn, self.m
+        inputs = []
+        for group, taken in zip(self._groups(len(eqn.inputs)), self.taken):
+            inputs += [raising._name(eqn.inputs[k]) for k in group]
+            inputs += [raising.of(eqn.inputs[k], axes) for k, axes in taken]
+        new = {(k, axes): Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in self.given}
+        raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in new.items()})
+        carried, others = [v for (k, _), v in new.items() if k < m], [v for (k, _), v in new.items() if k >= m]
+        outputs = [*eqn.outputs[:m], *carried, *eqn.outputs[m:], *others]
+        params = {**eqn.params, "body": self.body, **self.counts}
+        return Equation(eqn.primitive, chosen(inputs, self.keep), params, outputs, eqn.source)
+
+
+class _Choice:
+    """A choice among branches that take, and give, some values lifted as well: `asked` says it of each operand."""
+
+    def __init__(self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted]):
+        self.eqn, self.results = eqn, results
+        self.branches = {
+            name: _Raising(tape, mask, scope, CHOICES, tape.inputs, results) for name, tape in eqn.params.items()
+        }
+        inputs = zip(*[[r.wanted[v] for v in r.old.inputs] for r in self.branches.values()])
+        self.asked: list[Wanted] = [{}, *[{a: s for w in wanted for a, s in w.items()} for wanted in inputs]]
+
+    def written(self, raising: _Raising) -> Equation:
+        """The equation, of names of another tape that is being written."""
+        eqn, taken, given = self.eqn, _entries(self.asked[1:]), _entries(self.results)
+        inputs = [raising._name(a) for a in eqn.inputs] + [raising.of(eqn.inputs[1 + k], axes) for k, axes in taken]
+        new = [Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
+        raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in zip(given, new)})
+        params = {}
+        for name, branch in self.branches.items():
+            outputs = branch.tape().outputs + [branch.of(branch.old.outputs[k], axes) for k, axes in given]
+            names = [*branch.old.inputs, *branch.given_lifted(taken)]
+            params[name] = prune_tape(Tape(names, branch.equations, outputs))
+        return Equation(eqn.primitive, inputs, params, [*eqn.outputs, *new], eqn.source)
+
+
+def _entries(wanted: Sequence[Wanted]) -> list[tuple[int, frozenset]]:
+    return [(k, axes) for k, of_one in enumerate(wanted) for axes in of_one]

@@ -1,0 +1,305 @@
+"""Pictures of what ranks hold, for the notebooks: computed by running the program that they are pictures of.
+
+A cell is an entry of a block. Its colours are the ranks whose numbers went into it, found by forward mode: a tangent of
+ones on one rank and zeros on the others arrives wherever that rank's numbers did. Grey entries come from a value that
+is the same on all ranks; white ones from nowhere (zeros that nobody sent).
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
+from PIL import Image
+
+import minidiff as md
+import minidiff.numpy as np
+from collectives import axis_index, pbroadcast
+from minidiff.tape import Tape, bodies_of
+from spmd import Mesh, P, shard_map
+from spmd.table import Tabular
+
+#: Of ranks 0, 1, 2, … : hues that colour-blind readers can tell apart, light enough for black numbers.
+RANK_COLOURS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")
+SAME = "#d9d9d9"
+NOTHING = "#ffffff"
+
+CELL = 0.34  # inches
+GAP = 0.45  # cells between the blocks of two ranks
+BETWEEN = 2.2  # cells between two columns
+DPI = 90
+
+NUMBER = re.compile(r"[-+\d][\d,.e+-]*( \S{1,3})?|")  # with a unit, perhaps; or nothing
+
+# ---------------------------------------------------------------- what ranks hold
+
+
+@dataclass
+class Held:
+    """What ranks hold of one value of a program: its type, each rank's block, and where the entries came from.
+
+    `origins[r]` has the shape of rank r's block and one more dimension: whether numbers of rank s went into an entry,
+    for each s; and, last, whether numbers did that are the same on all ranks.
+    """
+
+    type: md.ShapedArray
+    blocks: list[numpy.ndarray]
+    origins: list[numpy.ndarray]
+
+
+def on_ranks(f: Callable, *args: Any, mesh: Mesh, in_specs: Any, follow: Sequence[int] | None = None) -> list[Held]:
+    """What each rank holds of each result of `f`, a function of blocks that may use collectives.
+
+    `f` returns an array, or a list of arrays of any types; `in_specs` are those of `shard_map`, one for all arguments
+    or a tuple. `follow` are the arguments whose numbers are followed to where they go (their positions; all of them
+    if it is None).
+
+    >>> import spmd
+    >>> from collectives import psum
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> (total,) = on_ranks(lambda x: psum(x, 'i'), numpy.array([1., 2., 3., 4.]), mesh=mesh, in_specs=P('i'))
+    >>> print(total.type, total.blocks, total.origins[0].tolist())
+    f64[2] [array([4., 6.]), array([4., 6.])] [[True, True, False], [True, True, False]]
+    """
+    types: list[md.ShapedArray] = []
+    specs = in_specs if isinstance(in_specs, tuple) else (in_specs,) * len(args)
+    followed = range(len(args)) if follow is None else follow
+
+    def tangent(k: int, block: Any, source: tuple[int, ...] | None) -> Any:
+        """Ones where the numbers are those to follow: rank `source`'s, or if it is None those that all ranks have."""
+        along = [a for a in mesh.axis_names if a in md.typeof(block).variance]
+        if k not in followed or bool(along) != (source is not None):
+            return np.zeros_like(block)
+        marks = np.ones_like(block)
+        for a in along:
+            marks = marks * (axis_index(a) == source[mesh.axis_names.index(a)])
+        return marks
+
+    def everywhere(y: Any) -> Any:
+        missing = tuple(a for a in mesh.axis_names if a not in md.typeof(y).variance)
+        return (pbroadcast(y, missing) if missing else y)[None]
+
+    def run(source: tuple[int, ...] | None) -> list:
+        def body(*blocks: Any) -> list:
+            tangents = tuple(tangent(k, b, source) for k, b in enumerate(blocks))
+            results, moved = md.jvp(lambda *b: _as_list(f(*b)), blocks, tangents)
+            types[:] = map(md.typeof, results)
+            return [(everywhere(y), everywhere(t)) for y, t in zip(results, moved)]
+
+        return shard_map(body, mesh=mesh, in_specs=specs, out_specs=P(mesh.axis_names))(*args)
+
+    runs = [run(source) for source in [*itertools.product(*map(range, mesh.shape.values())), None]]
+    found = []
+    for k, type_ in enumerate(types):
+        moved = [[t[0] != 0 for t in results[k][1].local] for results in runs]
+        blocks = [b[0] for b in runs[0][k][0].local]
+        found.append(Held(type_, blocks, [numpy.stack(arrived, -1) for arrived in zip(*moved)]))
+    return found
+
+
+def _as_list(results: Any) -> list:
+    return list(results) if isinstance(results, (list, tuple)) else [results]
+
+
+# ---------------------------------------------------------------- pictures
+
+
+class Picture:
+    """What `draw` returns: notebooks show the picture; `print` shows the numbers."""
+
+    def __init__(self, png: bytes, text: str):
+        self.png = png
+        self.text = text
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+class Table(Tabular):
+    """Rows of numbers or words under a header: notebooks show a table, and so does `print`."""
+
+    def __init__(self, header: Sequence[str], rows: Iterable[Sequence[Any]]):
+        self.header = list(header)
+        self.rows = [[str(cell) for cell in row] for row in rows]
+        numbers = [all(NUMBER.fullmatch(cell) for cell in column) for column in zip(*self.rows)]
+        self.right = [k for k, yes in enumerate(numbers) if yes]
+
+    def _table(self) -> tuple:
+        return self.header, self.rows, None, self.right
+
+
+Column = tuple[str, Held]  # with a headline
+
+
+def draw(
+    *columns: Column | str,
+    changes: bool = False,
+    numbers: bool = True,
+    arrows: bool = True,
+    types: bool = True,
+    scale: float = 1.0,
+) -> Picture:
+    """What ranks hold, a row for each rank: columns are values with headlines, from left to right.
+
+    A string among them is the title of the group of columns that it starts. With `changes`, entries that are new in a
+    column have a bold border. Without `numbers`, there are colours alone; without `arrows`, less between
+    columns; without `types`, headlines alone. `scale` is the size of cells.
+    """
+    cell, line = CELL * scale, 1 / scale  # inches; and the height of text, in cells
+    held = [c[1] for c in columns if not isinstance(c, str)]
+    rows = max(_grid(b).shape[0] for h in held for b in h.blocks)
+    height = len(held[0].blocks) * (rows + GAP) - GAP
+    titled = 0.9 * any(isinstance(c, str) for c in columns)
+    above = line * (titled + 1.0 + 0.9 * types + 0.9 * max(c[0].count("\n") for c in columns if not isinstance(c, str)))
+    between = line * (BETWEEN if arrows else BETWEEN / 2)
+    fig = Figure()
+    ax = fig.add_axes((0, 0, 1, 1))
+    ax.axis("off")
+    cells = _Cells(numbers)
+    x, end, before = 0.0, 0.0, None  # end: of a group's title
+    for column in columns:
+        if isinstance(column, str):
+            x = max(x, end) + between / 2 if x else x
+            ax.text(x, 0.2 * line - above, column, ha="left", va="top", fontsize=11, weight="bold")
+            end, before = x + 0.27 * line * len(column) + between, None
+            continue
+        if before is not None and arrows:
+            ax.text(x - between / 2, height / 2, "→", ha="center", va="center", fontsize=15, color="#555555")
+        width, needed = _width(column, types, line)
+        middle = x + needed / 2
+        ax.text(middle, (-0.25 - 0.8 * types) * line, column[0], ha="center", va="bottom", fontsize=10)
+        if types:
+            shown = str(column[1].type)
+            ax.text(middle, -0.3 * line, shown, ha="center", va="bottom", fontsize=8.5, family="monospace")
+        cells.add(column[1], middle - width / 2, rows, before if changes else None)
+        x, before = x + needed + between, column[1]
+    for r in range(len(held[0].blocks)):
+        ax.text(-0.5 * line, r * (rows + GAP) + rows / 2, f"rank {r}", ha="right", va="center", fontsize=9)
+    cells.draw(ax)
+    left, right = -2.9 * line, max(x, end) - between + 0.6 * line
+    ax.set(xlim=(left, right), ylim=(height + 0.4, -above))
+    fig.set_size_inches((right - left) * cell, (height + above + 0.4) * cell)
+    return Picture(_png(fig), _text(columns))
+
+
+def _png(fig: Figure) -> bytes:
+    """With few colours: it is all that these pictures have, and a quarter as large."""
+    drawn, png = io.BytesIO(), io.BytesIO()
+    fig.savefig(drawn, format="png", dpi=DPI)
+    Image.open(drawn).convert("RGB").quantize(64).save(png, format="png", optimize=True)
+    return png.getvalue()
+
+
+def _width(column: Column, types: bool, line: float) -> tuple[int, float]:
+    """Of a column's blocks, and what it needs with its headline; in cells."""
+    width = max(_grid(b).shape[1] for b in column[1].blocks)
+    headline = [*column[0].split("\n"), *[str(column[1].type)] * types]
+    return width, max(width, 0.26 * line * max(map(len, headline)))
+
+
+class _Cells:
+    """Cells of all columns, drawn together: that is faster than one by one."""
+
+    def __init__(self, numbers: bool):
+        self.numbers = numbers
+        self.fills: list[tuple] = []  # corners, colour
+        self.edges: list[tuple] = []  # corners, whether bold
+        self.texts: list[tuple] = []
+
+    def add(self, held: Held, x: float, rows: int, before: Held | None) -> None:
+        for r, block in enumerate(held.blocks):
+            grid = _grid(block)
+            top = r * (rows + GAP) + (rows - len(grid)) / 2
+            origins = held.origins[r].reshape(*grid.shape, -1)
+            old = None if before is None else _grid(before.blocks[r])
+            for i, j in numpy.ndindex(grid.shape):
+                new = old is not None and (old.shape != grid.shape or old[i, j] != grid[i, j])
+                self._add_cell(x + j, top + i, grid[i, j], origins[i, j], new)
+
+    def _add_cell(self, x: float, y: float, value: Any, origins: numpy.ndarray, new: bool) -> None:
+        found = [RANK_COLOURS[s % len(RANK_COLOURS)] for s in numpy.flatnonzero(origins[:-1])]
+        found = found or [SAME if origins[-1] else NOTHING]
+        for k, colour in enumerate(found):
+            self.fills.append((_corners(x + k / len(found), y, 1 / len(found)), colour))
+        self.edges.append((_corners(x, y, 1), new))
+        if self.numbers:
+            self.texts.append((x + 0.5, y + 0.52, f"{value:.3g}"))
+
+    def draw(self, ax: Axes) -> None:
+        corners, colours = zip(*self.fills)
+        ax.add_collection(PolyCollection(corners, facecolors=colours, edgecolors="none"))
+        for bold, colour, width in ((False, "#666666", 0.6), (True, "black", 2.2)):
+            corners = [c for c, new in self.edges if new == bold]
+            ax.add_collection(PolyCollection(corners, facecolors="none", edgecolors=colour, linewidths=width, zorder=2))
+        for x, y, text in self.texts:
+            ax.text(x, y, text, ha="center", va="center", fontsize=8.5 if len(text) < 4 else 6.5, zorder=4)
+
+
+def _corners(x: float, y: float, width: float) -> list[tuple[float, float]]:
+    return [(x, y), (x + width, y), (x + width, y + 1), (x, y + 1)]
+
+
+def _text(columns: Sequence[Column | str]) -> str:
+    """The same in words: for each column its headline, its type and each rank's block."""
+    lines = []
+    for column in columns:
+        if isinstance(column, str):
+            lines.append(f"{column}:")
+            continue
+        headline, held = column
+        blocks = [numpy.array2string(b, separator=",").replace("\n", "").replace(" ", "") for b in held.blocks]
+        lines.append(f"{headline.replace(chr(10), ' ')} {held.type}: {' | '.join(blocks)}".strip())
+    return "\n".join(lines)
+
+
+def _grid(block: numpy.ndarray) -> numpy.ndarray:
+    """A block as rows and columns."""
+    return block.reshape(-1, block.shape[-1]) if block.ndim else block.reshape(1, 1)
+
+
+# ---------------------------------------------------------------- a collective, and its transpose
+
+
+def collective_names(tape: Tape) -> list[str]:
+    """The operations on ranks of a tape, in order."""
+    return list(_names(tape))
+
+
+def _names(tape: Tape) -> Iterator[str]:
+    for eqn in tape.equations:
+        if eqn.primitive.on_ranks:
+            yield eqn.primitive.name
+        for body in bodies_of(eqn):
+            yield from _names(body)
+
+
+def draw_collective(f: Callable, x: Any, mesh: Mesh, in_specs: Any = P("i"), linear: bool = True) -> Picture:
+    """What ranks hold before and after `f`, one collective; and, if it is `linear`, before and after its transpose."""
+    before, after = on_ranks(lambda x: [x, f(x)], x, mesh=mesh, in_specs=in_specs)
+    columns = [("before", before), ("after", after)]
+    if not linear:
+        return draw(*columns)
+    spec = P(*[a for a in mesh.axis_names if a in after.type.variance])
+    ct = numpy.arange(1.0, 1 + numpy.prod(after.type.shape) * numpy.prod([mesh.shape[a] for a in spec.axes], dtype=int))
+    ct = ct.reshape(-1, *after.type.shape[1:])
+
+    def transpose(x: Any, ct: Any) -> Any:
+        return md.linear_transpose(f, md.typeof(x))(ct)[0]
+
+    specs = (in_specs, spec)
+    tape = md.make_tape(shard_map(transpose, mesh=mesh, in_specs=specs, out_specs=in_specs))(x, ct)
+    name = ", then ".join(collective_names(tape))
+    ct, back = on_ranks(lambda x, ct: [ct, transpose(x, ct)], x, ct, mesh=mesh, in_specs=specs, follow=[1])
+    title = " and ".join(collective_names(md.make_tape(shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=spec))(x)))
+    return draw(title, *columns, f"its transpose: {name}", ("before", ct), ("after", back))

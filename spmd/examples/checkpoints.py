@@ -1,0 +1,197 @@
+"""Saving a run on many ranks, so that it can be killed at any moment and taken up again.
+
+    PATH/step-00000100/whole.npz        written by rank 0: what all ranks have alike
+                       rank-00003.npz   written by rank 3: its blocks of what is split
+                       complete.json    written by rank 0, when all have written: how the run was started
+
+Each rank writes its own blocks: nothing is communicated but that it is done, and no rank needs room for all of it. A
+file appears under its name when it is whole (it is written under another, then renamed), and a step counts when its
+`complete.json` is there: so what is loaded is of one step on all ranks. The last two steps are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import spmd
+from minidiff.core import ShapedArray
+from spmd.partition import P, block_type
+from spmd.sharded_array import ShardedArray
+
+KEPT = 2  # steps
+
+WHOLE, COMPLETE = "whole.npz", "complete.json"
+HEADER, NOTES = "made by", "notes"  # beside the arrays, in files
+
+#: What NumPy raises where a file is not what was written.
+DAMAGE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+
+
+class CheckpointError(Exception):
+    """What was saved cannot be used; the message says what to do."""
+
+
+class Checkpoints:
+    """The steps of a run that are saved in the directory `path`, which all ranks see.
+
+    `options` are those of the run that its numbers depend on; with the mesh they say which run it is. All methods are
+    to be called on all ranks of the mesh; where one rank fails, all raise the same CheckpointError.
+    """
+
+    def __init__(self, path: str | os.PathLike, mesh: spmd.Mesh, options: dict[str, Any]):
+        self.path = Path(path)
+        self.mesh = mesh
+        self.made_by = {"mesh": mesh.shape, "backend": mesh.backend, **options}
+
+    # ------------------------------------------------ saving
+
+    def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
+        """Save a step: arrays (those that are split, each rank its blocks), and notes that can be written as JSON."""
+        self._together(lambda: self._write(step, arrays, notes))
+        self._together(lambda: self._complete(step))
+
+    def _write(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
+        folder, header = self._folder(step), {HEADER: json.dumps({**self.made_by, "step": step})}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            mine = {name: x.data for name, x in arrays.items() if isinstance(x, ShardedArray)}
+            if mine:
+                _replace(folder / self._own, lambda file: np.savez(file, **header, **mine))
+            if self.mesh.rank == 0:
+                alike = {name: x for name, x in arrays.items() if name not in mine}
+                _replace(folder / WHOLE, lambda file: np.savez(file, **header, **{NOTES: json.dumps(notes)}, **alike))
+        except OSError as error:
+            raise CheckpointError(f"{folder}: it cannot be written: {error}") from error
+
+    def _complete(self, step: int) -> None:
+        if self.mesh.rank:
+            return
+        try:
+            text = json.dumps({**self.made_by, "step": step}, indent=1).encode() + b"\n"
+            _replace(self._folder(step) / COMPLETE, lambda file: file.write(text))
+            for old in self._steps(complete=False):
+                if old not in self._steps()[-KEPT:]:
+                    (self._folder(old) / COMPLETE).unlink(missing_ok=True)  # first: half a step is none
+                    shutil.rmtree(self._folder(old))
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
+
+    # ------------------------------------------------ loading
+
+    def load(self, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The arrays and notes of the last step saved; None if there is none. `like` are arrays that lie the same."""
+        steps = self._everyone(str(self._steps()[-1:]))
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"{self.path}: ranks see different steps there, {', '.join(sorted(set(steps)))}: --checkpoint is a "
+                "directory on a file system that all ranks share"
+            )
+        return self._together(lambda: self._read(self._steps()[-1], like)) if self._steps() else None
+
+    def _read(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        folder = self._folder(step)
+        self._check(folder / COMPLETE, self._content(folder / COMPLETE, lambda file: json.load(file)), step)
+        found = self._arrays(folder / WHOLE, step)
+        if any(isinstance(x, ShardedArray) for x in like.values()):
+            found |= self._arrays(folder / self._own, step) | {NOTES: found[NOTES]}
+        try:
+            return {name: _placed(found[name], x) for name, x in like.items()}, json.loads(str(found[NOTES]))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(self._damaged(folder, error)) from error
+
+    def _arrays(self, file: Path, step: int) -> dict[str, Any]:
+        def read(opened):
+            with np.load(opened, allow_pickle=False) as archive:
+                return {name: archive[name] for name in archive.files}
+
+        found = self._content(file, read)
+        self._check(file, self._content(file, lambda _: json.loads(str(found[HEADER]))), step)
+        return found
+
+    def _content(self, file: Path, read: Callable) -> Any:
+        try:
+            with file.open("rb") as opened:
+                return read(opened)
+        except DAMAGE as error:
+            raise CheckpointError(self._damaged(file, error)) from error
+
+    def _damaged(self, file: Path, error: Exception) -> str:
+        others = [step for step in self._steps() if str(self._folder(step)) not in (str(file), str(file.parent))]
+        folder = self._folder(self._steps()[-1])
+        before = f"go on from step {others[-1]}" if others else "start from the beginning"
+        return f"{file} is damaged ({type(error).__name__}: {error}): remove {folder} to {before}"
+
+    def _check(self, file: Path, made_by: dict[str, Any], step: int) -> None:
+        """Raise CheckpointError where a file is of another run, or another step."""
+        expected = {**self.made_by, "step": step}
+        names = [name for name in expected | made_by if expected.get(name) != made_by.get(name)]
+        if names:
+            was, now = (", ".join(f"{name} = {x.get(name)}" for name in names) for x in (made_by, expected))
+            raise CheckpointError(
+                f"{file} was made by a run with {was}; this one has {now}. Use the same options and as many ranks, or "
+                "another --checkpoint"
+            )
+
+    # ------------------------------------------------ files and ranks
+
+    @property
+    def _own(self) -> str:
+        return f"rank-{self.mesh.rank:05}.npz"
+
+    def _folder(self, step: int) -> Path:
+        return self.path / f"step-{step:08}"
+
+    def _steps(self, complete: bool = True) -> list[int]:
+        """The steps that are there, in order."""
+        found = [f for f in self.path.glob("step-*") if f.name[5:].isdigit()]
+        return sorted(int(f.name[5:]) for f in found if not complete or (f / COMPLETE).exists())
+
+    def _together(self, act: Callable) -> Any:
+        """Do it on all ranks, and wait for all. Where it fails on one, that is an error on all."""
+        result, failure = None, ""
+        try:
+            result = act()
+        except CheckpointError as error:
+            failure = str(error)
+        failures = list(filter(None, self._everyone(failure)))
+        if failures:
+            raise CheckpointError(failures[0])
+        return result
+
+    def _everyone(self, text: str, longest: int = 1000) -> list[str]:
+        """What all processes say. It is a barrier too."""
+        if self.mesh.backend == "simulated":
+            return [text]
+        mine = np.frombuffer(text.encode()[:longest].ljust(longest), np.uint8).reshape(1, longest)
+        split = ShardedArray(self.mesh, P(self.mesh.axis_names), ShapedArray(mine.shape, mine.dtype), mine)
+        return [bytes(row).decode(errors="ignore").rstrip() for row in split.gather()]
+
+
+def _replace(file: Path, write: Callable) -> None:
+    """Write a file that appears when it is whole."""
+    hidden = file.with_name(f".{file.name}")
+    with hidden.open("wb") as opened:
+        write(opened)
+        opened.flush()
+        os.fsync(opened.fileno())
+    os.replace(hidden, file)
+
+
+def _placed(data: np.ndarray, like: Any) -> Any:
+    """What was saved, as an array that lies where `like` does."""
+    expected = np.asarray(like.data if isinstance(like, ShardedArray) else like)
+    if (data.shape, data.dtype) != (expected.shape, expected.dtype):
+        raise ValueError(f"{data.dtype} of shape {data.shape}, not {expected.dtype} of shape {expected.shape}")
+    if not isinstance(like, ShardedArray):
+        return data
+    block = block_type(ShapedArray(like.shape, like.dtype), like.spec, like.mesh.shape)
+    return ShardedArray(like.mesh, like.spec, block, data)

@@ -1,0 +1,29 @@
+"""Train a network on handwritten digits in a pipeline: mpirun -n 4 python -m spmd.examples.pipeline
+
+Layers are split over the ranks: each is a stage, which has some of the eight inner layers. A batch goes through as
+eight microbatches, one behind the other; after each tick, what a stage has computed moves on to the next by a
+`ppermute`. First and last layer are on all ranks, each for its part of the batch.
+"""
+
+from functools import partial
+
+from spmd import P
+from spmd.examples.training import BATCH, Example, main
+from spmd.parallel import cross_entropy, pipeline_parallel, stacked_layers, unstacked_layers
+
+INNER = 8  # layers, divided by 1, 2, 4 and 8 stages
+
+EXAMPLE = Example(
+    name="pipeline",
+    loss=partial(pipeline_parallel, error=cross_entropy, microbatch=BATCH // 8),
+    layers=(64, *[48] * (INNER + 1), 10),
+    axes=("stages",),
+    params=(P(), P("stages"), P()),
+    arranged=stacked_layers,
+    restored=unstacked_layers,
+    learning_rate=0.05,
+    jit=True,
+)
+
+if __name__ == "__main__":
+    main(EXAMPLE, __doc__)

@@ -1,0 +1,267 @@
+"""What the examples share: their options, the digits, the training loop, progress, and how a run is taken up again.
+
+An example is a table of what is its own, `Example`; its script calls `main` with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+import numpy as np
+
+import minidiff as md
+import spmd
+from spmd.examples.checkpoints import CheckpointError, Checkpoints
+from spmd.launch import end_job, launcher_size
+from spmd.parallel import init_params, predict
+from spmd.sharded_array import ShardedArray
+
+try:
+    from tqdm import tqdm
+except ImportError as error:
+    raise ImportError("the examples show their progress with tqdm: pip install 'minidiff[mpich]' brings it") from error
+
+BATCH = 240  # divided by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
+TRAINING = 1440
+MOMENTUM = 0.9
+
+
+@dataclass(frozen=True)
+class Example:
+    """What one example has of its own.
+
+    `loss(mesh, **options)` makes the loss, a function of (params, (inputs, targets)); `options` are those of
+    `shard_map`. `params` are the specs of its parameters: a tree that is a prefix of theirs, or one for all.
+    """
+
+    name: str  # of its module
+    loss: Callable
+    layers: tuple[int, ...]  # sizes: pixels, …, classes
+    axes: tuple[str, ...]  # of the mesh
+    params: Any
+    shape: Callable[[int], tuple[int, ...]] = lambda ranks: (ranks,)  # of the mesh
+    arranged: Callable = lambda params: params  # as the loss takes the list of layers' parameters
+    restored: Callable = lambda params: params  # and back
+    learning_rate: float = 0.1
+    tape: bool = False  # whether its tape is short enough to be shown unasked
+    jit: bool = False  # whether its steps are so many small operations that compiling them pays
+
+    def mesh(self, ranks: int, backend: str | None = None) -> spmd.Mesh:
+        return spmd.make_mesh(self.shape(ranks), self.axes, backend=backend)
+
+
+# ---------------------------------------------------------------- the data
+
+
+def load_digits(rng: np.random.Generator, classes: int) -> tuple:
+    """Training and held-out (images [n, 64], targets [n, classes]), shuffled; targets are one-hot.
+
+    With more than ten classes the others never occur: so many outputs as ranks can divide.
+    """
+    with resources.files("spmd.examples").joinpath("data/digits.npz").open("rb") as file:
+        data = np.load(file)
+        images, labels = data["images"] / 16.0, data["labels"]
+    order = rng.permutation(len(images))
+    images, targets = images[order], np.eye(classes)[labels[order]]
+    return (images[:TRAINING], targets[:TRAINING]), (images[TRAINING:], targets[TRAINING:])
+
+
+@dataclass
+class Batches:
+    """Batches without end; their order is drawn anew in each epoch."""
+
+    data: tuple
+    rng: np.random.Generator
+    order: np.ndarray = field(default_factory=lambda: np.array([], int))  # of what is left of this epoch
+
+    def __next__(self) -> tuple:
+        if len(self.order) < BATCH:
+            self.order = self.rng.permutation(len(self.data[0]))
+        chosen, self.order = self.order[:BATCH], self.order[BATCH:]
+        return tuple(x[chosen] for x in self.data)
+
+
+# ---------------------------------------------------------------- training
+
+
+@dataclass
+class Run:
+    """Training, at some step. Under MPI each rank has its blocks of `params` and `velocity`, and all else alike."""
+
+    params: Any
+    velocity: Any
+    batches: Batches
+    held_out: tuple
+    losses: list[float] = field(default_factory=list)
+
+    @property
+    def step(self) -> int:
+        return len(self.losses)
+
+    def advance(self, loss_and_gradient: Callable, learning_rate: float) -> None:
+        """One step of stochastic gradient descent with momentum."""
+        loss, grads = loss_and_gradient(self.params, next(self.batches))
+        self.velocity = md.tree.map(lambda v, g: MOMENTUM * v - learning_rate * g, self.velocity, grads)
+        self.params = md.tree.map(lambda p, v: p + v, self.params, self.velocity)
+        self.losses.append(float(loss))
+
+    # ------------------------------------------------ what is saved: all that the steps to come depend on
+
+    def arrays(self) -> dict[str, Any]:
+        return dict(md.tree.flatten_with_paths({"params": self.params, "velocity": self.velocity})[0])
+
+    def notes(self) -> dict[str, Any]:
+        order, rng = self.batches.order.tolist(), self.batches.rng.bit_generator.state
+        return {"losses": self.losses, "order": order, "rng": rng}
+
+    def restore(self, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
+        structure = md.tree.structure({"params": self.params, "velocity": self.velocity})
+        found = md.tree.unflatten(structure, arrays.values())
+        self.params, self.velocity, self.losses = found["params"], found["velocity"], notes["losses"]
+        self.batches.order = np.array(notes["order"], int)
+        self.batches.rng.bit_generator.state = notes["rng"]
+
+
+def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
+    """The beginning: every rank draws the same numbers, and keeps its blocks of the parameters."""
+    rng = np.random.default_rng(seed)
+    training, held_out = load_digits(rng, example.layers[-1])
+    params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
+    return Run(params, md.tree.map(lambda p: 0 * p, params), Batches(training, rng), held_out)
+
+
+def whole(x: Any) -> Any:
+    """An array on every rank. Under MPI a collective, if it is split."""
+    return x.gather() if isinstance(x, ShardedArray) else x
+
+
+def accuracy(example: Example, run: Run) -> float:
+    """The part of the held-out images that the network is right about. Under MPI a collective."""
+    images, targets = run.held_out
+    logits = predict(example.restored(md.tree.map(whole, run.params)), images)
+    return float(np.mean(np.argmax(logits, axis=1) == np.argmax(targets, axis=1)))
+
+
+def train(
+    example: Example,
+    mesh: spmd.Mesh,
+    steps: int,
+    seed: int = 0,
+    checkpoint: str | None = None,
+    every: int = 50,
+    jit: bool = False,
+    progress: bool = False,
+) -> Run:
+    """Train for so many steps, in all. With `checkpoint`, a directory, go on from what an earlier run has saved there.
+
+    It is saved after each `every` steps, and at the end. Raises CheckpointError where what is there is damaged, or was
+    made with other options.
+    """
+    run = start(example, mesh, seed)
+    same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
+    saved = checkpoint and Checkpoints(checkpoint, mesh, same)
+    if saved and (found := saved.load(run.arrays())):
+        run.restore(*found)
+        if progress:
+            print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
+    if run.step > steps:
+        raise CheckpointError(
+            f"{checkpoint}: this run has made {run.step} steps already, more than {steps}: ask for at least as many "
+            "(--steps), or save to another place (--checkpoint)"
+        )
+    loss_and_gradient = (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
+    with tqdm(initial=run.step, total=steps, disable=not progress, unit="step") as bar:
+        while run.step < steps:
+            run.advance(loss_and_gradient, example.learning_rate)
+            bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
+            bar.update()
+            if saved and (run.step % every == 0 or run.step == steps):
+                saved.save(run.step, run.arrays(), run.notes())
+    return run
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def show_tape(example: Example, mesh: spmd.Mesh, run: Run) -> None:
+    print("\nThe gradient, as a typed tape:\n")
+    print(md.make_tape(md.grad(example.loss(mesh)))(run.params, next(run.batches)))
+
+
+def show_communication(example: Example, mesh: spmd.Mesh, run: Run, jit: bool) -> None:
+    """What a step communicates, with types and without."""
+    batch = next(run.batches)
+    typed, untyped = (
+        spmd.communication(md.value_and_grad(example.loss(mesh, check_rep=check_rep)), optimized=jit)(run.params, batch)
+        for check_rep in (True, False)
+    )
+    print(f"\nWhat a step communicates:\n\n{typed}")
+    print(f"\nWhat it would communicate without types (check_rep=False):\n\n{untyped}")
+
+
+# ---------------------------------------------------------------- scripts
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"a number of at least 1, got {number}")
+    return number
+
+
+def parse(example: Example, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m spmd.examples.{example.name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--steps", type=positive, default=300, help="training steps, in all (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the data's order and the parameters (default: 0)")
+    add("--ranks", type=positive, help="ranks (default: as many as the launcher started; else 4, simulated)")
+    add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
+    add("--every", type=positive, default=50, metavar="N", help="save after each N steps (default: %(default)s)")
+    tape = "show the gradient's tape" + (" (it is, by default)" if example.tape else "")
+    add("--tape", action=argparse.BooleanOptionalAction, default=example.tape, help=tape)
+    compiled = "compile the step" + (" (it is, by default)" if example.jit else "")
+    add("--jit", action=argparse.BooleanOptionalAction, default=example.jit, help=compiled)
+    return parser.parse_args(argv)
+
+
+def main(example: Example, description: str, argv: Sequence[str] | None = None) -> None:
+    """The script of an example. Ctrl-C and SIGTERM end it, on all ranks."""
+    options = parse(example, description, argv)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _main(example, options)
+    except CheckpointError as error:
+        end_job(str(error), 1)
+    except KeyboardInterrupt:
+        go_on = "Started again, with the same options, it goes on from what was saved last."
+        end_job(f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}", 130)
+
+
+def _main(example: Example, options: argparse.Namespace) -> None:
+    ranks = options.ranks or launcher_size() or 4
+    mesh = example.mesh(ranks)
+    first = mesh.rank == 0
+    if first:
+        print(mesh)
+        if mesh.backend == "simulated":
+            print(f"No MPI launcher: {ranks} ranks are simulated in this process. For real ones, mpirun -n {ranks}.")
+        if options.tape:
+            show_tape(example, mesh, start(example, mesh, options.seed))
+        print(f"\nTraining a network {' - '.join(map(str, example.layers))} for {options.steps} steps:\n", flush=True)
+    began = time.perf_counter()
+    chosen = {name: getattr(options, name) for name in ("steps", "seed", "checkpoint", "every", "jit")}
+    run = train(example, mesh, **chosen, progress=first)
+    right, seconds = accuracy(example, run), time.perf_counter() - began
+    if first:
+        show_communication(example, mesh, run, options.jit)
+        print(f"\nfinal loss {run.losses[-1]:.6f}, held-out accuracy {right:.4f}, {seconds:.1f} s", flush=True)

@@ -1,0 +1,121 @@
+"""Networks on many ranks: what is split over them, and what they tell each other.
+
+Each file has the building blocks of one parallelism, to be used in bodies of `shard_map`, and the loss of one network,
+made of them, as a function of (params, (inputs, targets)). The network is that of `network.py`, its error the squared
+one. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. What the gradient of the
+loss communicates:
+
+=============================  =========  ============  ======  =============  ===========================
+loss                           direction  collective    axes    count          numbers per rank
+=============================  =========  ============  ======  =============  ===========================
+data_parallel                  forward    psum          batch   1              1
+data_parallel                  backward   psum          batch   1              params
+
+fully_sharded                  forward    all_gather    batch   2*L            params/p
+fully_sharded                  forward    psum          batch   1              1
+fully_sharded                  backward   all_gather    batch   L-1            (weights-first)/p
+fully_sharded                  backward   psum_scatter  batch   2*L            params
+
+tensor_parallel                forward    psum_scatter  feats   L              N*outputs
+tensor_parallel                forward    psum          feats   1              N
+tensor_parallel                backward   all_gather    feats   L              N*outputs/p
+
+fully_sharded_tensor_parallel  forward    all_gather    batch   2*L            params/(p*q)
+fully_sharded_tensor_parallel  forward    psum_scatter  feats   L              N/p*outputs
+fully_sharded_tensor_parallel  forward    psum          feats   1              N/p
+fully_sharded_tensor_parallel  forward    psum          batch   1              1
+fully_sharded_tensor_parallel  backward   all_gather    batch   L-1            (weights-first)/(p*q)
+fully_sharded_tensor_parallel  backward   all_gather    feats   L              N/p*outputs/q
+fully_sharded_tensor_parallel  backward   psum_scatter  batch   2*L            params/q
+
+pipeline_parallel              forward    ppermute      stages  M+L-4+2*(p-1)  (M+L-4)*N/M*F + 2*(p-1)*N/p*F
+pipeline_parallel              forward    psum          stages  1              1
+pipeline_parallel              backward   ppermute      stages  M+L-4+2*(p-1)  (M+L-4)*N/M*F + 2*(p-1)*N/p*F
+pipeline_parallel              backward   psum          stages  1              ends
+=============================  =========  ============  ======  =============  ===========================
+
+The numbers are all that one rank hands to these collectives, in numbers of the arrays' dtype. There are L layers, N
+examples, p ranks along the first axis of the mesh and q along the second; params is how many numbers the parameters
+are, weights those without the biases, first the weights of the first layer, ends the parameters of first and last
+layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features. (Along an axis
+of one rank nothing is communicated.)
+
+Why so many:
+
+- What all ranks have alike and use on different blocks has a gradient that is the sum over them: the parameters of
+  `data_parallel`, and of the ends of a pipeline. All are summed together.
+- A gather's transpose is a `psum_scatter`, and the reverse; that of a `ppermute` goes the other way.
+- Backward, `fully_sharded` gathers again what it needs: all weights but the first, whose product with the inputs nobody
+  differentiates by the inputs, and no biases.
+
+Two more are layers, for bodies of `shard_map`: attention over a sequence that is split (`sequence.py`), and experts,
+to which tokens are sent (`expert.py`). Their files say what they communicate.
+
+>>> import minidiff as md, numpy as np, spmd
+>>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
+>>> params = init_params(np.random.default_rng(0), (8, 4, 4))
+>>> batch = np.ones((16, 8)), np.zeros((16, 4))
+>>> value, gradients = md.value_and_grad(fully_sharded(mesh))(params, batch)
+>>> [[g.spec for g in layer] for layer in gradients]
+[[P('batch'), P('batch')], [P('batch'), P('batch')]]
+>>> bool(np.isclose(value, loss(params, batch)))
+True
+"""
+
+from spmd.parallel.data import data_parallel
+from spmd.parallel.expert import mixture_of_experts, routed
+from spmd.parallel.fully_sharded import fully_sharded, gathered, gathering, gathering_again
+from spmd.parallel.fully_sharded_tensor import fully_sharded_tensor_parallel
+from spmd.parallel.matmul import (
+    matmul_all_gather,
+    matmul_all_gather_bidirectional,
+    matmul_all_gather_overlapped,
+    matmul_psum_scatter,
+    matmul_psum_scatter_bidirectional,
+    matmul_psum_scatter_overlapped,
+)
+from spmd.parallel.network import cross_entropy, dense, init_params, loss, predict, squared_error
+from spmd.parallel.pipeline import pipeline, pipeline_parallel, stacked_layers, unstacked_layers
+from spmd.parallel.sequence import attention, attention_by_heads, ring_attention
+from spmd.parallel.tensor import (
+    column_parallel,
+    row_parallel,
+    row_parallel_scattered,
+    tensor_parallel,
+    tensor_parallel_dense,
+)
+
+__all__ = [
+    "attention",
+    "attention_by_heads",
+    "column_parallel",
+    "cross_entropy",
+    "data_parallel",
+    "dense",
+    "fully_sharded",
+    "fully_sharded_tensor_parallel",
+    "gathered",
+    "gathering",
+    "gathering_again",
+    "init_params",
+    "loss",
+    "matmul_all_gather",
+    "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped",
+    "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped",
+    "mixture_of_experts",
+    "pipeline",
+    "pipeline_parallel",
+    "predict",
+    "ring_attention",
+    "routed",
+    "row_parallel",
+    "row_parallel_scattered",
+    "squared_error",
+    "stacked_layers",
+    "tensor_parallel",
+    "tensor_parallel_dense",
+    "unstacked_layers",
+]

@@ -1,0 +1,55 @@
+"""Both at once, on a mesh of two axes: examples and parameters split along one, features along the other.
+
+Of a layer's weights every rank has its part of the rows that belong to its features. It gathers these rows from the
+ranks of its group (along the batch axis), multiplies, and sums and splits the products among the ranks that have the
+other features.
+
+Source: shard_map tutorial, "FSDP + TP, with shard_map at the top level".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import minidiff.numpy as np
+import spmd
+from collectives import pmean
+from spmd.parallel.fully_sharded import gathering, gathering_again
+from spmd.parallel.network import predict, squared_error
+from spmd.parallel.tensor import row_parallel_scattered
+from spmd.partition import P
+
+
+def fully_sharded_tensor_parallel(
+    mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
+) -> Callable:
+    """The loss, as a function of (params, (inputs, targets)), on a mesh with axes for the batch and for features.
+
+    Parameters are split by their first dimension over both axes, `P((features, batch))`; inputs and targets
+    `P(batch, features)`. The arguments are those of `fully_sharded` and `tensor_parallel`. Raises ValueError where
+    ranks do not divide what they split.
+
+    >>> import minidiff as md
+    >>> from spmd.parallel.network import init_params
+    >>> mesh = spmd.make_mesh((2, 2), ('batch', 'feats'), backend='simulated')
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
+    >>> batch = np.ones((16, 8)), np.zeros((16, 4))
+    >>> report = spmd.communication(md.grad(fully_sharded_tensor_parallel(mesh)))(params, batch)
+    >>> report.counts
+    {'all_gather': 7, 'psum_scatter': 6, 'psum': 2}
+    """
+    batch_axis, features = mesh.axis_names
+    layer = gathering(functools.partial(row_parallel_scattered, axis=features), batch_axis)
+
+    @checkpoint
+    def predict_from_parts(params, inputs):
+        return predict(params, inputs, layer)
+
+    def on_each_rank(params, block):
+        inputs, targets = block
+        return pmean(np.mean(error(predict_from_parts(params, inputs), targets, features)), batch_axis)
+
+    specs = (P((features, batch_axis)), P(batch_axis, features))
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)

@@ -1,0 +1,271 @@
+"""Matrix products whose operands lie in blocks on the ranks of an axis: by one collective, or step by step.
+
+All six are called inside a `shard_map` body. There are two ways for the contracted dimension k to meet:
+
+- *gather* what has to be multiplied. `lhs` is split along its rows, `rhs` along k, and each rank needs all of `rhs`:
+  ``[m/n, k] @ all_gather([k/n, p]) -> [m/n, p]``.
+- *scatter* what has been multiplied. Both are split along k, so each rank's product is one summand of the whole result,
+  which is added up: ``psum_scatter([m, k/n] @ [k/n, p]) -> [m/n, p]``.
+
+One collective does either, but nothing is computed while it runs. Both collectives are n - 1 steps around a ring of n
+ranks, in which each rank passes a block on to its neighbour; and a product by blocks has a piece of work for each
+step. *Overlapped* forms take the steps themselves: a block is on its way while another is multiplied. *Bidirectional*
+ones halve the blocks and send one half each way around, over links that otherwise carry nothing.
+
+===================================  ================  =================  ============================
+on n ranks, a block has s bytes      calls             bytes a rank sends what a rank holds besides
+===================================  ================  =================  ============================
+`matmul_all_gather`                  1 all_gather      (n - 1) s          all of `rhs`: n blocks
+`matmul_all_gather_overlapped`       n - 1 ppermute    (n - 1) s          two blocks: one here, one coming
+`matmul_all_gather_bidirectional`    2(n - 1) ppermute (n - 1) s          two blocks
+`matmul_psum_scatter`                1 psum_scatter    (n - 1) s          the whole product: n blocks
+`matmul_psum_scatter_overlapped`     n - 1 ppermute    (n - 1) s          two blocks: a sum, and a summand
+`matmul_psum_scatter_bidirectional`  2(n - 1) ppermute (n - 1) s          two blocks
+===================================  ================  =================  ============================
+
+A block is [k/n, p] of `rhs` where it is gathered, [m/n, p] of the product where it is scattered. All have the same
+values, up to rounding, and the same derivatives. `all_gather` and `psum_scatter` are each other's transposes, so the
+way back of a product that gathers scatters, and the reverse; the steps of a ring are transposed into steps of a ring
+the other way around. (Of the overlapped forms, the way back keeps the blocks that came by: with `md.checkpoint` they
+come by once more instead.)
+
+In a compiled program (`md.jit`) on MPI ranks, what is passed on really is under way while blocks are multiplied.
+
+Source: shard_map tutorial, "Matrix multiplication", Examples 1 and 2; Wang et al., "Overlap communication with
+dependent computation via decomposition in large deep learning models" (ASPLOS 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import minidiff.numpy as np
+from collectives import all_gather, axis_index, axis_size, ppermute, psum_scatter
+from collectives.ops import AxisName
+from minidiff import dynamic_slice_in_dim, typeof
+from minidiff.core import ShapedArray, Value
+
+__all__ = [
+    "matmul_all_gather",
+    "matmul_all_gather_bidirectional",
+    "matmul_all_gather_overlapped",
+    "matmul_psum_scatter",
+    "matmul_psum_scatter_bidirectional",
+    "matmul_psum_scatter_overlapped",
+]
+
+UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
+
+# ---------------------------------------------------------------- gather, then multiply
+
+
+def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
+    """``lhs @ all_gather(rhs)``: each rank gathers `rhs`, and multiplies by its own rows of `lhs`.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`.
+    Raises ValueError where the shapes do not fit.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
+    Source: shard_map tutorial, "Example 1: all-gather on one side".
+    """
+    _check_gathered("matmul_all_gather", lhs, rhs, axis_name)
+    return lhs @ all_gather(rhs, axis_name, tiled=True)
+
+
+def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
+    """As :func:`matmul_all_gather`, in n steps: blocks of `rhs` go up the ring, and are multiplied as they come by.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s began
+    with. It sends it on, to rank i + 1, and adds its product with the columns of `lhs` that belong to it.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_overlapped(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
+    Source: shard_map tutorial, "Example 1: all-gather on one side".
+    """
+    return _gathered_by_steps("matmul_all_gather_overlapped", lhs, rhs, axis_name, (UP,))
+
+
+def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
+    """As :func:`matmul_all_gather_overlapped`, with the first half of each block going up, the second down.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
+    rows that rank i - s began with, and the second half of those of rank i + s.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> f = shard_map(lambda l, r: matmul_all_gather_bidirectional(l, r, 'i'), mesh, in_specs=P('i'), out_specs=P('i'))
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
+    Source: shard_map tutorial, "Example 1: all-gather on one side".
+    """
+    return _gathered_by_steps("matmul_all_gather_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
+
+
+def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_gathered(what, lhs, rhs, axis_name, len(ways))
+    n, here = axis_size(axis_name), axis_index(axis_name)
+    blocks = np.split(rhs, len(ways))  # each goes its way
+    out = None
+    for step in range(n):
+        # Sent on before they are multiplied: so they are on their way meanwhile.
+        coming = [_shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
+        for part, (block, way) in enumerate(zip(blocks, ways)):
+            columns = _part(lhs, _neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1)
+            term = columns @ block
+            out = term if out is None else out + term
+        blocks = coming
+    return out
+
+
+# ---------------------------------------------------------------- multiply, then scatter
+
+
+def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
+    """``psum_scatter(lhs @ rhs)``: each rank's product is a summand of the result, of which it gets its own rows.
+
+    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
+    whole product, [m, p]. Raises ValueError where the shapes do not fit.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
+    Source: shard_map tutorial, "Example 2: psum_scatter the result".
+    """
+    _check_scattered("matmul_psum_scatter", lhs, rhs, axis_name)
+    return psum_scatter(lhs @ rhs, axis_name, tiled=True)
+
+
+def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
+    """As :func:`matmul_psum_scatter`, in n steps: sums of blocks of rows go down the ring, and grow as they go.
+
+    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
+    the sum of what the s ranks above it and it itself have to add. It sends it on, to rank i - 1, and multiplies
+    meanwhile what it will add to the sum that comes.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_overlapped(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(8.0).reshape(2, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.]], P('i'))
+
+    Source: shard_map tutorial, "Example 2: psum_scatter the result".
+    """
+    return _scattered_by_steps("matmul_psum_scatter_overlapped", lhs, rhs, axis_name, (DOWN,))
+
+
+def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
+    """As :func:`matmul_psum_scatter_overlapped`, with sums of the first half of each block going up, the others down.
+
+    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
+    of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
+
+    >>> import numpy as np
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((2,), ('i',), backend='simulated')
+    >>> specs = dict(in_specs=(P(None, 'i'), P('i')), out_specs=P('i'))
+    >>> f = shard_map(lambda l, r: matmul_psum_scatter_bidirectional(l, r, 'i'), mesh, **specs)
+    >>> f(np.arange(16.0).reshape(4, 4), np.ones((4, 1)))
+    ShardedArray([[ 6.],
+                  [22.],
+                  [38.],
+                  [54.]], P('i'))
+
+    Source: shard_map tutorial, "Example 2: psum_scatter the result".
+    """
+    return _scattered_by_steps("matmul_psum_scatter_bidirectional", lhs, rhs, axis_name, (UP, DOWN))
+
+
+def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
+    _check_scattered(what, lhs, rhs, axis_name, len(ways))
+    n, here = axis_size(axis_name), axis_index(axis_name)
+
+    def product(part: int, way: int, step: int) -> Value:
+        owner = _neighbour(here, -way * (step + 1), n)
+        return _part(lhs, owner, lhs.shape[0] // n, part, len(ways), axis=0) @ rhs
+
+    sums = [product(part, way, 0) for part, way in enumerate(ways)]
+    for step in range(1, n):
+        coming = [_shifted(x, axis_name, way) for x, way in zip(sums, ways)]
+        sums = [x + product(part, way, step) for part, (x, way) in enumerate(zip(coming, ways))]
+    return np.concatenate(sums) if len(ways) > 1 else sums[0]
+
+
+# ---------------------------------------------------------------- what both need
+
+
+def _shifted(x: Value, axis_name: AxisName, way: int) -> Value:
+    """Each rank's value, at its neighbour on the ring."""
+    n = axis_size(axis_name)
+    return ppermute(x, axis_name, [(i, (i + way) % n) for i in range(n)])
+
+
+def _neighbour(here: Value, by: int, n: int) -> Value:
+    """The index of the rank so many further up a ring of n."""
+    return (here + by) % n if by % n else here
+
+
+def _part(x: Value, owner: Value, size: int, part: int, parts: int, axis: int) -> Value:
+    """Along an axis, of the `size` elements that belong to the rank `owner`, those of one of equal parts."""
+    start, each = owner * size, size // parts
+    return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
+
+
+def _check_gathered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+    n, (left, right) = axis_size(axis_name), _matrices(what, lhs, rhs)
+    rows = right.shape[0]
+    if left.shape[1] != n * rows:
+        raise ValueError(
+            f"{what} over {axis_name!r}, of {n} ranks: rhs has {rows} rows on each, {n * rows} together, so lhs needs "
+            f"{n * rows} columns; got {left} and {right}"
+        )
+    _check_halves(what, "rhs", right, rows, parts)
+
+
+def _check_scattered(what: str, lhs: Value, rhs: Value, axis_name: AxisName, parts: int = 1) -> None:
+    n, (left, right) = axis_size(axis_name), _matrices(what, lhs, rhs)
+    if left.shape[1] != right.shape[0]:
+        raise ValueError(f"{what}: lhs has as many columns as rhs has rows; got {left} and {right}")
+    if left.shape[0] % n:
+        raise ValueError(
+            f"{what} over {axis_name!r}: the {left.shape[0]} rows of lhs, {left}, are split over {n} ranks; make them "
+            f"a multiple of {n}"
+        )
+    _check_halves(what, "each rank's part of lhs", left, left.shape[0] // n, parts)
+
+
+def _check_halves(what: str, name: str, t: ShapedArray, rows: int, parts: int) -> None:
+    if rows % parts:
+        one_way = what.replace("bidirectional", "overlapped")
+        raise ValueError(f"{what}: {name} has {rows} rows ({t}), which cannot be halved; use {one_way}")
+
+
+def _matrices(what: str, lhs: Value, rhs: Value) -> tuple[ShapedArray, ShapedArray]:
+    left, right = typeof(lhs), typeof(rhs)
+    if left.ndim != 2 or right.ndim != 2:
+        raise ValueError(f"{what} multiplies blocks of matrices; got {left} and {right}")
+    return left, right

@@ -1,0 +1,79 @@
+"""The network that the other files distribute: dense layers with relu between them, and what is minimised.
+
+`predict` takes the operation of a dense layer as an argument: each parallelism has its own, and the rest stays as it
+is. The errors take the mesh axis along which features are split, if they are.
+
+Source: shard_map tutorial, "Neural networks".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+from collectives import pmax, psum
+from minidiff.nn import relu
+
+Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
+
+
+def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
+    """Weights and biases of layers from `sizes[0]` features to `sizes[-1]`: alike on ranks whose `rng` are alike.
+
+    >>> [(W.shape, b.shape) for W, b in init_params(np.random.default_rng(0), (64, 32, 10))]
+    [((64, 32), (32,)), ((32, 10), (10,))]
+    """
+    return [(rng.normal(size=(n, m)) / np.sqrt(n), rng.normal(size=m)) for n, m in pairwise(sizes)]
+
+
+def dense(x: Any, W: Any, b: Any) -> Any:
+    """One layer: [n, inputs], [inputs, outputs], [outputs] -> [n, outputs]."""
+    return x @ W + b
+
+
+def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> Any:
+    """What the network makes of each example: [n, features] -> [n, outputs]."""
+    *hidden, last = params
+    for layer in hidden:
+        inputs = relu(dense(inputs, *layer))
+    return dense(inputs, *last)
+
+
+def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
+    """The sum of squared differences of each example: [n, outputs], [n, outputs] -> [n].
+
+    With `axis`, outputs are split along that axis of the mesh: one `psum`.
+
+    >>> squared_error(np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2)))
+    array([ 5., 25.])
+    """
+    return _over_ranks(np.sum((predictions - targets) ** 2, axis=-1), axis)
+
+
+def cross_entropy(logits: Any, targets: Any, axis: str | None = None) -> Any:
+    """Of each example, -log of the probability given to what is right: [n, classes], [n, classes] -> [n].
+
+    The targets of an example sum to one. With `axis`, classes are split along that axis of the mesh: one `pmax`, two
+    `psum`s.
+
+    >>> cross_entropy(np.zeros((1, 4)), np.eye(4)[:1]) / np.log(2)
+    array([2.])
+    """
+    # The largest logit is subtracted from all, so that no exponential overflows: its derivative is nothing.
+    largest = np.max(md.stop_gradient(logits), axis=-1, keepdims=True)
+    logits = logits - (largest if axis is None else pmax(largest, axis))
+    total = _over_ranks(np.sum(np.exp(logits), axis=-1), axis)
+    return np.log(total) - _over_ranks(np.sum(targets * logits, axis=-1), axis)
+
+
+def _over_ranks(x: Any, axis: str | None) -> Any:
+    return x if axis is None else psum(x, axis)
+
+
+def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error) -> Any:
+    """The mean of the examples' errors. Every parallelism has the same value, and the same gradients."""
+    inputs, targets = batch
+    return np.mean(error(predict(params, inputs), targets))

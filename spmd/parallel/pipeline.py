@@ -1,0 +1,122 @@
+"""Pipeline parallelism (GPipe): layers are split over the ranks, which work on different microbatches at a time.
+
+A rank is a stage: it has some layers in a row, and for each of them a place in its `state`. At each tick every layer
+works on what lies in its place; then all move on by one place, from the last of a stage to the first of the next by a
+`ppermute`. With M microbatches and L layers that takes M + L - 1 ticks, of which each layer works in M: the rest, a
+part of (L - 1) / (M + L - 1) of the time, is the bubble, in which a layer computes on what is no microbatch, and
+nobody reads the result.
+
+Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
+networks using pipeline parallelism".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import axis_index, axis_size, pmean, ppermute
+from minidiff.nn import relu
+from spmd.parallel.network import Layer, dense, squared_error
+from spmd.partition import P
+
+
+def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
+    """The layers of all stages, one after the other, on the microbatches of all stages: for the body of a `shard_map`.
+
+    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches` [k, …] are this
+    stage's share of them; the result is the same share of the results, [k, …]. `layer(params, x)` gives one of the
+    shape of x.
+
+    The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
+    the first. Results are written into the last stage's share, and move in the same way: each share arrives where it
+    came from. Forward `ppermute`s of a microbatch, one for each tick but the last; of a share, 2 (stages - 1). Backward
+    the same, the other way.
+    """
+    stage, stages = axis_index(axis), axis_size(axis)
+    per_stage, share = md.tree.leaves(params)[0].shape[0], microbatches.shape[0]
+    count, layers = share * stages, per_stage * stages
+    # What lies in places that no microbatch has reached yet is a finite number: in reverse mode it is multiplied by 0.
+    state = np.zeros((per_stage, *microbatches.shape[1:]), microbatches.dtype)
+    results = np.zeros_like(microbatches)
+    for tick in range(count + layers - 1):
+        entering, leaving = tick % share, (tick - layers + 1) % share
+        state = np.at(state)[0].set(np.where(stage == 0, microbatches[entering], state[0]))
+        state = md.vmap(layer)(params, state)
+        results = np.at(results)[leaving].set(np.where(stage == stages - 1, state[-1], results[leaving]))
+        if tick == count + layers - 2:
+            return results
+        state = np.at(np.roll(state, 1, axis=0))[0].set(_moved(state[-1], axis, 1))
+        if entering == share - 1 and tick < count - 1:
+            microbatches = _moved(microbatches, axis, -1)
+        if leaving == share - 1 and tick >= layers - 1:
+            results = _moved(results, axis, -1)
+
+
+def _moved(x: Any, axis: str, by: int) -> Any:
+    """What the ranks have, each from the one so many before it, around in a ring."""
+    ranks = axis_size(axis)
+    return ppermute(x, axis, [(i, (i + by) % ranks) for i in range(ranks)])
+
+
+def stacked_layers(params: Sequence[Layer]) -> tuple:
+    """(first, inner, last) layers, the inner ones stacked: weights [layers, features, features], biases alike.
+
+    >>> from spmd.parallel.network import init_params
+    >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
+    >>> [x.shape for x in inner]
+    [(2, 4, 4), (2, 4)]
+    """
+    first, *inner, last = params
+    return first, tuple(np.stack(leaves) for leaves in zip(*inner)), last
+
+
+def unstacked_layers(params: tuple) -> list[Layer]:
+    """The list of layers, from what `stacked_layers` makes of it."""
+    first, inner, last = params
+    return [first, *zip(*inner), last]
+
+
+def pipeline_parallel(
+    mesh: spmd.Mesh, error: Callable = squared_error, microbatch: int = 8, **options: Any
+) -> Callable:
+    """The loss, as a function of (stacked_layers(params), (inputs, targets)): inner layers split along the mesh's axis.
+
+    First and last layer, of other shapes than those between, are on all ranks, each for its part of the batch. This is
+    split along the same axis: stages have their share of microbatches, `microbatch` examples each. `error(predictions,
+    targets)` is that of each example; `options` are those of `shard_map`. Raises ValueError where stages do not divide
+    inner layers or the batch, or microbatches a stage's part of it.
+
+    >>> from spmd.parallel.network import init_params
+    >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4, 4, 2))
+    >>> batch = np.ones((16, 8)), np.zeros((16, 2))
+    >>> loss = pipeline_parallel(mesh, microbatch=4)
+    >>> spmd.communication(loss)(stacked_layers(params), batch).counts
+    {'ppermute': 6, 'psum': 1}
+    """
+    (axis,) = mesh.axis_names
+
+    def on_each_rank(params, block):
+        (inputs, targets), (first, inner, last) = block, params
+        x = relu(dense(inputs, *first))
+        x = pipeline(lambda layer, x: relu(dense(x, *layer)), inner, _in_microbatches(x, microbatch), axis)
+        predictions = dense(x.reshape(len(inputs), -1), *last)
+        return pmean(np.mean(error(predictions, targets)), axis)
+
+    specs = ((P(), P(axis), P()), P(axis))
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)
+
+
+def _in_microbatches(x: Any, size: int) -> Any:
+    """[examples, features] -> [microbatches, size, features]"""
+    examples, features = x.shape
+    if examples % size:
+        raise ValueError(
+            f"pipeline_parallel: each stage has {examples} examples, which are no microbatches of {size}: choose a "
+            f"microbatch that divides {examples}, or a batch that is a multiple of {size} times the number of stages"
+        )
+    return x.reshape(examples // size, size, features)

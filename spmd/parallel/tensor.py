@@ -1,0 +1,97 @@
+"""Tensor parallelism: features are split over the ranks, and with them the weights. All ranks see all examples.
+
+Three ways to multiply, for bodies of `shard_map`. With p ranks along the axis:
+
+======================= ============== ================== ============== ================ =====================
+layer                   x              W, b               result         forward          backward
+======================= ============== ================== ============== ================ =====================
+column_parallel         [n, k]         [k, m/p], [m/p]    [n, m/p]       nothing          psum of x's cotangent
+row_parallel            [n, k/p]       [k/p, m], [m]      [n, m]         psum             nothing
+row_parallel_scattered  [n, k/p]       [k/p, m], [m/p]    [n, m/p]       psum_scatter     all_gather
+======================= ============== ================== ============== ================ =====================
+
+The first two make a pair: a column-parallel layer, an activation, a row-parallel one, with one all-reduce each way. The
+third may follow itself: features are split along the same axis on both sides.
+
+Source: shard_map tutorial, "8-way tensor parallelism (TP)"; Shoeybi et al., "Megatron-LM: Training multi-billion
+parameter language models using model parallelism".
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import minidiff.numpy as np
+import spmd
+from collectives import psum, psum_scatter
+from spmd.parallel.network import dense, predict, squared_error
+from spmd.partition import P
+
+
+def column_parallel(x: Any, W: Any, b: Any) -> Any:
+    """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks]: x is the same on all ranks, each has columns of W.
+
+    Forward nothing is communicated. Backward, the cotangent of x is the sum of what the ranks have: one `psum`, which
+    the types place where x meets W.
+    """
+    return dense(x, W, b)
+
+
+def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
+    """[n, k / ranks], [k / ranks, m], [m] -> [n, m], the same on all ranks: each has rows of W.
+
+    Forward one `psum` of [n, m]; backward nothing.
+    """
+    return psum(x @ W, axis) + b
+
+
+def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
+    """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks]: each rank has rows of W.
+
+    Forward one `psum_scatter` of [n, m]; backward one `all_gather` of [n, m / ranks].
+    """
+    return psum_scatter(x @ W, axis, scatter_dimension=1, tiled=True) + b
+
+
+def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
+    """`dense`, of whole arrays, for programs that know nothing of ranks: (x [n, k], W [k, m], b [m]) -> [n, m].
+
+    x and the result are split by their second dimension, W and b by their first, along the mesh's axis.
+
+    >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
+    >>> x, W, b = np.ones((3, 8)), np.eye(8), np.arange(8.0)
+    >>> y = tensor_parallel_dense(mesh)(x, W, b)
+    >>> y.spec, bool(np.all(np.asarray(y) == x @ W + b))
+    (P(None, 'feats'), True)
+    """
+    (axis,) = mesh.axis_names
+    layer = functools.partial(row_parallel_scattered, axis=axis)
+    specs = (P(None, axis), P(axis), P(axis))
+    return spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P(None, axis), **options)
+
+
+def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
+    """The loss, as a function of (params, (inputs, targets)): parameters split by their first dimension along the
+    mesh's axis, inputs and targets by their second.
+
+    `error(predictions, targets, axis)` is that of each example, whose features are split along the axis; `options` are
+    those of `shard_map`. Raises ValueError where ranks do not divide the number of features of a layer.
+
+    >>> import minidiff as md
+    >>> from spmd.parallel.network import init_params
+    >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
+    >>> params = init_params(np.random.default_rng(0), (8, 4, 4))
+    >>> batch = np.ones((16, 8)), np.zeros((16, 4))
+    >>> spmd.communication(md.grad(tensor_parallel(mesh)))(params, batch).counts
+    {'psum_scatter': 2, 'psum': 1, 'all_gather': 2}
+    """
+    (axis,) = mesh.axis_names
+    layer = functools.partial(row_parallel_scattered, axis=axis)
+
+    def on_each_rank(params, block):
+        inputs, targets = block
+        return np.mean(error(predict(params, inputs, layer), targets, axis))
+
+    return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=(P(axis), P(None, axis)), out_specs=P(), **options)

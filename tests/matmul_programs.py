@@ -1,0 +1,83 @@
+"""The matrix products of `spmd.parallel.matmul`, whole: what each takes, and what theory says that it communicates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import minidiff.numpy as mnp
+import spmd
+from collectives import psum
+from spmd import P
+from spmd.parallel import matmul
+
+M, K, N = 4, 6, 5  # rows of a rank, its part of the contracted dimension, columns
+
+
+class Product(NamedTuple):
+    lhs: P
+    rhs: P
+    collective: str
+    backward: str  # its transpose
+    calls: Callable  # of the number of ranks
+    operand: Callable  # the size of what one call is handed, of the number of ranks
+
+
+def _once(n: int) -> int:
+    """A call, where there is anyone to call."""
+    return int(n > 1)
+
+
+GATHERED, SCATTERED = (P("i", None), P("i", None)), (P(None, "i"), P("i", None))
+PRODUCTS = {
+    "matmul_all_gather": Product(*GATHERED, "all_gather", "psum_scatter", _once, lambda n: K * N),
+    "matmul_all_gather_overlapped": Product(*GATHERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: K * N),
+    "matmul_all_gather_bidirectional": Product(
+        *GATHERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: K * N // 2
+    ),
+    "matmul_psum_scatter": Product(*SCATTERED, "psum_scatter", "all_gather", _once, lambda n: n * M * N),
+    "matmul_psum_scatter_overlapped": Product(*SCATTERED, *["ppermute"] * 2, lambda n: n - 1, lambda n: M * N),
+    "matmul_psum_scatter_bidirectional": Product(
+        *SCATTERED, *["ppermute"] * 2, lambda n: 2 * (n - 1), lambda n: M * N // 2
+    ),
+}
+
+
+def sharded(name: str, mesh: spmd.Mesh, **options: bool) -> Callable:
+    """The product of whole matrices, by blocks on the ranks of a mesh."""
+    product = PRODUCTS[name]
+    return spmd.shard_map(
+        lambda lhs, rhs: getattr(matmul, name)(lhs, rhs, "i"),
+        mesh=mesh,
+        in_specs=(product.lhs, product.rhs),
+        out_specs=P("i", None),
+        **options,
+    )
+
+
+def sharded_loss(name: str, mesh: spmd.Mesh) -> Callable:
+    """The sum of the sines of its elements, all-reduced."""
+    product = PRODUCTS[name]
+
+    def body(lhs, rhs):
+        return psum(mnp.sin(getattr(matmul, name)(lhs, rhs, "i")).sum(), "i")
+
+    return spmd.shard_map(body, mesh=mesh, in_specs=(product.lhs, product.rhs), out_specs=P())
+
+
+def plain(lhs: Any, rhs: Any) -> Any:
+    return lhs @ rhs
+
+
+def plain_loss(lhs: Any, rhs: Any) -> Any:
+    return mnp.sin(plain(lhs, rhs)).sum()
+
+
+def operands(n: int, dtype: str = "f8") -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(n)
+    lhs, rhs = rng.standard_normal((n * M, n * K)), rng.standard_normal((n * K, N))
+    if np.dtype(dtype).kind == "c":
+        lhs, rhs = lhs * (1 + 2j), rhs * (2 - 1j)
+    return lhs.astype(dtype), rhs.astype(dtype)

@@ -1,0 +1,48 @@
+"""Calibration on MPI ranks: all get the same model, and a mistake on one is an error on all."""
+
+import functools
+
+import pytest
+from mpi4py import MPI
+
+import spmd
+from spmd.calibrate import _PARAMETERS
+
+RANKS = pytest.mark.parallel([2, 3])
+
+
+@functools.cache
+def mesh_of_all():
+    return spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi")
+
+
+def calibrate(**arguments):
+    return spmd.calibrate(mesh_of_all(), **{"sizes": (8, 4096), "repeats": 1, **arguments})
+
+
+@RANKS
+def test_all_ranks_have_the_same_model():
+    model = calibrate()
+    assert {m.collective for m in model.measurements} == set(_PARAMETERS)
+    assert model.source == f"fitted to times on {MPI.COMM_WORLD.size} MPI ranks"
+    everywhere = MPI.COMM_WORLD.allgather((model.alpha, model.beta, model.measurements))
+    assert everywhere == [everywhere[0]] * MPI.COMM_WORLD.size
+    assert max(model.alpha, model.beta) > 0
+    assert not mesh_of_all().calls
+
+
+@RANKS
+@pytest.mark.parametrize("wrong", [{"collectives": ["pmean"]}, {"sizes": None}, {"axis_name": "k"}, {"repeats": 0}])
+def test_a_mistake_on_one_rank_is_an_error_on_all(wrong):
+    here = MPI.COMM_WORLD.rank == 1
+    error = (ValueError, TypeError) if here else RuntimeError
+    message = "" if here else "calibrate: failed on rank 1, and so on all"
+    with pytest.raises(error, match=message):
+        calibrate(**wrong if here else {})
+
+
+@RANKS
+@pytest.mark.parametrize("other", [{"sizes": (8, 800)}, {"repeats": 2}, {"collectives": ["psum"]}])
+def test_ranks_that_are_to_measure_different_things(other):
+    with pytest.raises(ValueError, match="calibrate: all ranks must call it with the same arguments"):
+        calibrate(**other if MPI.COMM_WORLD.rank == 1 else {})

@@ -1,0 +1,63 @@
+"""The examples on MPI ranks: the numbers of simulated ones; killed and taken up again; what one rank cannot read."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from spmd.examples import training
+from spmd.examples.checkpoints import CheckpointError
+from tests.runs import EXAMPLES, assert_same_run, train, train_until
+
+WORLD = MPI.COMM_WORLD
+RANKS = WORLD.size
+everywhere = pytest.mark.parallel([4, 8])
+
+
+@pytest.fixture
+def path():
+    """A directory that all ranks have, and nobody else."""
+    found = tempfile.TemporaryDirectory() if WORLD.rank == 0 else None
+    yield Path(WORLD.bcast(found and found.name))
+    WORLD.barrier()
+    if found:
+        found.cleanup()
+
+
+@everywhere
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_killed_and_taken_up_again(path, name):
+    whole = train(name, RANKS, steps=4)
+    train_until(3, name, RANKS, path, steps=4)
+    assert_same_run(train(name, RANKS, path, steps=4), whole)
+    simulated = train(name, RANKS, backend="simulated", steps=4)
+    np.testing.assert_allclose(whole.losses, simulated.losses, rtol=0, atol=1e-10)
+    assert training.accuracy(EXAMPLES[name], whole) == training.accuracy(EXAMPLES[name], simulated)
+
+
+@pytest.mark.parallel(4)
+def test_what_one_rank_cannot_read_is_an_error_on_all(path):
+    train("fully_sharded", RANKS, path, steps=1)
+    file = path / "step-00000001" / "rank-00002.npz"
+    if WORLD.rank == 2:
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match=r"rank-00002.npz is damaged \(BadZipFile: .*to start from the beginning"):
+        train("fully_sharded", RANKS, path, steps=1)
+
+
+@pytest.mark.parallel(4)
+def test_a_rank_that_cannot_write_is_an_error_on_all(path):
+    if WORLD.rank == 3:
+        (path / "step-00000001").write_text("in the way")
+    WORLD.barrier()
+    with pytest.raises(CheckpointError, match=r"it cannot be written: .*File exists"):
+        train("fully_sharded", RANKS, path, steps=1)
+
+
+@pytest.mark.parallel(4)
+def test_ranks_that_see_different_directories(path):
+    train("data_parallel", RANKS, path, steps=1)
+    with pytest.raises(CheckpointError, match=r"different steps there, \[1\], \[\]: .*that all ranks share"):
+        train("data_parallel", RANKS, path if WORLD.rank < 3 else path / "elsewhere", steps=1)

@@ -1,0 +1,31 @@
+"""Networks on MPI ranks: losses and gradients of the unsharded one, and what they communicate."""
+
+import pytest
+from mpi4py import MPI
+
+import spmd
+from spmd.parallel import attention_by_heads, ring_attention
+from tests import networks
+
+everywhere = pytest.mark.parallel([4, 8])
+
+
+@everywhere
+def test_losses_and_gradients_are_those_of_the_whole_network():
+    for name, shape in networks.cases(MPI.COMM_WORLD.size):
+        networks.check_numbers(name, shape)
+
+
+@everywhere
+def test_collectives_are_where_the_documentation_says():
+    for name, shape in networks.cases(MPI.COMM_WORLD.size):
+        networks.check_communication(name, shape)
+
+
+@pytest.mark.parallel(4)
+def test_attention_and_experts_over_ranks():
+    mesh = spmd.make_mesh((4,), ("ranks",))
+    for attend in (attention_by_heads, ring_attention):
+        networks.check_attention(attend, mesh)
+    for capacity in (1, 24):
+        networks.check_experts(capacity, mesh)

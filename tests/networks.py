@@ -1,0 +1,237 @@
+"""The networks of `spmd.parallel`, and what their documentation says they communicate: on simulated and real ranks."""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+import spmd.parallel
+from spmd import P
+from spmd.parallel import (
+    attention,
+    attention_by_heads,
+    cross_entropy,
+    init_params,
+    loss,
+    mixture_of_experts,
+    squared_error,
+    stacked_layers,
+    unstacked_layers,
+)
+from tests.programs import assert_trees_close
+
+MICROBATCH = 2
+
+
+def same(x):
+    return x
+
+
+@dataclass
+class Parallelism:
+    """A loss of `spmd.parallel`: the axes of its mesh, and how its parameters are arranged."""
+
+    loss: Any
+    axes: tuple[str, ...]
+    arranged: Any = same
+    restored: Any = same
+
+    def __call__(self, shape, backend=None, **options):
+        return self.loss(spmd.make_mesh(shape, self.axes, backend=backend), **options)
+
+
+PARALLELISMS = {
+    "data_parallel": Parallelism(spmd.parallel.data_parallel, ("batch",)),
+    "fully_sharded": Parallelism(spmd.parallel.fully_sharded, ("batch",)),
+    "tensor_parallel": Parallelism(spmd.parallel.tensor_parallel, ("feats",)),
+    "fully_sharded_tensor_parallel": Parallelism(spmd.parallel.fully_sharded_tensor_parallel, ("batch", "feats")),
+    "pipeline_parallel": Parallelism(
+        partial(spmd.parallel.pipeline_parallel, microbatch=MICROBATCH), ("stages",), stacked_layers, unstacked_layers
+    ),
+}
+
+SHAPES = {
+    # ranks: meshes of one axis, and of two
+    1: ([(1,)], [(1, 1)]),
+    2: ([(2,)], [(1, 2)]),
+    4: ([(4,)], [(2, 2)]),
+    8: ([(8,)], [(4, 2)]),
+}
+
+
+def cases(ranks):
+    """Every parallelism on every mesh of so many ranks: (name, shape)."""
+    for name, parallelism in PARALLELISMS.items():
+        for shape in SHAPES[ranks][len(parallelism.axes) - 1]:
+            yield name, shape
+
+
+# ---------------------------------------------------------------- the network
+
+SIZES = (16, 8, 8, 8, 8, 8, 8, 8, 8, 8, 16)  # eight inner layers
+EXAMPLES = 16
+
+
+def example(error=squared_error, sizes=SIZES, examples=EXAMPLES):
+    """Parameters and a batch; for the cross entropy, with targets that are probabilities."""
+    rng = np.random.default_rng(0)
+    params, inputs = init_params(rng, sizes), rng.normal(size=(examples, sizes[0]))
+    targets = rng.normal(size=(examples, sizes[-1]))
+    return params, (inputs, md.nn.softmax(targets) if error is cross_entropy else targets)
+
+
+def check_numbers(name, shape, backend=None):
+    """Loss and gradients are those of the network that is not distributed: of two errors; without types too."""
+    parallelism = PARALLELISMS[name]
+    for error, typed in ((squared_error, True), (cross_entropy, True), (squared_error, False)):
+        params, batch = example(error)
+        expected = md.value_and_grad(partial(loss, error=error))(params, batch)
+        distributed = parallelism(shape, backend, error=error, check_rep=typed)
+        value, gradients = md.value_and_grad(distributed)(parallelism.arranged(params), batch)
+        gradients = md.tree.map(whole, gradients)
+        assert_trees_close((value, parallelism.restored(gradients)), expected)
+
+
+def whole(x):
+    return x.gather() if isinstance(x, spmd.ShardedArray) else x
+
+
+# ---------------------------------------------------------------- what it communicates
+
+
+def documented():
+    """The table of `spmd.parallel`: for each loss, (direction, collective, axis, count, numbers) of each line."""
+    _, _, lines, _ = (part.strip("\n") for part in _between_rules(spmd.parallel.__doc__))
+    found = {}
+    for line in filter(None, lines.splitlines()):
+        name, direction, collective, axis, count, numbers = line.split(maxsplit=5)
+        found.setdefault(name, []).append((direction, collective, axis, count, numbers))
+    return found
+
+
+def _between_rules(text):
+    """The text before, between and after the rules of a table."""
+    parts = [""]
+    for line in text.splitlines():
+        if line.startswith("==="):
+            parts.append("")
+        else:
+            parts[-1] += line + "\n"
+    return parts
+
+
+def expected_communication(name, shape, params, batch):
+    """What the table says: {(direction, collective, axis): (count, bytes)}."""
+    (first, *_, last), layers = params, len(params)
+
+    def size(*trees):
+        return sum(np.size(x) for x in md.tree.leaves(trees))
+
+    names = {
+        **{"L": layers, "N": len(batch[0]), "M": len(batch[0]) // MICROBATCH, "F": np.shape(first[0])[1]},
+        **{"p": shape[0], "q": shape[-1], "params": size(params), "weights": size([W for W, _ in params])},
+        **{"first": size(first[0]), "ends": size(first, last), "outputs": size([b for _, b in params])},
+    }
+    found = {
+        (direction, collective, axis): (eval(count, {}, names), 8 * eval(numbers, {}, names))
+        for direction, collective, axis, count, numbers in documented()[name]
+    }
+    ranks = dict(zip(PARALLELISMS[name].axes, shape))
+    return {what: (count, nbytes) for what, (count, nbytes) in found.items() if count and ranks[what[-1]] > 1}
+
+
+def communicated(report):
+    """What a report says, in the same form."""
+    found = {}
+    for row in report.rows:
+        count, nbytes = found.get((row.direction, row.collective, *row.axes), (0, 0))
+        found[(row.direction, row.collective, *row.axes)] = count + row.count, nbytes + row.bytes
+    return found
+
+
+def check_communication(name, shape, backend=None, sizes=SIZES, examples=EXAMPLES):
+    """The report of the gradient is what the table says, line by line; and so is what the mesh counts."""
+    parallelism, (params, batch) = PARALLELISMS[name], example(sizes=sizes, examples=examples)
+    mesh = spmd.make_mesh(shape, parallelism.axes, backend=backend)
+    gradient, arranged = md.grad(parallelism.loss(mesh)), parallelism.arranged(params)
+    report = spmd.communication(gradient)(arranged, batch)
+    expected = expected_communication(name, shape, params, batch)
+    assert not report.notes
+    assert communicated(report) == expected
+    mesh.reset_calls()
+    gradient(arranged, batch)
+    assert mesh.calls == report.counts
+    assert sum(mesh.bytes.values()) == report.bytes == math.fsum(nbytes for _, nbytes in expected.values())
+
+
+# ---------------------------------------------------------------- sequences
+
+HEADS = 4
+
+
+def check_attention(attend, mesh):
+    """Values and gradients are those of whole sequences; what is communicated is what the documentation says."""
+    q, k, v, weights = np.random.default_rng(0).normal(size=(4, 8, HEADS, 3))
+    (axis,), ranks = mesh.axis_names, mesh.size
+    split = spmd.shard_map(partial(attend, axis=axis), mesh=mesh, in_specs=P(axis), out_specs=P(axis))
+    for large in (1, 100):  # of which no exponential overflows
+        expected, pull = md.vjp(attention, large * q, k, v)
+        found, pull_split = md.vjp(split, large * q, k, v)
+        assert_trees_close((found, pull_split(weights)), (expected, pull(weights)))
+    block = q.nbytes // ranks
+    count, nbytes = (2, 4 * block) if attend is attention_by_heads else (ranks - 1, 2 * (ranks - 1) * block)
+    report = spmd.communication(lambda *qkv: md.vjp(split, *qkv)[1](weights))(q, k, v)
+    collective = "all_to_all" if attend is attention_by_heads else "ppermute"
+    both = {(direction, collective, axis): (count, nbytes) for direction in ("forward", "backward") if ranks > 1}
+    assert communicated(report) == both
+
+
+# ---------------------------------------------------------------- experts
+
+EXPERTS, TOKENS, FEATURES = 4, 24, 3
+
+
+def expert(params, x):
+    W, b = params
+    return np.tanh(x @ W + b)
+
+
+def one_by_one(params, router, x, ranks, capacity):
+    """What each token gets, of which those of a rank queue for each expert."""
+    out, taken = [], {}
+    for token, row in enumerate(x):
+        probabilities = md.nn.softmax(row @ router)
+        chosen = int(np.argmax(probabilities))
+        queue = chosen, token * ranks // len(x)
+        taken[queue] = taken.get(queue, 0) + 1
+        fits = float(taken[queue] <= capacity)
+        out.append(fits * probabilities[chosen] * expert((params[0][chosen], params[1][chosen]), row))
+    return np.stack(out)
+
+
+def check_experts(capacity, mesh):
+    """Values and gradients are those of one token after the other; two exchanges each way."""
+    rng, (axis,) = np.random.default_rng(0), mesh.axis_names
+    params = rng.normal(size=(EXPERTS, FEATURES, FEATURES)), rng.normal(size=(EXPERTS, FEATURES))
+    router, x, weights = rng.normal(size=(FEATURES, EXPERTS)), *rng.normal(size=(2, TOKENS, FEATURES))
+    layer = spmd.shard_map(
+        lambda params, router, x: mixture_of_experts(expert, params, router, x, capacity, axis),
+        mesh=mesh,
+        in_specs=(P(axis), P(), P(axis)),
+        out_specs=P(axis),
+    )
+    expected, pull = md.vjp(partial(one_by_one, ranks=mesh.size, capacity=capacity), params, router, x)
+    assert np.any(np.all(expected == 0, axis=-1)) == (capacity < TOKENS)  # some come too late
+    found, pull_layer = md.vjp(layer, params, router, x)
+    assert_trees_close((found, pull_layer(weights)), (expected, pull(weights)))
+    nbytes = 2 * 8 * EXPERTS * capacity * FEATURES
+    report = spmd.communication(lambda *args: md.vjp(layer, *args)[1](weights))(params, router, x)
+    expected = {
+        ("forward", "all_to_all", axis): (2, nbytes),
+        ("backward", "all_to_all", axis): (2, nbytes),
+        ("backward", "psum", axis): (1, router.nbytes),
+    }
+    assert communicated(report) == (expected if mesh.size > 1 else {})

@@ -1,0 +1,63 @@
+"""Runs of the examples, of smaller networks: killed and taken up again, on simulated ranks and real ones."""
+
+import copy
+import dataclasses
+from unittest import mock
+
+import numpy as np
+
+import spmd
+from spmd.examples import data_parallel, fsdp_tp, fully_sharded, pipeline, tensor_parallel, training
+
+EXAMPLES = {
+    module.EXAMPLE.name: dataclasses.replace(module.EXAMPLE, layers=layers)
+    for module, layers in (
+        (data_parallel, (64, 16, 10)),
+        (fully_sharded, (64, 16, 16)),
+        (tensor_parallel, (64, 16, 16)),
+        (fsdp_tp, (64, 16, 16)),
+        (pipeline, (64, *[8] * 9, 10)),
+    )
+}
+STEPS = 8  # more than there are batches in an epoch: their order is drawn anew
+
+
+class Killed(BaseException):
+    """As if by SIGKILL: nobody catches it."""
+
+
+def train(name, ranks, path=None, backend=None, **options):
+    """Some steps; with `path`, saved after every second one."""
+    example, options = EXAMPLES[name], {"steps": STEPS, "every": 2, **options}
+    return training.train(example, example.mesh(ranks, backend), checkpoint=path and str(path), **options)
+
+
+def train_until(last, name, ranks, path, backend=None, **options):
+    """A run that is killed after so many steps."""
+    advance = training.Run.advance
+
+    def killing(run, *args):
+        if run.step == last:
+            raise Killed
+        advance(run, *args)
+
+    with mock.patch.object(training.Run, "advance", killing):
+        try:
+            train(name, ranks, path, backend, **options)
+        except Killed:
+            return
+    raise AssertionError(f"it was to be killed after {last} steps")
+
+
+def held(x):
+    """What this process has of an array."""
+    return x.data if isinstance(x, spmd.ShardedArray) else x
+
+
+def assert_same_run(one, other):
+    """Two runs are the same to the last bit, and draw the same batches from here on."""
+    arrays, others = one.arrays(), other.arrays()
+    assert arrays.keys() == others.keys() and len(arrays) > 2
+    assert [name for name, x in arrays.items() if held(x).tobytes() != held(others[name]).tobytes()] == []
+    assert one.losses == other.losses and len(one.losses) > 0
+    assert all(map(np.array_equal, *(next(copy.deepcopy(run.batches)) for run in (one, other))))

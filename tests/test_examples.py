@@ -1,0 +1,158 @@
+"""The examples' scripts: what they show, with ranks that are killed or interrupted, and what they compute."""
+
+import importlib.util
+import re
+import runpy
+import signal
+import sys
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from spmd.examples import training
+from spmd.parallel import cross_entropy, init_params, loss
+from tests.runs import EXAMPLES, train
+from tests.test_failures import launching, mpiexec
+
+
+def alone(example, steps):
+    """The losses of the same training, without any ranks."""
+    rng = np.random.default_rng(0)
+    data, held_out = training.load_digits(rng, example.layers[-1])
+    params = init_params(rng, example.layers)
+    run = training.Run(params, md.tree.map(np.zeros_like, params), training.Batches(data, rng), held_out)
+    for _ in range(steps):
+        run.advance(md.value_and_grad(partial(loss, error=cross_entropy)), example.learning_rate)
+    return run.losses
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_losses_are_those_of_one_process(name, ranks):
+    run = train(name, ranks, backend="simulated", steps=3)
+    np.testing.assert_allclose(run.losses, alone(EXAMPLES[name], 3), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_script(name, capsys):
+    """It shows the mesh, what a step communicates, with types and without, and the outcome."""
+    example = EXAMPLES[name]
+    training.main(example, "", ["--ranks", "2", "--steps", "2", "--seed", "1", "--no-tape", "--no-jit"])
+    out, err = capsys.readouterr()
+    assert str(example.mesh(2, "simulated")) in out
+    assert "No MPI launcher: 2 ranks are simulated" in out and "2/2" in err
+    typed, untyped = map(int, re.findall(r"^total +(\d+)", out, re.M))
+    assert typed < untyped
+    final, right = re.search(r"final loss ([\d.]+), held-out accuracy ([\d.]+)", out).groups()
+    run = train(name, 2, backend="simulated", steps=2, seed=1)
+    assert (final, right) == (f"{run.losses[-1]:.6f}", f"{training.accuracy(example, run):.4f}")
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_help(name, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["", "--help"])
+    with pytest.raises(SystemExit):
+        runpy.run_path(importlib.util.find_spec(f"spmd.examples.{name}").origin, run_name="__main__")
+    shown = capsys.readouterr().out
+    assert f"usage: python -m spmd.examples.{name} " in shown and f" python -m spmd.examples.{name}\n" in shown
+    for option in ("--steps", "--seed", "--ranks", "--checkpoint PATH", "--every N", "--tape", "--jit"):
+        assert option in shown
+
+
+def test_what_options_cannot_be(capsys):
+    for options in (["--steps", "0"], ["--every", "-1"], ["--ranks", "two"]):
+        with pytest.raises(SystemExit):
+            training.main(EXAMPLES["fsdp_tp"], "", options)
+    assert "a number of at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="this runs on an even number of them, not 3"):
+        training.main(EXAMPLES["fsdp_tp"], "", ["--ranks", "3"])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_what_is_reported_is_communicated(name, jit, capsys):
+    example = EXAMPLES[name]
+    mesh = example.mesh(4, "simulated")
+    run = training.train(example, mesh, 2, jit=jit)
+    counted = sum(mesh.calls.values()), sum(mesh.bytes.values())
+    training.show_communication(example, mesh, run, jit)
+    count, nbytes = re.search(r"^total +(\d+) +([\d,]+)", capsys.readouterr().out, re.M).groups()
+    assert counted == (2 * int(count), 2 * int(nbytes.replace(",", "")))
+
+
+def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
+    """What to do is said, and nothing else."""
+    options = ["--ranks", "2", "--no-tape", "--checkpoint", str(tmp_path), "--steps", "1"]
+    training.main(EXAMPLES["data_parallel"], "", options)
+    training.main(EXAMPLES["data_parallel"], "", options)
+    assert f"Going on from step 1, saved in {tmp_path}." in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exit:
+        training.main(EXAMPLES["data_parallel"], "", [*options, "--seed", "5"])
+    assert exit.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith(str(tmp_path)) and "seed = 0; this one has seed = 5" in message
+
+
+# ---------------------------------------------------------------- killed and interrupted, on MPI ranks
+
+SUICIDE = """
+import os, signal, sys
+from mpi4py import MPI
+from spmd.examples import training
+from spmd.examples.fsdp_tp import EXAMPLE
+advance = training.Run.advance
+def dying(run, *args):
+    if run.step == 3 and MPI.COMM_WORLD.rank == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    advance(run, *args)
+training.Run.advance = dying
+training.main(EXAMPLE, "", sys.argv[1:])
+"""
+
+
+def outcome(run):
+    """What the program says at the end, but for the time."""
+    assert run.returncode == 0, run.stderr
+    return re.search(r"final loss .*accuracy [\d.]+", run.stdout).group()
+
+
+def test_killed_by_the_system(tmp_path):
+    """One of eight ranks is killed; started again, the job goes on, and ends as one that nobody killed."""
+    script = ["-m", "spmd.examples.fsdp_tp", "--steps", "4", "--every", "2"]
+    killed = mpiexec(8, "-c", SUICIDE, *script[2:], "--checkpoint", str(tmp_path / "killed"))
+    assert killed.returncode != 0 and "3/4" in killed.stderr
+    assert [f.name for f in (tmp_path / "killed").iterdir()] == ["step-00000002"]
+    again = mpiexec(8, *script, "--checkpoint", str(tmp_path / "killed"))
+    whole = mpiexec(8, *script, "--checkpoint", str(tmp_path / "whole"))
+    assert outcome(again) == outcome(whole)
+    assert whole.stderr.count("0/4 [") == again.stderr.count("2/4 [") == 1  # of all ranks, one shows its progress
+    files = [f.relative_to(tmp_path / "whole") for f in (tmp_path / "whole").glob("*/*")]
+    assert len(files) == 2 * (2 + 8)
+    for file in files:
+        assert contents(tmp_path / "killed" / file) == contents(tmp_path / "whole" / file)
+
+
+def contents(file):
+    if file.suffix != ".npz":
+        return file.read_text()
+    with np.load(file) as archive:
+        return {name: archive[name].tobytes() for name in archive.files}
+
+
+@pytest.mark.parametrize("ranks", [None, 4])
+@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
+def test_interrupted(tmp_path, ranks, which):
+    """The launcher is told to end: so does the job, soon, without a traceback, and with a hint."""
+    command = ["-m", "spmd.examples.fully_sharded", "--steps", "1000000", "--every", "1", "--checkpoint", str(tmp_path)]
+    with launching(ranks, *command) as job:
+        while not list(tmp_path.glob("*/complete.json")):
+            assert job.poll() is None
+            time.sleep(0.05)
+        job.send_signal(which)
+        _, err = job.communicate(timeout=20)
+    assert job.returncode == 130
+    assert "Traceback" not in err
+    assert err.count("Interrupted. Started again, with the same options, it goes on from what was saved last.") == 1

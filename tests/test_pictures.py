@@ -1,0 +1,94 @@
+"""Pictures of what ranks hold (notebooks/pictures.py): who contributed to an entry, and what is shown of it."""
+
+import io
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+
+import spmd
+from collectives import all_gather, pbroadcast, pmax, ppermute, psum
+from minidiff.core import VarianceError
+from spmd import P
+
+pytest.importorskip("matplotlib")
+sys.path.append(str(Path(__file__).parent.parent / "notebooks"))  # where the notebooks import it from
+from pictures import Table, draw, draw_collective, on_ranks
+from PIL import Image
+
+MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
+X = numpy.array([3.0, 1.0, 4.0, 1.0, 5.0, 9.0])  # blocks [3, 1], [4, 1], [5, 9]
+
+
+def origins(held):
+    """For each rank and each entry of its (flat) block, from which ranks it came; "same" for what all have."""
+    names = [*range(MESH.size), "same"]
+    return [
+        [{names[k] for k in numpy.flatnonzero(entry)} for entry in found.reshape(-1, len(names))]
+        for found in held.origins
+    ]
+
+
+def test_numbers_are_followed_to_where_they_go():
+    before, moved, total, most = on_ranks(
+        lambda x: [x, ppermute(x, "i", [(0, 1), (1, 2)]), psum(x, "i"), pmax(x, "i")], X, mesh=MESH, in_specs=P("i")
+    )
+    assert origins(before) == [[{0}] * 2, [{1}] * 2, [{2}] * 2]
+    assert origins(moved) == [[set()] * 2, [{0}] * 2, [{1}] * 2]
+    assert origins(total) == [[{0, 1, 2}] * 2] * 3
+    assert origins(most) == [[{2}] * 2] * 3
+    assert [str(h.type) for h in (before, moved, total)] == ["f64[2]{i}", "f64[2]{i}", "f64[2]"]
+    numpy.testing.assert_array_equal(total.blocks, [[12.0, 11.0]] * 3)
+
+
+def test_what_all_ranks_have_comes_from_no_one_of_them():
+    same, sums = on_ranks(lambda w, x: [w, w + x], X[:2], X, mesh=MESH, in_specs=(P(), P("i")))
+    assert origins(same) == [[{"same"}] * 2] * 3
+    assert origins(sums) == [[{r, "same"}] * 2 for r in range(3)]
+
+
+def test_only_the_numbers_of_some_arguments_are_followed():
+    (product,) = on_ranks(lambda x, y: x * psum(y, "i"), X, X, mesh=MESH, in_specs=P("i"), follow=[0])
+    assert origins(product) == [[{r}] * 2 for r in range(3)]
+
+
+def test_ranks_of_a_plane():
+    plane = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    (total,) = on_ranks(lambda x: psum(x, "i"), numpy.ones((2, 2)), mesh=plane, in_specs=P("i", "j"))
+    assert [numpy.flatnonzero(found[0, 0]).tolist() for found in total.origins] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+
+
+def test_a_picture_is_a_png_and_says_what_it_shows():
+    before, after = on_ranks(lambda x: [x, all_gather(x, "i", tiled=True)], X, mesh=MESH, in_specs=P("i"))
+    picture = draw("a group", ("before", before), ("after", after), changes=True)
+    assert str(picture).splitlines() == [
+        "a group:",
+        "before f64[2]{i}: [3.,1.] | [4.,1.] | [5.,9.]",
+        "after f64[6]{i}: [3.,1.,4.,1.,5.,9.] | [3.,1.,4.,1.,5.,9.] | [3.,1.,4.,1.,5.,9.]",
+    ]
+    pixels = numpy.asarray(Image.open(io.BytesIO(picture._repr_png_())).convert("RGB"))
+    assert len(numpy.unique(pixels.reshape(-1, 3), axis=0)) > 4  # ranks' colours, black, white
+
+
+@pytest.mark.parametrize(
+    "f, spec, titles",
+    [
+        (lambda x: psum(x, "i"), P("i"), ["psum:", "its transpose: pbroadcast:"]),
+        (lambda x: pbroadcast(x, "i"), P(), ["pbroadcast:", "its transpose: psum:"]),
+    ],
+)
+def test_a_collective_and_its_transpose(f, spec, titles):
+    lines = str(draw_collective(f, X, MESH, spec)).splitlines()
+    assert [line for line in lines if line.endswith(":")] == titles
+
+
+def test_what_is_no_program_of_ranks_is_an_error():
+    with pytest.raises(VarianceError):
+        on_ranks(lambda x: pbroadcast(x, "i"), X, mesh=MESH, in_specs=P("i"))
+
+
+def test_a_table():
+    table = Table(["name", "bytes"], [["psum", "1,024"], ["pmax", 8]])
+    assert str(table).splitlines() == ["name  bytes", "----  -----", "psum  1,024", "pmax      8"]
+    assert table._repr_html_().count("<tr>") == 3

@@ -1,0 +1,172 @@
+"""pbroadcasts moved up linear parts: what loops sum once, that all is as before, and where nothing is moved."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pbroadcast, pmean, psum
+from spmd import P
+from tests.programs import assert_trees_close, run_and_count
+
+MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+IJ = ("i", "j")
+rng = np.random.default_rng(0)
+X, W, WS = rng.normal(size=(8, 3)), rng.normal(size=3), rng.normal(size=(5, 3)) / 2
+
+
+def averaged(f):
+    """The mean of squares of `f(mean, x, …)`: on ranks that have a part of the rows of x, and of whole arrays."""
+
+    def on_ranks(**options):
+        loss = lambda x, *ws: pmean(np.mean(f(lambda y: pmean(np.mean(y, axis=0), IJ), x, *ws) ** 2), IJ)  # noqa: E731
+        return lambda x, *ws: spmd.shard_map(
+            loss, mesh=MESH, in_specs=(P(IJ), *[P()] * len(ws)), out_specs=P(), **options
+        )(x, *ws)
+
+    return on_ranks, lambda x, *ws: np.mean(f(lambda y: np.mean(y, axis=0), x, *ws) ** 2)
+
+
+def layers(mean, x, w, ws):
+    return md.scan(lambda x, v: (np.tanh(x * v) + w, None), x, ws)[0]
+
+
+def computed_in_a_step(mean, x, w, ws):
+    return md.scan(lambda x, v: (np.tanh(x * np.sin(v * w)) + np.cos(w), None), x, ws)[0]
+
+
+def shared_carry(mean, x, w, ws):
+    step = lambda c, v: ((np.sin(c[0]) * v, c[1] * c[0] + x), c[0])  # noqa: E731
+    (c, x), ys = md.scan(step, (w, x), ws)
+    return x * c + np.sum(ys, axis=0)
+
+
+def loop_in_a_loop(mean, x, w, ws):
+    def step(x, v):
+        return md.fori_loop(0, 2, lambda k, x: np.tanh(x * v + np.sin(w * (k + 1))), x), None
+
+    return md.scan(step, x, ws)[0]
+
+
+def choice_in_a_loop(mean, x, w, ws):
+    def step(x, v):
+        return md.cond(v[0] > 0, lambda x: np.tanh(x * v) * w, lambda x: x + np.sin(v), x), None
+
+    return md.scan(step, x, ws)[0]
+
+
+def checkpointed(mean, x, w, ws):
+    return md.scan(lambda x, v: (md.checkpoint(lambda x: np.tanh(x * v) + np.cos(w))(x), None), x, ws)[0]
+
+
+def straight(mean, x, w, ws):
+    return x * np.sin(w) + np.tanh(x * np.cos(w)) * ws[0] + x * np.sum(ws, axis=0)
+
+
+def centred(mean, x, w, ws):
+    """In each step a sum, of which the next one depends: that is what cannot be done at once."""
+    return md.scan(lambda x, v: (np.tanh((x - mean(x)) * v) + w, None), x, ws)[0]
+
+
+#: How often ranks sum in a gradient: the loss once, and then; the numbers of all parameters in one call.
+SUMS = {
+    layers: 2,
+    computed_in_a_step: 2,
+    shared_carry: 2,
+    loop_in_a_loop: 2,
+    choice_in_a_loop: 2,
+    straight: 2,
+    centred: 1 + 5 + 5 + 1,
+}
+OTHERS = [checkpointed]
+
+
+@pytest.mark.parametrize("f", [*SUMS, *OTHERS], ids=lambda f: f.__name__)
+def test_gradients(f):
+    on_ranks, whole = averaged(f)
+    expected = md.value_and_grad(whole, (0, 1, 2))(X, W, WS)
+    gradient = md.value_and_grad(on_ranks(), (0, 1, 2))
+    assert_trees_close(gradient(X, W, WS), expected)
+    assert_trees_close(md.jit(gradient)(X, W, WS), expected)
+    tape = md.make_tape(gradient)(X, W, WS)
+    tape.check()
+    assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
+
+
+@pytest.mark.parametrize("f", SUMS, ids=lambda f: f.__name__)
+def test_what_ranks_sum(f):
+    on_ranks, _ = averaged(f)
+    gradient = md.grad(on_ranks(), (0, 1, 2))
+    MESH.reset_calls()
+    gradient(X, W, WS)
+    assert MESH.calls == {"psum": SUMS[f]}
+    assert spmd.communication(gradient)(X, W, WS).counts == MESH.calls
+    alone = [
+        spmd.communication(spmd.rewritten(md.grad(loss, (1, 2)), without=("fuse psums", "join shard maps"))(X, W, WS))
+        for loss in (on_ranks(), on_ranks(check_rep=False))
+    ]
+    assert alone[0].counts["psum"] <= alone[1].counts["psum"] and alone[0].bytes <= alone[1].bytes
+
+
+@pytest.mark.parametrize("f", [layers, computed_in_a_step], ids=lambda f: f.__name__)
+def test_the_other_transformations(f):
+    on_ranks, whole = averaged(f)
+    ts = rng.normal(size=(3, *WS.shape))
+    for of in (
+        lambda loss: md.jvp(lambda ws: md.grad(loss, 1)(X, W, ws), (WS,), (ts[0],)),
+        lambda loss: md.vmap(lambda ws: md.grad(loss, 2)(X, W, ws))(ts),
+        lambda loss: md.grad(lambda ws: np.sum(np.sin(md.grad(loss, 2)(X, W, ws))))(WS),
+        lambda loss: md.linearize(lambda ws: loss(X, W, ws), WS)[1](ts[0]),
+        lambda loss: md.jit(md.grad(lambda ws: np.sum(md.grad(loss, 2)(X, W, ws) ** 2)))(WS),
+    ):
+        assert_trees_close(of(on_ranks()), of(whole), rtol=1e-8)
+
+
+def body_of_gradient(body, *args, in_specs=(P(IJ), P()), **options):
+    f = spmd.shard_map(body, mesh=MESH, in_specs=in_specs, out_specs=P(), **options)
+    return str(md.make_tape(md.grad(f, 1))(*args))
+
+
+def test_what_is_small_is_lifted_where_it_is_small():
+    """One sum of a number instead of one of a large array: that takes less."""
+    large = np.ones(100_000)
+    found = body_of_gradient(lambda x, w: psum(np.sum(x) * np.sum(w), IJ), X, large)
+    assert f"f64[{large.size}]{{i,j}}" not in found
+    small = body_of_gradient(lambda x, w: psum(np.sum(x) * np.sum(w), IJ), X, W)
+    assert "f64[3]{i,j}" not in small  # one sum, either way
+
+
+def test_what_is_explicit_stays():
+    def body(x, w):
+        return psum(np.sum(x * pbroadcast(np.sin(w), IJ) + x * pbroadcast(np.cos(w), IJ)), IJ)
+
+    assert body_of_gradient(body, X, W, auto_pbroadcast=False).count("psum") == 3
+    assert body_of_gradient(body, X, W).count("psum") == 2
+
+
+def test_along_one_axis_after_the_other():
+    def body(x, w):
+        return psum(psum(np.sum(x * np.sin(w), axis=0), "i") @ np.cos(w), "j")
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(IJ), P()), out_specs=P())
+    assert_trees_close(
+        md.grad(f, (0, 1))(X, W), md.grad(lambda x, w: np.sum(x * np.sin(w), 0) @ np.cos(w), (0, 1))(X, W)
+    )
+    md.make_tape(md.grad(f, (0, 1)))(X, W).check()
+
+
+@settings(deadline=None, max_examples=8)
+@given(st.lists(st.sampled_from([*SUMS, *OTHERS]), min_size=2, max_size=2), st.integers(0, 100))
+def test_one_after_the_other(fs, seed):
+    def f(mean, x, w, ws):
+        for g in fs:
+            x = g(mean, x, w, ws)
+        return x
+
+    on_ranks, whole = averaged(f)
+    w, ws = np.random.default_rng(seed).normal(size=3), WS
+    assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, w, ws), md.grad(whole, (0, 1, 2))(X, w, ws), rtol=1e-7)
+    if checkpointed not in fs:  # which is recorded once for all steps, and run once for each
+        run_and_count(md.grad(on_ranks(), 2), MESH, X, w, ws)

@@ -1,0 +1,192 @@
+"""Slices that start where a value says: what they take and leave, on tapes, in compiled programs and on ranks."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import minidiff.numpy as mnp
+import spmd
+from collectives import axis_index
+from minidiff import slices
+from spmd import P
+from tests.table import TABLE
+
+X = np.arange(12.0).reshape(3, 4)
+
+
+def test_every_one_is_in_the_table():
+    assert set(slices.__all__) <= {r.function for r in TABLE}
+    assert set(slices.__all__) <= set(md.__all__)
+
+
+def window(shape, starts, sizes):
+    """What is meant, with NumPy: a start below zero counts from the end, and then none leaves the array."""
+    counted = [i + n if i < 0 else i for i, n in zip(starts, shape)]
+    return tuple(slice(i, i + m) for i, m in zip(np.clip(counted, 0, np.subtract(shape, sizes)), sizes))
+
+
+@st.composite
+def cases(draw):
+    shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    sizes = [draw(st.integers(0, n)) for n in shape]
+    return shape, sizes, [draw(st.integers(-2 * n, 2 * n)) for n in shape]
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases())
+def test_slices_and_updates_are_numpys_of_a_window_that_is_moved_inside(case):
+    shape, sizes, starts = case
+    x, v = np.random.default_rng(0).standard_normal((2, 4, 4, 4))
+    x, v = (a[tuple(slice(n) for n in s) + (0,) * (3 - len(s))] for a, s in ((x, shape), (v, sizes)))
+    at = window(shape, starts, sizes)
+    written = x.copy()
+    written[at] = v
+
+    def both(x, v, starts):
+        return md.dynamic_slice(x, starts, sizes), md.dynamic_update_slice(x, v, starts)
+
+    known = both(x, v, starts)
+    staged = md.make_tape(both)(x, v, np.array(starts))
+    staged.check()
+    for taken, updated in (known, staged(x, v, np.array(starts)), md.jit(both)(x, v, np.array(starts))):
+        np.testing.assert_array_equal(taken, x[at])
+        np.testing.assert_array_equal(updated, written)
+
+
+def test_a_start_that_is_known_is_a_slice():
+    tape = str(md.make_tape(lambda x: md.dynamic_slice_in_dim(x, -1, 2, 1))(X))
+    assert "slice(a, [:, 2:4])" in tape and "gather" not in tape
+
+
+def test_one_that_is_traced_is_one_operation():
+    tape = md.make_tape(lambda x, i: md.dynamic_slice_in_dim(x, i, 2, 1))(X, 1)
+    assert "c:f64[3,2] = dynamic_slice(a, b, axis=1, size=2)" in str(tape)
+    tape = md.make_tape(lambda x, v, i: md.dynamic_update_slice_in_dim(x, v, i, 1))(X, X[:, :2], 1)
+    assert "d:f64[3,4] = dynamic_update(a, b, c, axis=1)" in str(tape)
+
+
+def test_what_is_sliced_is_not_written_into():
+    """Compiled, a slice is a view of what it is taken of: memory that later results may not take."""
+
+    def f(x, i):
+        y = np.sin(x)
+        part = md.dynamic_slice_in_dim(y, i, 200)
+        z = np.cos(y)
+        return part, np.exp(z) + 1
+
+    x = np.arange(40000.0).reshape(400, 100)
+    for actual, expected in zip(md.jit(f)(x, 150), f(x, 150)):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_slice_of_all_moves_nothing():
+    assert str(md.make_tape(lambda x, i: md.dynamic_slice_in_dim(x, i, 3))(X, 1)).count("=") == 0
+
+
+def test_a_loop_writes_row_by_row():
+    def f(x):
+        def step(i, out):
+            row = md.dynamic_index_in_dim(x, i, keepdims=False)
+            return md.dynamic_update_index_in_dim(out, row * row, 2 - i, 0)
+
+        return md.fori_loop(0, 3, step, np.zeros((3, 4)))
+
+    for g in (f, md.jit(f), lambda x: md.make_tape(f)(x)(x)[0]):
+        np.testing.assert_array_equal(g(X), X[::-1] ** 2)
+    np.testing.assert_array_equal(md.grad(lambda x: f(x).sum())(X), 2 * X)
+
+
+def test_each_element_of_a_vmap_has_its_own_start():
+    starts = np.array([0, 3, -2])
+    taken = md.vmap(lambda x, i: md.dynamic_slice_in_dim(x, i, 2))(X, starts)
+    np.testing.assert_array_equal(taken, [X[0, 0:2], X[1, 2:4], X[2, 2:4]])
+
+
+# ---------------------------------------------------------------- on ranks
+
+MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
+
+
+def diagonal(x, y):
+    """Each rank's own block of columns of x, which all have; and y, with it in the block's place."""
+
+    def body(x, y):
+        i = axis_index("i")
+        block = md.dynamic_slice_in_dim(x, 2 * i, 2, 1)
+        return block, md.dynamic_update_slice_in_dim(y, np.sin(block), 2 * i, 1)
+
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=P("i"))(x, y)
+
+
+def diagonal_of_arrays(x, y):
+    columns = [x[:, 2 * i : 2 * i + 2] for i in range(4)]
+    rows = [mnp.at(y[2 * i : 2 * i + 2])[:, 2 * i : 2 * i + 2].set(np.sin(c)) for i, c in enumerate(columns)]
+    return np.concatenate(columns), np.concatenate(rows)
+
+
+def test_each_rank_has_its_own_start():
+    x, y = np.random.default_rng(0).standard_normal((2, 2, 8))
+    y = np.tile(y, (4, 1))
+    expected = diagonal_of_arrays(x, y)
+    tape = md.make_tape(diagonal)(x, y)
+    tape.check()
+    for actual in (diagonal(x, y), tape(x, y), md.jit(diagonal)(x, y)):
+        for a, e in zip(actual, expected):
+            np.testing.assert_allclose(np.asarray(a), e)
+
+    def loss(f):
+        return lambda x, y: sum((np.cos(a) * np.arange(a.size).reshape(a.shape)).sum() for a in f(x, y))
+
+    expected_ct = md.grad(loss(diagonal_of_arrays), argnums=(0, 1))(x, y)
+    for g in (md.grad(loss(diagonal), argnums=(0, 1)), md.jit(md.grad(loss(diagonal), argnums=(0, 1)))):
+        for a, e in zip(g(x, y), expected_ct):
+            np.testing.assert_allclose(np.asarray(a), e, atol=1e-12)
+    primals, tangents = (x, y), (np.cos(x), np.cos(y))
+    for a, e in zip(md.jvp(diagonal, primals, tangents)[1], md.jvp(diagonal_of_arrays, primals, tangents)[1]):
+        np.testing.assert_allclose(np.asarray(a), e)
+
+
+# ---------------------------------------------------------------- errors
+
+ERRORS = {
+    "larger": (lambda: md.dynamic_slice_in_dim(X, 0, 5, 1), ValueError, r"size 5 does not lie in axis 1 .* f64\[3,4\]"),
+    "starts": (lambda: md.dynamic_slice(X, (1,), (1, 1)), ValueError, r"1 starts for the 2 axes .* f64\[3,4\]"),
+    "sizes": (lambda: md.dynamic_slice(X, (1, 1), (1,)), ValueError, r"1 sizes for the 2 axes .* f64\[3,4\]"),
+    "matrix": (
+        lambda: md.dynamic_slice(X, np.zeros((1, 2), int), (1, 1)),
+        TypeError,
+        r"for each axis, got .* i64\[1,2\]",
+    ),
+    "float": (lambda: md.dynamic_slice_in_dim(X, 1.5, 1), TypeError, r"dim: a start is one integer, got .* f64\[\]"),
+    "vector": (lambda: md.dynamic_index_in_dim(X, np.array([1, 2])), TypeError, r"one integer, got .* i64\[2\]"),
+    "update": (
+        lambda: md.dynamic_update_slice(X, np.ones(3), (0, 0)),
+        ValueError,
+        r"type f64\[3\] does not lie in a value of type f64\[3,4\]",
+    ),
+    "larger update": (
+        lambda: md.dynamic_update_slice_in_dim(X, np.ones((3, 5)), 0, 1),
+        ValueError,
+        r"f64\[3,5\] does not lie",
+    ),
+    "loss": (
+        lambda: md.dynamic_update_slice(X, 1j * X, (0, 0)),
+        TypeError,
+        r"c128\[3,4\] cannot go into a value of type f64\[3,4\] without loss",
+    ),
+    "several": (
+        lambda: md.dynamic_update_index_in_dim(X, np.ones((2, 4)), 0, 0),
+        ValueError,
+        "f64.2,4.; dynamic_update_slice_in_dim updates several",
+    ),
+    "axis": (lambda: md.dynamic_slice_in_dim(X, 0, 1, 2), np.exceptions.AxisError, "dynamic_slice_in_dim: axis 2"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_errors(case):
+    call, error, message = case
+    with pytest.raises(error, match=message):
+        call()
