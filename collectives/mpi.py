@@ -16,6 +16,7 @@ from mpi4py import MPI as _mpi
 
 from collectives.along import most
 from collectives.backend import GROUP, Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
+from collectives.interactive import Communicator, Session, is_interactive
 from collectives.stacked import Stacked, join_blocks
 from minidiff.core import Primitive
 
@@ -113,12 +114,12 @@ class Ranks(Backend):
 
     def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
         self._started.remove(started)
-        _mpi.Request.Waitall(started.requests)
+        _wait_for(started.requests, self.comm)
         return started.results()
 
     def finish(self) -> None:
         while self._started:
-            _mpi.Request.Waitall(self._started.pop(0).requests)
+            _wait_for(self._started.pop(0).requests, self.comm)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
@@ -224,7 +225,7 @@ class Ranks(Backend):
 
     def _ppermute(self, x, held, axes, size, perm):
         out = numpy.zeros_like(x)
-        _mpi.Request.Waitall(self._sent(x, out, axes, perm))
+        _wait_for(self._sent(x, out, axes, perm), self.comm)
         return out, held
 
     def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
@@ -312,8 +313,26 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
         parent.Set_attr(_MADE, made)
     like = tuple(sizes.items())
     if like not in made:
-        made[like] = {tuple(sizes): parent.Dup()}
+        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else parent.Dup()}
     return made[like]
+
+
+_SESSION: list[Session] = []  # the only one, where there is one
+
+
+def _in_session(parent: Any, name: tuple) -> Communicator:
+    """A duplicate of `parent` for an interactive session."""
+    if not _SESSION:
+        _SESSION.append(Session(WORLD))
+    ranks = parent.Get_group().Translate_ranks(None, WORLD.Get_group())
+    return Communicator(_SESSION[0], list(ranks), name, parent.Dup)
+
+
+def _wait_for(requests: Sequence[Any], comm: Any) -> None:
+    if isinstance(comm, Communicator):
+        comm.wait_for(requests)
+    else:
+        _mpi.Request.Waitall(requests)
 
 
 def _bytes(x: numpy.ndarray) -> list:

@@ -1,0 +1,138 @@
+"""Ranks of an interactive session: one that fails is an error on all that wait for it, and the next cell works."""
+
+import json
+import subprocess
+import sys
+
+from tests.test_failures import mpiexec
+
+#: Runs cells on every rank as a Jupyter engine does; as the client does, all of them end before the next begins.
+ENGINE = """
+import io, json, sys
+sys.ps1 = ">>> "
+from IPython.core.interactiveshell import InteractiveShell
+from mpi4py import MPI
+shell = InteractiveShell.instance()
+shell.InteractiveTB.set_mode("Minimal")
+printed, sys.stdout, found = sys.stdout, io.StringIO(), []
+for cell in json.loads(sys.argv[1]):
+    result = shell.run_cell(cell, silent=cell.startswith("# silent"))
+    error = result.error_before_exec or result.error_in_exec
+    found.append(f"{type(error).__name__}: {error}" if error else repr(result.result))
+    MPI.COMM_WORLD.Barrier()
+sys.stdout = printed
+if MPI.COMM_WORLD.rank == 0:
+    everywhere = [found, *[MPI.COMM_WORLD.recv(source=r) for r in range(1, MPI.COMM_WORLD.size)]]
+    print(json.dumps(everywhere))
+else:
+    MPI.COMM_WORLD.send(found, 0)
+MPI.COMM_WORLD.Barrier()
+import os
+sys.stdout.flush()
+os._exit(0)  # what was abandoned is never finished
+"""
+RANKS = 4
+SETUP = """
+import os, signal, sys, threading
+import numpy as np
+import spmd
+from collectives import pmax, ppermute, psum
+from spmd import P
+mesh = spmd.make_mesh((2, 2), ("i", "j"))
+rank, both = mesh.rank, ("i", "j")
+def on_ranks(f, out_specs=P()):
+    return spmd.shard_map(f, mesh=mesh, in_specs=P(both), out_specs=out_specs)(np.arange(4.0))
+def fail_on(which, x):
+    if rank == which:
+        raise OSError(f"mistake on {which}")
+    return x
+"""
+ALL = "(float(on_ranks(lambda x: psum(x, both))[0]), on_ranks(lambda x: psum(x, 'j'), P('i')).gather().tolist())"
+SUMS = repr((6.0, [1.0, 5.0]))
+
+
+def run(*cells):
+    """What each cell gives on each rank: the repr of its value, or of its error."""
+    done = mpiexec(RANKS, "-c", ENGINE, json.dumps([SETUP, *cells]))
+    assert done.returncode == 0, done.stderr
+    everywhere = json.loads(done.stdout)
+    assert [found[0] for found in everywhere] == ["None"] * RANKS
+    return [[found[1 + k] for found in everywhere] for k in range(len(cells))]
+
+
+def waited_for(rank, error):
+    return f"OtherRankError: rank {rank} failed, and this rank waited for it. There it was {error}"
+
+
+def test_one_that_fails_is_an_error_on_all_that_wait_for_it():
+    in_a_body = "_ = on_ranks(lambda x: psum(fail_on(2, x), 'i'), P('j'))"
+    outside = "fail_on(1, 0)\n" + ALL
+    found = run(ALL, in_a_body, ALL, outside, "if rank == 3: undefined", "# silent\n" + ALL, ALL)
+    assert found[0] == found[2] == found[6] == [SUMS] * RANKS and found[5] == ["None"] * RANKS
+    # Only rank 0 waits for rank 2 along i; the others get what they came for.
+    assert found[1] == [waited_for(2, "OSError: mistake on 2"), "None", "OSError: mistake on 2", "None"]
+    waiting = waited_for(1, "OSError: mistake on 1")
+    assert found[3] == [waiting, "OSError: mistake on 1", waiting, waiting]
+    assert found[4] == ["None"] * 3 + ["NameError: name 'undefined' is not defined"]
+
+
+def test_a_mistake_that_all_make():
+    """Before anything was sent; then of one alone, where ranks are in the middle of going over to new communicators."""
+    only_one = "_ = on_ranks(lambda x: psum(fail_on(1, x), 'i'), P('j'))"
+    found = run(
+        "on_ranks(lambda x: x)", ALL, "on_ranks(lambda x: ppermute(x, both, [(0, 9)]))", only_one, only_one, ALL
+    )
+    assert all(x.startswith("VarianceError") for x in found[0]) and all(x.startswith("ValueError") for x in found[2])
+    assert found[1] == found[5] == [SUMS] * RANKS
+    waiting = waited_for(1, "OSError: mistake on 1")
+    assert found[3] == found[4] == [waiting, "OSError: mistake on 1", waiting, waiting]
+
+
+def test_what_waits_can_be_interrupted():
+    """Rank 3 does not come. (Of the permutation, it is the source: nobody but rank 0 waits.)"""
+    interrupt = """
+if rank == 0:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+if rank != 3:
+    _ = on_ranks(lambda x: {}, {})
+"""
+    calls = [("psum(x, both)", "P()"), ("pmax(x, both)", "P()"), ("ppermute(x, both, [(3, 0)])", "P(both)")]
+    cells = [cell for call in calls for cell in (interrupt.format(*call), ALL)]
+    found = run(ALL, *cells)
+    assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
+    waiting = waited_for(0, "KeyboardInterrupt: ")
+    assert found[1] == found[3] == ["KeyboardInterrupt: ", waiting, waiting, "None"]
+    assert found[5] == ["KeyboardInterrupt: ", "None", "None", "None"]
+
+
+def test_without_ipython_an_interrupted_mesh_says_so():
+    program = """
+import os, signal, sys, threading, time
+sys.ps1 = ">>> "
+import numpy as np
+import spmd
+from collectives import psum
+from spmd import P
+mesh = spmd.make_mesh((2,), ("i",))
+total = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+total(np.ones(2))
+if mesh.rank == 0:
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    for _ in range(2):
+        try:
+            total(np.ones(2))
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", flush=True)
+else:
+    time.sleep(3)
+os._exit(0)
+"""
+    done = mpiexec(2, "-c", program)
+    assert done.stdout.splitlines()[0] == "KeyboardInterrupt: "
+    assert done.stdout.splitlines()[1].startswith("RuntimeError: a collective of this mesh was interrupted")
+
+
+def test_scripts_are_left_alone():
+    program = "import spmd; print(type(spmd.make_mesh((2,), ('i',)).ranks.comm).__name__)"
+    assert mpiexec(2, "-c", program).stdout.replace("\n", "") == "Intracomm" * 2
+    assert subprocess.run([sys.executable, "-c", "import collectives.interactive"], check=True).returncode == 0
