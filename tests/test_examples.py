@@ -155,4 +155,4 @@ def test_interrupted(tmp_path, ranks, which):
         _, err = job.communicate(timeout=20)
     assert job.returncode == 130
     assert "Traceback" not in err
-    assert err.count("Interrupted. Started again, with the same options, it goes on from what was saved last.") == 1
+    assert "Interrupted. Started again, with the same options, it goes on from what was saved last." in err

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean, psum
+from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -63,11 +63,9 @@ def ranks_closing_over(f):
 
 
 def ranks_along_one_axis(f):
-    """Leaving the other axis to one inside. Each rank has c for itself, as above."""
-    body = lambda y, c: pmean(f(y[0], pbroadcast(c, "i")), "i")  # noqa: E731
-    return lambda x, c: spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P()), out_specs=P(), axis_names={"i"})(
-        np.stack([x, x]), c
-    )
+    """Leaving the other axis to one inside. All ranks have x and c alike, and a share of the result."""
+    body = lambda x, c: psum(f(x, c) * (1 + axis_index("i")) / 3, "i")  # noqa: E731
+    return lambda x, c: spmd.shard_map(body, mesh=MESH, in_specs=P(), out_specs=P(), axis_names={"i"})(x, c)
 
 
 def ranks_along_the_other(f):
@@ -280,6 +278,7 @@ def test_layers_in_any_order(base, names):
         ("products", ["shard_map, mapped", "jit, closed over"]),  # staged, and closing over what is outside the stage
         ("products", ["shard_map, closed over", "tape, closed over", "grad"]),
         ("products", ["grad in what is closed over", "shard_map along i"]),
+        ("pieces", ["grad", "shard_map", "hvp", "shard_map along i"]),
     ],
 )
 def test_examples(base, names):
