@@ -279,6 +279,8 @@ def test_layers_in_any_order(base, names):
         ("products", ["shard_map, closed over", "tape, closed over", "grad"]),
         ("products", ["grad in what is closed over", "shard_map along i"]),
         ("pieces", ["grad", "shard_map", "hvp", "shard_map along i"]),
+        ("updates", ["scan", "hessian"]),  # the zero that a loop hands to the transpose of an update
+        ("updates", ["scan", "jacrev", "vjp", "shard_map, closed over"]),  # which ranks have each for themselves
     ],
 )
 def test_examples(base, names):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, is_scalar_constant, running, typeof
+from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, running, typeof
 from minidiff.ops.elementwise import add, convert, divide, equal, multiply, negative, power, where
 from minidiff.ops.indexing import (
     batch_scatter,
@@ -49,8 +49,15 @@ def _update_transpose(ct, operands, index):
 
 def _batch_update(primitive, args, batched, index):
     size = next(a.shape[0] for a, b in zip(args, batched) if b)
-    args = [a if b or is_scalar_constant(a) else broadcast_to(a, (size, *a.shape)) for a, b in zip(args, batched)]
-    return primitive.bind(*args, index=(slice(None), *index))
+    x, v = args
+    if not batched[0]:
+        x = broadcast_to(x, (size, *x.shape))
+    if batched[1]:  # a number for each: as many dimensions as there are to fill
+        fills = numpy.broadcast_to(0, x.shape[1:])[index].ndim + 1
+        v = reshape(v, (*v.shape, *(1,) * (fills - v.ndim))) if v.ndim < fills else v
+    elif typeof(v).shape:  # one number fits everywhere
+        v = broadcast_to(v, (size, *v.shape))
+    return primitive.bind(x, v, index=(slice(None), *index))
 
 
 #: x, with v at a known `index`.
