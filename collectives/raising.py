@@ -4,12 +4,13 @@ Transposed, each pbroadcast is a psum. A value that is the same on all ranks may
 after this operation and after that one, or in each step of a loop. Then its cotangent is made of many psums. But what
 each rank computes for itself may as well be computed of what is lifted already:
 
-    pbroadcast(f(x))    = f(pbroadcast(x))
+    pbroadcast(f(x))                    = f(pbroadcast(x))
+    pbroadcast(all_gather_invariant(x)) = all_gather(x)
 
 So inputs may be lifted, once: their psums come at the end of the backward pass, where nothing waits for them, and those
 of all inputs are one call (`boundary.py`). In a loop, what all steps share and what they take element by element is
-lifted before it, and a carry is carried lifted as well. This is done where it takes less time; what collectives make is
-lifted where it was.
+lifted before it, and a carry is carried lifted as well. This is done where it takes less time; what other collectives
+make is lifted along their axes where it was.
 
 (`sinking.py` moves psums the other way, in programs that are compiled. It does not look into loops.)
 """
@@ -21,16 +22,20 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from collectives.ops import Collective, pbroadcast_p, psum_p
+from collectives.ops import Collective, all_gather_invariant_p, all_gather_p, pbroadcast_p, psum_p
+from collectives.rooted import broadcast_p
 from collectives.sinking import CHEAP_BYTES
 from minidiff.control import Cond, Scan, scan_p
-from minidiff.core import Scope, ShapedArray, is_scalar_constant, lift
+from minidiff.core import Primitive, Scope, ShapedArray, is_scalar_constant, lift
 from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
 from minidiff.location import Location
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 
 #: What it is that lifts may be moved past, besides loops: nothing, operations, or the branches of choices as well.
 NOTHING, OPERATIONS, CHOICES = range(3)
+
+#: What communicates nothing when it is transposed.
+FREE = (psum_p, all_gather_invariant_p, broadcast_p)
 
 #: For a name, along which axes it is wanted lifted, and the line of the program that wants it.
 Wanted = dict[frozenset, Location | None]
@@ -61,6 +66,8 @@ def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
             if root in lifted or (root in inputs and root is not eqn.inputs[0]):
                 return True
             lifted.add(root)
+        if primitive is all_gather_invariant_p:
+            lifted.update(eqn.outputs)  # a lift would make it an all_gather
         for v in eqn.outputs:
             roots[v] = v if isinstance(primitive, Collective) else root
     return False
@@ -82,7 +89,7 @@ def _lifts(tape: Tape) -> bool:
 
 
 def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> int:
-    """How long the psums of a transposed tape take, in bytes; those of inputs in `together` are done in one call."""
+    """How long the sums of a transposed tape take, in bytes; the psums of inputs in `together` are done in one call."""
     active, total, calls = _active(tape, linear), 0, set()
     for eqn in tape.equations:
         if not _takes(eqn, active):
@@ -92,6 +99,8 @@ def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> i
             call = (eqn.params["axes"], x.type.dtype) if x in together else eqn
             total += x.type.nbytes + (0 if call in calls else CHEAP_BYTES)
             calls.add(call)
+        elif isinstance(eqn.primitive, Collective) and eqn.primitive not in FREE and eqn.params["size"] > 1:
+            total += (max(v.type.nbytes for v in eqn.outputs) + CHEAP_BYTES) // 2  # a psum goes there, and back
         times = [_time(body, mask) for body, mask in _bodies(eqn, active)]
         if times:  # of branches, one is run
             total += max(times) * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1)
@@ -175,10 +184,11 @@ class _Raising:
             axes, (x,), further = frozenset(eqn.params["axes"]), eqn.inputs, self.wanted[eqn.outputs[0]]
             self.wanted[x].update({axes.union(more): source for more, source in further.items()})
             self.wanted[x][axes] = eqn.source
-        elif self._is_followed(eqn):
+        elif followed := {axes: source for axes, source in self._wanted_of(eqn).items() if self._follows(eqn, axes)}:
             for a in eqn.inputs:
                 if isinstance(a, Var) and a in self.active:
-                    self.wanted[a].update(self._wanted_of(eqn))
+                    missing = {axes.difference(a.type.variance): source for axes, source in followed.items()}
+                    self.wanted[a].update({axes: source for axes, source in missing.items() if axes})
         elif eqn.primitive is scan_p and (_lifts(eqn.params["body"]) or self._wanted_of(eqn)):
             linear, results = (
                 [isinstance(a, Var) and a in self.active for a in eqn.inputs],
@@ -197,9 +207,14 @@ class _Raising:
             if isinstance(a, Var) and a in self.active:
                 self.wanted[a].update(wanted)
 
-    def _is_followed(self, eqn: Equation) -> bool:
+    def _follows(self, eqn: Equation, axes: frozenset) -> bool:
+        """Whether a lift along axes is moved past an equation: along other axes than those of a collective."""
         p = eqn.primitive
-        return self.through > NOTHING and not (isinstance(p, Collective) or p.has_body or p.on_ranks)
+        if self.through == NOTHING or p.has_body:
+            return False
+        if p is all_gather_invariant_p and eqn.params["tiled"]:
+            return True
+        return axes.isdisjoint(eqn.params["axes"]) if isinstance(p, Collective) else not p.on_ranks
 
     def _wanted_of(self, eqn: Equation) -> Wanted:
         return {axes: source for v in eqn.outputs for axes, source in self.wanted[v].items()}
@@ -232,7 +247,7 @@ class _Raising:
         else:
             self.equations.append(inner.written(self))
         for axes, source in self._wanted_of(eqn).items():
-            if self._is_followed(eqn):
+            if self._follows(eqn, axes):
                 self._write_lifted(eqn, axes)
                 continue
             for v in eqn.outputs:
@@ -241,10 +256,11 @@ class _Raising:
 
     def _write_lifted(self, eqn: Equation, axes: frozenset) -> None:
         """An equation once more, of what is lifted."""
-        inputs = [self.of(a, axes) for a in eqn.inputs]
-        types = [a if is_scalar_constant(a) else _type(a) for a in inputs]
-        outputs = [Var(t) for t in eqn.primitive.typecheck(types, eqn.params)]
-        self.equations.append(Equation(eqn.primitive, inputs, eqn.params, outputs, eqn.source))
+        outputs = [self.of(a, axes) for a in eqn.inputs]
+        for primitive, params in _lifted_as(eqn, axes, self.scope):
+            inputs, types = outputs, [a if is_scalar_constant(a) else _type(a) for a in outputs]
+            outputs = [Var(t) for t in primitive.typecheck(types, params)]
+            self.equations.append(Equation(primitive, inputs, params, outputs, eqn.source))
         self.lifted.update({(v, axes): new for v, new in zip(eqn.outputs, outputs)})
 
     def of(self, a: Atom, axes: frozenset) -> Atom:
@@ -253,12 +269,12 @@ class _Raising:
             return _lifted_type(a, axes)
         if is_scalar_constant(a):
             return a
-        missing = axes.difference(_type(a).variance)
+        axes = axes.difference(_type(a).variance)
         if not isinstance(a, Var):
-            return lift(a, missing) if missing else a
+            return lift(a, axes) if axes else a
+        if not axes:
+            return self._name(a)
         if a not in self.active and (a, axes) not in self.lifted:  # what nobody differentiates
-            if not missing:
-                return self._name(a)
             self._pbroadcast(a, axes, None)
         return self.lifted[a, axes]
 
@@ -275,6 +291,20 @@ class _Raising:
 
     def _name(self, a: Atom) -> Atom:
         return self.names.get(a, a) if isinstance(a, Var) else a
+
+
+def _lifted_as(eqn: Equation, axes: frozenset, scope: Scope) -> list[tuple[Primitive, dict]]:
+    """What is done to lifted operands of an equation, one after the other, so that its results are lifted."""
+    if eqn.primitive is not all_gather_invariant_p:
+        return [(eqn.primitive, eqn.params)]
+    runs = [(lifted, tuple(run)) for lifted, run in itertools.groupby(eqn.params["axes"], axes.__contains__)]
+    return [  # the last axes first: their blocks lie beside each other
+        (
+            all_gather_p if lifted else all_gather_invariant_p,
+            {**eqn.params, "axes": run, "size": math.prod(scope.axes[a] for a in run)},
+        )
+        for lifted, run in reversed(runs)
+    ]
 
 
 def _type(a: Atom) -> ShapedArray:

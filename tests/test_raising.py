@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pbroadcast, pmean, psum
+from collectives import all_gather_invariant, axis_index, pbroadcast, pmean, ppermute, psum
 from spmd import P
 from tests.programs import assert_trees_close, run_and_count
 
@@ -144,6 +144,31 @@ def test_what_is_explicit_stays():
 
     assert body_of_gradient(body, X, W, auto_pbroadcast=False).count("psum") == 3
     assert body_of_gradient(body, X, W).count("psum") == 2
+
+
+def test_past_collectives_along_other_axes():
+    """One lift for both uses of what a ppermute gives; past an all_gather_invariant along these axes, an all_gather."""
+
+    def moved(x, c):
+        y = ppermute(x, "i", perm=[(0, 1), (1, 0)])
+        return psum(np.sum(np.sin(y) * axis_index("j")) + np.sum(pbroadcast(np.cos(y), "j") * c), IJ)
+
+    def gathered(x, c):
+        whole = np.sin(all_gather_invariant(x, "i", tiled=True))
+        return psum(np.sum(whole * axis_index("i")), "i") + psum(np.sum(x * c), IJ)
+
+    x, c = rng.normal(size=(4, 3)), rng.normal(size=3)
+    for body, expected in [
+        (moved, {"psum": 2, "ppermute": 2}),
+        (gathered, {"all_gather_invariant": 1, "psum_scatter": 1}),
+    ]:
+        f, old = (
+            spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P()), out_specs=P(), check_rep=typed)
+            for typed in (True, False)
+        )
+        assert_trees_close(md.grad(f)(x, c), md.grad(old)(x, c))
+        counts = spmd.communication(md.grad(f))(x, c).counts
+        assert {name: counts.get(name, 0) for name in expected} == expected, counts
 
 
 def test_along_one_axis_after_the_other():
