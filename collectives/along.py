@@ -96,6 +96,8 @@ def along_groups(name: str, axis_name: AxisName, groups: Any, alike: bool = True
 def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> Along:
     """The axes named, checked, as one run, perhaps in groups."""
     runs = along(name, axis_name)
+    if not runs:
+        raise ValueError(f"{name} over {axis_name!r}: no axis is named; name one at least")
     if len(runs) != 1:
         raise ValueError(
             f"{name} over {axis_name!r}: an axis named by a vmap cannot be taken together with others; "

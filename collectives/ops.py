@@ -40,6 +40,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy
+
 from collectives.along import (
     Along,
     AxisName,
@@ -449,7 +451,13 @@ def counted(x: Value) -> Value:
 
 def times(x: Value, copies: int) -> Value:
     """The sum of so many copies."""
-    return x if copies == 1 else x * copies
+    return x if copies == 1 else x * as_factor(copies, x)
+
+
+def as_factor(copies: int, x: Value | ShapedArray) -> int:
+    """A number of copies as what `x` is multiplied by: small integers wrap around, as where they are added up."""
+    dtype = getattr(x, "dtype", None)  # Python's own numbers have none
+    return int(numpy.asarray(copies).astype(dtype)) if dtype is not None and dtype.kind in "iu" else copies
 
 
 def bind_over(primitive: Collective, x: Value, run: Along, **params: Any) -> Value:
@@ -497,7 +505,7 @@ def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
 def _psum(x: Value, run: Along) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
-        return x * run.size
+        return x * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.alike:
@@ -631,7 +639,7 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis:
     """Blocks of all ranks of several runs put together by `step`, one run after the other, the last one first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
-    if len(runs) > 1 and not tiled:  # along an axis that is there already
+    if len(runs) != 1 and not tiled:  # along an axis that is there already
         leaf, tiled = expand_dims(leaf, at), True
     for run in reversed(runs):
         leaf = step(leaf, run, at, tiled)
@@ -671,7 +679,7 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
     check_split(name, leaf, at, ranks_along(runs), tiled)
-    cut = tiled or len(runs) > 1
+    cut = tiled or len(runs) != 1
     for run in runs:
         leaf = step(leaf, run, at, cut)
     return leaf if cut == tiled else squeeze(leaf, at)
@@ -807,10 +815,10 @@ def axis_index(axis_name: AxisName) -> Value:
 
     Source: JEP 17111, table of collectives.
     """
-    index = None
-    for run in along("axis_index", axis_name):
+    index: Value = 0
+    for k, run in enumerate(along("axis_index", axis_name)):
         here = axis_index_p.bind(axes=run.axes, typed=run.scope.typed)
-        index = here if index is None else index * run.size + here
+        index = index * run.size + here if k else here
     return index
 
 

@@ -28,6 +28,7 @@ from collectives.ops import (
     Collective,
     all_gather_invariant_p,
     all_gather_p,
+    as_factor,
     axis_index_p,
     pbroadcast_p,
     pscatter_p,
@@ -81,7 +82,7 @@ def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    return Equation(multiply.primitive, [before.inputs[0], eqn.params["size"]], {}, eqn.outputs)
+    return Equation(multiply.primitive, [before.inputs[0], _copies(eqn)], {}, eqn.outputs)
 
 
 @simplifies(psum_scatter_p)
@@ -90,7 +91,11 @@ def _scattered_sum_of_copies(program: Program, eqn: Equation) -> Equation | None
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
     part = program.add(pscatter_p, before.inputs, eqn.params)
-    return Equation(multiply.primitive, [part, eqn.params["size"]], {}, eqn.outputs)
+    return Equation(multiply.primitive, [part, _copies(eqn)], {}, eqn.outputs)
+
+
+def _copies(eqn: Equation) -> int:
+    return as_factor(eqn.params["size"], eqn.outputs[0].type)
 
 
 # ---------------------------------------------------------------- sums of sums
