@@ -15,6 +15,7 @@ from minidiff.core import ShapedArray, Tracer
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, block_type, check_divides, check_rank, check_spec
 from spmd.sharded_array import ShardedArray
+from spmd.table import paragraph
 
 CELL_WIDTH = 22  # columns of a list of ranks, before it is continued on the next line
 MOST_ACROSS = 8  # parts of an array of one dimension that are drawn beside each other
@@ -149,10 +150,10 @@ class Sharding:
 
     def _repr_html_(self) -> str:
         hues = {self._cell(ranks): 137.5 * i % 360 for i, ranks in enumerate(self.ranks.values())}
-        parts = [_paragraph(self.title), _paragraph(self.remark)]
+        parts = [paragraph(self.title), paragraph(self.remark)]
         for headline, *grid in self._pictures():
-            parts += [_paragraph(headline), _html_grid(*grid, hues)]
-        return "".join([*parts, _paragraph(self._more)])
+            parts += [paragraph(headline), _html_grid(*grid, hues)]
+        return "".join([*parts, paragraph(self._more)])
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
@@ -195,10 +196,6 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], hues:
     head = f"<tr>{label('')}{''.join(map(label, across))}</tr>" if any(across) else ""
     rows = "".join(f"<tr>{label(text)}{''.join(map(cell, row))}</tr>" for text, row in zip(down, cells))
     return f'<table style="border-collapse:collapse">{head}{rows}</table>'
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>" if text else ""
 
 
 # ---------------------------------------------------------------- what users call
