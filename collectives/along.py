@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.batching import named_axes
@@ -41,7 +41,12 @@ class Along(NamedTuple):
         return params if self.groups is None else {**params, "groups": self.groups}
 
 
-def size_of(scope: Scope, axes: Sequence[str]) -> int:
+def along_those(scope: Scope, axes: Collection[str]) -> Along:
+    """Along these axes of a scope, in its order."""
+    return Along(scope, tuple(a for a in scope.axes if a in axes))
+
+
+def size_of(scope: Scope, axes: Iterable[str]) -> int:
     """How many ranks there are along axes."""
     return math.prod(scope.axes[a] for a in axes)
 

@@ -37,7 +37,7 @@ The examples take for granted `np`, `md`, `spmd`, `P` (which is `spmd.P`), and t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy
@@ -48,12 +48,12 @@ from collectives.along import (
     along,
     along_groups,
     along_one,
+    along_those,
     check_rank,
     check_split,
     check_splits,
     most,
     ranks_along,
-    size_of,
 )
 from collectives.stacked import Stacked
 from minidiff import core, tree
@@ -415,9 +415,13 @@ def _lift(x: Value, axes: frozenset, scope: Scope) -> Value:
     return _pbroadcast(x, axes, scope)
 
 
-def _pbroadcast(x: Value, axes: Iterable[str], scope: Scope) -> Value:
-    ordered = tuple(a for a in scope.axes if a in axes)
-    return pbroadcast_p.bind(x, axes=ordered, size=size_of(scope, ordered))
+def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
+    return pbroadcast_p.bind(x, **along_those(scope, axes).params)
+
+
+def lifted_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
+    """The type of a value of type `t`, lifted along these axes."""
+    return t.update(variance=t.variance.union(axes))
 
 
 core.lift = lift

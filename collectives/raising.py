@@ -17,11 +17,11 @@ lifted where it was.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from collectives.ops import Collective, pbroadcast_p, psum_p
+from collectives.along import along_those, size_of
+from collectives.ops import Collective, lifted_type, pbroadcast_p, psum_p
 from collectives.sinking import CHEAP_BYTES
 from minidiff.control import Cond, Scan, scan_p
 from minidiff.core import Scope, ShapedArray, is_scalar_constant, lift
@@ -99,7 +99,7 @@ def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> i
 
 
 def _time_of_lifts(lifts: Iterable[tuple[ShapedArray, frozenset]], scope: Scope) -> int:
-    return sum(t.nbytes + CHEAP_BYTES for t, axes in lifts if math.prod(scope.axes[a] for a in axes) > 1)
+    return sum(t.nbytes + CHEAP_BYTES for t, axes in lifts if size_of(scope, axes) > 1)
 
 
 def _active(tape: Tape, linear: Sequence[bool]) -> set[Var]:
@@ -212,7 +212,7 @@ class _Raising:
         for v in self.old.inputs:
             for axes, source in list(self.wanted[v].items()):
                 if v in self.given:
-                    self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
+                    self.lifted[v, axes] = Var(lifted_type(v.type, axes))
                 else:
                     self._pbroadcast(v, axes, source)
         for eqn in self.old.equations:
@@ -250,7 +250,7 @@ class _Raising:
     def of(self, a: Atom, axes: frozenset) -> Atom:
         """An atom of the old tape, lifted."""
         if isinstance(a, ShapedArray):
-            return _lifted_type(a, axes)
+            return lifted_type(a, axes)
         if is_scalar_constant(a):
             return a
         missing = axes.difference(_type(a).variance)
@@ -265,12 +265,11 @@ class _Raising:
     def given_lifted(self, entries: Sequence[tuple[int, frozenset]]) -> list[Var]:
         """The inputs, by their numbers, that are given lifted (also if nobody needs them)."""
         pairs = [(self.old.inputs[k], axes) for k, axes in entries]
-        return [self.lifted.get((v, axes)) or Var(_lifted_type(v.type, axes)) for v, axes in pairs]
+        return [self.lifted.get((v, axes)) or Var(lifted_type(v.type, axes)) for v, axes in pairs]
 
     def _pbroadcast(self, v: Var, axes: frozenset, source: Location | None) -> None:
-        ordered = tuple(a for a in self.scope.axes if a in axes and a not in v.type.variance)
-        params = {"axes": ordered, "size": math.prod(self.scope.axes[a] for a in ordered)}
-        out = self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
+        params = along_those(self.scope, axes - v.type.variance).params
+        out = self.lifted[v, axes] = Var(lifted_type(v.type, axes))
         self.equations.append(Equation(pbroadcast_p, [self._name(v)], params, [out], source))
 
     def _name(self, a: Atom) -> Atom:
@@ -279,10 +278,6 @@ class _Raising:
 
 def _type(a: Atom) -> ShapedArray:
     return a if isinstance(a, ShapedArray) else atom_type(a)
-
-
-def _lifted_type(t: ShapedArray, axes: Iterable[str]) -> ShapedArray:
-    return t.update(variance=t.variance.union(axes))
 
 
 # ---------------------------------------------------------------- loops, and choices
@@ -368,7 +363,7 @@ class _Loop:
         for group, taken in zip(self._groups(len(eqn.inputs)), self.taken):
             inputs += [raising._name(eqn.inputs[k]) for k in group]
             inputs += [raising.of(eqn.inputs[k], axes) for k, axes in taken]
-        new = {(k, axes): Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in self.given}
+        new = {(k, axes): Var(lifted_type(eqn.outputs[k].type, axes)) for k, axes in self.given}
         raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in new.items()})
         carried, others = [v for (k, _), v in new.items() if k < m], [v for (k, _), v in new.items() if k >= m]
         outputs = [*eqn.outputs[:m], *carried, *eqn.outputs[m:], *others]
@@ -391,7 +386,7 @@ class _Choice:
         """The equation, of names of another tape that is being written."""
         eqn, taken, given = self.eqn, _entries(self.asked[1:]), _entries(self.results)
         inputs = [raising._name(a) for a in eqn.inputs] + [raising.of(eqn.inputs[1 + k], axes) for k, axes in taken]
-        new = [Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
+        new = [Var(lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
         raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in zip(given, new)})
         params = {}
         for name, branch in self.branches.items():

@@ -32,6 +32,7 @@ from minidiff.core import Value, lift_to, typeof
 from minidiff.forward import as_value
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_divides, check_rank, check_spec, is_spec
+from spmd.shard_map import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
@@ -196,8 +197,6 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
-    from spmd.shard_map import everywhere, shard_map_p  # which redistributes its own arguments
-
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:

@@ -34,7 +34,6 @@ be is known only when it has run.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -76,6 +75,7 @@ from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
+    Layout,
     P,
     PartitionSpec,
     block_type,
@@ -86,7 +86,6 @@ from spmd.partition import (
     is_spec,
     laid_out,
 )
-from spmd.redistribution import settled
 from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
@@ -439,20 +438,16 @@ class LinearBody:
 # ---------------------------------------------------------------- the old recipe's boundary
 
 
-def _ranks_along(mesh: Mesh, axes: Sequence[str]) -> int:
-    return math.prod(mesh.shape[a] for a in axes)
-
-
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
     """A cotangent that each of several ranks has whole: each counts for its part, unless theirs are summed."""
-    copies = _ranks_along(mesh, [a for a in axes if a not in spec.axes and a not in spec.summed])
+    copies = mesh.ranks.size(a for a in axes if a not in spec.axes and a not in spec.summed)
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
     """The cotangent of an input that several ranks were given whole: the sum of theirs, here if not on its way out."""
     axes = tuple(a for a in axes if a not in spec.axes and a not in spec.lifted)
-    return untyped_psum_p.bind(ct, axes=axes, size=_ranks_along(mesh, axes)) if axes else ct
+    return untyped_psum_p.bind(ct, **_along(mesh.ranks, axes)) if axes else ct
 
 
 # ---------------------------------------------------------------- blocks in and out
@@ -602,7 +597,8 @@ def shard_map(
             check_divides(spec, shape, sizes, "in_specs", path)
         if not where["around"]:
             values = [
-                x if typeof(x).layout is None else settled(x, where["mesh"], spec) for x, spec in zip(values, specs)
+                x if typeof(x).layout is None else Layout(where["mesh"], spec).settled(x)
+                for x, spec in zip(values, specs)
             ]
         out_structure = None
 
