@@ -810,6 +810,17 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     return tree.map(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
 
 
+def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
+    """Everyone's value, `by` ranks further along the ring of an axis: a `ppermute`.
+
+    >>> f = lambda x: shifted(x, 'i', 1)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([4, 1, 3, 1], P('i'))
+    """
+    n = axis_size(axis_name)
+    return ppermute(x, axis_name, [(rank, (rank + by) % n) for rank in range(n)])
+
+
 def axis_index(axis_name: AxisName) -> Value:
     """This rank's index along an axis, or along several counted in the order given: an integer that varies there.
 

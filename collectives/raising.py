@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from collectives.along import along_those, size_of
 from collectives.ops import Collective, lifted_type, pbroadcast_p, psum_p
 from collectives.sinking import CHEAP_BYTES
-from minidiff.control import Cond, Scan, scan_p
+from minidiff.control import Cond, Scan, rounds, scan_p
 from minidiff.core import Scope, ShapedArray, is_scalar_constant, lift
 from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
 from minidiff.location import Location
@@ -94,7 +94,7 @@ def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> i
             calls.add(call)
         times = [_time(body, mask) for body, mask in _bodies(eqn, active)]
         if times:  # of branches, one is run
-            total += max(times) * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1)
+            total += max(times) * rounds(eqn)
     return total
 
 
@@ -341,7 +341,7 @@ class _Loop:
         around += [
             (self.eqn.outputs[k].type, axes) for k, axes in _entries(self.results) if (k, axes) not in self.given
         ]
-        steps = self.eqn.params["length"] * _time(self.body, [v not in fixed for v in self.body.inputs])
+        steps = rounds(self.eqn) * _time(self.body, [v not in fixed for v in self.body.inputs])
         return steps + _time_of_lifts(around, self.scope)
 
     @staticmethod
@@ -353,7 +353,7 @@ class _Loop:
         ways = itertools.product((False, True), _worth_trying(eqn.params["body"]))
         best = min([_Loop(eqn, mask, scope, results, *way) for way in ways], key=_Loop.time)
         after = [(v.type, axes) for v, wanted in zip(eqn.outputs, results) for axes in wanted]
-        there = eqn.params["length"] * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
+        there = rounds(eqn) * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
         return best if best.time() < there else None
 
     def written(self, raising: _Raising) -> Equation:

@@ -35,7 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.along import Along, AxisName, along_one, check_rank, size_of
+from collectives.along import Along, AxisName, along_one, check_rank
+from collectives.backend import coordinates_of, index_along
 from collectives.ops import (
     INVARIANT,
     VARYING,
@@ -97,15 +98,12 @@ def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
 def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
     """The axes in runs along which `x` varies, or does not: the operation is one over each, in this order."""
     run = whole.run
-    sizes = [size_of(run.scope, [a]) for a in run.axes]
-    root = dict(zip(run.axes, numpy.unravel_index(whole.root, sizes)))
+    sizes = {a: run.scope.axes[a] for a in run.axes}
+    root = coordinates_of(whole.root, sizes)
     varying = varying_axes(x, run)
     for varies, axes in itertools.groupby(run.axes, key=lambda a: a in varying):
         part = run._replace(axes=tuple(axes))
-        index = 0
-        for a in part.axes:
-            index = index * size_of(run.scope, [a]) + int(root[a])
-        yield Rooted(part, index, varies)
+        yield Rooted(part, index_along(part.axes, root, sizes), varies)
 
 
 # ---------------------------------------------------------------- what users call

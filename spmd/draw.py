@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy
 
+from collectives.backend import index_along
 from minidiff.core import ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, block_type, check_divides, check_rank, check_spec
+from spmd.partition import PartitionSpec, block_type, check_divides, check_ndim, check_spec, parts_along
 from spmd.sharded_array import ShardedArray
 from spmd.table import paragraph
 
@@ -37,20 +38,14 @@ class Sharding:
         self.mesh = mesh
         self.spec = spec
         sizes = mesh.shape if mesh is not None else {}
-        self.parts = tuple(math.prod(sizes[a] for a in axes) for axes in spec.dims(len(self.shape)))
+        self.parts = tuple(parts_along(axes, sizes) for axes in spec.dims(len(self.shape)))
         self.ranks = self._ranks(sizes)
 
     def _ranks(self, sizes: dict[str, int]) -> dict[Block, list[int]]:
         found: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
         for rank, coordinates in enumerate(itertools.product(*map(range, sizes.values()))):
-            at = dict(zip(sizes, coordinates))
-            block = []
-            for axes in self.spec.dims(len(self.shape)):
-                part = 0
-                for a in axes:  # the first is the major one
-                    part = part * sizes[a] + at[a]
-                block.append(part)
-            found[tuple(block)].append(rank)
+            dims, at = self.spec.dims(len(self.shape)), dict(zip(sizes, coordinates))
+            found[tuple(index_along(axes, at, sizes) for axes in dims)].append(rank)
         return found
 
     @property
@@ -242,7 +237,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
             )
         return Sharding(shape, None, PartitionSpec(), dtype)
     check_spec(spec, mesh.shape, "spec")
-    check_rank(spec, shape, "spec", "the array")
+    check_ndim(spec, shape, "spec", "the array")
     check_divides(spec, shape, mesh.shape, "spec", "the array")
     return Sharding(shape, mesh, spec, dtype)
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.control import Cond, Scan, While
+from minidiff.control import Cond, While, rounds
 from minidiff.forward import as_value
 from minidiff.location import Location
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
-from spmd.rewritten import rewritten
+from spmd.rewritten import of_tape
 from spmd.shard_map import ShardMap, shard_map_p, without_types
 from spmd.table import Tabular
 
@@ -126,13 +126,10 @@ def communication(f: Callable | Tape, optimized: bool = False) -> Any:
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
     """
-    if isinstance(f, Tape):
-        return _of_tape(f)
-    tape_of = rewritten(f) if optimized else make_tape(f)
-    return lambda *args: _of_tape(tape_of(*args))
+    return of_tape(_report, f, optimized)
 
 
-def _of_tape(tape: Tape) -> Communication:
+def _report(tape: Tape) -> Communication:
     found = Communication()
     for eqn in tape.equations:
         found.add(_of_equation(eqn))
@@ -140,7 +137,7 @@ def _of_tape(tape: Tape) -> Communication:
 
 
 def _of_equation(eqn: Equation) -> Communication:
-    primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
+    primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
     if primitive.sends(eqn.params):
         nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
         return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, eqn.source, eqn.params["size"])])
@@ -155,7 +152,7 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source, size_of(axes))]) for axes, t in sums]
     found = Communication()
     for report in bodies:
-        found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
+        found.add(report, rounds(eqn))
     return found
 
 
@@ -252,7 +249,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # whatever the program does about it: it was not written to be run so
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    reports = _of_tape(typed), untyped and _of_tape(untyped)
+    reports = _report(typed), untyped and _report(untyped)
     if why:
         return Comparison(*reports, None, why)
     same = all(map(_close, typed(*values), other))

@@ -80,7 +80,7 @@ from spmd.partition import (
     PartitionSpec,
     block_type,
     check_divides,
-    check_rank,
+    check_ndim,
     check_spec,
     global_type,
     is_spec,
@@ -593,7 +593,7 @@ def shard_map(
         values = [as_value(x) for _, x in leaves]
         for (path, _), x, spec in zip(leaves, values, specs):
             shape = tuple(x.shape)
-            check_rank(spec, shape, "in_specs", path)
+            check_ndim(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
         if not where["around"]:
             values = [
