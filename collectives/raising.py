@@ -21,7 +21,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from collectives.along import along_those, size_of
-from collectives.ops import Collective, lifted_type, pbroadcast_p, psum_p
+from collectives.kinds import Collective
+from collectives.ops import lifted_type, pbroadcast_p, psum_p
 from collectives.sinking import CHEAP_BYTES
 from minidiff.control import Cond, Scan, rounds, scan_p
 from minidiff.core import Scope, ShapedArray, is_scalar_constant, lift

@@ -24,8 +24,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from collectives.kinds import Collective, together
 from collectives.ops import (
-    Collective,
     all_gather_invariant_p,
     all_gather_p,
     as_factor,
@@ -34,7 +34,6 @@ from collectives.ops import (
     pscatter_p,
     psum_p,
     psum_scatter_p,
-    together,
     untyped_psum_p,
 )
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p

@@ -37,23 +37,25 @@ import numpy
 
 from collectives.along import Along, AxisName, along_one, check_rank
 from collectives.backend import coordinates_of, index_along
-from collectives.ops import (
+from collectives.kinds import (
     INVARIANT,
     VARYING,
     Collective,
-    array_of,
-    axis_index,
     batches,
-    bind_over,
-    counted,
     gathered_shape,
-    join_runs,
-    own_part,
     same_shape,
     scattered_shape,
+    transposes_to,
+)
+from collectives.ops import (
+    array_of,
+    axis_index,
+    bind_over,
+    counted,
+    join_runs,
+    own_part,
     split_runs,
     times,
-    transposes_to,
     varying_along,
     varying_axes,
 )

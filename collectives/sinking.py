@@ -25,7 +25,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from collectives.along import Along, along_those, size_of
-from collectives.ops import Collective, lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.kinds import Collective
+from collectives.ops import lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
 from minidiff.ops.elementwise import Divide, Sum, Where, divide

@@ -40,7 +40,8 @@ from typing import Any
 
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
-from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
+from collectives.kinds import Collective
+from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
 from collectives.raising import raised
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
