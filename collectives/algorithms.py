@@ -58,7 +58,7 @@ from typing import Any
 import minidiff.numpy as np
 from collectives.along import AxisName, along_one, check_rank, check_split
 from collectives.backend import split_dimension, unsplit_dimension
-from collectives.ops import array_of, axis_index, axis_size, counted, pbroadcast, ppermute, varying_along
+from collectives.ops import array_of, axis_index, axis_size, counted, pbroadcast, ppermute, shifted, varying_along
 from minidiff import tree
 from minidiff.core import Value, typeof
 from minidiff.ops.shape import normalize_axis
@@ -87,12 +87,6 @@ __all__ = [
 Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
 # ---------------------------------------------------------------- steps, in an order that begins with the rank itself
-
-
-def _shift(x: Value, axis_name: AxisName, by: int) -> Value:
-    """Everyone's value, sent `by` ranks further along the ring."""
-    n = axis_size(axis_name)
-    return ppermute(x, axis_name, [(rank, (rank + by) % n) for rank in range(n)])
 
 
 def _swap(x: Value, axis_name: AxisName, bit: int, ranks: int) -> Value:
@@ -127,7 +121,7 @@ def _ring_gather(block: Value, axis_name: AxisName, by: int = 1) -> Value:
     n = axis_size(axis_name)
     found = {0: block}
     for step in range(1, n):
-        block = _shift(block, axis_name, by)
+        block = shifted(block, axis_name, by)
         found[-by * step % n] = block
     return np.stack([found[k] for k in range(n)])
 
@@ -137,7 +131,7 @@ def _ring_scatter(parts: Value, axis_name: AxisName, by: int = 1) -> Value:
     n = axis_size(axis_name)
     total = parts[-by % n]
     for step in range(2, n + 1):
-        total = _shift(total, axis_name, by) + parts[-by * step % n]
+        total = shifted(total, axis_name, by) + parts[-by * step % n]
     return total
 
 
@@ -323,7 +317,7 @@ def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool 
         n, have = axis_size(axis_name), 1
         blocks = block[None]
         while have < n:
-            blocks = np.concatenate([blocks, _shift(blocks[: n - have], axis_name, -have)])
+            blocks = np.concatenate([blocks, shifted(blocks[: n - have], axis_name, -have)])
             have *= 2
         return blocks[_by_distance_back(axis_name)]
 
@@ -687,7 +681,7 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
         split, concat = (normalize_axis(a, ndim, "pairwise_all_to_all") for a in (split_axis, concat_axis))
         check_split("pairwise_all_to_all", leaf, split, n, tiled)
         parts = split_dimension(leaf, n, split, tiled)[_by_distance(axis_name)]
-        arrived = [parts[0], *[_shift(parts[k], axis_name, k) for k in range(1, n)]]
+        arrived = [parts[0], *[shifted(parts[k], axis_name, k) for k in range(1, n)]]
         arrived = np.stack([arrived[-k % n] for k in range(n)])[_by_distance_back(axis_name)]
         return unsplit_dimension(arrived, concat, tiled)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.batching import named_axes
@@ -41,7 +41,12 @@ class Along(NamedTuple):
         return params if self.groups is None else {**params, "groups": self.groups}
 
 
-def size_of(scope: Scope, axes: Sequence[str]) -> int:
+def along_those(scope: Scope, axes: Collection[str]) -> Along:
+    """Along these axes of a scope, in its order."""
+    return Along(scope, tuple(a for a in scope.axes if a in axes))
+
+
+def size_of(scope: Scope, axes: Iterable[str]) -> int:
     """How many ranks there are along axes."""
     return math.prod(scope.axes[a] for a in axes)
 
@@ -96,6 +101,8 @@ def along_groups(name: str, axis_name: AxisName, groups: Any, alike: bool = True
 def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> Along:
     """The axes named, checked, as one run, perhaps in groups."""
     runs = along(name, axis_name)
+    if not runs:
+        raise ValueError(f"{name} over {axis_name!r}: no axis is named; name one at least")
     if len(runs) != 1:
         raise ValueError(
             f"{name} over {axis_name!r}: an axis named by a vmap cannot be taken together with others; "

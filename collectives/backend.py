@@ -10,7 +10,7 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -164,8 +164,29 @@ def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:
     return f"On {place_of(sizes, rank)}:\n{block}\n"
 
 
+def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Where a rank is along each of these axes, the last running fastest.
+
+    >>> coordinates_of(3, {'i': 2, 'j': 2})
+    {'i': 1, 'j': 1}
+    """
+    return dict(zip(sizes, map(int, numpy.unravel_index(rank, tuple(sizes.values())))))
+
+
+def index_along(axes: Iterable[str], coordinates: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+    """The index along `axes`, in the order given, of the rank with these coordinates: the last axis runs fastest.
+
+    >>> index_along(('j', 'i'), {'i': 0, 'j': 1}, {'i': 2, 'j': 2})
+    2
+    """
+    index = 0
+    for a in axes:
+        index = index * sizes[a] + coordinates[a]
+    return index
+
+
 def place_of(sizes: dict[str, int], rank: int) -> str:
     """A rank in words, with its mesh coordinates."""
-    coordinates = tuple(int(c) for c in numpy.unravel_index(rank, tuple(sizes.values())))
+    coordinates = tuple(coordinates_of(rank, sizes).values())
     names = "(" + ", ".join(sizes) + ("," if len(sizes) == 1 else "") + ")"
     return f"rank {rank} at mesh coordinates {names} = {coordinates}"

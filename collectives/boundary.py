@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.ops import pbroadcast_p, psum_p, together
+from collectives.kinds import together
+from collectives.ops import pbroadcast_p, psum_p
 from minidiff.core import Value
 from minidiff.location import transposes
 from minidiff.optimize import SETTINGS

@@ -38,7 +38,7 @@ from dataclasses import astuple, dataclass
 from fractions import Fraction
 from typing import Any
 
-from minidiff.control import Scan
+from minidiff.control import rounds
 from minidiff.tape import Equation, Tape, Var, atom_type, bodies_of
 
 Number = int | float
@@ -205,10 +205,11 @@ PRICED_AS: dict[str, str] = {
 #: Collectives whose result is the whole: on each rank N times what it hands over.
 GATHERS = ("all_gather", "all_gather_invariant", "gather")
 
-
-#: What algorithms do, as their names end.
-_DOES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
-_DOES += ("broadcast", "reduce", "scatter", "gather", "point_to_point")
+#: What algorithms do, as their names end: the longer one first, where one ends as another does.
+_DOES = (
+    *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+    *("broadcast", "reduce", "scatter", "gather", "point_to_point"),
+)
 
 
 def _does(algorithm: str) -> str:
@@ -284,7 +285,7 @@ def _of_bodies(eqn: Equation, ports: int) -> Cost:
         )
     sums = getattr(eqn.primitive, "sums", lambda params: [])(eqn.params)  # partial sums that leave the body
     outside = [price("psum", eqn.params["mesh"].ranks.size(axes), t.nbytes) for axes, t in sums]
-    return sum(outside, costs[0] * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1))
+    return sum(outside, costs[0] * rounds(eqn))
 
 
 class Schedule:

@@ -17,7 +17,8 @@ from typing import Any
 import numpy
 
 from collectives.backend import Axes, Backend
-from collectives.ops import INVARIANT, Collective, ppermute_p, psum_p, untyped_psum_p
+from collectives.kinds import INVARIANT, Collective
+from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
 from minidiff.optimize import rewrites_tapes, with_equations
 from minidiff.tape import Equation, Tape, Var, atom_type

@@ -15,7 +15,17 @@ import numpy
 from mpi4py import MPI as _mpi
 
 from collectives.along import most
-from collectives.backend import GROUP, Axes, Backend, Dims, show_block, split_dimension, unsplit_dimension
+from collectives.backend import (
+    GROUP,
+    Axes,
+    Backend,
+    Dims,
+    coordinates_of,
+    index_along,
+    show_block,
+    split_dimension,
+    unsplit_dimension,
+)
 from collectives.interactive import Communicator, Session, is_interactive
 from collectives.stacked import Stacked, join_blocks
 from minidiff.core import Primitive
@@ -34,14 +44,11 @@ class Ranks(Backend):
         self._comms = _communicators(WORLD if comm is None else comm, sizes)
         self.comm = self._comms[tuple(sizes)]
         self.rank = self.comm.Get_rank()
-        self.coordinates = dict(zip(sizes, map(int, numpy.unravel_index(self.rank, tuple(sizes.values())))))
+        self.coordinates = coordinates_of(self.rank, sizes)
 
     def index(self, axes: Axes) -> int:
         """This rank's index along `axes`, counted in the order given."""
-        index = 0
-        for a in axes:
-            index = index * self.sizes[a] + self.coordinates[a]
-        return index
+        return index_along(axes, self.coordinates, self.sizes)
 
     def along(self, axes: Axes) -> Any:
         """The communicator of the ranks that differ from this one along `axes` only, in the order of those axes."""

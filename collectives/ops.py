@@ -17,10 +17,11 @@ axis_index            () -> varying           no             (integers)
 pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ======================
 
-Those with a root (broadcast, reduce, gather, scatter) are in `rooted.py`, what each means in `reference.py`, what they
-may be told to run along in `along.py`. With `axis_index_groups` an operation runs in each of several groups of the
-ranks for itself: what is the same in a group may differ between groups, so all results vary, and the transpose is that
-without groups, in the same groups. `ragged_all_to_all` is `all_to_all` of parts of different lengths.
+What holds for all of them is in `kinds.py`, those with a root (broadcast, reduce, gather, scatter) are in `rooted.py`,
+what each means in `reference.py`, what they may be told to run along in `along.py`. With `axis_index_groups` an
+operation runs in each of several groups of the ranks for itself: what is the same in a group may differ between groups,
+so all results vary, and the transpose is that without groups, in the same groups. `ragged_all_to_all` is `all_to_all`
+of parts of different lengths.
 
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the
 section "Tracking device invariance in avals". How they run is in `stacked.py` and `mpi.py`.
@@ -36,9 +37,10 @@ The examples take for granted `np`, `md`, `spmd`, `P` (which is `spmd.P`), and t
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
+
+import numpy
 
 from collectives.along import (
     Along,
@@ -46,150 +48,43 @@ from collectives.along import (
     along,
     along_groups,
     along_one,
+    along_those,
     check_rank,
     check_split,
     check_splits,
     most,
     ranks_along,
-    size_of,
 )
-from collectives.stacked import Stacked
+from collectives.kinds import (
+    INVARIANT,
+    VARYING,
+    AxisIndex,
+    Collective,
+    batches,
+    gathered_shape,
+    grouped,
+    same_shape,
+    scattered_shape,
+    transposes_to,
+)
 from minidiff import core, tree
-from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
     Primitive,
     Scope,
     ShapedArray,
     Tracer,
-    UnboundAxisError,
     Value,
-    VarianceError,
     current_scope,
     enter,
     is_scalar_constant,
     running,
-    show_axes,
     typeof,
 )
 from minidiff.forward import as_value
 from minidiff.ops import elementwise, indexing
-from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import broadcast_to, expand_dims, normalize_axis, squeeze
+from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
 
-VARYING = "varying"
-INVARIANT = "invariant"
-
-# ---------------------------------------------------------------- declaration
-
-
-class Collective(Linear):
-    """An operation across ranks: takes values varying or invariant along its axes, and gives such.
-
-    Every one has the parameters `axes`, in the order in which ranks are counted, and `size`, how many
-    ranks that makes. It runs in the backend of the mesh, by its name.
-    """
-
-    lifts_operands = False
-    on_ranks = True
-
-    def __init__(self, name, takes, gives, communicates, shape_rule, transpose_rule, batch_rule):
-        super().__init__(name, functools.partial(_unbound, name), shape_rule, transpose_rule, batch_rule)
-        self.takes = takes
-        self.gives = gives
-        self.communicates = communicates
-
-    def typecheck(self, types, params):
-        (x,) = types
-        shape, dtype = self.shape_rule(x, **params)
-        return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
-
-    def sends(self, params):
-        return self.communicates and params["size"] > 1  # a rank alone has all there is
-
-    def result_variance(self, variance: frozenset, params: dict) -> frozenset:
-        """The variance of the result, from that of the operand."""
-        if self.takes == self.gives:
-            return variance
-        return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
-
-    def apply_checked(self, interpreter, args, params):
-        if interpreter.scope.axes.keys() >= set(params["axes"]):
-            return super().apply_checked(interpreter, args, params)
-        return self.apply(interpreter, args, params)  # over the axis of a vmap, which types do not know
-
-    def check_variance(self, types, params):
-        for x in types:
-            wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))
-            if wrong:
-                takes, has, instead = _WRONG[self.takes]
-                instead = (instead if "groups" in params else _INSTEAD.get(self.name, instead)).format(
-                    axes=show_axes(wrong)
-                )
-                raise VarianceError(
-                    f"{self.name} over {show_axes(params['axes'])} takes a value that {takes} there, but {x} {has} "
-                    f"{show_axes(wrong)}: {instead}"
-                )
-
-    def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
-        """Over the axis of a named batch, whose elements are the ranks."""
-        (x,) = args
-        name = _WITHOUT_COPIES.get(self.name, self.name)
-        held = (batch.axis_name,) if batch.owns(x) else ()
-        return _unstacked(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
-
-    def show_params(self, params):
-        others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
-        return ", ".join([show_axes(params["axes"]), *others])
-
-
-#: Along a vmap there are no types: what is the same for all elements need not be copied for each.
-_WITHOUT_COPIES = {"all_gather": "all_gather_invariant", "broadcast_varying": "broadcast"}
-
-
-def _ranks(batch: Batch) -> Stacked:
-    """The elements of a named batch as simulated ranks."""
-    return Stacked({batch.axis_name: batch.size_of_batch})
-
-
-def _unstacked(batch: Batch, data: Value, held: tuple) -> Value:
-    return BatchTracer(batch, data, 0) if held else data
-
-
-def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> Value:
-    raise UnboundAxisError(f"{name} over {axes}: nothing binds these axes where it is run; it was recorded in a vmap")
-
-
-#: What an operand of the wrong variance should do, what it does, and what to write instead.
-_WRONG = {
-    VARYING: ("varies", "is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
-    INVARIANT: ("is the same on all ranks", "already varies along", "leave those axes out"),
-}
-_INSTEAD = {
-    "psum": "for the sum of so many copies write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
-    "pmax": "it is the maximum itself: leave those axes out",
-    "pmin": "it is the minimum itself: leave those axes out",
-    "pscatter": "each rank has a value of its own there. Leave those axes out; or first make it the same, with psum or "
-    "all_gather_invariant over {axes}",
-    "broadcast": "every rank has the root's value already: leave those axes out",
-    "scatter": "each rank can take its part itself: write pscatter over {axes}",
-    "at_root": "each rank has a value of its own there. Of these, reduce gives the root the sum, and gather all",
-}
-
-
-def same_shape(x: ShapedArray, **params):
-    return x.shape, x.dtype
-
-
-def gathered_shape(x: ShapedArray, axes, size, axis, tiled, **params):
-    if tiled:
-        return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
-    return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
-
-
-def scattered_shape(x: ShapedArray, axes, size, axis, tiled, **params):
-    if tiled:
-        return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
-    return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
+# ---------------------------------------------------------------- the table
 
 
 def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled, **params):
@@ -206,28 +101,6 @@ def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled,
 def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
     return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
-
-def batches(*array_axes: str) -> Callable:
-    """Along a batch axis put in front, a collective is itself, its array axes counted from one further."""
-
-    def rule(primitive, args, batched, **params):
-        return primitive.bind(*args, **{k: v + 1 if k in array_axes else v for k, v in params.items()})
-
-    return rule
-
-
-def transposes_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
-    """The transpose is another collective over the same axes (and groups); `changes` are parameters computed anew."""
-
-    def rule(ct, operands, **params):
-        new = {name: change(params) for name, change in changes.items()}
-        transposed = grouped(find()) if "groups" in params else find()
-        return [transposed.bind(ct, **{**params, **new})]
-
-    return rule
-
-
-# ---------------------------------------------------------------- the table
 
 psum_p = Collective("psum", VARYING, INVARIANT, True, same_shape, transposes_to(lambda: pbroadcast_p), batches())
 pbroadcast_p = Collective("pbroadcast", INVARIANT, VARYING, False, same_shape, transposes_to(lambda: psum_p), batches())
@@ -290,47 +163,6 @@ untyped_psum_p = Collective(
 )
 
 
-class Together(Collective):
-    """A collective on several values in one call: a result for each of them. All its rules follow from the one's.
-
-    The values have one dtype; along other axes they may vary differently. (It is made for all-reduces, which take
-    numbers one by one: nothing in them depends on the shapes of what they take.)
-    """
-
-    multiple_results = True
-
-    def __init__(self, of: Collective):
-        super().__init__(of.name, of.takes, of.gives, of.communicates, None, None, None)
-        self.each = of
-
-    def typecheck(self, types, params):
-        if len({t.dtype for t in types}) > 1:
-            raise TypeError(f"{self.name} of several values takes such of one dtype, got {', '.join(map(str, types))}")
-        return [t for x in types for t in self.each.typecheck([x], params)]
-
-    def jvp(self, primals, tangents, params):
-        moving = [i for i, t in enumerate(tangents) if t is not None]
-        moved = dict(zip(moving, self.bind(*[tangents[i] for i in moving], **params)))
-        return self.bind(*primals, **params), [moved.get(i) for i in range(len(primals))]
-
-    def transpose(self, cts, operands, params):
-        return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
-
-    def batch(self, args, batched, params):
-        size = next(x.shape[0] for x, yes in zip(args, batched) if yes)
-        results = self.bind(*args, **params)
-        return [
-            x if yes else broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape)) for x, yes in zip(results, batched)
-        ]
-
-    def batch_along(self, batch, args, params):
-        return [self.each.batch_along(batch, [x], params) for x in args]
-
-
-#: `together(psum_p)` is `psum` of several values.
-together = functools.cache(Together)
-
-
 class Extremum(Collective):
     """`pmax` and `pmin`: the derivative is shared equally among the ranks that attain the extremum."""
 
@@ -345,6 +177,9 @@ class Extremum(Collective):
 
     transpose = Primitive.transpose
 
+    def in_groups(self) -> Extremum:
+        return Extremum(self.name, VARYING)
+
 
 def _sum_likewise(x: Value, params: dict) -> Value:
     """The sum of what a collective with these parameters takes together."""
@@ -353,35 +188,6 @@ def _sum_likewise(x: Value, params: dict) -> Value:
 
 pmax_p = Extremum("pmax")
 pmin_p = Extremum("pmin")
-
-
-@functools.cache
-def grouped(of: Collective) -> Collective:
-    """A collective in groups of the ranks along its axes, in each for itself: the parameter `groups` lists them.
-
-    What it makes the same in a group may differ from group to group: it gives varying values.
-    """
-    if isinstance(of, Extremum):
-        return Extremum(of.name, VARYING)
-    return Collective(of.name, VARYING, VARYING, of.communicates, of.shape_rule, of.transpose_rule, of.batch_rule)
-
-
-class AxisIndex(Primitive):
-    """The rank's index along some axes: an integer, varying along them where the body is typed."""
-
-    on_ranks = True
-
-    def __init__(self):
-        super().__init__("axis_index", functools.partial(_unbound, "axis_index"))
-
-    def typecheck(self, types, params):
-        return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
-
-    def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
-        return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))
-
-    def show_params(self, params):
-        return show_axes(params["axes"])
 
 
 axis_index_p = AxisIndex()
@@ -413,9 +219,13 @@ def _lift(x: Value, axes: frozenset, scope: Scope) -> Value:
     return _pbroadcast(x, axes, scope)
 
 
-def _pbroadcast(x: Value, axes: Iterable[str], scope: Scope) -> Value:
-    ordered = tuple(a for a in scope.axes if a in axes)
-    return pbroadcast_p.bind(x, axes=ordered, size=size_of(scope, ordered))
+def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
+    return pbroadcast_p.bind(x, **along_those(scope, axes).params)
+
+
+def lifted_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
+    """The type of a value of type `t`, lifted along these axes."""
+    return t.update(variance=t.variance.union(axes))
 
 
 core.lift = lift
@@ -449,7 +259,13 @@ def counted(x: Value) -> Value:
 
 def times(x: Value, copies: int) -> Value:
     """The sum of so many copies."""
-    return x if copies == 1 else x * copies
+    return x if copies == 1 else x * as_factor(copies, x)
+
+
+def as_factor(copies: int, x: Value | ShapedArray) -> int:
+    """A number of copies as what `x` is multiplied by: small integers wrap around, as where they are added up."""
+    dtype = getattr(x, "dtype", None)  # Python's own numbers have none
+    return int(numpy.asarray(copies).astype(dtype)) if dtype is not None and dtype.kind in "iu" else copies
 
 
 def bind_over(primitive: Collective, x: Value, run: Along, **params: Any) -> Value:
@@ -497,7 +313,7 @@ def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
 def _psum(x: Value, run: Along) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
-        return x * run.size
+        return x * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.alike:
@@ -631,7 +447,7 @@ def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis:
     """Blocks of all ranks of several runs put together by `step`, one run after the other, the last one first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
-    if len(runs) > 1 and not tiled:  # along an axis that is there already
+    if len(runs) != 1 and not tiled:  # along an axis that is there already
         leaf, tiled = expand_dims(leaf, at), True
     for run in reversed(runs):
         leaf = step(leaf, run, at, tiled)
@@ -671,7 +487,7 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
     check_split(name, leaf, at, ranks_along(runs), tiled)
-    cut = tiled or len(runs) > 1
+    cut = tiled or len(runs) != 1
     for run in runs:
         leaf = step(leaf, run, at, cut)
     return leaf if cut == tiled else squeeze(leaf, at)
@@ -798,6 +614,17 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     return tree.map(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
 
 
+def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
+    """Everyone's value, `by` ranks further along the ring of an axis: a `ppermute`.
+
+    >>> f = lambda x: shifted(x, 'i', 1)
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
+    ShardedArray([4, 1, 3, 1], P('i'))
+    """
+    n = axis_size(axis_name)
+    return ppermute(x, axis_name, [(rank, (rank + by) % n) for rank in range(n)])
+
+
 def axis_index(axis_name: AxisName) -> Value:
     """This rank's index along an axis, or along several counted in the order given: an integer that varies there.
 
@@ -807,10 +634,10 @@ def axis_index(axis_name: AxisName) -> Value:
 
     Source: JEP 17111, table of collectives.
     """
-    index = None
-    for run in along("axis_index", axis_name):
+    index: Value = 0
+    for k, run in enumerate(along("axis_index", axis_name)):
         here = axis_index_p.bind(axes=run.axes, typed=run.scope.typed)
-        index = here if index is None else index * run.size + here
+        index = index * run.size + here if k else here
     return index
 
 

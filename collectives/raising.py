@@ -18,14 +18,15 @@ make is lifted along their axes where it was.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from collectives.ops import Collective, all_gather_invariant_p, all_gather_p, pbroadcast_p, psum_p
+from collectives.along import along_those, size_of
+from collectives.kinds import Collective
+from collectives.ops import all_gather_invariant_p, all_gather_p, lifted_type, pbroadcast_p, psum_p
 from collectives.rooted import broadcast_p
 from collectives.sinking import CHEAP_BYTES
-from minidiff.control import Cond, Scan, scan_p
+from minidiff.control import Cond, Scan, rounds, scan_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_scalar_constant, lift
 from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
 from minidiff.location import Location
@@ -103,12 +104,12 @@ def _time(tape: Tape, linear: Sequence[bool], together: Sequence[Var] = ()) -> i
             total += (max(v.type.nbytes for v in eqn.outputs) + CHEAP_BYTES) // 2  # a psum goes there, and back
         times = [_time(body, mask) for body, mask in _bodies(eqn, active)]
         if times:  # of branches, one is run
-            total += max(times) * (eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1)
+            total += max(times) * rounds(eqn)
     return total
 
 
 def _time_of_lifts(lifts: Iterable[tuple[ShapedArray, frozenset]], scope: Scope) -> int:
-    return sum(t.nbytes + CHEAP_BYTES for t, axes in lifts if math.prod(scope.axes[a] for a in axes) > 1)
+    return sum(t.nbytes + CHEAP_BYTES for t, axes in lifts if size_of(scope, axes) > 1)
 
 
 def _active(tape: Tape, linear: Sequence[bool]) -> set[Var]:
@@ -227,7 +228,7 @@ class _Raising:
         for v in self.old.inputs:
             for axes, source in list(self.wanted[v].items()):
                 if v in self.given:
-                    self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
+                    self.lifted[v, axes] = Var(lifted_type(v.type, axes))
                 else:
                     self._pbroadcast(v, axes, source)
         for eqn in self.old.equations:
@@ -266,7 +267,7 @@ class _Raising:
     def of(self, a: Atom, axes: frozenset) -> Atom:
         """An atom of the old tape, lifted."""
         if isinstance(a, ShapedArray):
-            return _lifted_type(a, axes)
+            return lifted_type(a, axes)
         if is_scalar_constant(a):
             return a
         axes = axes.difference(_type(a).variance)
@@ -281,12 +282,11 @@ class _Raising:
     def given_lifted(self, entries: Sequence[tuple[int, frozenset]]) -> list[Var]:
         """The inputs, by their numbers, that are given lifted (also if nobody needs them)."""
         pairs = [(self.old.inputs[k], axes) for k, axes in entries]
-        return [self.lifted.get((v, axes)) or Var(_lifted_type(v.type, axes)) for v, axes in pairs]
+        return [self.lifted.get((v, axes)) or Var(lifted_type(v.type, axes)) for v, axes in pairs]
 
     def _pbroadcast(self, v: Var, axes: frozenset, source: Location | None) -> None:
-        ordered = tuple(a for a in self.scope.axes if a in axes and a not in v.type.variance)
-        params = {"axes": ordered, "size": math.prod(self.scope.axes[a] for a in ordered)}
-        out = self.lifted[v, axes] = Var(_lifted_type(v.type, axes))
+        params = along_those(self.scope, axes - v.type.variance).params
+        out = self.lifted[v, axes] = Var(lifted_type(v.type, axes))
         self.equations.append(Equation(pbroadcast_p, [self._name(v)], params, [out], source))
 
     def _name(self, a: Atom) -> Atom:
@@ -299,20 +299,13 @@ def _lifted_as(eqn: Equation, axes: frozenset, scope: Scope) -> list[tuple[Primi
         return [(eqn.primitive, eqn.params)]
     runs = [(lifted, tuple(run)) for lifted, run in itertools.groupby(eqn.params["axes"], axes.__contains__)]
     return [  # the last axes first: their blocks lie beside each other
-        (
-            all_gather_p if lifted else all_gather_invariant_p,
-            {**eqn.params, "axes": run, "size": math.prod(scope.axes[a] for a in run)},
-        )
+        (all_gather_p if lifted else all_gather_invariant_p, {**eqn.params, "axes": run, "size": size_of(scope, run)})
         for lifted, run in reversed(runs)
     ]
 
 
 def _type(a: Atom) -> ShapedArray:
     return a if isinstance(a, ShapedArray) else atom_type(a)
-
-
-def _lifted_type(t: ShapedArray, axes: Iterable[str]) -> ShapedArray:
-    return t.update(variance=t.variance.union(axes))
 
 
 # ---------------------------------------------------------------- loops, and choices
@@ -376,7 +369,7 @@ class _Loop:
         around += [
             (self.eqn.outputs[k].type, axes) for k, axes in _entries(self.results) if (k, axes) not in self.given
         ]
-        steps = self.eqn.params["length"] * _time(self.body, [v not in fixed for v in self.body.inputs])
+        steps = rounds(self.eqn) * _time(self.body, [v not in fixed for v in self.body.inputs])
         return steps + _time_of_lifts(around, self.scope)
 
     @staticmethod
@@ -388,7 +381,7 @@ class _Loop:
         ways = itertools.product((False, True), _worth_trying(eqn.params["body"]))
         best = min([_Loop(eqn, mask, scope, results, *way) for way in ways], key=_Loop.time)
         after = [(v.type, axes) for v, wanted in zip(eqn.outputs, results) for axes in wanted]
-        there = eqn.params["length"] * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
+        there = rounds(eqn) * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
         return best if best.time() < there else None
 
     def written(self, raising: _Raising) -> Equation:
@@ -398,7 +391,7 @@ class _Loop:
         for group, taken in zip(self._groups(len(eqn.inputs)), self.taken):
             inputs += [raising._name(eqn.inputs[k]) for k in group]
             inputs += [raising.of(eqn.inputs[k], axes) for k, axes in taken]
-        new = {(k, axes): Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in self.given}
+        new = {(k, axes): Var(lifted_type(eqn.outputs[k].type, axes)) for k, axes in self.given}
         raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in new.items()})
         carried, others = [v for (k, _), v in new.items() if k < m], [v for (k, _), v in new.items() if k >= m]
         outputs = [*eqn.outputs[:m], *carried, *eqn.outputs[m:], *others]
@@ -421,7 +414,7 @@ class _Choice:
         """The equation, of names of another tape that is being written."""
         eqn, taken, given = self.eqn, _entries(self.asked[1:]), _entries(self.results)
         inputs = [raising._name(a) for a in eqn.inputs] + [raising.of(eqn.inputs[1 + k], axes) for k, axes in taken]
-        new = [Var(_lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
+        new = [Var(lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
         raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in zip(given, new)})
         params = {}
         for name, branch in self.branches.items():

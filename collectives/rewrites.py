@@ -24,16 +24,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from collectives.kinds import Collective, together
 from collectives.ops import (
-    Collective,
     all_gather_invariant_p,
     all_gather_p,
+    as_factor,
     axis_index_p,
     pbroadcast_p,
     pscatter_p,
     psum_p,
     psum_scatter_p,
-    together,
     untyped_psum_p,
 )
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
@@ -81,7 +81,7 @@ def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    return Equation(multiply.primitive, [before.inputs[0], eqn.params["size"]], {}, eqn.outputs)
+    return Equation(multiply.primitive, [before.inputs[0], _copies(eqn)], {}, eqn.outputs)
 
 
 @simplifies(psum_scatter_p)
@@ -90,7 +90,11 @@ def _scattered_sum_of_copies(program: Program, eqn: Equation) -> Equation | None
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
     part = program.add(pscatter_p, before.inputs, eqn.params)
-    return Equation(multiply.primitive, [part, eqn.params["size"]], {}, eqn.outputs)
+    return Equation(multiply.primitive, [part, _copies(eqn)], {}, eqn.outputs)
+
+
+def _copies(eqn: Equation) -> int:
+    return as_factor(eqn.params["size"], eqn.outputs[0].type)
 
 
 # ---------------------------------------------------------------- sums of sums

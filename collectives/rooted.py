@@ -35,24 +35,27 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.along import Along, AxisName, along_one, check_rank, size_of
-from collectives.ops import (
+from collectives.along import Along, AxisName, along_one, check_rank
+from collectives.backend import coordinates_of, index_along
+from collectives.kinds import (
     INVARIANT,
     VARYING,
     Collective,
-    array_of,
-    axis_index,
     batches,
-    bind_over,
-    counted,
     gathered_shape,
-    join_runs,
-    own_part,
     same_shape,
     scattered_shape,
+    transposes_to,
+)
+from collectives.ops import (
+    array_of,
+    axis_index,
+    bind_over,
+    counted,
+    join_runs,
+    own_part,
     split_runs,
     times,
-    transposes_to,
     varying_along,
     varying_axes,
 )
@@ -97,15 +100,12 @@ def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
 def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
     """The axes in runs along which `x` varies, or does not: the operation is one over each, in this order."""
     run = whole.run
-    sizes = [size_of(run.scope, [a]) for a in run.axes]
-    root = dict(zip(run.axes, numpy.unravel_index(whole.root, sizes)))
+    sizes = {a: run.scope.axes[a] for a in run.axes}
+    root = coordinates_of(whole.root, sizes)
     varying = varying_axes(x, run)
     for varies, axes in itertools.groupby(run.axes, key=lambda a: a in varying):
         part = run._replace(axes=tuple(axes))
-        index = 0
-        for a in part.axes:
-            index = index * size_of(run.scope, [a]) + int(root[a])
-        yield Rooted(part, index, varies)
+        yield Rooted(part, index_along(part.axes, root, sizes), varies)
 
 
 # ---------------------------------------------------------------- what users call

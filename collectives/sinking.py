@@ -20,12 +20,13 @@ small there: psums are moved past broadcasts too.
 from __future__ import annotations
 
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from collectives.ops import Collective, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.along import Along, along_those, size_of
+from collectives.kinds import Collective
+from collectives.ops import lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
 from minidiff.ops.elementwise import Divide, Sum, Where, divide
@@ -62,16 +63,16 @@ def sink_psums(tape: Tape, scope: Scope | None) -> Tape:
     """The typed body of a `shard_map`, with fewer psums where several become one when they are moved down."""
     if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
         return tape
-    best = _best([tape, *_in_all_ways(tape, scope.axes, shares=False)])
+    best = _best([tape, *_in_all_ways(tape, scope, shares=False)])
     if _cost(best).psums > 1:  # to divide costs something: it must save something
-        other = _best(_in_all_ways(tape, scope.axes, shares=True))
+        other = _best(_in_all_ways(tape, scope, shares=True))
         return other if _cost(other)[:2] < _cost(best)[:2] else best
     return best
 
 
-def _in_all_ways(tape: Tape, sizes: dict[str, int], shares: bool) -> Iterator[Tape]:
+def _in_all_ways(tape: Tape, scope: Scope, shares: bool) -> Iterator[Tape]:
     for split, staying in itertools.product([False, True], STAYING.values()):
-        yield from _sunk(tape, sizes, split, staying, shares)
+        yield from _sunk(tape, scope, split, staying, shares)
 
 
 def _best(tapes: Iterable[Tape]) -> Tape:
@@ -100,12 +101,12 @@ STAYING: dict[str, Callable[[list[int]], Sequence[int]]] = {
 }
 
 
-def _sunk(tape: Tape, sizes: dict[str, int], split: bool, staying: Callable, shares: bool) -> Iterator[Tape]:
+def _sunk(tape: Tape, scope: Scope, split: bool, staying: Callable, shares: bool) -> Iterator[Tape]:
     """The tape with all psums moved, and then with more and more of them where they were."""
     every = [id(eqn) for eqn in tape.equations if eqn.primitive is psum_p or eqn.primitive in OF_A_SUM]
     chosen = set(every)
     while chosen:
-        moved = _Sinking(tape, sizes, chosen, split, shares)
+        moved = _Sinking(tape, scope, chosen, split, shares)
         yield moved.tape
         times = Counter(o for origins, _ in moved.written for o in origins)
         # Those whose copies have not come together again are several now. Then, those that nothing came of stay.
@@ -124,8 +125,8 @@ class _Sinking:
     `shares` what is added to one may become each rank's share of it.
     """
 
-    def __init__(self, tape: Tape, sizes: dict[str, int], chosen: set[int], split: bool, shares: bool):
-        self.sizes = sizes
+    def __init__(self, tape: Tape, scope: Scope, chosen: set[int], split: bool, shares: bool):
+        self.scope = scope
         self.chosen = chosen
         self.split = split
         self.shares = shares
@@ -166,7 +167,7 @@ class _Sinking:
         origins = frozenset().union(*[w.origins for w in held])
         nbytes = sum({w.origins: w.nbytes for w in held}.values())
         inputs = [a if w is None else w.operand for a, w in zip(eqn.inputs, waits)]
-        types = [a if is_scalar_constant(a) else _lifted_type(atom_type(a), axes) for a in inputs]
+        types = [a if is_scalar_constant(a) else lifted_type(atom_type(a), axes) for a in inputs]
         (type,) = eqn.primitive.typecheck(types, eqn.params)
         if type.nbytes > max(CHEAP_BYTES, nbytes):
             return None
@@ -201,7 +202,7 @@ class _Sinking:
         x = w.operand
         for axes in runs:  # a part of a part: the first axis' ranks count most
             primitive = OF_A_SUM[eqn.primitive] if axes[0] in w.axes else eqn.primitive
-            step = {**params, "axes": axes, "size": self._size(axes)}
+            step = {**params, **Along(self.scope, axes).params}
             (type,) = primitive.typecheck([atom_type(x)], step)
             x = self._write(primitive, [x], step, type, out if axes is runs[-1] and not rest else None, w.source)
         self.written.append((w.origins.union([id(eqn)] if not rest else []), True))
@@ -212,22 +213,19 @@ class _Sinking:
             return a
         key = (a if isinstance(a, Var) else id(a)), frozenset(axes)
         if key not in self.lifted:
-            params = {"axes": axes, "size": self._size(axes)}
-            self.lifted[key] = self._write(pbroadcast_p, [a], params, _lifted_type(atom_type(a), axes))
+            params = Along(self.scope, axes).params
+            self.lifted[key] = self._write(pbroadcast_p, [a], params, lifted_type(atom_type(a), axes))
         return self.lifted[key]
 
     def _shared(self, a: Atom, axes: tuple[str, ...]) -> Atom:
         """What adds up to `a` over the ranks along `axes`, where it is the same."""
         if is_scalar_constant(a):
-            return a / self._size(axes)
+            return a / size_of(self.scope, axes)
         lifted = self._lift(a, axes)
-        return self._write(divide_p, [lifted, self._size(axes)], {}, atom_type(lifted))
+        return self._write(divide_p, [lifted, size_of(self.scope, axes)], {}, atom_type(lifted))
 
     def _ordered(self, axes: Collection[str]) -> tuple[str, ...]:
-        return tuple(a for a in self.sizes if a in axes)
-
-    def _size(self, axes: Sequence[str]) -> int:
-        return math.prod(self.sizes[a] for a in axes)
+        return along_those(self.scope, axes).axes
 
     def _write(
         self,
@@ -249,13 +247,9 @@ class _Sinking:
                 self._write_sum(self.waiting.pop(a), a)
 
     def _write_sum(self, w: Waiting, out: Var) -> None:
-        params = {"axes": w.axes, "size": self._size(w.axes)}
+        params = Along(self.scope, w.axes).params
         self.equations.append(Equation(psum_p, [w.operand], params, [out], w.source))
         self.written.append((w.origins, w.gained or len(w.origins) > 1))
-
-
-def _lifted_type(t: ShapedArray, axes: Sequence[str]) -> ShapedArray:
-    return t.update(variance=t.variance.union(axes))
 
 
 # ---------------------------------------------------------------- what a psum may be moved past

@@ -61,12 +61,11 @@ from minidiff.drafts import (
     instantiated,
     merge,
     names_used,
+    placed,
     positions,
     present,
     prune_tape,
     run_batched,
-    spread,
-    tapes_of,
     zeros,
 )
 from minidiff.forward import JVP, as_value, push_forward
@@ -76,7 +75,7 @@ from minidiff.ops.reduction import sum as sum_of
 from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
 from minidiff.staging import Stage
-from minidiff.tape import Tape, Var
+from minidiff.tape import Equation, Tape, Var, tapes_of
 
 # ---------------------------------------------------------------- all elements at once, and back
 
@@ -156,7 +155,7 @@ class Cond(BodyOperation):
         def derived(branch):
             def f(*values):
                 unmoved, rest = cut(values, len(types))
-                return push_forward(branch, unmoved, spread(rest, moving), JVP(current_interpreter()))
+                return push_forward(branch, unmoved, placed(rest, moving), JVP(current_interpreter()))
 
             return Draft(f, [*types, *chosen(types, moving)])
 
@@ -169,7 +168,7 @@ class Cond(BodyOperation):
         ]
         results = self.bind_branches(selector, closed, [*operands, *chosen(tangents[1:], moving)], params)
         outs, out_tangents = cut(results, len(out_types))
-        return outs, spread(out_tangents, out_moving)
+        return outs, placed(out_tangents, out_moving)
 
     def split(self, args, linear, params):
         selector, *operands = args
@@ -228,7 +227,7 @@ class Cond(BodyOperation):
         def transposed(branch):
             def f(*values):
                 known, rest = cut(values, sum(fixed))
-                return backward_pass(branch, linear, spread(known, fixed), spread(rest, given))
+                return backward_pass(branch, linear, placed(known, fixed), placed(rest, given))
 
             return Draft(f, [*chosen(types, fixed), *chosen(branch.out_types, given)])
 
@@ -237,7 +236,7 @@ class Cond(BodyOperation):
         wanted_types = chosen(chosen(types, linear), wanted)
         closed = [d.close(lambda r: instantiated(chosen(r, wanted), wanted_types), prune=True) for d in drafts]
         results = self.bind_branches(selector, closed, [*chosen(operands, fixed), *chosen(cts, given)], params)
-        return [None, *spread(spread(results, wanted), linear)]
+        return [None, *placed(placed(results, wanted), linear)]
 
     def batch_operands(self, outside, args, batched, params):
         branches, size = tapes_of(params), outside.size_of_batch
@@ -341,7 +340,7 @@ class Scan(BodyOperation):
         groups = [[*consts, *present(t_consts)], [*init, *t_init], [*xs, *present(t_xs)]]
         results = self.bind_loop(draft.close(outputs), groups, params)
         carry, t_carry, ys, t_ys = cut(results, m, len(t_init), len(y_moving))
-        return [*carry, *ys], [*spread(t_carry, moving), *spread(t_ys, y_moving)]
+        return [*carry, *ys], [*placed(t_carry, moving), *placed(t_ys, y_moving)]
 
     def split(self, args, linear, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])
@@ -412,7 +411,7 @@ class Scan(BodyOperation):
 
         def f(*values):
             consts, totals, moved, xs, ys = cut(values, len(fixed_types[0]), len(sum_types), m, len(fixed_types[1]))
-            found = backward_pass(body, mask, spread([*consts, *xs], fixed), spread([*moved, *ys], given))
+            found = backward_pass(body, mask, placed([*consts, *xs], fixed), placed([*moved, *ys], given))
             more, ct_carry, ct_xs = cut(found, len(sum_types), m)
             totals = [total if ct is None else add(total, ct) for total, ct in zip(totals, more)]
             return totals, instantiated(ct_carry, types[1]), ct_xs
@@ -431,7 +430,7 @@ class Scan(BodyOperation):
         )
         totals, ct_carry, ct_xs = cut(results, len(sum_types), m)
         ct_carry = [ct if yes else None for ct, yes in zip(ct_carry, linear[n : n + m])]
-        return [*spread(totals, linear[:n]), *ct_carry, *spread(spread(ct_xs, wanted), linear[n + m :])]
+        return [*placed(totals, linear[:n]), *ct_carry, *placed(placed(ct_xs, wanted), linear[n + m :])]
 
     def _transpose_after_split(self, cts, operands, linear, params):
         """Some carries do not depend on what is linear: they are computed first, and what is needed of them kept."""
@@ -470,6 +469,12 @@ def _order(length: int, reverse: bool) -> range:
 
 
 scan_p = Scan("scan")
+
+
+def rounds(eqn: Equation) -> int:
+    """How often an equation's body is run when it is: a scan's for each of its steps, others once."""
+    return eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1
+
 
 # ---------------------------------------------------------------- while_loop
 
@@ -542,7 +547,7 @@ class While(BodyOperation):
         t_init = instantiated(chosen(t_init, moving), moved_types)
         body_consts = [*constants, *consts, *present(t_consts)]
         outs, out_tangents = cut(self.bind_loop((cond, cond_consts), (tape, body_consts), [*init, *t_init]), len(init))
-        return outs, spread(out_tangents, moving)
+        return outs, placed(out_tangents, moving)
 
     def split(self, args, linear, params):
         """The known carries are computed now; the linear part is the whole loop again, for nothing can be kept."""
@@ -621,7 +626,7 @@ def _moved_body(body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Se
 
         def f(*values):
             values = iter(values)
-            groups = [([next(values) for _ in ts], spread(values, mask)) for ts, mask in zip(types, masks)]
+            groups = [([next(values) for _ in ts], placed(values, mask)) for ts, mask in zip(types, masks)]
             primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
             return push_forward(body, primals, moved, JVP(current_interpreter()))
 

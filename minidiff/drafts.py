@@ -91,18 +91,21 @@ def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: 
 
 
 def chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
+    """Those of the values that the mask marks."""
     return [x for x, yes in zip(values, mask) if yes]
 
 
 def present(values: Iterable[Any]) -> list:
+    """Those of the values that are not None."""
     return [x for x in values if x is not None]
 
 
 def positions(mask: Iterable[bool]) -> list[int]:
+    """Where a mask is set."""
     return [i for i, yes in enumerate(mask) if yes]
 
 
-def spread(values: Iterable[Any], mask: Iterable[bool]) -> list:
+def placed(values: Iterable[Any], mask: Iterable[bool]) -> list:
     """The inverse of `chosen`, with None for those that were not."""
     values = iter(values)
     return [next(values) if yes else None for yes in mask]
@@ -265,10 +268,6 @@ class BodyOperation(Primitive):
         types = [typeof(t) for t in types]
         if types != list(expected):
             raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
-
-
-def tapes_of(params: dict) -> list[Tape]:
-    return [x for x in params.values() if isinstance(x, Tape)]
 
 
 def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:

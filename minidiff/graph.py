@@ -16,17 +16,17 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
-from minidiff.core import Primitive, is_scalar_constant
+from minidiff.core import is_scalar_constant
 from minidiff.location import Location
 from minidiff.staging import make_tape
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of, show_params
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "
@@ -166,8 +166,8 @@ class _Drawer:
 
     def equation(self, graph: Any, eqn: Equation) -> None:
         named = [self.name(v) for v in eqn.outputs]
-        bodies = list(_bodies(eqn.params))
-        shown = [*map(self.show, eqn.inputs), shown_params(eqn.primitive, eqn.params)]
+        bodies = [(name, x) for name, x in eqn.params.items() if isinstance(x, Tape)]
+        shown = [*map(self.show, eqn.inputs), show_params(eqn.primitive, eqn.params)]
         text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
         if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
             self.through(graph, eqn, text, bodies[0][1], named)
@@ -261,20 +261,6 @@ def _legend(axes: Sequence[str], communicates: bool) -> str:
         for colour, border, mark, text in meanings
     ]
     return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{"".join(rows)}</TABLE>>'
-
-
-def _bodies(params: dict) -> Iterator[tuple[str, Tape]]:
-    for name, value in params.items():
-        if isinstance(value, Tape):
-            yield name, value
-        elif isinstance(value, (tuple, list)):
-            yield from ((f"{name}[{i}]", x) for i, x in enumerate(value) if isinstance(x, Tape))
-
-
-def shown_params(primitive: Primitive, params: dict) -> str:
-    """The parameters as text, without bodies."""
-    within = {name.partition("[")[0] for name, _ in _bodies(params)}
-    return primitive.show_params({k: v for k, v in params.items() if k not in within})
 
 
 def _fits(eqn: Equation, body: Tape) -> bool:

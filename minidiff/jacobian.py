@@ -12,7 +12,7 @@ from minidiff import tree
 from minidiff.batching import vmap
 from minidiff.core import ShapedArray, Value, is_differentiable, name_of, typeof
 from minidiff.forward import as_value, instantiate, jvp
-from minidiff.reverse import _Flat, arguments_of, backward_pass, chosen_arguments, grad, linearize_flat
+from minidiff.reverse import Flat, arguments_of, backward_pass, chosen_arguments, grad, linearize_flat
 
 Argnums = int | Sequence[int]
 
@@ -115,7 +115,7 @@ class _Linearized:
                 full[n % len(args)] = x
             return f(*full, **kwargs)
 
-        self.flat = _Flat(of_chosen, self.structure, has_aux)
+        self.flat = Flat(of_chosen, self.structure, has_aux)
         outs, tape = linearize_flat(self.flat, values, [True] * len(values), (what, name))
         count = self.flat.out_structure.size
         self.out_types = [typeof(x) for x in outs[:count]]

@@ -29,7 +29,7 @@ from minidiff.core import (
 )
 from minidiff.drafts import Parts
 from minidiff.forward import JVP, JVPTracer, as_value
-from minidiff.reverse import Linearize, Sweep, _Flat, backward_pass
+from minidiff.reverse import Flat, Linearize, Sweep, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
 
@@ -310,7 +310,7 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
     @functools.wraps(f)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
-        flat = _Flat(lambda args, kwargs: f(*args, **kwargs), structure)
+        flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure)
         flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)

@@ -330,7 +330,7 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
 # ---------------------------------------------------------------- what users call
 
 
-class _Flat:
+class Flat:
     """A function of trees as a function of lists of leaves; its results' structure is kept when it has run.
 
     With `has_aux` it returns the leaves of the value, then those of what comes with it: whatever they are, they pass
@@ -370,7 +370,7 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     3.0
     """
     leaves, structure = tree.flatten_with_paths(primals, "primals")
-    flat, values = _Flat(f, structure), [as_value(x) for _, x in leaves]
+    flat, values = Flat(f, structure), [as_value(x) for _, x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
     types = [typeof(x) for x in outs]
@@ -398,7 +398,7 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     [3.0, 2.0]
     """
     leaves, structure = tree.flatten(primals)
-    flat, values = _Flat(f, structure), [as_value(x) for x in leaves]
+    flat, values = Flat(f, structure), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
     pull = _pullback(tape, [typeof(x) for x in outs], flat.out_structure)
@@ -477,7 +477,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
                 full[n] = x
             return f(*full, **kwargs)
 
-        flat = _Flat(of_chosen, structure, has_aux)
+        flat = Flat(of_chosen, structure, has_aux)
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)

@@ -347,13 +347,17 @@ def names_of(tape: Tape, names: Iterator[str]) -> dict[Any, str]:
 
 def bodies_of(eqn: Equation) -> list[Tape]:
     """The tapes among an equation's parameters."""
-    parts = itertools.chain(*(v if isinstance(v, (tuple, list)) else [v] for v in eqn.params.values()))
-    return [p for p in parts if isinstance(p, Tape)]
+    return tapes_of(eqn.params)
 
 
-def show_params(eqn: Equation) -> str:
+def tapes_of(params: dict) -> list[Tape]:
+    """The tapes among an operation's parameters."""
+    return [x for x in params.values() if isinstance(x, Tape)]
+
+
+def show_params(primitive: Primitive, params: dict) -> str:
     """The parameters as they are printed behind the operands, without bodies."""
-    return eqn.primitive.show_params({k: v for k, v in eqn.params.items() if not isinstance(v, Tape)})
+    return primitive.show_params({k: v for k, v in params.items() if not isinstance(v, Tape)})
 
 
 def _lines(tape: Tape, known: dict[Any, str]) -> Iterator[str]:
@@ -375,7 +379,7 @@ def _lines(tape: Tape, known: dict[Any, str]) -> Iterator[str]:
     for c in tape.constants:
         yield f"  {declare(c)} = constant"
     for eqn in tape.equations:
-        params = show_params(eqn)
+        params = show_params(eqn.primitive, eqn.params)
         arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
         yield from _wrapped(f"{', '.join(declare(v) for v in eqn.outputs)} = {eqn.primitive}({arguments})", "  ")
         for body in bodies_of(eqn):

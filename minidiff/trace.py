@@ -19,11 +19,10 @@ import numpy
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, TracerError, Value, is_differentiable, typeof
 from minidiff.forward import as_value, jvp
-from minidiff.graph import shown_params
 from minidiff.ops.kinds import Elementwise
 from minidiff.reverse import vjp
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, evaluate_equation, read
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, evaluate_equation, read, show_params
 
 DOT, BAR = "\u0307", "\u0304"  # put over a letter by what reads them
 LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian only
@@ -421,7 +420,7 @@ def _constant(a: Value) -> str:
 def _apply(primitive: Primitive, operands: Sequence[_Text], params: dict) -> _Text:
     """An operation as mathematics writes it."""
     linear = any(t.linear for t in operands)
-    shown = shown_params(primitive, params)
+    shown = show_params(primitive, params)
     name = primitive.name
     if name in _INFIX and len(operands) == 2 and not shown:
         return _infix(name, *operands)

@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy
 
+from collectives.backend import index_along
 from minidiff.core import ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, block_type, check_divides, check_rank, check_spec
+from spmd.partition import PartitionSpec, block_type, check_divides, check_ndim, check_spec, parts_along
 from spmd.sharded_array import ShardedArray
+from spmd.table import paragraph
 
 CELL_WIDTH = 22  # columns of a list of ranks, before it is continued on the next line
 MOST_ACROSS = 8  # parts of an array of one dimension that are drawn beside each other
@@ -36,20 +38,14 @@ class Sharding:
         self.mesh = mesh
         self.spec = spec
         sizes = mesh.shape if mesh is not None else {}
-        self.parts = tuple(math.prod(sizes[a] for a in axes) for axes in spec.dims(len(self.shape)))
+        self.parts = tuple(parts_along(axes, sizes) for axes in spec.dims(len(self.shape)))
         self.ranks = self._ranks(sizes)
 
     def _ranks(self, sizes: dict[str, int]) -> dict[Block, list[int]]:
         found: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
         for rank, coordinates in enumerate(itertools.product(*map(range, sizes.values()))):
-            at = dict(zip(sizes, coordinates))
-            block = []
-            for axes in self.spec.dims(len(self.shape)):
-                part = 0
-                for a in axes:  # the first is the major one
-                    part = part * sizes[a] + at[a]
-                block.append(part)
-            found[tuple(block)].append(rank)
+            dims, at = self.spec.dims(len(self.shape)), dict(zip(sizes, coordinates))
+            found[tuple(index_along(axes, at, sizes) for axes in dims)].append(rank)
         return found
 
     @property
@@ -149,10 +145,10 @@ class Sharding:
 
     def _repr_html_(self) -> str:
         hues = {self._cell(ranks): 137.5 * i % 360 for i, ranks in enumerate(self.ranks.values())}
-        parts = [_paragraph(self.title), _paragraph(self.remark)]
+        parts = [paragraph(self.title), paragraph(self.remark)]
         for headline, *grid in self._pictures():
-            parts += [_paragraph(headline), _html_grid(*grid, hues)]
-        return "".join([*parts, _paragraph(self._more)])
+            parts += [paragraph(headline), _html_grid(*grid, hues)]
+        return "".join([*parts, paragraph(self._more)])
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
@@ -195,10 +191,6 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], hues:
     head = f"<tr>{label('')}{''.join(map(label, across))}</tr>" if any(across) else ""
     rows = "".join(f"<tr>{label(text)}{''.join(map(cell, row))}</tr>" for text, row in zip(down, cells))
     return f'<table style="border-collapse:collapse">{head}{rows}</table>'
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{html.escape(text)}</p>" if text else ""
 
 
 # ---------------------------------------------------------------- what users call
@@ -245,7 +237,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
             )
         return Sharding(shape, None, PartitionSpec(), dtype)
     check_spec(spec, mesh.shape, "spec")
-    check_rank(spec, shape, "spec", "the array")
+    check_ndim(spec, shape, "spec", "the array")
     check_divides(spec, shape, mesh.shape, "spec", "the array")
     return Sharding(shape, mesh, spec, dtype)
 

@@ -32,11 +32,10 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from collectives.cost import ALGORITHMS, Cost, Number, price
-from minidiff import make_tape
 from minidiff.tape import Tape
 from spmd.inspect import Row, communication, meshes_of
 from spmd.mesh import Mesh
-from spmd.rewritten import rewritten
+from spmd.rewritten import of_tape
 from spmd.table import Tabular
 
 # ---------------------------------------------------------------- the model
@@ -142,10 +141,7 @@ class CostModel:
         """
         if scaling not in _SCALING:
             raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
-        if isinstance(f, Tape):
-            return _forecast(self, f, ranks, axis, scaling)
-        tape_of = rewritten(f) if optimized else make_tape(f)
-        return lambda *args: _forecast(self, tape_of(*args), ranks, axis, scaling)
+        return of_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
     def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
         """How long algorithms take for `nbytes` of the whole, over each of these numbers of ranks: a table to print.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,13 +9,13 @@ from typing import Any
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.control import Cond, Scan, While
+from minidiff.control import Cond, While, rounds
 from minidiff.forward import as_value
 from minidiff.location import Location
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
-from spmd.rewritten import rewritten
+from spmd.rewritten import of_tape
 from spmd.shard_map import ShardMap, shard_map_p, without_types
-from spmd.table import html_table, text_table
+from spmd.table import Tabular
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
@@ -57,8 +56,8 @@ class Row:
         return self.collective, self.axes, self.source, self.ranks
 
 
-@dataclass
-class Communication:
+@dataclass(repr=False)
+class Communication(Tabular):
     """A report of collectives that communicate. Printing it gives a table, as does a notebook.
 
     `counts` says how often each collective is run, `bytes` how many bytes each rank hands to them in all (the
@@ -101,21 +100,11 @@ class Communication:
         total = ["total", "", str(sum(r.count for r in self.rows)), f"{self.bytes:,}", "", ""]
         return header, cells, total, [2, 3]
 
-    def __str__(self) -> str:
-        if not self.rows:
-            return "no communication"
-        return "\n".join([text_table(*self._table()), *[f"({note})" for note in self.notes]])
+    def _instead(self) -> str:
+        return "" if self.rows else "no communication"
 
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        if not self.rows:
-            return "<p>no communication</p>"
-        return html_table(*self._table()) + _paragraphs([f"({note})" for note in self.notes])
-
-
-def _paragraphs(lines: list[str]) -> str:
-    return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
+    def _remarks(self) -> list[str]:
+        return [f"({note})" for note in self.notes]
 
 
 def communication(f: Callable | Tape, optimized: bool = False) -> Any:
@@ -137,13 +126,10 @@ def communication(f: Callable | Tape, optimized: bool = False) -> Any:
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
     """
-    if isinstance(f, Tape):
-        return _of_tape(f)
-    tape_of = rewritten(f) if optimized else make_tape(f)
-    return lambda *args: _of_tape(tape_of(*args))
+    return of_tape(_report, f, optimized)
 
 
-def _of_tape(tape: Tape) -> Communication:
+def _report(tape: Tape) -> Communication:
     found = Communication()
     for eqn in tape.equations:
         found.add(_of_equation(eqn))
@@ -151,7 +137,7 @@ def _of_tape(tape: Tape) -> Communication:
 
 
 def _of_equation(eqn: Equation) -> Communication:
-    primitive, bodies = eqn.primitive, [_of_tape(body) for body in bodies_of(eqn)]
+    primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
     if primitive.sends(eqn.params):
         nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
         return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, eqn.source, eqn.params["size"])])
@@ -166,7 +152,7 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source, size_of(axes))]) for axes, t in sums]
     found = Communication()
     for report in bodies:
-        found.add(report, eqn.params["length"] if isinstance(primitive, Scan) else 1)
+        found.add(report, rounds(eqn))
     return found
 
 
@@ -185,8 +171,8 @@ def _summary(report: Communication) -> dict[Kind, tuple[int, int]]:
 # ---------------------------------------------------------------- beside the old recipe
 
 
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(Tabular):
     """What `compare` returns: `typed` and `untyped` are reports of communication. Printing it gives a table.
 
     `same` says whether both gave the same numbers; it is None where they were not run. `note` says why not, or what
@@ -223,19 +209,12 @@ class Comparison:
 
     def _remarks(self) -> list[str]:
         reports = [r for r in (self.typed, self.untyped) if r is not None]
-        notes = dict.fromkeys(note for report in reports for note in report.notes)
         same = "both give the same numbers" if self.same else self.note
-        return [same, *[f"({note})" for note in notes]]
+        return [same, *dict.fromkeys(remark for report in reports for remark in report._remarks())]
 
-    def __str__(self) -> str:
-        if self.untyped is not None and not (self.typed.rows or self.untyped.rows):
-            return "\n".join(["no communication, with types or without", *self._remarks()])
-        return "\n".join([text_table(*self._table()), *self._remarks()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return html_table(*self._table()) + _paragraphs(self._remarks())
+    def _instead(self) -> str:
+        quiet = self.untyped is not None and not (self.typed.rows or self.untyped.rows)
+        return "no communication, with types or without" if quiet else ""
 
 
 def compare(f: Callable, *args: Any) -> Comparison:
@@ -270,7 +249,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         other = [] if why else untyped(*values)
     except Exception as error:  # whatever the program does about it: it was not written to be run so
         why = f"without types it does not run: {type(error).__name__}: {error}"
-    reports = _of_tape(typed), untyped and _of_tape(untyped)
+    reports = _report(typed), untyped and _report(untyped)
     if why:
         return Comparison(*reports, None, why)
     same = all(map(_close, typed(*values), other))

@@ -10,7 +10,8 @@ import numpy
 import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
 from collectives.backend import Axes, Backend
 from collectives.exchange import exchange, exchange_together, index
-from collectives.ops import Collective, Together, axis_index_p
+from collectives.kinds import Collective, Together
+from collectives.ops import axis_index_p
 from minidiff.core import (
     EVALUATE,
     INVARIANT,

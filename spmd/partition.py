@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core import ShapedArray, show_axes
@@ -164,7 +164,13 @@ def _entry(axes: tuple[str, ...]) -> Entry:
     return axes if len(axes) > 1 else axes[0] if axes else None
 
 
+def parts_along(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+    """How many parts a dimension has that is split along these axes."""
+    return math.prod(sizes[a] for a in axes)
+
+
 def is_spec(x: Any) -> bool:
+    """Whether x is a partition spec: what trees of specs have for leaves."""
     return isinstance(x, PartitionSpec)
 
 
@@ -184,7 +190,7 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
             )
 
 
-def check_rank(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
+def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
     """Raise ValueError where a spec has more entries than the array has dimensions."""
     if len(spec.entries) > len(shape):
         advice = "a spec has one entry for each dimension, or fewer"
@@ -200,7 +206,7 @@ def check_rank(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
     """Raise ValueError where the ranks along a dimension's axes do not divide it."""
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
-        ranks = math.prod(sizes[a] for a in names(entry))
+        ranks = parts_along(names(entry), sizes)
         if n % ranks:
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
@@ -216,7 +222,7 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
     """The type of a rank's block of an array of type `t` (which varies itself where there is a body around)."""
     dims = spec.dims(t.ndim)
-    shape = [n // math.prod(sizes[a] for a in axes) for n, axes in zip(t.shape, dims)]
+    shape = [n // parts_along(axes, sizes) for n, axes in zip(t.shape, dims)]
     return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.lifted) if typed else ())
 
 
@@ -224,7 +230,7 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
     """The type of the array whose blocks have the type `block`."""
     shape = (1,) * len(spec.lead) + block.shape
     return ShapedArray(
-        [n * math.prod(sizes[a] for a in axes) for n, axes in zip(shape, spec.dims(len(shape)))],
+        [n * parts_along(axes, sizes) for n, axes in zip(shape, spec.dims(len(shape)))],
         block.dtype,
         block.variance.difference(spec.axes, spec.summed),
     )
@@ -238,7 +244,7 @@ class Layout(NamedTuple):
 
     def settled(self, x: Any) -> Any:
         """`x`, an array wherever it is, laid out in this way."""
-        from spmd.redistribution import settled  # which stands above
+        from spmd.redistribution import settled  # it is done by shard_maps, which stand above
 
         return settled(x, self.mesh, self.spec)
 

@@ -47,7 +47,7 @@ from minidiff.ops.elementwise import absolute, add, divide, exp, log, multiply, 
 from minidiff.ops.kinds import Elementwise
 from minidiff.ops.shape import squeeze
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec
+from spmd.partition import P, PartitionSpec, parts_along
 from spmd.redistribution import Dims, Sizes, redistributed, route, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
@@ -360,7 +360,7 @@ def _layout(way: Way, labels: Labels) -> Dims:
 
 def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
     """How many blocks there are along these axes."""
-    return math.prod(sizes[a] for axes in dims for a in axes)
+    return parts_along(itertools.chain(*dims), sizes)
 
 
 # ---------------------------------------------------------------- the operation
@@ -453,7 +453,7 @@ def _mapped(
 
 
 def _block_shape(shape: tuple[int, ...], layout: Dims, mesh: Mesh) -> tuple[int, ...]:
-    return tuple(n // math.prod(mesh.shape[a] for a in axes) for n, axes in zip(shape, layout))
+    return tuple(n // parts_along(axes, mesh.shape) for n, axes in zip(shape, layout))
 
 
 core.spread = spread

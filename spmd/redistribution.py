@@ -27,11 +27,13 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import collectives
+from collectives.backend import index_along
 from minidiff import tree
 from minidiff.core import Value, lift_to, typeof
 from minidiff.forward import as_value
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, check_divides, check_rank, check_spec, is_spec
+from spmd.partition import P, PartitionSpec, check_divides, check_ndim, check_spec, is_spec, parts_along
+from spmd.shard_map import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
@@ -115,7 +117,7 @@ def _cheapest(
 
 def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
     """The steps that lead on from a layout, along axes that are of use."""
-    ranks = [math.prod(sizes[a] for a in axes) for axes in at]
+    ranks = [parts_along(axes, sizes) for axes in at]
     block = nbytes // math.prod(ranks)
     taken = frozenset(a for axes in at for a in axes)
     dims = range(len(at))
@@ -126,7 +128,7 @@ def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int],
     for d in dims:
         for k in range(len(at[d])):
             kept, moved = at[d][:k], at[d][k:]
-            n = math.prod(sizes[a] for a in moved)
+            n = parts_along(moved, sizes)
             yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
             for e in dims:
                 if e != d and shape[e] // ranks[e] % n == 0:
@@ -151,7 +153,7 @@ def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
     for order in itertools.permutations([a for axes in at for a in axes]):
         rest = iter(order)
         after = tuple(tuple(itertools.islice(rest, n)) for n in lengths)
-        parts = ([math.prod(sizes[a] for a in axes) for axes in layout] for layout in (at, after))
+        parts = ([parts_along(axes, sizes) for axes in layout] for layout in (at, after))
         if after != at and next(parts) == next(parts):
             yield after
 
@@ -168,14 +170,8 @@ def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, 
 
     def block(layout: Dims, place: tuple[int, ...]) -> tuple:
         """Which block the rank at this place has, counted along the axes that change places."""
-        index = dict(zip(axes, place))
-        found = []
-        for split in layout:
-            number = 0
-            for a in split:
-                number = number * sizes[a] + index.get(a, 0)
-            found.append(number)
-        return tuple(found)
+        coordinates = {**dict.fromkeys(sizes, 0), **dict(zip(axes, place))}
+        return tuple(index_along(split, coordinates, sizes) for split in layout)
 
     sources = {block(at, place): rank for rank, place in enumerate(places)}
     return tuple((sources[block(after, place)], rank) for rank, place in enumerate(places))
@@ -185,6 +181,7 @@ def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, 
 
 
 def sizes_of(mesh: Mesh) -> Sizes:
+    """The axes of a mesh and their sizes, as what routes are remembered by."""
     return tuple(mesh.shape.items())
 
 
@@ -196,8 +193,6 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
-    from spmd.shard_map import everywhere, shard_map_p  # which redistributes its own arguments
-
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
@@ -276,7 +271,7 @@ def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
 def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
     shape = typeof(x).shape
     check_spec(spec, mesh.shape, "spec")
-    check_rank(spec, shape, "spec", path)
+    check_ndim(spec, shape, "spec", path)
     check_divides(spec, shape, mesh.shape, "spec", path)
 
 

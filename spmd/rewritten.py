@@ -11,6 +11,14 @@ from minidiff.staging import make_tape
 from minidiff.tape import Tape
 
 
+def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
+    """What `read` says of a tape; or of a function, as a function of its arguments: of its tape, or `jit`'s."""
+    if isinstance(f, Tape):
+        return read(f)
+    tape_of = rewritten(f) if optimized else make_tape(f)
+    return lambda *args: read(tape_of(*args))
+
+
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
     """A function that returns the tape of `f` as `jit` compiles it: `rewritten(f)(*args) -> Tape`.
 

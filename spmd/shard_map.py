@@ -34,14 +34,14 @@ be is known only when it has run.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
-from collectives.ops import Collective, pbroadcast_p, psum_p, untyped_psum_p
+from collectives.kinds import Collective
+from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
 from collectives.raising import raised
 from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
@@ -76,17 +76,17 @@ from minidiff.tape import Equation, Tape, Var
 from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
+    Layout,
     P,
     PartitionSpec,
     block_type,
     check_divides,
-    check_rank,
+    check_ndim,
     check_spec,
     global_type,
     is_spec,
     laid_out,
 )
-from spmd.redistribution import settled
 from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
@@ -439,20 +439,16 @@ class LinearBody:
 # ---------------------------------------------------------------- the old recipe's boundary
 
 
-def _ranks_along(mesh: Mesh, axes: Sequence[str]) -> int:
-    return math.prod(mesh.shape[a] for a in axes)
-
-
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
     """A cotangent that each of several ranks has whole: each counts for its part, unless theirs are summed."""
-    copies = _ranks_along(mesh, [a for a in axes if a not in spec.axes and a not in spec.summed])
+    copies = mesh.ranks.size(a for a in axes if a not in spec.axes and a not in spec.summed)
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
     """The cotangent of an input that several ranks were given whole: the sum of theirs, here if not on its way out."""
     axes = tuple(a for a in axes if a not in spec.axes and a not in spec.lifted)
-    return untyped_psum_p.bind(ct, axes=axes, size=_ranks_along(mesh, axes)) if axes else ct
+    return untyped_psum_p.bind(ct, **_along(mesh.ranks, axes)) if axes else ct
 
 
 # ---------------------------------------------------------------- blocks in and out
@@ -598,11 +594,12 @@ def shard_map(
         values = [as_value(x) for _, x in leaves]
         for (path, _), x, spec in zip(leaves, values, specs):
             shape = tuple(x.shape)
-            check_rank(spec, shape, "in_specs", path)
+            check_ndim(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
         if not where["around"]:
             values = [
-                x if typeof(x).layout is None else settled(x, where["mesh"], spec) for x, spec in zip(values, specs)
+                x if typeof(x).layout is None else Layout(where["mesh"], spec).settled(x)
+                for x, spec in zip(values, specs)
             ]
         out_structure = None
 

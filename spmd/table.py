@@ -38,6 +38,10 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
 class Tabular:
     """Something that is shown as a table, by `print` and in notebooks, with remarks beneath."""
 
+    def _instead(self) -> str:
+        """What is shown in place of a table that would be empty; nothing where there is one."""
+        return ""
+
     def _table(self) -> tuple[Sequence[str], Lines, Sequence[str] | None, Sequence[int]]:
         """The arguments of `text_table`."""
         raise NotImplementedError
@@ -46,9 +50,16 @@ class Tabular:
         return []
 
     def __str__(self) -> str:
-        return "\n".join([text_table(*self._table()), *self._remarks()])
+        return "\n".join([self._instead() or text_table(*self._table()), *self._remarks()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table(*self._table()) + "".join(f"<p>{html.escape(line)}</p>" for line in self._remarks())
+        instead = self._instead()
+        table = paragraph(instead) if instead else html_table(*self._table())
+        return table + "".join(map(paragraph, self._remarks()))
+
+
+def paragraph(text: str) -> str:
+    """A line of text for a notebook; nothing for an empty one."""
+    return f"<p>{html.escape(text)}</p>" if text else ""

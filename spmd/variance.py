@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minidiff.core import Scope, Value, VarianceError, enter, is_scalar_constant, lift_to, show_axes, typeof
 from minidiff.ops.elementwise import convert
-from spmd.partition import PartitionSpec, check_rank
+from spmd.partition import PartitionSpec, check_ndim
 
 
 def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope) -> Value:
@@ -18,7 +18,7 @@ def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...
     if spec.summed and x.dtype == bool:
         x = convert(x, int)
     t = typeof(x)
-    check_rank(spec, t.shape, "out_specs", path)
+    check_ndim(spec, t.shape, "out_specs", path)
     if not scope.typed:
         return x
     named = spec.axes.union(spec.summed)

@@ -18,7 +18,7 @@ import collectives
 import minidiff as md
 import spmd
 from collectives.along import most
-from collectives.ops import Collective
+from collectives.kinds import Collective
 from collectives.reference import collective_ref
 from spmd import P
 

@@ -15,6 +15,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_gather_invariant, psum
 from spmd import P
+from tests.collective_checks import whole
 
 
 @dataclass(frozen=True)
@@ -192,11 +193,6 @@ UNTYPED_TRANSPOSES = {
     "4: all_gather_invariant to an unmapped output": ["divide", "psum_scatter"],
     "5: all_gather to a mapped output": ["multiply", "psum_scatter"],
 }
-
-
-def whole(x: Any) -> np.ndarray:
-    """A result as one array, on every rank."""
-    return x.gather() if isinstance(x, spmd.ShardedArray) else np.asarray(x)
 
 
 def cotangent(tape: md.Tape) -> np.ndarray:

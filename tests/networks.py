@@ -21,6 +21,7 @@ from spmd.parallel import (
     stacked_layers,
     unstacked_layers,
 )
+from tests.collective_checks import whole
 from tests.programs import assert_trees_close
 
 MICROBATCH = 2
@@ -93,10 +94,6 @@ def check_numbers(name, shape, backend=None):
         value, gradients = md.value_and_grad(distributed)(parallelism.arranged(params), batch)
         gradients = md.tree.map(whole, gradients)
         assert_trees_close((value, parallelism.restored(gradients)), expected)
-
-
-def whole(x):
-    return x.gather() if isinstance(x, spmd.ShardedArray) else x
 
 
 # ---------------------------------------------------------------- what it communicates

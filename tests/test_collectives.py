@@ -93,6 +93,38 @@ def test_values_of_each_dtype(mesh, axes, dtype):
     check_dtype(mesh, axes, dtype)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_copies_of_small_integers_wrap_around(dtype):
+    """More ranks than the dtype has numbers: the sum of as many copies is what ranks that each have one add up."""
+    mesh, ones = simulated(300), np.ones(2, dtype)
+
+    def sums(x):
+        return psum(x, "x"), psum(ones, "x"), psum(ones[0], "x"), psum(pbroadcast(x, "x"), "x")
+
+    f = spmd.shard_map(sums, mesh=mesh, in_specs=P(), out_specs=P())
+    expected = np.sum(np.ones((300, 2), dtype), axis=0, dtype=dtype)
+    for found in (f(ones), md.jit(f)(ones)):
+        assert [x.dtype for x in found] == [dtype] * 4
+        assert all(np.array_equal(x, expected[0] if k == 2 else expected) for k, x in enumerate(found))
+
+
+def test_over_no_axes():
+    """Over () each rank is alone: all there is of it is one."""
+    over = {
+        "psum": lambda x: psum(x, ()),
+        "all_gather": lambda x: all_gather(x, ())[0],
+        "all_gather, tiled": lambda x: all_gather(x, (), tiled=True),
+        "psum_scatter": lambda x: psum_scatter(x[None], ()),
+        "pscatter": lambda x: pscatter(x[None], ()),
+        "index and size": lambda x: x * axis_size(()) + axis_index(()),
+    }
+    x = np.arange(6.0)
+    for name, f in over.items():
+        assert np.array_equal(spmd.shard_map(f, mesh=IJ, in_specs=P(("i", "j")), out_specs=P(("i", "j")))(x), x), name
+    with pytest.raises(ValueError, match=r"ppermute over \(\): no axis is named; name one at least"):
+        spmd.shard_map(lambda x: ppermute(x, (), []), mesh=IJ, in_specs=P(), out_specs=P())(x)
+
+
 @placements
 def test_vectorised_values(mesh, axes):
     for case in cases(size_of(mesh, axes)):

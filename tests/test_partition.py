@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from minidiff import ShapedArray, VarianceError
 from spmd import P, make_mesh, shard_map
-from spmd.partition import block_type, check_divides, check_rank, check_spec, global_type
+from spmd.partition import block_type, check_divides, check_ndim, check_spec, global_type
 
 SIZES = {"x": 4, "y": 2}
 
@@ -65,7 +65,7 @@ def test_stacked_blocks_may_have_any_shape(shape):
             r"P\(\('x', 'y'\), 'y'\) names the axis 'y' twice",
         ),
         (
-            lambda: check_rank(P("x", None), (4,), "in_specs", "args[0]"),
+            lambda: check_ndim(P("x", None), (4,), "in_specs", "args[0]"),
             r"2 entries, but args\[0\] has 1 dimension \(.*one entry for each dimension",
         ),
         (

@@ -26,7 +26,8 @@ from collectives import (
     reduce,
     scatter,
 )
-from collectives.ops import psum_p, together, untyped_psum_p
+from collectives.kinds import together
+from collectives.ops import psum_p, untyped_psum_p
 from minidiff.optimize import REWRITES, SETTINGS, optimize
 from minidiff.source import CompiledTape
 from minidiff.tape import bodies_of

@@ -34,7 +34,15 @@ from minidiff.core import (
     is_differentiable,
     typeof,
 )
-from minidiff.ops.kinds import Elementwise, Linear, Multilinear, bind_aligned, elementwise_shape, match, spread
+from minidiff.ops.kinds import (
+    Elementwise,
+    Linear,
+    Multilinear,
+    bind_aligned,
+    broadcast_tangent,
+    elementwise_shape,
+    match,
+)
 
 # ---------------------------------------------------------------- how they are declared
 
@@ -116,7 +124,7 @@ class Sum(Primitive):
         x, y = tangents
         if x is not None and y is not None:
             return self.bind(x, y)
-        return spread(x if y is None else y if self.signs[1] > 0 else negative(y), out)
+        return broadcast_tangent(x if y is None else y if self.signs[1] > 0 else negative(y), out)
 
     def linearized(self, out, type, primals, active, names, params):
         return names[0] if names[0].type == type and self.signs[active[0]] > 0 else None
@@ -227,7 +235,7 @@ class Where(Primitive):
         condition, (_, tx, ty) = primals[0], tangents
         if tx is None and ty is None:
             return None
-        return spread(self.bind(condition, 0.0 if tx is None else tx, 0.0 if ty is None else ty), out)
+        return broadcast_tangent(self.bind(condition, 0.0 if tx is None else tx, 0.0 if ty is None else ty), out)
 
     def transpose(self, ct, operands, params):
         condition, x, y = operands

@@ -197,7 +197,7 @@ class Elementwise(Differentiable):
 
     def term(self, i, t, out, primals, params):
         derivative = self.derivatives[i]
-        return derivative and spread(ops.elementwise.multiply(derivative(out, *primals), t), out)
+        return derivative and broadcast_tangent(ops.elementwise.multiply(derivative(out, *primals), t), out)
 
     def cotangent(self, i, ct, out, primals, type, params):
         derivative = self.derivatives[i]
@@ -385,7 +385,7 @@ def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]
     return (*range(extra), *[i + extra for i, n in enumerate(shape) if n == 1 and wide[i + extra] != 1])
 
 
-def spread(tangent: Value, out: Value) -> Value:
+def broadcast_tangent(tangent: Value, out: Value) -> Value:
     """A tangent of one operand of a broadcasting sum, as a tangent of the result `out`."""
     if tangent.shape != out.shape:
         tangent = ops.shape.broadcast_to_p.bind(tangent, shape=out.shape)

@@ -40,8 +40,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import minidiff.numpy as np
-from collectives import all_gather, axis_index, axis_size, ppermute, psum_scatter
-from collectives.ops import AxisName
+from collectives import all_gather, axis_index, axis_size, psum_scatter
+from collectives.along import AxisName
+from collectives.ops import shifted
 from minidiff import dynamic_slice_in_dim, typeof
 from minidiff.core import ShapedArray, Value
 
@@ -124,7 +125,7 @@ def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, w
     out = None
     for step in range(n):
         # Sent on before they are multiplied: so they are on their way meanwhile.
-        coming = [_shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
+        coming = [shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
             columns = _part(lhs, _neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1)
             term = columns @ block
@@ -210,18 +211,12 @@ def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, 
 
     sums = [product(part, way, 0) for part, way in enumerate(ways)]
     for step in range(1, n):
-        coming = [_shifted(x, axis_name, way) for x, way in zip(sums, ways)]
+        coming = [shifted(x, axis_name, way) for x, way in zip(sums, ways)]
         sums = [x + product(part, way, step) for part, (x, way) in enumerate(zip(coming, ways))]
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
 # ---------------------------------------------------------------- what both need
-
-
-def _shifted(x: Value, axis_name: AxisName, way: int) -> Value:
-    """Each rank's value, at its neighbour on the ring."""
-    n = axis_size(axis_name)
-    return ppermute(x, axis_name, [(i, (i + way) % n) for i in range(n)])
 
 
 def _neighbour(here: Value, by: int, n: int) -> Value:

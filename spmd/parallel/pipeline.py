@@ -18,7 +18,8 @@ from typing import Any
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import axis_index, axis_size, pmean, ppermute
+from collectives import axis_index, axis_size, pmean
+from collectives.ops import shifted
 from minidiff.nn import relu
 from spmd.parallel.network import Layer, dense, squared_error
 from spmd.partition import P
@@ -49,17 +50,11 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
         results = np.at(results)[leaving].set(np.where(stage == stages - 1, state[-1], results[leaving]))
         if tick == count + layers - 2:
             return results
-        state = np.at(np.roll(state, 1, axis=0))[0].set(_moved(state[-1], axis, 1))
+        state = np.at(np.roll(state, 1, axis=0))[0].set(shifted(state[-1], axis, 1))
         if entering == share - 1 and tick < count - 1:
-            microbatches = _moved(microbatches, axis, -1)
+            microbatches = shifted(microbatches, axis, -1)
         if leaving == share - 1 and tick >= layers - 1:
-            results = _moved(results, axis, -1)
-
-
-def _moved(x: Any, axis: str, by: int) -> Any:
-    """What the ranks have, each from the one so many before it, around in a ring."""
-    ranks = axis_size(axis)
-    return ppermute(x, axis, [(i, (i + by) % ranks) for i in range(ranks)])
+            results = shifted(results, axis, -1)
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:

@@ -23,7 +23,8 @@ from typing import Any
 
 import minidiff as md
 import minidiff.numpy as np
-from collectives import all_to_all, axis_size, ppermute
+from collectives import all_to_all, axis_size
+from collectives.ops import shifted
 from minidiff.nn import softmax
 
 
@@ -61,7 +62,6 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str) -> Any:
     so far, so that none overflows, and what was added up is scaled down when a larger one comes.
     """
     ranks, pair = axis_size(axis), np.stack([k, v])
-    ring = [(i, (i + 1) % ranks) for i in range(ranks)]
     largest, total, result = -np.inf, 0.0, 0.0
     for step in range(ranks):
         scores = _scores(q, pair[0])
@@ -70,5 +70,5 @@ def ring_attention(q: Any, k: Any, v: Any, axis: str) -> Any:
         total = total * scale + np.sum(weights, axis=-1, keepdims=True)
         result = result * scale + np.einsum("hqt,thd->hqd", weights, pair[1])
         if step < ranks - 1:
-            pair = ppermute(pair, axis, ring)
+            pair = shifted(pair, axis, 1)
     return np.moveaxis(result / total, 0, 1)

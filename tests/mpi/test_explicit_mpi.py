@@ -10,6 +10,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, pmean, psum
 from spmd import P
+from tests.collective_checks import whole
 from tests.explicit_programs import replayed, without_one
 from tests.partial_sum_programs import PROGRAMS, W, X, sharded
 from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example, run_and_count
@@ -21,10 +22,6 @@ few = pytest.mark.parallel([2, 4])
 @functools.cache
 def mesh_of(shape, backend="mpi"):
     return spmd.make_mesh(shape, ("i", "j")[: len(shape)], backend=backend)
-
-
-def whole(x):
-    return x.gather() if isinstance(x, spmd.ShardedArray) else x
 
 
 @few

@@ -10,6 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
+from tests.collective_checks import whole
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}
@@ -31,10 +32,6 @@ def specs_of(mesh):
     one, two = mesh.axis_names[0], mesh.axis_names[-1]
     specs = [P(one), P(None, one), P(two), P(one, two) if one != two else P(), P((two, one)) if one != two else P()]
     return list(dict.fromkeys(specs))
-
-
-def whole(x):
-    return x.gather() if isinstance(x, spmd.ShardedArray) else numpy.asarray(x)
 
 
 def run_and_count(f, mesh, *args, counted=True):
@@ -133,7 +130,7 @@ def test_what_is_not_here_says_so():
         mesh.reset_calls()
         shown = repr(y), str(y)
         assert mesh.calls == {}  # printing never communicates
-        assert f"rank {mesh.rank} at mesh coordinates" in shown[0]
+        assert f"rank {mesh.rank} at mesh coordinates " in shown[0]
         with pytest.raises(ValueError, match=r"has only a block of it.*Call \.gather\(\) on every rank"):
             numpy.asarray(y)
         assert mesh.calls == {}
