@@ -118,7 +118,7 @@ def _paragraphs(lines: list[str]) -> str:
     return "".join(f"<p>{html.escape(line)}</p>" for line in lines)
 
 
-def communication(f: Callable | Tape, optimized: bool = False) -> Any:
+def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     """What a tape communicates, or a function that reports what `f` does: `communication(f)(*args)`.
 
     Nothing is run: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the
@@ -137,6 +137,8 @@ def communication(f: Callable | Tape, optimized: bool = False) -> Any:
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
     """
+    if args:
+        raise TypeError("communication(f) is a function of the arguments of f: write communication(f)(*args)")
     if isinstance(f, Tape):
         return _of_tape(f)
     tape_of = rewritten(f) if optimized else make_tape(f)
