@@ -456,6 +456,12 @@ ERRORS = [
     ("axis_size: unbound", lambda x: axis_size("k"), md.UnboundAxisError, "no axis 'k' is bound"),
     ("axis first", lambda x: psum("i", x), TypeError, "that is no name of an axis; the value is first: psum(x, 'i')"),
     (
+        "a set",
+        lambda x: psum(x, {"i"}),
+        TypeError,
+        "psum over {'i'}: axes have an order; name one, or several in a tuple",
+    ),
+    (
         "no pairs",
         lambda x: ppermute(x, "i", [0, 1]),
         TypeError,

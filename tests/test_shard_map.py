@@ -336,6 +336,11 @@ ERRORS = {
     "unknown axis out": (lambda: mapped(abs, P("i"), (P(), P("z"))), ValueError, r"out_specs\[1\] = P\('z'\)"),
     "axis twice": (lambda: mapped(abs, P("i", "i")), ValueError, "names the axis 'i' twice"),
     "no spec": (lambda: mapped(abs, "i"), TypeError, r"in_specs is 'i', which is no partition spec; write P\('i'\)$"),
+    "a closed-over whole": (
+        lambda: mapped(lambda x: x * np.arange(8.0))(np.ones(8)),
+        ValueError,
+        r"multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: they do not fit.*closes over is whole: make it an argument",
+    ),
     "no specs": (
         lambda: spmd.shard_map(abs, MESH),
         TypeError,
