@@ -7,8 +7,10 @@ import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy
+
 from minidiff.batching import named_axes
-from minidiff.core import Scope, UnboundAxisError, Value, current_interpreter, current_scope, typeof
+from minidiff.core import Scope, Tracer, UnboundAxisError, Value, current_interpreter, current_scope, typeof
 
 AxisName = str | tuple[str, ...]
 Groups = tuple[tuple[int, ...], ...]
@@ -79,6 +81,12 @@ def along(name: str, axis_name: AxisName) -> list[Along]:
 
 
 def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmapped: dict) -> None:
+    if isinstance(axis, (Tracer, numpy.ndarray)):
+        raise TypeError(f"{name} over {typeof(axis)}: that is no name of an axis; the value is first: {name}(x, 'i')")
+    if isinstance(axis, set):
+        raise TypeError(
+            f"{name} over {axis}: axes have an order; name one, or several in a tuple: {name}(x, ('i', 'j'))"
+        )
     if scope is None and not vmapped:
         raise UnboundAxisError(
             f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "

@@ -602,7 +602,12 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     Source: shard_map tutorial, "ppermute".
     """
     run = along_one("ppermute", axis_name)
-    pairs = tuple((int(source), int(destination)) for source, destination in perm)
+    pairs = [tuple(pair) if numpy.iterable(pair) else () for pair in perm] if numpy.iterable(perm) else [()]
+    if any(len(pair) != 2 for pair in pairs):
+        raise TypeError(
+            f"ppermute: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
+        )
+    pairs = tuple((int(source), int(destination)) for source, destination in pairs)
     for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
         for rank in ranks:
             check_rank("ppermute", what, rank, axis_name, run.size)

@@ -1046,7 +1046,8 @@ def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tu
         nonlocal ys_structure
         out = f(carry.tree(leaves), tree.unflatten(xs_structure, elements))
         if not (isinstance(out, tuple) and len(out) == 2):
-            raise TypeError(f"{carry.what}: a step returns a pair (carry, y), got {type(out).__name__}")
+            got = f"{len(out)} results" if isinstance(out, tuple) else type(out).__name__
+            raise TypeError(f"{carry.what}: a step returns a pair (carry, y), got {got}")
         ys, structure = tree.flatten(out[1])
         if ys_structure not in (None, structure):
             raise TypeError(f"{carry.what}: a step's y was {ys_structure}, and then {structure}")

@@ -142,6 +142,15 @@ def as_value(x: Any) -> Value:
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 
 
+def check_sequences(what: str, primals: Any, tangents: Any) -> None:
+    """Raise TypeError where primals and tangents are not in sequences: a single array would be taken to pieces."""
+    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
+        raise TypeError(
+            f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
+            f"got {type(primals).__name__} and {type(tangents).__name__}"
+        )
+
+
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of `f` and its derivative in one direction: `(f(*primals), df(*primals) · tangents)`.
 
@@ -154,11 +163,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     >>> float(value), float(tangent)
     (0.0, 2.0)
     """
-    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
-        raise TypeError(
-            "jvp: primals and tangents are tuples with an entry for each argument, as in jvp(f, (x,), (t,)); got "
-            f"{type(primals).__name__} and {type(tangents).__name__}"
-        )
+    check_sequences("jvp", primals, tangents)
     paths, structure = tree.flatten_with_paths(tuple(primals), "primals")
     flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
     if structure != tangent_structure:
@@ -187,8 +192,8 @@ def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
         if t.dtype == float0:
             return None
         raise TypeError(
-            f"jvp: {path} has type {p}, which carries no derivative; convert it with .astype(float), or give it a "
-            "tangent of dtype float0"
+            f"jvp: {path} has type {p}, which carries no derivative; convert it with float(), an array with "
+            ".astype(float), or give it a tangent of dtype float0"
         )
     if t.shape != p.shape:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")

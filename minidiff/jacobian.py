@@ -11,7 +11,7 @@ import numpy
 from minidiff import tree
 from minidiff.batching import vmap
 from minidiff.core import ShapedArray, Value, is_differentiable, name_of, typeof
-from minidiff.forward import as_value, instantiate, jvp
+from minidiff.forward import as_value, check_sequences, instantiate, jvp
 from minidiff.reverse import Flat, arguments_of, backward_pass, chosen_arguments, grad, linearize_flat
 
 Argnums = int | Sequence[int]
@@ -88,6 +88,7 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
     array([ 6., 12.])
     """
+    check_sequences("hvp", primals, tangents)
     argnums = 0 if len(primals) == 1 else tuple(range(len(primals)))
     return jvp(grad(f, argnums), primals, tangents)[1]
 

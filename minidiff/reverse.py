@@ -537,7 +537,7 @@ def _not_differentiable(path: str, x: Value, numbers: Sequence[int], name: str) 
     index, _, rest = path[1:].partition("]")
     return (
         f"grad: argument {numbers[int(index)]}{rest} of {name} has type {typeof(x)}; gradients are of floating-point "
-        "numbers: convert it with .astype(float), or choose other arguments with argnums"
+        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
     )
 
 

@@ -180,7 +180,7 @@ class Tape:
         """As printed, with the types set back, and in these the axes in their colours."""
         from minidiff.colours import types_as_html  # which notebooks alone need
 
-        return f'<pre style="text-align:left">{types_as_html(str(self), "color:#888")}</pre>'
+        return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
 
 
 def atom_type(a: Atom) -> ShapedArray:

@@ -52,6 +52,11 @@ def check_grads(
     for mode in modes:
         if mode not in ("fwd", "rev"):
             raise ValueError(f"check_grads: a mode is 'fwd' or 'rev', got {mode!r}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"check_grads: args is a tuple with an entry for each argument, as in check_grads(f, (x,)); got "
+            f"{type(args).__name__}"
+        )
     args = tuple(args)
     paths = _varied(args, "args")
     outs = _varied(f(*args), "")

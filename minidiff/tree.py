@@ -176,6 +176,9 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable, what: str, path: str, 
         out.extend([prefix] * structure(tree).size)
         return
     node, other = _children(prefix), _children(tree)
+    if prefix is None and tree is not None:
+        what = "a single array" if other is None else f"a {type(tree).__name__}"
+        raise ValueError(f"{path} is None, which stands for no arrays, but stands against {what}: write an entry")
     if node is None:
         raise ValueError(f"{path} is {prefix!r}, which is neither an entry for arrays nor a tree of entries")
     if other is None:

@@ -107,7 +107,7 @@ class Communication(Tabular):
         return [f"({note})" for note in self.notes]
 
 
-def communication(f: Callable | Tape, optimized: bool = False) -> Any:
+def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
     """What a tape communicates, or a function that reports what `f` does: `communication(f)(*args)`.
 
     Nothing is run: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the
@@ -126,6 +126,8 @@ def communication(f: Callable | Tape, optimized: bool = False) -> Any:
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
     """
+    if args:
+        raise TypeError("communication(f) is a function of the arguments of f: write communication(f)(*args)")
     return of_tape(_report, f, optimized)
 
 

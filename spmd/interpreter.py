@@ -40,6 +40,11 @@ from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type
 from spmd.sharded_array import ShardedArray
 
+#: Why operands do not fit in the body of a `shard_map`, as a rule.
+_BLOCKS = (
+    "they do not fit. In the body of a shard_map arguments are a rank's blocks, and what the body closes over is "
+    "whole: make it an argument, with a spec of its own in in_specs"
+)
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
 
@@ -183,7 +188,7 @@ class SPMD(Interpreter):
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # it speaks of all ranks' blocks
-                raise MisfitError(primitive, args) from None
+                raise MisfitError(primitive, args, _BLOCKS) from None
         if primitive.multiple_results:
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)

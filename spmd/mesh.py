@@ -122,6 +122,9 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
             raise ValueError(
                 f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; call one otherwise"
             )
+    for name, size in zip(axis_names, axis_shapes):
+        if not hasattr(size, "__index__"):
+            raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; a size is an integer: write int({size})")
     shape = {name: operator.index(size) for name, size in zip(axis_names, axis_shapes)}
     for name, size in shape.items():
         if size < 1:

@@ -174,6 +174,13 @@ def is_spec(x: Any) -> bool:
     return isinstance(x, PartitionSpec)
 
 
+def check_is_spec(path: str, spec: Any) -> None:
+    """Raise TypeError where what is found at `path` of a tree of specs is none."""
+    if not is_spec(spec):
+        meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
+        raise TypeError(f"{path} is {spec!r}, which is no partition spec; write {meant}")
+
+
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
     """Raise ValueError, calling the spec `what`, where it names an axis that the mesh lacks, or one twice."""
     named = [a for e in (*spec.entries, spec.summed) for a in names(e)]

@@ -26,13 +26,24 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+import numpy
+
 import collectives
 from collectives.backend import index_along
 from minidiff import tree
 from minidiff.core import Value, lift_to, typeof
 from minidiff.forward import as_value
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, check_divides, check_ndim, check_spec, is_spec, parts_along
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    check_divides,
+    check_is_spec,
+    check_ndim,
+    check_spec,
+    is_spec,
+    parts_along,
+)
 from spmd.shard_map import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
@@ -214,7 +225,15 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     >>> distribute(np.arange(4), mesh, spmd.P('i'))
     ShardedArray([0, 1, 2, 3], P('i'))
     """
-    return _map_specs("distribute", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, mesh, to, path))
+    _check_mesh(mesh)
+
+    def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
+        found = _laid_out_anew(leaf, mesh, to, path)
+        if found is not leaf and isinstance(leaf, numpy.ndarray) and numpy.may_share_memory(found.data, leaf):
+            found.data = found.data.copy()  # whoever writes into `leaf` later does not mean this
+        return found
+
+    return _map_specs("distribute", x, spec, place)
 
 
 def reshard(x: Any, spec: Any) -> Any:
@@ -256,13 +275,21 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     """
     x = as_value(x)
     mesh, have = layout_of(x, "explain_reshard: x")
+    check_is_spec("spec", spec)
     _check("explain_reshard: x", x, mesh, spec)
     steps = route_of(x, mesh, have, spec)
     head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
     return "\n  ".join([head, *map(str, steps.steps)])
 
 
+def _check_mesh(mesh: Any) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"distribute: mesh is {mesh!r}, which is no mesh: write distribute(x, mesh, P(...))")
+
+
 def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+    for path, leaf in tree.flatten_with_paths(spec, "spec")[0]:
+        check_is_spec(path, leaf)
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
     specs = tree.broadcast_prefix(spec, x, is_spec, "spec")
     return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])

@@ -81,6 +81,7 @@ from spmd.partition import (
     PartitionSpec,
     block_type,
     check_divides,
+    check_is_spec,
     check_ndim,
     check_spec,
     global_type,
@@ -514,9 +515,9 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 def shard_map(
     f: Callable,
     mesh: Mesh | None = None,
+    in_specs: Any = None,
+    out_specs: Any = None,
     *,
-    in_specs: Any,
-    out_specs: Any,
     axis_names: Collection[str] = frozenset(),
     check_rep: bool = True,
     auto_pbroadcast: bool = True,
@@ -567,6 +568,13 @@ def shard_map(
     Source: shard_map tutorial, "API specification"; JEP 17111 for the types, for `sum=` its "Partial solution", for
     `auto_pbroadcast` its "How to make the API convenient".
     """
+    if not (callable(f) and (mesh is None or isinstance(mesh, Mesh))):
+        raise TypeError(f"shard_map takes a function and a mesh, in this order; got {f!r} and {mesh!r}")
+    if in_specs is None:
+        raise TypeError(
+            "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two, of which the "
+            "second is the same on all ranks; and in_specs=() where there are none"
+        )
     if not (check_rep or auto_pbroadcast):
         raise ValueError(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
@@ -711,6 +719,5 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
 
 
 def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:
-    if not is_spec(spec):
-        raise TypeError(f"{path} is {spec!r}, which is no partition spec; write P(...), or P() for an unmapped array")
+    check_is_spec(path, spec)
     check_spec(spec, mesh.shape, path)

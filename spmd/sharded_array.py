@@ -46,13 +46,14 @@ class ShardedArray(Tracer):
         return self.mesh.ranks.local(self.data, self.held)
 
     def gather(self) -> numpy.ndarray:
-        """The whole array, on every rank. Under MPI a collective: every rank must call it."""
+        """The whole array, on every rank: a copy, free to be written into. Under MPI every rank must call it."""
         ranks = self.mesh.ranks
         lead = len(self.spec.lead)
         blocks = ranks.gather(self.data, self.held)
         count = len(self.held) > 0
         blocks = blocks.reshape(*blocks.shape[:count], *(1,) * lead, *blocks.shape[count:])
-        return join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
+        whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
+        return whole.copy() if numpy.may_share_memory(whole, self.data) else whole
 
     def concrete(self, use: str) -> numpy.ndarray:
         return self.gather()
@@ -75,13 +76,15 @@ class ShardedArray(Tracer):
     __reduce_ex__ = object.__reduce_ex__
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        written = kwargs.get("out") is not None or kwargs.get("where", True) is not True or method == "at"
-        if (ufunc not in NUMPY_FUNCTIONS or written) and not _holds_others((inputs, kwargs)):
+        target = inputs[:1] if method == "at" else kwargs.get("out", ())
+        as_a_whole = ufunc not in NUMPY_FUNCTIONS or len(target) > 0 or kwargs.get("where", True) is not True
+        if as_a_whole and not _holds_others((inputs, kwargs)) and not any(isinstance(t, ShardedArray) for t in target):
             return getattr(ufunc, method)(*_whole(inputs), **_whole(kwargs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func not in NUMPY_FUNCTIONS and not _holds_others((args, kwargs)):
+        as_a_whole = func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs)
+        if as_a_whole and not _holds_others((args, kwargs)):
             return func(*_whole(args), **_whole(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
@@ -109,6 +112,14 @@ def _whole(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
         return type(x)(map(_whole, x))
     return {k: _whole(v) for k, v in x.items()} if isinstance(x, dict) else x
+
+
+def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a function of NumPy would write into a sharded array: of what is gathered it would be lost."""
+    from minidiff.numpy.coverage import writing  # which most programs do without
+
+    targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
+    return any(isinstance(target, ShardedArray) for target in targets)
 
 
 def _holds_others(x: Any) -> bool:

@@ -339,6 +339,15 @@ MISFITS = {
         lambda: md.scan(lambda c, x: (X * c, x), 0.0, X),
         r"init has type f64\[\], but a step makes it f64\[3\]",
     ),
+    "hvp, no tuples": (
+        lambda: md.hvp(total, X, X),
+        r"hvp: primals and tangents are tuples.*\(f, \(x,\), \(t,\)\); got nda",
+    ),
+    "check_grads, no tuple": (lambda: md.testing.check_grads(total, X), r"check_grads\(f, \(x,\)\); got ndarray"),
+    "scan, three": (
+        lambda: md.scan(lambda c, x: (c, x, x), 0.0, X),
+        r"a step returns a pair \(carry, y\), got 3 results",
+    ),
     "scan, pair": (lambda: md.scan(lambda c, x: c, 0.0, X), r"a step returns a pair \(carry, y\), got float64"),
     "cond, vector": (
         lambda: md.cond(X > 0, np.sin, np.cos, X),

@@ -486,6 +486,20 @@ ERRORS = [
         for case in one_case_each(2)
     ],
     ("axis_size: unbound", lambda x: axis_size("k"), md.UnboundAxisError, "no axis 'k' is bound"),
+    ("axis first", lambda x: psum("i", x), TypeError, "that is no name of an axis; the value is first: psum(x, 'i')"),
+    (
+        "a set",
+        lambda x: psum(x, {"i"}),
+        TypeError,
+        "psum over {'i'}: axes have an order; name one, or several in a tuple",
+    ),
+    (
+        "no pairs",
+        lambda x: ppermute(x, "i", [0, 1]),
+        TypeError,
+        "perm is [0, 1]; write a list of pairs (source, dest",
+    ),
+    ("no list", lambda x: ppermute(x, "i", 1), TypeError, "perm is 1; write a list of pairs (source, destination)"),
     ("source twice", lambda x: ppermute(x, "i", [(0, 1), (0, 0)]), ValueError, "source 0 occurs 2 times"),
     ("destination twice", lambda x: ppermute(x, "i", [(0, 1), (1, 1)]), ValueError, "destination 1 occurs 2 times"),
     ("no such source", lambda x: ppermute(x, "i", [(2, 0)]), ValueError, "source 2 is no index along 'i'"),

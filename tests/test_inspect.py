@@ -63,6 +63,11 @@ def test_of_a_tape():
     assert str(spmd.communication(md.make_tape(program)(x))) == str(spmd.communication(program)(x))
 
 
+def test_arguments_are_those_of_the_function_that_it_returns():
+    with pytest.raises(TypeError, match=r"write communication\(f\)\(\*args\)"):
+        spmd.communication(np.sin, np.ones(3), np.ones(3))
+
+
 def test_nothing_is_run():
     MESH.reset_calls()
     spmd.communication(md.grad(lambda x: program(x).sum()))(np.ones((4, 4)))

@@ -33,6 +33,7 @@ def test_a_mesh_says_what_it_is():
         (((4, 2), ("x", 0)), TypeError, "the name of an axis is a string, .* got 0"),
         (((4.0,), ("x",)), TypeError, "integer"),
         (((0,), ("x",)), ValueError, "'x' has size 0"),
+        (((2.0,), ("x",)), TypeError, r"'x' has size 2.0; a size is an integer: write int\(2.0\)"),
         ((4, "x"), TypeError, r"make_mesh\(\(4, 2\), \('x', 'y'\)\)"),
         (((4,), ("x",), "gpu"), ValueError, "backend is 'mpi', 'simulated' or None, got 'gpu'"),
     ],

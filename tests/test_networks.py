@@ -219,3 +219,18 @@ def test_what_does_not_fit(what):
     params = stacked_layers(params) if "stages" in what else params
     with pytest.raises(ValueError, match=message):
         loss(mesh_of(4, "ranks"))(params, batch)
+
+
+def test_a_mesh_of_other_axes():
+    plane = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    with pytest.raises(ValueError, match=r"data_parallel takes a mesh with one axis, for batch.*got Mesh\(i: 2, j: 2"):
+        spmd.parallel.data_parallel(plane)
+    with pytest.raises(
+        ValueError, match=r"2 axes, for batch and feats, such as make_mesh\(\(2, 2\), \('batch', 'feats'\)"
+    ):
+        spmd.parallel.fully_sharded_tensor_parallel(mesh_of(4, "ranks"))
+
+
+def test_random_numbers_come_first():
+    with pytest.raises(TypeError, match=r"rng is \(4, 3\); write init_params\(np.random.default_rng\(0\)"):
+        init_params((4, 3), np.random.default_rng(0))

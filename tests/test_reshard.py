@@ -175,7 +175,18 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
             r"spec = P\('z'\) names the axis 'z', but the axes of the mesh",
         ),
         (lambda x: spmd.reshard(x, P(None, None, "i")), ValueError, "has 3 entries, but reshard: x has 2 dimensions"),
-        (lambda x: spmd.reshard(x, "i"), ValueError, "spec is 'i', which is neither an entry for arrays nor a tree"),
+        (lambda x: spmd.reshard(x, "i"), TypeError, r"spec is 'i', which is no partition spec; write P\('i'\)$"),
+        (lambda x: spmd.explain_reshard(x, "i"), TypeError, r"spec is 'i', which is no partition spec"),
+        (
+            lambda x: spmd.distribute(X, P("i"), MESH),
+            TypeError,
+            r"mesh is P\('i'\), which is no mesh: write distribute",
+        ),
+        (
+            lambda x: spmd.distribute(X, MESH, MESH),
+            TypeError,
+            r"spec is Mesh\(.*no partition spec; write P\(\.\.\.\), or",
+        ),
         (
             lambda x: spmd.distribute(X[:, :6], MESH, P(None, "i")),
             ValueError,

@@ -232,7 +232,7 @@ ERRORS: dict[str, tuple[Callable, str]] = {
     "several": (lambda: md.grad(lambda x: (x, x))(1.0), r"must return one scalar, got \(\*, \*\) \(for more, has_aux"),
     "integer": (
         lambda: md.grad(named)(3),
-        r"argument 0 of named has type i64\[\]; .*convert it with \.astype\(float\), or choose .* argnums",
+        r"argument 0 of named has type i64\[\]; .*with float\(\), an array with \.astype\(float\), or choose .*argnums",
     ),
     "integer in a tree": (
         lambda: md.grad(named, argnums=(1,))(1.0, {"n": [1.0, 2]}),

@@ -335,7 +335,22 @@ ERRORS = {
     "unknown axis": (lambda: mapped(abs, P("k")), ValueError, r"in_specs = P\('k'\) names the axis 'k'.*'i' \(4\)"),
     "unknown axis out": (lambda: mapped(abs, P("i"), (P(), P("z"))), ValueError, r"out_specs\[1\] = P\('z'\)"),
     "axis twice": (lambda: mapped(abs, P("i", "i")), ValueError, "names the axis 'i' twice"),
-    "no spec": (lambda: mapped(abs, "i"), TypeError, r"in_specs is 'i', which is no partition spec; write P\(...\)"),
+    "no spec": (lambda: mapped(abs, "i"), TypeError, r"in_specs is 'i', which is no partition spec; write P\('i'\)$"),
+    "a closed-over whole": (
+        lambda: mapped(lambda x: x * np.arange(8.0))(np.ones(8)),
+        ValueError,
+        r"multiply of f64\[2\]\{i\} and f64\[8\]\{i\}: they do not fit.*closes over is whole: make it an argument",
+    ),
+    "no specs": (
+        lambda: spmd.shard_map(abs, MESH),
+        TypeError,
+        r"shard_map: in_specs says how.*write in_specs=\(P\('i'\)",
+    ),
+    "the mesh first": (
+        lambda: spmd.shard_map(MESH, abs, P("i"), P("i")),
+        TypeError,
+        r"a mesh, in this order; got Mesh\(",
+    ),
     "too many entries": (lambda: mapped(abs, P("i", None))(np.ones(4)), ValueError, r"2 entries, but args\[0\] has 1"),
     "does not divide": (lambda: mapped(abs)(np.ones(6)), ValueError, r"args\[0\].*size 6.*'i' \(4\).*multiple of 4"),
     "too few specs": (

@@ -387,6 +387,38 @@ def test_functions_of_numpy_itself():
     assert float(y[1, 1]) == 7 and y.sum().item() == X.sum() and y.tolist() == X.tolist()
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda y: numpy.add(y, 1, out=y),
+        lambda y: numpy.spacing(y, out=y),
+        lambda y: numpy.add.at(y, 0, 1),
+        lambda y: numpy.sum(y, axis=0, out=y),
+        lambda y: numpy.nanmax(y, axis=0, out=y),
+        lambda y: numpy.copyto(y, 3.0),
+        lambda y: numpy.put(y, [0], [3.0]),
+        lambda y: numpy.fill_diagonal(y, 3.0),
+    ],
+)
+def test_functions_of_numpy_do_not_write_into_it(write):
+    """What they would write into is a copy: an error, and not in vain."""
+    y = sharded(X, P("i"))
+    with pytest.raises(TypeError, match=r"write y = np|x\.at\["):
+        write(y)
+    numpy.testing.assert_array_equal(y, X)
+
+
+@pytest.mark.parametrize("spec", [P("i"), P(None, "j"), P("i", "j")])
+def test_distribute_and_gather_copy(spec):
+    """Who writes into the array that was distributed, or into what was gathered, does not mean the sharded one."""
+    given = X.copy()
+    y = spmd.distribute(given, MESH, spec)
+    given += 1
+    y.gather()[:] = 7
+    numpy.asarray(y)[:] = 7
+    numpy.testing.assert_array_equal(y, X)
+
+
 def test_operands_on_different_meshes():
     """The first operand stays where it is, the others are gathered: both ways, for the derivatives too."""
     other = spmd.make_mesh((2,), ("k",), backend="simulated")

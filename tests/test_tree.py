@@ -90,6 +90,8 @@ BAD_PREFIXES = [
     ((0, (1, 1)), (1, 2), r"axes\[1\] is a tuple of 2, but stands against a single array"),
     ({"a": 0}, {"b": 1}, r"axes has the keys \['a'\], but stands against \['b'\]"),
     ({"a": 0}, (1,), r"axes is a dict, but stands against a tuple"),
+    ((0, None), (1, 2), r"axes\[1\] is None, which stands for no arrays, but stands against a single array: write an"),
+    (None, (1, 2), "axes is None, which stands for no arrays, but stands against a tuple"),
     ((0, "no"), (1, 2), r"axes\[1\] is 'no', which is neither an entry for arrays nor a tree of entries"),
 ]
 

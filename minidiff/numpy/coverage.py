@@ -91,6 +91,12 @@ def full_name(f: Callable) -> str:
 
 
 @functools.cache
+def writing() -> frozenset[Callable]:
+    """The functions that write into their first argument."""
+    return frozenset(public_callables()[name] for name, why in REFUSED.items() if why.startswith(_WRITES))
+
+
+@functools.cache
 def public_callables() -> dict[str, Callable]:
     """All public functions of NumPy by their names without `np.`: `linalg.svd`. Types of numbers are left out."""
     return {

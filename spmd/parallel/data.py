@@ -13,7 +13,7 @@ from typing import Any
 
 import spmd
 from collectives import pmean
-from spmd.parallel.network import loss, squared_error
+from spmd.parallel.network import axes_of, loss, squared_error
 from spmd.partition import P
 
 
@@ -32,7 +32,7 @@ def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: A
     >>> [(row.collective, row.direction, row.bytes) for row in spmd.communication(gradient)(params, batch).rows]
     [('psum', 'forward', 8), ('psum', 'backward', 288)]
     """
-    (axis,) = mesh.axis_names
+    (axis,) = axes_of(mesh, "data_parallel", "batch")
 
     def on_each_rank(params, block):
         return pmean(loss(params, block, error), axis)

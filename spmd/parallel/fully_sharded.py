@@ -18,7 +18,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pmean
-from spmd.parallel.network import dense, predict, squared_error
+from spmd.parallel.network import axes_of, dense, predict, squared_error
 from spmd.partition import P
 
 
@@ -64,7 +64,7 @@ def fully_sharded(
     >>> [(row.collective, row.direction, row.count) for row in report.rows if row.direction == 'backward']
     [('all_gather', 'backward', 1), ('psum_scatter', 'backward', 4)]
     """
-    (axis,) = mesh.axis_names
+    (axis,) = axes_of(mesh, "fully_sharded", "batch")
 
     @checkpoint
     def predict_from_parts(params, inputs):

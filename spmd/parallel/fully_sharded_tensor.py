@@ -17,7 +17,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import pmean
 from spmd.parallel.fully_sharded import gathering, gathering_again
-from spmd.parallel.network import predict, squared_error
+from spmd.parallel.network import axes_of, predict, squared_error
 from spmd.parallel.tensor import row_parallel_scattered
 from spmd.partition import P
 
@@ -40,7 +40,7 @@ def fully_sharded_tensor_parallel(
     >>> report.counts
     {'all_gather': 7, 'psum_scatter': 6, 'psum': 2}
     """
-    batch_axis, features = mesh.axis_names
+    batch_axis, features = axes_of(mesh, "fully_sharded_tensor_parallel", "batch", "feats")
     layer = gathering(functools.partial(row_parallel_scattered, axis=features), batch_axis)
 
     @checkpoint

@@ -16,8 +16,18 @@ import minidiff as md
 import minidiff.numpy as np
 from collectives import pmax, psum
 from minidiff.nn import relu
+from spmd.mesh import Mesh
 
 Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
+
+
+def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
+    """The axes of a mesh, of which a loss needs as many as there are names for what they are there for."""
+    if len(mesh.axis_names) != len(names):
+        example = f"make_mesh({(2,) * len(names)}, {names})"
+        axes = f"{len(names)} axes, for {' and '.join(names)}" if len(names) > 1 else f"one axis, for {names[0]}"
+        raise ValueError(f"{loss} takes a mesh with {axes}, such as {example}; got {mesh}")
+    return mesh.axis_names
 
 
 def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
@@ -26,6 +36,8 @@ def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
     >>> [(W.shape, b.shape) for W, b in init_params(np.random.default_rng(0), (64, 32, 10))]
     [((64, 32), (32,)), ((32, 10), (10,))]
     """
+    if not hasattr(rng, "normal"):
+        raise TypeError(f"init_params: rng is {rng!r}; write init_params(np.random.default_rng(0), (64, 32, 10))")
     return [(rng.normal(size=(n, m)) / np.sqrt(n), rng.normal(size=m)) for n, m in pairwise(sizes)]
 
 

@@ -21,7 +21,7 @@ import spmd
 from collectives import axis_index, axis_size, pmean
 from collectives.ops import shifted
 from minidiff.nn import relu
-from spmd.parallel.network import Layer, dense, squared_error
+from spmd.parallel.network import Layer, axes_of, dense, squared_error
 from spmd.partition import P
 
 
@@ -93,7 +93,7 @@ def pipeline_parallel(
     >>> spmd.communication(loss)(stacked_layers(params), batch).counts
     {'ppermute': 6, 'psum': 1}
     """
-    (axis,) = mesh.axis_names
+    (axis,) = axes_of(mesh, "pipeline_parallel", "stages")
 
     def on_each_rank(params, block):
         (inputs, targets), (first, inner, last) = block, params

@@ -26,7 +26,7 @@ from typing import Any
 import minidiff.numpy as np
 import spmd
 from collectives import psum, psum_scatter
-from spmd.parallel.network import dense, predict, squared_error
+from spmd.parallel.network import axes_of, dense, predict, squared_error
 from spmd.partition import P
 
 
@@ -66,7 +66,7 @@ def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
     >>> y.spec, bool(np.all(np.asarray(y) == x @ W + b))
     (P(None, 'feats'), True)
     """
-    (axis,) = mesh.axis_names
+    (axis,) = axes_of(mesh, "tensor_parallel_dense", "feats")
     layer = functools.partial(row_parallel_scattered, axis=axis)
     specs = (P(None, axis), P(axis), P(axis))
     return spmd.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P(None, axis), **options)
@@ -87,7 +87,7 @@ def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options:
     >>> spmd.communication(md.grad(tensor_parallel(mesh)))(params, batch).counts
     {'psum_scatter': 2, 'psum': 1, 'all_gather': 2}
     """
-    (axis,) = mesh.axis_names
+    (axis,) = axes_of(mesh, "tensor_parallel", "feats")
     layer = functools.partial(row_parallel_scattered, axis=axis)
 
     def on_each_rank(params, block):
