@@ -353,6 +353,11 @@ def _wait_for(requests: Sequence[Any], comm: Any) -> None:
 
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
+    if x.dtype.hasobject:
+        raise TypeError(
+            f"an array of shape {x.shape} has dtype object: its entries are objects of this process, which other ranks "
+            "cannot have. Make it one of numbers (of rows that have one length), as in x.astype(float)"
+        )
     return [x, _mpi.BYTE]
 
 

@@ -12,11 +12,11 @@ The calls themselves are as they were: all that they do for it is to say when th
 from __future__ import annotations
 
 import atexit
+import functools
 import math
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,8 +84,8 @@ class Watch:
     def __init__(self, world: Any, end: Callable[[str, int], None]):
         self.world = world
         self.end = end
-        self.call: Call | None = None  # in which the program is now
-        self.begun: dict[tuple, int] = defaultdict(int)
+        self.call: tuple[Watched, int, str] | None = None  # in which the program is now
+        self.communicators: list[Watched] = []
         self._heard: dict[int, tuple[State, float, float]] = {}  # of each rank: since when, until when
         self._looked = time.monotonic()
         self._sent: list = []
@@ -100,7 +100,8 @@ class Watch:
         while not self._leaving.wait(TICK):
             call = self.call
             if call is not None and call is last:
-                self._say(State(self.world.Get_rank(), call, dict(self.begun), self._place()))
+                on, number, method = call
+                self._say(Call(on.name, number, method, on.ranks))
             last = call
             if self.world.Get_rank() == 0:
                 self._judge()
@@ -109,7 +110,9 @@ class Watch:
         frame = sys._current_frames().get(self._program)
         return str(location_of(frame) or "")
 
-    def _say(self, state: State) -> None:
+    def _say(self, call: Call | None) -> None:
+        begun = {comm.name: comm.begun for comm in self.communicators}
+        state = State(self.world.Get_rank(), call, begun, self._place())
         if self.world.Get_rank() == 0:
             self._hear(state)
         else:
@@ -143,8 +146,8 @@ class Watch:
             return
         self._leaving.set()
         self._thread.join()
+        self._say(None)
         rank = self.world.Get_rank()
-        self._say(State(rank, None, dict(self.begun)))
         pause = 1e-3
         while rank == 0 and sum(s.call is None for s, *_ in self._heard.values()) < self.world.Get_size():
             self._judge()
@@ -167,18 +170,22 @@ class Watched:
     def __init__(self, comm: Any, watch: Watch, name: tuple = ()):
         self._comm = comm
         self._watch = watch
-        self._name = name
         self._made = 0  # communicators from this one
-        self._ranks = tuple(comm.Get_group().Translate_ranks(None, watch.world.Get_group()))
+        self.begun = 0  # calls
+        self.name = name
+        self.ranks = tuple(comm.Get_group().Translate_ranks(None, watch.world.Get_group()))
+        watch.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self._comm, method)
-        return (lambda *args: self._waiting(method, call, *args)) if method in WAITING else call
+        if method in WAITING:
+            call = self.__dict__[method] = functools.partial(self._waiting, method, call)
+        return call
 
     def _waiting(self, method: str, call: Callable, *args: Any) -> Any:
-        watch, name = self._watch, self._name
-        watch.begun[name] += 1
-        watch.call = Call(name, watch.begun[name], method, self._ranks)
+        self.begun += 1
+        watch = self._watch
+        watch.call = self, self.begun, method
         try:
             return call(*args)
         finally:
@@ -192,7 +199,7 @@ class Watched:
 
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
-        return Watched(self._waiting(method, make, *args), self._watch, (*self._name, self._made))
+        return Watched(self._waiting(method, make, *args), self._watch, (*self.name, self._made))
 
     def wait_for(self, requests: Sequence[Any]) -> None:
         """Wait until all of these are done."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -53,6 +54,18 @@ class Checkpoints:
         self.made_by = {"mesh": mesh.shape, "backend": mesh.backend, **options}
 
     # ------------------------------------------------ saving
+
+    def prepare(self) -> None:
+        """Find out whether anything can be saved, before there is something that would be lost."""
+        self._together(self._try)
+
+    def _try(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
 
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
         """Save a step: arrays (those that are split, each rank its blocks), and notes that can be written as JSON."""
