@@ -25,7 +25,8 @@ import numpy as np
 
 import spmd
 from minidiff.core import ShapedArray
-from spmd.partition import P, block_type
+from spmd.agreement import everyone
+from spmd.partition import block_type
 from spmd.sharded_array import ShardedArray
 
 KEPT = 2  # steps
@@ -102,7 +103,7 @@ class Checkpoints:
 
     def load(self, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The arrays and notes of the last step saved; None if there is none. `like` are arrays that lie the same."""
-        steps = self._everyone(str(self._steps()[-1:]))
+        steps = everyone(self.mesh, str(self._steps()[-1:]))
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"{self.path}: ranks see different steps there, {', '.join(sorted(set(steps)))}: --checkpoint is a "
@@ -175,18 +176,10 @@ class Checkpoints:
             result = act()
         except CheckpointError as error:
             failure = str(error)
-        failures = list(filter(None, self._everyone(failure)))
+        failures = list(filter(None, everyone(self.mesh, failure)))
         if failures:
             raise CheckpointError(failures[0])
         return result
-
-    def _everyone(self, text: str, longest: int = 1000) -> list[str]:
-        """What all processes say. It is a barrier too."""
-        if self.mesh.backend == "simulated":
-            return [text]
-        mine = np.frombuffer(text.encode()[:longest].ljust(longest), np.uint8).reshape(1, longest)
-        split = ShardedArray(self.mesh, P(self.mesh.axis_names), ShapedArray(mine.shape, mine.dtype), mine)
-        return [bytes(row).decode(errors="ignore").rstrip() for row in split.gather()]
 
 
 def _replace(file: Path, write: Callable) -> None:
