@@ -28,6 +28,7 @@ from collectives.backend import (
 )
 from collectives.interactive import Communicator, Session, is_interactive
 from collectives.stacked import Stacked, join_blocks
+from collectives.watch import Watch, Watched
 from minidiff.core import Primitive
 
 WORLD = _mpi.COMM_WORLD
@@ -320,8 +321,23 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
         parent.Set_attr(_MADE, made)
     like = tuple(sizes.items())
     if like not in made:
-        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else parent.Dup()}
+        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else _watched(parent).Dup()}
     return made[like]
+
+
+_WATCHED: list[Watched] = []  # the world, once it is
+
+
+def _watched(parent: Any) -> Any:
+    """The world as a watch sees it; other communicators, which not all ranks have, as they are."""
+    if parent is not WORLD or WORLD.Get_size() == 1 or _mpi.Query_thread() < _mpi.THREAD_MULTIPLE:
+        return parent
+    if not _WATCHED:
+        watch = Watch(WORLD.Dup(), end)
+        _WATCHED.append(Watched(WORLD, watch))
+        leaves = _mpi.Comm.Create_keyval(delete_fn=lambda *_: watch.leave())
+        _mpi.COMM_SELF.Set_attr(leaves, None)  # it is deleted when somebody calls Finalize
+    return _WATCHED[0]
 
 
 _SESSION: list[Session] = []  # the only one, where there is one
@@ -336,7 +352,7 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _wait_for(requests: Sequence[Any], comm: Any) -> None:
-    if isinstance(comm, Communicator):
+    if isinstance(comm, (Communicator, Watched)):
         comm.wait_for(requests)
     else:
         _mpi.Request.Waitall(requests)
@@ -344,6 +360,11 @@ def _wait_for(requests: Sequence[Any], comm: Any) -> None:
 
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
+    if x.dtype.hasobject:
+        raise TypeError(
+            f"an array of shape {x.shape} has dtype object: its entries are objects of this process, which other ranks "
+            "cannot have. Make it one of numbers (of rows that have one length), as in x.astype(float)"
+        )
     return [x, _mpi.BYTE]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import NamedTuple
 
 import numpy
@@ -73,7 +74,11 @@ begins = _mark("begins")
 
 def here() -> Location | None:
     """Where the operation that is running comes from. None where the library has nobody to blame but itself."""
-    frame = sys._getframe(1)
+    return location_of(sys._getframe(1))
+
+
+def location_of(frame: FrameType | None) -> Location | None:
+    """As `here`, for what runs in this frame."""
     found: Location | None = None
     while found is None and frame is not None:
         code = frame.f_code

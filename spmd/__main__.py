@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from spmd.environment import environment
-from spmd.launch import launcher_rank
+from spmd.launch import first_rank_speaks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -13,9 +13,9 @@ def main(argv: list[str] | None = None) -> int:
         description="Prints versions, the MPI library, ranks, the launcher, and which backend is chosen and why; then "
         "what is off, if something is. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
     )
-    parser.parse_args(argv)
-    found = environment()
-    if launcher_rank() == 0:
+    with first_rank_speaks():
+        parser.parse_args(argv)
+        found = environment()
         print(found, flush=True)
     return int(not found.works)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -35,6 +37,17 @@ def launcher_rank() -> int:
     """Which of the launcher's processes this is; 0 where there is no launcher, or it does not say."""
     variable = launcher_variable()
     return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
+
+
+@contextlib.contextmanager
+def first_rank_speaks() -> Iterator[None]:
+    """What all of the launcher's processes print alike is printed by the first of them alone."""
+    with contextlib.ExitStack() as stack:
+        if launcher_rank():
+            nowhere = stack.enter_context(open(os.devnull, "w"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
+            stack.enter_context(contextlib.redirect_stderr(nowhere))
+        yield
 
 
 def import_mpi() -> ModuleType:

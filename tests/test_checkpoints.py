@@ -11,6 +11,7 @@ import pytest
 
 import spmd
 from spmd import P
+from spmd.examples import training
 from spmd.examples.checkpoints import CheckpointError, Checkpoints
 from tests.runs import EXAMPLES, Killed, assert_same_run, train, train_until
 
@@ -180,7 +181,10 @@ def test_fewer_steps_than_there_are(saved):
         train("fully_sharded", 2, saved, "simulated", steps=3)
 
 
-def test_a_place_that_cannot_be_written(tmp_path):
+def test_a_place_that_cannot_be_written(tmp_path, monkeypatch):
+    """It is said before there is anything to save."""
+    monkeypatch.setattr(training.Run, "advance", None)
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"it cannot be written: .*Not a directory"):
-        train("fully_sharded", 2, tmp_path / "file", "simulated", steps=2)
+    for path, why in ((tmp_path / "file", "File exists"), (tmp_path / "file" / "in it", "Not a directory")):
+        with pytest.raises(CheckpointError, match=rf"it cannot be written: .*{why}"):
+            train("fully_sharded", 2, path, "simulated", steps=2)

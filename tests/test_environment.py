@@ -106,6 +106,13 @@ def test_ranges():
     assert _ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
+@pytest.mark.parametrize("program", ["spmd", "spmd.examples.pipeline"])
+def test_help_is_shown_once(program):
+    first, other = (run("-m", program, "--help", PMI_SIZE="2", PMI_RANK=rank) for rank in "01")
+    assert first.returncode == other.returncode == 0
+    assert first.stdout.startswith("usage: ") and other.stdout == other.stderr == ""
+
+
 def test_help():
     done = run("-m", "spmd", "--help")
     assert done.returncode == 0 and "which backend is chosen and why" in " ".join(done.stdout.split())

@@ -1,12 +1,18 @@
 """Ranks that fail: the job ends, soon, with one traceback that says which rank it was."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from collectives.watch import Call, State, stuck
 
 SETUP = """
 import numpy as np
@@ -87,6 +93,112 @@ def test_the_job_ends(what):
     assert run.stderr.count("Traceback (most recent call last)") == 1, run.stderr
     assert f"[rank {rank}] {message}" in run.stderr
     assert f"[rank {rank}] rank {rank} of 4 failed; the job ends." in run.stderr
+
+
+WAITS = {
+    # what some ranks wait for: (program, what is said of ranks)
+    "one that left, with exit code 0": (
+        "if mesh.rank == 1: sys.exit(0)\ntotal(np.ones(4))",
+        [(1, "has come to the end of its program"), (3, "is in an MPI Allreduce with 0, 1, 2; line ")],
+    ),
+    "rank 0, that left": ("if mesh.rank: total(np.ones(4))", [(0, "has come to the end of its program")]),
+    "one that is in another collective": (
+        "gather = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.ones(4)).gather\n"
+        "total(np.ones(4)) if mesh.rank != 2 else gather()",
+        [(0, "is in an MPI Allreduce with "), (2, "is in an MPI Allgather with ")],
+    ),
+    "one that permutes": (
+        "turn = lambda x: ppermute(x, 'i', [(0, 1), (1, 2), (2, 3), (3, 0)])\n"
+        "turned = spmd.shard_map(turn, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\n"
+        "total(np.ones(4)) if mesh.rank != 3 else turned(np.ones(4))",
+        [(0, "is in an MPI Allreduce with "), (3, "is in an MPI Waitall with ")],
+    ),
+    "one along another axis": (
+        "grid = spmd.make_mesh((2, 2), ('x', 'y'))\n"
+        "along = lambda a: spmd.shard_map(lambda x: psum(x, a), mesh=grid, in_specs=P(a), out_specs=P())(np.ones(4))\n"
+        "along('x'), along('y'), along('y' if mesh.rank == 3 else 'x')",
+        [(3, "is in an MPI Allreduce with 2; line "), (1, "is in an MPI Allreduce with 3; line ")],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_ranks_that_would_wait_for_ever(what):
+    program, said = WAITS[what]
+    run = mpiexec(4, "-c", "import sys\nfrom collectives import ppermute\n" + SETUP + RUN + program)
+    assert run.returncode != 0
+    assert re.search(r"^\[rank 0\] (Ranks wait|A rank waits) for others that never come:$", run.stderr, re.M)
+    for rank, text in said:
+        assert f"[rank 0]   rank {rank} {text}" in run.stderr
+
+
+def test_ranks_that_are_late_are_waited_for():
+    """In a program that computes, and where rank 0 is the first to end, or the last."""
+    program = (
+        "import time\n"
+        "time.sleep(3.5 * (mesh.rank == 2))\n"
+        "total(np.ones(4))\n"
+        "time.sleep(3.5 * (mesh.rank == 3))\n"
+        "print('done')"
+    )
+    run = mpiexec(4, "-c", SETUP + RUN + program)
+    assert (run.returncode, run.stderr, run.stdout.split()) == (0, "", ["done"] * 4)
+
+
+def call(number, *ranks, on="a", method="Allreduce"):
+    return Call((on,), number, method, ranks)
+
+
+@pytest.mark.parametrize(
+    "states, expected",
+    [
+        ([(0, call(5, 0, 1), {"a": 5})], []),  # 1 computes
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1), {"a": 5})], []),  # they are at it
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1, method="Bcast"), {"a": 5})], [0, 1]),
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(6, 0, 1), {"a": 6})], []),  # 0 is about to come to 6
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 0, 1, on="b"), {"a": 4, "b": 1})], [0, 1]),
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 0, 1, on="b"), {"a": 5, "b": 1})], []),
+        ([(0, call(5, 0, 1), {"a": 5}), (1, None, {"a": 4})], [0]),
+        ([(0, call(5, 0, 1), {"a": 5}), (1, None, {"a": 5})], [0]),  # what it came to was something else
+        ([(0, call(5, 0, 1, 2), {"a": 5}), (1, None, {"a": 5})], []),  # 2 computes
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 1, 2, on="b"), {"a": 4, "b": 1})], []),  # 2 computes
+        (
+            [
+                (0, call(1, 0, 1), {"a": 1}),
+                (1, call(1, 1, 2, on="b"), {"b": 1}),
+                (2, call(1, 0, 2, on="c"), {"c": 1}),
+            ],
+            [0, 1, 2],
+        ),
+    ],
+)
+def test_who_waits_for_ever(states, expected):
+    states = {rank: State(rank, call, {(on,): n for on, n in begun.items()}) for rank, call, begun in states}
+    assert stuck(states) == expected
+
+
+@given(st.data())
+def test_ranks_of_one_program_never_wait_for_ever(data):
+    """Ranks that make the same calls in one order, each as far as it has come; some compute.
+
+    (One that all others of a call have left behind, and the program too, is about to be through.)
+    """
+    ranks = range(4)
+    groups = data.draw(st.lists(st.sampled_from([(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)]), max_size=8))
+    done = dict.fromkeys(ranks, 0)  # how many of the groups' calls are behind each rank
+    for _ in range(data.draw(st.integers(0, 20))):
+        r = data.draw(st.sampled_from(ranks))
+        k = done[r]
+        if k < len(groups) and (r not in groups[k] or all(done[m] >= k for m in groups[k])):
+            done[r] += 1
+    states = {}
+    for r, k in done.items():
+        begun = Counter((group,) for group in groups[: k + 1] if r in group)
+        if k == len(groups):
+            states[r] = State(r, None, begun)
+        elif r in groups[k] and min(done[m] for m in groups[k] if m != r) < len(groups) and data.draw(st.booleans()):
+            states[r] = State(r, Call((groups[k],), begun[groups[k],], "Allreduce", groups[k]), begun)
+    assert stuck(states) == []
 
 
 def test_a_job_that_succeeds_exits_with_zero():

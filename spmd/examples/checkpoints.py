@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -24,7 +25,8 @@ import numpy as np
 
 import spmd
 from minidiff.core import ShapedArray
-from spmd.partition import P, block_type
+from spmd.agreement import everyone
+from spmd.partition import block_type
 from spmd.sharded_array import ShardedArray
 
 KEPT = 2  # steps
@@ -53,6 +55,18 @@ class Checkpoints:
         self.made_by = {"mesh": mesh.shape, "backend": mesh.backend, **options}
 
     # ------------------------------------------------ saving
+
+    def prepare(self) -> None:
+        """Find out whether anything can be saved, before there is something that would be lost."""
+        self._together(self._try)
+
+    def _try(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.path):
+                pass
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
 
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
         """Save a step: arrays (those that are split, each rank its blocks), and notes that can be written as JSON."""
@@ -89,7 +103,7 @@ class Checkpoints:
 
     def load(self, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """The arrays and notes of the last step saved; None if there is none. `like` are arrays that lie the same."""
-        steps = self._everyone(str(self._steps()[-1:]))
+        steps = everyone(self.mesh, str(self._steps()[-1:]))
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"{self.path}: ranks see different steps there, {', '.join(sorted(set(steps)))}: --checkpoint is a "
@@ -162,18 +176,10 @@ class Checkpoints:
             result = act()
         except CheckpointError as error:
             failure = str(error)
-        failures = list(filter(None, self._everyone(failure)))
+        failures = list(filter(None, everyone(self.mesh, failure)))
         if failures:
             raise CheckpointError(failures[0])
         return result
-
-    def _everyone(self, text: str, longest: int = 1000) -> list[str]:
-        """What all processes say. It is a barrier too."""
-        if self.mesh.backend == "simulated":
-            return [text]
-        mine = np.frombuffer(text.encode()[:longest].ljust(longest), np.uint8).reshape(1, longest)
-        split = ShardedArray(self.mesh, P(self.mesh.axis_names), ShapedArray(mine.shape, mine.dtype), mine)
-        return [bytes(row).decode(errors="ignore").rstrip() for row in split.gather()]
 
 
 def _replace(file: Path, write: Callable) -> None:

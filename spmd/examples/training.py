@@ -18,7 +18,7 @@ import numpy as np
 import minidiff as md
 import spmd
 from spmd.examples.checkpoints import CheckpointError, Checkpoints
-from spmd.launch import end_job, launcher_size
+from spmd.launch import end_job, first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
 from spmd.sharded_array import ShardedArray
 
@@ -166,6 +166,8 @@ def train(
     run = start(example, mesh, seed)
     same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
     saved = checkpoint and Checkpoints(checkpoint, mesh, same)
+    if saved:
+        saved.prepare()
     if saved and (found := saved.load(run.arrays())):
         run.restore(*found)
         if progress:
@@ -231,7 +233,8 @@ def parse(example: Example, description: str, argv: Sequence[str] | None) -> arg
     add("--tape", action=argparse.BooleanOptionalAction, default=example.tape, help=tape)
     compiled = "compile the step" + (" (it is, by default)" if example.jit else "")
     add("--jit", action=argparse.BooleanOptionalAction, default=example.jit, help=compiled)
-    return parser.parse_args(argv)
+    with first_rank_speaks():
+        return parser.parse_args(argv)
 
 
 def main(example: Example, description: str, argv: Sequence[str] | None = None) -> None:

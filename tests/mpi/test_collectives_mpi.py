@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import minidiff as md
 import spmd
-from collectives import axis_index, pmax, psum
+from collectives import all_gather, axis_index, pmax, psum
 from spmd import P
 from tests.collective_checks import (
     DTYPES,
@@ -202,3 +202,12 @@ def check_branch(mesh, axes):
     x = numpy.arange(float(mesh.size))
     doubled = spmd.shard_map(body, mesh=mesh, in_specs=P(axes), out_specs=P(axes))(x)
     numpy.testing.assert_array_equal(whole(doubled), 2 * x)
+
+
+@pytest.mark.parallel(2)
+def test_objects_stay_where_they_are():
+    """What moves is bytes; those of an object are an address, which means nothing elsewhere."""
+    rows = numpy.array([[1.0, 2.0], "text"], dtype=object)
+    take = spmd.shard_map(lambda x: all_gather(x, "x"), mesh=mesh_of((2,)), in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(TypeError, match=r"shape \(1,\) has dtype object: .*Make it one of numbers"):
+        take(rows)
