@@ -133,7 +133,7 @@ def test_what_is_not_here_says_so():
         mesh.reset_calls()
         shown = repr(y), str(y)
         assert mesh.calls == {}  # printing never communicates
-        assert f"rank {mesh.rank} has" in shown[0]
+        assert f"rank {mesh.rank} at mesh coordinates" in shown[0]
         with pytest.raises(ValueError, match=r"has only a block of it.*Call \.gather\(\) on every rank"):
             numpy.asarray(y)
         assert mesh.calls == {}
