@@ -39,7 +39,7 @@ from collectives.ops import (
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
 from collectives.rooted import gather_p as gather_to_root_p
 from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
-from minidiff.core import Primitive
+from minidiff.core import Primitive, Scope
 from minidiff.grouping import Groups
 from minidiff.ops.elementwise import add, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
@@ -295,8 +295,8 @@ def _apart(eqn: Equation) -> list[Equation]:
     return [Equation(eqn.primitive.each, [a], eqn.params, [v], eqn.source) for a, v in zip(eqn.inputs, eqn.outputs)]
 
 
-@rewrites_tapes(bucket_bytes=BUCKET_BYTES)
-def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
+@rewrites_tapes(in_scope=True, bucket_bytes=BUCKET_BYTES)
+def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tape:
     """psums over the same axes, of one dtype, that do not depend on each other: in one call, as many as a bucket holds.
 
     They come into buckets in the order of the tape, in which they become ready, and a bucket is summed where its last
@@ -304,6 +304,8 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
+    if scope is not None and 1 in scope.axes.values():
+        tape = with_equations(tape, [part for eqn in tape.equations for part in _axes_apart(eqn, scope)])
     buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
     if all(len(members) == 1 for members in buckets.members):
         return tape
@@ -314,6 +316,20 @@ def fuse_psums(tape: Tape, bucket_bytes: int) -> Tape:
             part = [_summed_together(part[0].primitive, part[0].params, inputs, outputs, part[0].source)]
         fused += part
     return with_equations(tape, fused)
+
+
+def _axes_apart(eqn: Equation, scope: Scope) -> list[Equation]:
+    """A psum as one along the axes of several ranks, which can be one with others, and one that costs nothing."""
+    alone = tuple(a for a in eqn.params["axes"] if scope.axes[a] == 1) if eqn.primitive is psum_p else ()
+    rest = tuple(a for a in eqn.params["axes"] if a not in alone) if alone else ()
+    if not rest:
+        return [eqn]
+    (x,), t = eqn.inputs, atom_type(eqn.inputs[0])
+    between = Var(t.update(variance=t.variance.difference(rest)))
+    return [
+        Equation(psum_p, [x], {**eqn.params, "axes": rest}, [between], eqn.source),
+        Equation(psum_p, [between], {**eqn.params, "axes": alone, "size": 1}, eqn.outputs, eqn.source),
+    ]
 
 
 def _summed_alike(eqn: Equation) -> Any:
