@@ -30,7 +30,7 @@ Sources: the MPI standard, chapter "Collective Communication"; types and transpo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy
@@ -106,6 +106,21 @@ def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
     for varies, axes in itertools.groupby(run.axes, key=lambda a: a in varying):
         part = run._replace(axes=tuple(axes))
         yield Rooted(part, index_along(part.axes, root, sizes), varies)
+
+
+def _in_runs(
+    primitive: Collective, runs: Callable, alike: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
+) -> Value:
+    """Blocks joined or split, as `runs` does: by the operation along axes along which `x` varies, else by `alike`."""
+    steps = {rooted.run: rooted for rooted in _steps(x, whole)}
+
+    def step(x, run, axis, tiled):
+        _, root, varies = steps[run]
+        if varies:
+            return bind_over(primitive, x, run, root=root, axis=axis, tiled=tiled)
+        return alike(x, run, root, axis, tiled)
+
+    return runs(primitive.name, step, x, list(steps), axis, tiled)
 
 
 # ---------------------------------------------------------------- what users call
@@ -206,19 +221,10 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     """
     whole = _rooted("gather", axis_name, root)
 
-    def gathered(x):
-        x = array_of(x)
-        steps = {rooted.run: rooted for rooted in _steps(x, whole)}
+    def copies(x, run, root, axis, tiled):
+        return (concatenate if tiled else stack)([_kept(x, run, root)] * run.size, axis)
 
-        def step(x, run, axis, tiled):
-            _, at, varies = steps[run]
-            if varies:
-                return bind_over(gather_p, x, run, root=at, axis=axis, tiled=tiled)
-            return (concatenate if tiled else stack)([_kept(x, run, at)] * run.size, axis)
-
-        return join_runs("gather", step, x, list(steps), axis, tiled)
-
-    return tree.map(gathered, x)
+    return tree.map(lambda x: _in_runs(gather_p, join_runs, copies, array_of(x), whole, axis, tiled), x)
 
 
 def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
@@ -233,16 +239,7 @@ def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
     """
     whole = _rooted("scatter", axis_name, root)
 
-    def scattered(x):
-        x = array_of(x)
-        steps = {rooted.run: rooted for rooted in _steps(x, whole)}
+    def part(x, run, root, axis, tiled):
+        return own_part(x, run, axis, tiled)
 
-        def step(x, run, axis, tiled):
-            _, at, varies = steps[run]
-            if varies:
-                return bind_over(scatter_p, x, run, root=at, axis=axis, tiled=tiled)
-            return own_part(x, run, axis, tiled)
-
-        return split_runs("scatter", step, x, list(steps), axis, tiled)
-
-    return tree.map(scattered, x)
+    return tree.map(lambda x: _in_runs(scatter_p, split_runs, part, array_of(x), whole, axis, tiled), x)
