@@ -6,13 +6,16 @@ each rank computes for itself may as well be computed of what is lifted already:
 
     pbroadcast(f(x))                    = f(pbroadcast(x))
     pbroadcast(all_gather_invariant(x)) = all_gather(x)
+    pbroadcast(broadcast(x))            = broadcast_varying(x)
 
 So inputs may be lifted, once: their psums come at the end of the backward pass, where nothing waits for them, and those
 of all inputs are one call (`boundary.py`). In a loop, what all steps share and what they take element by element is
 lifted before it, and a carry is carried lifted as well. This is done where it takes less time; what other collectives
 make is lifted along their axes where it was.
 
-(`sinking.py` moves psums the other way, in programs that are compiled. It does not look into loops.)
+`sinking.py` moves psums the other way, in programs that are compiled, and finds more, since it adds shares of what does
+not vary to what does. It does not look into loops. Where lifts are left that are not in one place, the transpose of the
+tape is asked what it makes of it, and the tape is the transpose of that.
 """
 
 from __future__ import annotations
@@ -24,19 +27,24 @@ from collections.abc import Iterable, Sequence
 from collectives.along import along_those, size_of
 from collectives.kinds import Collective
 from collectives.ops import all_gather_invariant_p, all_gather_p, lifted_type, pbroadcast_p, psum_p
-from collectives.rooted import broadcast_p
-from collectives.sinking import CHEAP_BYTES
+from collectives.rooted import broadcast_p, broadcast_varying_p
+from collectives.sinking import CHEAP_BYTES, sink_psums
 from minidiff.control import Cond, Scan, rounds, scan_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_scalar_constant, lift
 from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
 from minidiff.location import Location
+from minidiff.rematerialise import Checkpoint
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+from minidiff.transposition import transposed
 
 #: What it is that lifts may be moved past, besides loops: nothing, operations, or the branches of choices as well.
 NOTHING, OPERATIONS, CHOICES = range(3)
 
+#: What makes the same value on all ranks; and, in one operation, a lifted one.
+LIFTED = {all_gather_invariant_p: all_gather_p, broadcast_p: broadcast_varying_p}
+
 #: What communicates nothing when it is transposed.
-FREE = (psum_p, all_gather_invariant_p, broadcast_p)
+FREE = (psum_p, *LIFTED)
 
 #: For a name, along which axes it is wanted lifted, and the line of the program that wants it.
 Wanted = dict[frozenset, Location | None]
@@ -46,15 +54,20 @@ def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
     """The tape of a linear part, linear in those of its inputs, with pbroadcasts where their psums take least time."""
     if not _lifts_late(tape, linear):
         return tape
-    inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
     ways = [_Raising(tape, linear, scope, through).tape() for through in (NOTHING, *_worth_trying(tape))]
-    return min([tape, *ways], key=lambda t: _time(t, linear, inputs))
+    best = _best([tape, *ways], linear)
+    return _best([best, _with_sums_sunk(best, linear, scope)], linear) if _lifts_apart(best, linear) else best
+
+
+def _best(tapes: Sequence[Tape], linear: Sequence[bool]) -> Tape:
+    return min(tapes, key=lambda t: _time(t, linear, [v for v, yes in zip(t.inputs, linear) if yes]))
 
 
 def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
     """Whether lifts may be saved: one is of what is computed of inputs, or of what is lifted elsewhere too."""
     inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
     roots: dict[Var, Var | None] = {v: v for v in inputs}  # what a name is computed of: None if of several
+    made: dict[Var, Equation] = {}  # the roots that collectives have made
     lifted: set[Var | None] = {None}
     for eqn in tape.equations:
         found = {roots[a] for a in eqn.inputs if isinstance(a, Var) and a in roots}
@@ -64,14 +77,35 @@ def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
         if primitive.has_body and any(map(_lifts, bodies_of(eqn))):
             return True
         if primitive is pbroadcast_p:
+            while root in made and not set(made[root].params["axes"]).intersection(eqn.params["axes"]):
+                root = roots.get(made[root].inputs[0])
             if root in lifted or (root in inputs and root is not eqn.inputs[0]):
                 return True
             lifted.add(root)
-        if primitive is all_gather_invariant_p:
-            lifted.update(eqn.outputs)  # a lift would make it an all_gather
+        if primitive in LIFTED:
+            lifted.update(eqn.outputs)
         for v in eqn.outputs:
             roots[v] = v if isinstance(primitive, Collective) else root
+        if isinstance(primitive, Collective):
+            made.update(dict.fromkeys(eqn.outputs, eqn))
     return False
+
+
+def _lifts_apart(tape: Tape, linear: Sequence[bool]) -> bool:
+    """Whether several lifts may be one, though not by being moved up: outside of bodies, which nobody looks into."""
+    lifts = sum(eqn.primitive is pbroadcast_p for eqn in tape.equations)
+    return lifts > 1 and not any(eqn.primitive.has_body for eqn in tape.equations) and _lifts_late(tape, linear)
+
+
+def _with_sums_sunk(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
+    """The tape whose transpose has its psums where they are fewest: what is added to one may be each rank's share.
+
+    Its linear inputs are its last.
+    """
+    own = Scope(scope.axes)
+    backward = sink_psums(transposed(tape, linear, own), own)
+    count = len(tape.inputs) - sum(linear)
+    return transposed(backward, [k >= count for k in range(len(backward.inputs))], own)
 
 
 def _worth_trying(tape: Tape) -> list[int]:
@@ -171,7 +205,7 @@ class _Raising:
         self.given = set(given)
         self.active = _active(tape, linear)
         self.wanted: dict[Var, Wanted] = defaultdict(dict)
-        self.inner: dict[int, _Loop | _Choice] = {}
+        self.inner: dict[int, _Loop | _Bodies] = {}
         for a, wanted in zip(tape.outputs, outputs):
             if isinstance(a, Var) and a in self.active:
                 self.wanted[a].update(wanted)
@@ -196,11 +230,12 @@ class _Raising:
                 [self.wanted[v] for v in eqn.outputs],
             )
             self._ask_inner(eqn, _Loop.best(eqn, linear, self.scope, results))
-        elif isinstance(eqn.primitive, Cond) and self.through == CHOICES:
+        elif isinstance(eqn.primitive, Checkpoint) or (isinstance(eqn.primitive, Cond) and self.through == CHOICES):
             ((_, mask), *_) = _bodies(eqn, self.active)
-            self._ask_inner(eqn, _Choice(eqn, mask, self.scope, [self.wanted[v] for v in eqn.outputs]))
+            results = [self.wanted[v] for v in eqn.outputs]
+            self._ask_inner(eqn, _Bodies(eqn, mask, self.scope, results, self.through))
 
-    def _ask_inner(self, eqn: Equation, inner: _Loop | _Choice | None) -> None:
+    def _ask_inner(self, eqn: Equation, inner: _Loop | _Bodies | None) -> None:
         if inner is None:
             return
         self.inner[id(eqn)] = inner
@@ -213,7 +248,7 @@ class _Raising:
         p = eqn.primitive
         if self.through == NOTHING or p.has_body:
             return False
-        if p is all_gather_invariant_p and eqn.params["tiled"]:
+        if p in LIFTED and (len(_runs(eqn, axes)) == 1 or eqn.params.get("tiled")):
             return True
         return axes.isdisjoint(eqn.params["axes"]) if isinstance(p, Collective) else not p.on_ranks
 
@@ -295,13 +330,17 @@ class _Raising:
 
 def _lifted_as(eqn: Equation, axes: frozenset, scope: Scope) -> list[tuple[Primitive, dict]]:
     """What is done to lifted operands of an equation, one after the other, so that its results are lifted."""
-    if eqn.primitive is not all_gather_invariant_p:
+    if eqn.primitive not in LIFTED:
         return [(eqn.primitive, eqn.params)]
-    runs = [(lifted, tuple(run)) for lifted, run in itertools.groupby(eqn.params["axes"], axes.__contains__)]
     return [  # the last axes first: their blocks lie beside each other
-        (all_gather_p if lifted else all_gather_invariant_p, {**eqn.params, "axes": run, "size": size_of(scope, run)})
-        for lifted, run in reversed(runs)
+        (LIFTED[eqn.primitive] if lifted else eqn.primitive, {**eqn.params, "axes": run, "size": size_of(scope, run)})
+        for lifted, run in reversed(_runs(eqn, axes))
     ]
+
+
+def _runs(eqn: Equation, axes: frozenset) -> list[tuple[bool, tuple[str, ...]]]:
+    """The axes of a collective, in runs that are lifted along, or not."""
+    return [(lifted, tuple(run)) for lifted, run in itertools.groupby(eqn.params["axes"], axes.__contains__)]
 
 
 def _type(a: Atom) -> ShapedArray:
@@ -399,28 +438,36 @@ class _Loop:
         return Equation(eqn.primitive, chosen(inputs, self.keep), params, outputs, eqn.source)
 
 
-class _Choice:
-    """A choice among branches that take, and give, some values lifted as well: `asked` says it of each operand."""
+class _Bodies:
+    """What runs one of its bodies, once: a choice, or what is computed once more (`checkpoint`).
 
-    def __init__(self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted]):
+    They take, and give, some values lifted as well: `asked` says it of each operand.
+    """
+
+    def __init__(self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], through: int):
         self.eqn, self.results = eqn, results
-        self.branches = {
-            name: _Raising(tape, mask, scope, CHOICES, tape.inputs, results) for name, tape in eqn.params.items()
+        self.bodies = {
+            name: _Raising(tape, mask, scope, through, tape.inputs, results)
+            for name, tape in eqn.params.items()
+            if isinstance(tape, Tape)
         }
-        inputs = zip(*[[r.wanted[v] for v in r.old.inputs] for r in self.branches.values()])
-        self.asked: list[Wanted] = [{}, *[{a: s for w in wanted for a, s in w.items()} for wanted in inputs]]
+        inputs = zip(*[[r.wanted[v] for v in r.old.inputs] for r in self.bodies.values()])
+        self.before = len(eqn.inputs) - len(mask)  # that which chooses is an operand of none
+        self.asked: list[Wanted] = [{}] * self.before
+        self.asked += [{a: s for w in wanted for a, s in w.items()} for wanted in inputs]
 
     def written(self, raising: _Raising) -> Equation:
         """The equation, of names of another tape that is being written."""
-        eqn, taken, given = self.eqn, _entries(self.asked[1:]), _entries(self.results)
-        inputs = [raising._name(a) for a in eqn.inputs] + [raising.of(eqn.inputs[1 + k], axes) for k, axes in taken]
+        eqn, taken, given = self.eqn, _entries(self.asked[self.before :]), _entries(self.results)
+        inputs = [raising._name(a) for a in eqn.inputs]
+        inputs += [raising.of(eqn.inputs[self.before + k], axes) for k, axes in taken]
         new = [Var(lifted_type(eqn.outputs[k].type, axes)) for k, axes in given]
         raising.lifted.update({(eqn.outputs[k], axes): v for (k, axes), v in zip(given, new)})
-        params = {}
-        for name, branch in self.branches.items():
-            outputs = branch.tape().outputs + [branch.of(branch.old.outputs[k], axes) for k, axes in given]
-            names = [*branch.old.inputs, *branch.given_lifted(taken)]
-            params[name] = prune_tape(Tape(names, branch.equations, outputs))
+        params = dict(eqn.params)
+        for name, body in self.bodies.items():
+            outputs = body.tape().outputs + [body.of(body.old.outputs[k], axes) for k, axes in given]
+            names = [*body.old.inputs, *body.given_lifted(taken)]
+            params[name] = prune_tape(Tape(names, body.equations, outputs))
         return Equation(eqn.primitive, inputs, params, [*eqn.outputs, *new], eqn.source)
 
 

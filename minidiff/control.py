@@ -17,6 +17,7 @@ Tapes are closed: values that a function closes over are operands, put first.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -787,11 +788,19 @@ class _Carry:
             self.seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
         return out
 
-    def results(self, values: Sequence[Value]) -> list[Value]:
-        """What is carried out of a loop, with the variance that it has had at any time: as it is recorded."""
-        if current_scope() is None or not self.seen:
+    def results(self, values: Sequence[Value], step: Callable | None = None) -> list[Value]:
+        """What is carried out of a loop, with the variance that it has had at any time: as it is recorded.
+
+        With `step`, of a loop of which only the values say how many steps there are, it is as after any number.
+        """
+        scope = current_scope()
+        if scope is None or not scope.typed:
             return list(values)
-        return [_as(x, t) for x, t in zip(values, self.seen)]
+        types = self.seen or list(map(typeof, values))
+        if step is not None and not _vary_everywhere(values):
+            with contextlib.suppress(TracerError):  # a step that asks for numbers cannot be recorded
+                types = self.recorded(step)[1]
+        return [_as(x, t) for x, t in zip(values, types)]
 
     def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint."""
@@ -856,7 +865,10 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     batched = isinstance(selector, BatchTracer)
     known = None if batched else _known(selector, use)
     if known is not None:
-        return branches[primitive.choose(known)](*operands)
+        number, scope = primitive.choose(known), current_scope()
+        if scope is None or not scope.typed or not isinstance(selector, Tracer):
+            return branches[number](*operands)
+        return _typed_choice(primitive, number, names, branches, operands)
     if not batched:
         _check_invariant(use, typeof(selector))
     leaves, functions = [], []
@@ -869,14 +881,43 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         values = [[_numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         with checking(current_scope(), False):
             return tree.unflatten(results[0][1], primitive.select(selector, values))
-    drafts = [
-        Draft(function, map(typeof, leaves), (primitive.name, name_of(f))) for f, function in zip(branches, functions)
-    ]
+    drafts = [_drafted(primitive, f, leaves, function) for f, function in zip(branches, functions)]
     types = _joined(primitive.name, names, [d.result for d in drafts])
     closed = [d.close(lambda r: [_as(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
     outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
     return tree.unflatten(drafts[0].result[1], outs)
+
+
+def _typed_choice(
+    primitive: Cond, number: int, names: Sequence[str], branches: Sequence[Callable], operands: tuple
+) -> Any:
+    """The results of one branch, with the variance that they have whichever is chosen: as it is recorded.
+
+    So a program whose types are right for these numbers is right for others. A branch that cannot be recorded, since
+    it asks for numbers, has no say.
+    """
+    leaves, function = _flat_function(branches[number], operands)
+    found, structure = function(*leaves)
+    if _vary_everywhere(x for _, x in found):
+        return tree.unflatten(structure, [x for _, x in found])
+    results = [(found, structure)] * len(branches)
+    for k, f in enumerate(branches):
+        if k != number:
+            with contextlib.suppress(TracerError):
+                results[k] = _drafted(primitive, f, *_flat_function(f, operands)).result
+    types = _joined(primitive.name, names, results)
+    return tree.unflatten(structure, [_as(x, t) for (_, x), t in zip(found, types)])
+
+
+def _vary_everywhere(values: Iterable[Value]) -> bool:
+    """Whether no other value can make these vary more (where types must agree as they are written, one must look)."""
+    scope = current_scope()
+    return not scope.explicit and all(len(typeof(x).variance) == len(scope.axes) for x in values)
+
+
+def _drafted(primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable) -> Draft:
+    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)))
 
 
 # ---------------------------------------------------------------- what users call
@@ -886,10 +927,10 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
 
     `pred` is one boolean, or a number (which holds if it is not 0). Operands and results are trees. Where `pred` is
-    known, one branch is run, and results have its types. Where it is only a name (under `make_tape`), both are
-    recorded, and must return trees of the same structure and types; a result varies from rank to rank if it does in one
-    of them. Where it is many at once (under `vmap`), both are run, and results chosen element by
-    element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
+    known, one branch is run. Where it is only a name (under `make_tape`), both are recorded, and must return trees of
+    the same structure and types; a result varies from rank to rank if it does in one of them, also (in a `shard_map`)
+    where the other one is run. Where `pred` is many at once (under `vmap`), both are run, and results chosen element
+    by element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
 
     >>> import numpy as np
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
@@ -968,7 +1009,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
             with checking(current_scope(), False):
                 new = cond_p.select(going, [new, values])
         values = new
-    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in carry.results(values)])
+    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in carry.results(values, step)])
 
 
 def _holds(going: Value, carry: _Carry, test: Callable, values: Sequence[Value]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import current_interpreter, current_scope, is_differentiable, lift_to, transforming
+from minidiff.core import Scope, current_interpreter, current_scope, is_differentiable, lift_to, transforming
 from minidiff.forward import instantiate
 from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
@@ -57,22 +57,27 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
             "its transpose as a function linear_transpose(f, *args)"
         )
     chosen = _checked(tape, range(len(tape.inputs)) if linear is None else linear)
-    stage = Stage(current_interpreter(), name="transpose")
+    return transposed(tape, [i in chosen for i in range(len(tape.inputs))])
+
+
+def transposed(tape: Tape, linear: Sequence[bool], scope: Scope | None = None) -> Tape:
+    """The transpose of a tape that is linear in those inputs; in `scope`, if it is the body of a `shard_map`."""
+    stage = Stage(None if scope is not None else current_interpreter(), name="transpose")
     stage.origin = "transpose", "a tape"
+    if scope is not None:
+        stage.scope, scope.bottom = scope, stage
     values, cts = [], []
-    waiting = list(tape.out_types)
-    for i, t in enumerate(tape.in_types):
-        if i not in chosen:
-            values.append(stage.new_input(t))
-            continue
-        values.append(None)
-        count = len(waiting) if i == chosen[-1] else min(1, len(waiting))
-        cts += [stage.new_input(t) for t in waiting[:count]]
-        del waiting[:count]
+    waiting, last = list(tape.out_types), max((i for i, yes in enumerate(linear) if yes), default=None)
+    for i, (t, yes) in enumerate(zip(tape.in_types, linear)):
+        values.append(None if yes else stage.new_input(t))
+        if yes:
+            count = len(waiting) if i == last else min(1, len(waiting))
+            cts += [stage.new_input(t) for t in waiting[:count]]
+            del waiting[:count]
     cts += [stage.new_input(t) for t in waiting]  # of a tape without inputs
-    wanted = [tape.in_types[i] for i in chosen]
+    wanted = [t for t, yes in zip(tape.in_types, linear) if yes]
     with transforming(stage):
-        found = backward_pass(tape, [i in chosen for i in range(len(values))], values, cts)
+        found = backward_pass(tape, linear, values, cts)
         zeros = [lift_to(zeros_like(t), t.variance) if ct is None else ct for ct, t in zip(found, wanted)]
         return rewritten(stage.tape(zeros))
 

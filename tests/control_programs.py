@@ -80,6 +80,11 @@ def ranks_while(lax, w, x):
     return psum(c, ("i", "j")) * n, psum(c * x, ("i", "j")) * w
 
 
+def branch_by_values(total, x, w):
+    """What varies in one branch, and not in the other: its type is the same for all values of `total`."""
+    return md.cond(total > 0, lambda: x, lambda: w), md.switch((total > 0).astype(int), [lambda: np.sin(w), lambda: x])
+
+
 RANKS = {"scan": ranks_scan, "cond": ranks_cond, "nested": ranks_nested, "while_loop": ranks_while}
 rng = np.random.default_rng(0)
 ARGS = (rng.normal(size=3) / 4, rng.normal(size=12) / 4)

@@ -12,7 +12,7 @@ import spmd
 from collectives import axis_index, pmean, psum
 from minidiff.source import CompiledTape
 from spmd import P
-from tests.control_programs import ARGS, RANKS, Unrolled, on_ranks
+from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks
 from tests.programs import assert_trees_close
 
 # ---------------------------------------------------------------- programs
@@ -477,6 +477,48 @@ def test_branches_are_joined():
     for x in (np.arange(4.0), -np.arange(4.0)):
         gradient = md.grad(lambda x, y: sum(np.sum(z) for z in mapped(x, y)), (0, 1))
         assert_trees_close(md.make_tape(gradient)(x, np.ones(2))(x, np.ones(2)), gradient(x, np.ones(2)))
+
+
+@pytest.mark.parametrize("total", [1.0, -1.0])
+def test_types_do_not_depend_on_the_branch_that_is_run(total):
+    x, ones = np.arange(4.0), np.ones(2)
+    sign = lambda x: total * psum(x.sum(), "i")  # noqa: E731
+    assert types_of(lambda x: branch_by_values(sign(x), x, ones), x) == ["f64[2]{i}", "f64[2]{i}"]
+    # of a number, a tree, what is the same in both; inside a loop, under transformations, where a branch chooses again
+    of_trees = lambda x: md.cond(sign(x) > 0, lambda: {"a": x.sum(), "b": 1.0}, lambda: {"a": 0.0, "b": 2.0})  # noqa: E731
+    assert types_of(of_trees, x) == ["f64[]{i}", "f64[]"]
+    loop = lambda x: md.scan(lambda c, _: (c, branch_by_values(sign(x), c, c * x)[0]), ones, length=2)  # noqa: E731
+    assert types_of(loop, x) == ["f64[2]", "f64[2,2]{i}"]
+    again = lambda x: md.cond(sign(x) > 0, lambda: branch_by_values(sign(x), x, ones)[0], lambda: ones)  # noqa: E731
+    assert types_of(again, x) == ["f64[2]{i}"]
+    pushed = lambda x: md.jvp(lambda w: branch_by_values(sign(x), x * w, w), (ones,), (ones,))  # noqa: E731
+    assert types_of(pushed, x) == ["f64[2]{i}"] * 4
+    pulled = lambda x: md.vjp(lambda w: branch_by_values(sign(x), x * w, w)[0], ones)[1](ones)  # noqa: E731
+    assert types_of(pulled, x) == ["f64[2]"]
+    many = lambda x: md.vmap(lambda w: branch_by_values(sign(x), x * w, w)[0])(np.ones((3, 2)))  # noqa: E731
+    assert types_of(many, x) == ["f64[3,2]{i}"]
+    # what the program says itself, and not a value, is its own choice
+    assert types_of(lambda x: md.cond(True, lambda: ones, lambda: x), x) == ["f64[2]"]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_types_do_not_depend_on_how_often_a_loop_runs(steps):
+    def by_while(x):
+        going = lambda s: s[0] < psum(0.25 * steps, ("i", "j"))  # noqa: E731
+        return md.while_loop(going, lambda s: (s[0] + 1, x, s[1], s[2] * 2), (0.0, *[np.ones(2)] * 3))
+
+    assert types_of(by_while, np.arange(4.0)) == ["f64[]", "f64[2]{i}", "f64[2]{i}", "f64[2]{i}"]
+
+
+def test_a_branch_that_cannot_be_recorded_has_no_say():
+    def body(x):
+        total = psum(x.sum(), "i")
+        return md.cond(total > 0, lambda t: np.ones(2), lambda t: x if float(t) < -1 else -x, total)
+
+    run = lambda spec: spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=spec)  # noqa: E731
+    assert_trees_close(run(P())(np.arange(4.0)), np.ones(2))
+    with pytest.raises(md.VarianceError):
+        run(P())(-np.arange(4.0))
 
 
 CONDITIONS = {

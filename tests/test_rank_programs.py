@@ -1,5 +1,7 @@
 """Random programs on meshes of one to three axes: with types, without, and as functions of whole arrays."""
 
+import functools
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -86,14 +88,23 @@ def test_what_is_not_compiled_sums_what_it_lifts(seed):
     assert back.get("psum", 0) <= there.get("psum", 0) + lifts + 2 * extrema
 
 
-@pytest.mark.parametrize("seed", [241, 270, 1270, 1644, 1683, 1861, 2309, 2458, 2551, 2567, 2934, 9280, 10438])
-def test_lifts_move_past_collectives_along_other_axes(seed):
-    """So that programs that are not compiled sum no more often than without types, here too."""
+def examples(*seeds):
+    """The decorator that has a property tried with each of these as well."""
+    return lambda test: functools.reduce(lambda test, seed: example(seed)(test), seeds, test)
+
+
+@settings(deadline=None, max_examples=100)
+@given(seeds)
+@examples(241, 270, 1270, 1644, 1683, 1861, 2309, 2458, 2551, 2567, 2934, 9280, 10438)  # past collectives elsewhere
+@examples(18500)  # past one, to where the operand of another is lifted
+@examples(8389, 8910, 19203)  # with shares of what does not vary added to what does
+def test_types_never_cost_an_all_reduce_where_nothing_is_compiled(seed):
     typed, untyped, _, args = losses(seed)
     numbers = tuple(range(len(args)))
     assert_trees_close(md.grad(typed, numbers)(*args), md.grad(untyped, numbers)(*args), **CLOSE)
     fewer, old = (spmd.communication(md.grad(f, numbers))(*args).counts for f in (typed, untyped))
     assert fewer.get("psum", 0) <= old.get("psum", 0)
+    md.make_tape(md.grad(typed, numbers))(*args).check()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -116,6 +127,7 @@ def test_every_further_instruction_occurs():
 
 @settings(deadline=None, max_examples=80)
 @given(seeds)
+@examples(610, 2584, 5124)  # values of the root's that ranks take to be their own
 def test_gradients_of_further_collectives(seed):
     typed, untyped, whole, args = losses(seed, further=True)
     numbers = tuple(range(len(args)))
@@ -128,6 +140,8 @@ def test_gradients_of_further_collectives(seed):
     assert_trees_close(fewer(*args), md.tree.leaves(expected), **CLOSE)
     counts, without_types = (spmd.communication(t).counts for t in (fewer, old))
     assert counts.get("psum", 0) <= without_types.get("psum", 0) or steps(counts) <= steps(without_types)
+    fewer, old = (spmd.communication(md.grad(f, numbers))(*args).counts for f in (typed, untyped))
+    assert fewer.get("psum", 0) <= old.get("psum", 0)  # where nothing is compiled
 
 
 @pytest.mark.parametrize("seed", range(8))

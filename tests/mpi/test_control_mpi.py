@@ -5,8 +5,11 @@ import functools
 import pytest
 
 import minidiff as md
+import minidiff.numpy as np
 import spmd
-from tests.control_programs import ARGS, RANKS, Unrolled, on_ranks
+from collectives import psum
+from spmd import P
+from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks
 from tests.programs import assert_trees_close
 
 
@@ -33,3 +36,23 @@ def test_as_simulated(name, check_rep):
             assert_trees_close(gradient(*ARGS), expected)
             assert_trees_close(md.jit(gradient)(*ARGS), expected)
             assert_trees_close(md.make_tape(gradient)(*ARGS)(*ARGS), md.tree.leaves(expected))
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("compiled", [False, True], ids=["run", "compiled"])
+def test_types_do_not_depend_on_values(compiled, sign):
+    """Whichever branch is run, the result may differ from rank to rank: the same error, and the same gradient."""
+    x, w = sign * np.arange(1.0, 9.0), np.ones(2)
+    run = md.jit if compiled else lambda f: f
+
+    def body(x, w):
+        return branch_by_values(psum(x.sum(), ("i", "j")), x, w)
+
+    def mapped(backend, out_specs):
+        return spmd.shard_map(body, mesh=mesh_on(backend), in_specs=(P(("i", "j")), P()), out_specs=out_specs)
+
+    with pytest.raises(md.VarianceError, match=r"the result\[0\] has type f64\[2\]\{i,j\}.*does not name 'i'"):
+        run(mapped("mpi", P()))(x, w)
+    gradient, expected = (md.value_and_grad(loss(mapped(on, P(("i", "j")))), (0, 1)) for on in ("mpi", "simulated"))
+    assert_trees_close(run(gradient)(x, w), expected(x, w))
