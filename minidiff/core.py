@@ -546,6 +546,9 @@ class Primitive:
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
+    #: `fits(*types, **params)`: whether operands of these types, and these parameters, go together, where `shape_rule`
+    #: takes that for granted, since the functions that users call made sure of it. `Tape.check` asks.
+    fits: Callable[..., bool] | None = None
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
@@ -604,6 +607,14 @@ class Primitive:
         return [
             ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
         ]
+
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        """Raise an error where operands of these types, and these parameters, do not go together: see `fits`.
+
+        `scope` is the `shard_map` body that the operation stands in, where that is known.
+        """
+        if self.fits is not None and not self.fits(*types, **params):
+            raise ValueError("they do not fit each other")
 
     def sends(self, params: dict) -> bool:
         """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""

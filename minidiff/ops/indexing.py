@@ -70,6 +70,7 @@ unslice_p = Linear(
     ),
 )
 
+unslice_p.fits = lambda x, index, shape: _sliced_shape(x.update(shape=shape), index)[0] == x.shape
 slice_p.show_params = unslice_p.show_params = _show_index
 
 # ---------------------------------------------------------------- gathers: the indices are operands
@@ -151,6 +152,16 @@ scatter_add_p = Linear(
     batch_scatter(1),
     linear_operands=1,
 )
+
+gather_p.fits = lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices)
+scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices)
+
+
+def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
+    """Whether v broadcasts to what stands at integer indices of x: what `Primitive.fits` asks of what is put there."""
+    at = gather_p.shape_rule(x, *indices)[0]
+    return gather_p.fits(x, *indices) and numpy.broadcast_shapes(v.shape, at) == at
+
 
 # ---------------------------------------------------------------- x[...]
 
