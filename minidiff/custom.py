@@ -296,6 +296,11 @@ class _Call:
     def body(self, *leaves: Value) -> list[Value]:
         return self.results(self.function.fun(*self.all_args(leaves)), self.function.what)
 
+    def rule(self, f: Callable, *given: Callable) -> Callable:
+        """`f`, that calls rules which were `given`: on tapes, the same as that of another call like this one."""
+        f.same_as = (self.function, *given, tuple(self.static.items()), self.structure)
+        return f
+
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the function's result, whoever computed it: the function itself or one of its rules."""
         leaves, structure = tree.flatten(out)
@@ -388,7 +393,7 @@ class custom_jvp(_Function):
             primals, tangents = (tuple(tree.unflatten(call.structure, x)) for x in (leaves[:count], leaves[count:]))
             return _checked_jvp(self.jvp(*call.static.values(), primals, tangents), call, _name(self.jvp))
 
-        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=rule, consts=0)
+        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=call.rule(rule, self.jvp), consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 
@@ -470,7 +475,8 @@ class custom_vjp(_Function):
             cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
             return _checked_cotangents(cts, call, f"{_name(self.bwd)}, the backward rule of {self.what},")
 
-        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, fwd=fwd, bwd=bwd, consts=0)
+        rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd)}
+        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 
