@@ -614,7 +614,7 @@ class Primitive:
         `scope` is the `shard_map` body that the operation stands in, where that is known.
         """
         if self.fits is not None and not self.fits(*types, **params):
-            raise ValueError("they do not fit each other")
+            raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
 
     def sends(self, params: dict) -> bool:
         """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""

@@ -259,8 +259,8 @@ class _Function:
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """All arguments by position, defaults put in: rules take them that way."""
         try:
-            bound = inspect.signature(self.fun).bind(*args, **kwargs)
-        except ValueError:  # a function written in C
+            bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
+        except ValueError:  # a function written in C, as ufuncs are, whose `out` and `where` no rule knows
             bound = None
         if bound is not None:
             bound.apply_defaults()
@@ -393,7 +393,9 @@ class custom_jvp(_Function):
             primals, tangents = (tuple(tree.unflatten(call.structure, x)) for x in (leaves[:count], leaves[count:]))
             return _checked_jvp(self.jvp(*call.static.values(), primals, tangents), call, _name(self.jvp))
 
-        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=call.rule(rule, self.jvp), consts=0)
+        outs = custom_jvp_p.bind(
+            *call.leaves(args), what=self.what, body=call.body, jvp=call.rule(rule, self.jvp), consts=0
+        )
         return tree.unflatten(call.out_structure, outs)
 
 

@@ -303,21 +303,19 @@ class _Numbered:
             self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("in", *rest, way, n)
             for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
         ]
-        lie = {
-            (v, way, atom_type(a).layout): n
-            for v, way, a, n in zip(body.inputs, ways_in, eqn.inputs, operands)
-            if atom_type(a).layout is not None
-        }
+        operand_of = {(v, way): n for v, n, way in zip(body.inputs, operands, ways_in)}
         results, found = [], []
         for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out):
-            passed = lie.get((a, way, v.type.layout)) if isinstance(a, Var) else None
-            if passed is not None:  # the operand, as it lies
-                results.append(passed)
+            same = operand_of.get((a, way)) if isinstance(a, Var) else None
+            if ("lies", *rest, way, same) in self.numbers:  # the operand, as it came out of another such body
+                results.append(same)
             elif n == self.zero(atom_type(a)):
                 results.append(self.zero(v.type))
             else:
                 results.append(self.number("out", *rest, way, n))
                 found.append(results[-1])
+                if v.type.layout is not None:
+                    self.number("lies", *rest, way, results[-1])
         found.sort()
         if found:
             self.computed[self.number("body", *rest, *found)] += 1

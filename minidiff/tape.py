@@ -244,8 +244,9 @@ def _refused(eqn: Equation, types: Sequence[Any], error: Exception) -> TypeError
         isinstance(error, TypeError) and str(error).startswith(f"{eqn.primitive}: ")
     ):
         return error
-    params = ", ".join(f"{k}={v!r}" for k, v in eqn.params.items() if not isinstance(v, Tape))
-    given = _listed(types) + (f" with {params}" if params else "")
+    given = _listed(types)
+    if not isinstance(error, ValueError):  # a parameter that is something else altogether
+        given += "".join(f", {k}={v!r}" for k, v in eqn.params.items() if not isinstance(v, Tape))
     return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
 
 

@@ -299,7 +299,8 @@ class ShardMap(Primitive):
             raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
         for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
             _check_axes([(f"{what}[{i}]", spec) for i, spec in enumerate(specs)], params)
-        for x, spec in zip(types, in_specs):
+        for i, (x, spec) in enumerate(zip(types, in_specs)):
+            _check_not_summed(f"in_specs[{i}]", spec)
             check_fits(x, spec, mesh.shape)
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
@@ -598,11 +599,7 @@ def shard_map(
         for path, spec in paths:
             _check_leaf(path, spec, mesh)
     for path, spec in tree.flatten_with_paths(in_specs, "in_specs")[0]:
-        if is_spec(spec) and spec.summed:
-            raise ValueError(
-                f"{path} = {spec}: sum= adds up partial results on their way out, and stands in out_specs only; on the "
-                f"way in, an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
-            )
+        _check_not_summed(path, spec)
 
     def mapped(*args: Any) -> Any:
         typed = check_rep and not _forgetting.get()
@@ -728,6 +725,15 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
                     else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
                 )
             )
+
+
+def _check_not_summed(path: str, spec: Any) -> None:
+    """Raise ValueError where a spec says of what goes in that it is a sum."""
+    if is_spec(spec) and spec.summed:
+        raise ValueError(
+            f"{path} = {spec}: sum= adds up partial results on their way out, and stands in out_specs only; on the "
+            f"way in, an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
+        )
 
 
 def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:

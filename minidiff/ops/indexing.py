@@ -160,7 +160,12 @@ scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
     """Whether v broadcasts to what stands at integer indices of x: what `Primitive.fits` asks of what is put there."""
     at = gather_p.shape_rule(x, *indices)[0]
-    return gather_p.fits(x, *indices) and numpy.broadcast_shapes(v.shape, at) == at
+    return gather_p.fits(x, *indices) and replaces(v, at, x.dtype)
+
+
+def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
+    """Whether v can take the place of numbers of this shape and dtype."""
+    return numpy.broadcast_shapes(v.shape, shape) == shape and numpy.can_cast(v.dtype, dtype, "same_kind")
 
 
 # ---------------------------------------------------------------- x[...]

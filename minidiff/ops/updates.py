@@ -24,6 +24,7 @@ from minidiff.ops.indexing import (
     getitem,
     indices_fit,
     plan,
+    replaces,
     scatter_add_p,
     slice_p,
     unslice_p,
@@ -64,7 +65,7 @@ def _batch_update(primitive, args, batched, index):
 #: x, with v at a known `index`.
 update_p = Linear("update", _update_impl, lambda x, v, index: (x.shape, x.dtype), _update_transpose, _batch_update)
 update_p.show_params = slice_p.show_params
-update_p.fits = lambda x, v, index: (at := slice_p.shape_rule(x, index)[0]) == numpy.broadcast_shapes(v.shape, at)
+update_p.fits = lambda x, v, index: replaces(v, slice_p.shape_rule(x, index)[0], x.dtype)
 
 
 def _scatter_set_impl(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
