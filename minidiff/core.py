@@ -650,9 +650,13 @@ class Primitive:
         return None
 
     def transpose(self, ct, operands, params):
+        from minidiff.location import here  # which errors alone need, here
+
+        x, source = next(x for x in operands if isinstance(x, ShapedArray)), here()
         raise TypeError(
-            f"{self.name} cannot be transposed: it is not linear in the operand of type "
-            f"{next(x for x in operands if isinstance(x, ShapedArray))}"
+            f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
+            + (f" ({source})" if source is not None else "")
+            + ". Only what is linear has a transpose: of another function, its derivative md.linearize(f, *args)[1]"
         )
 
     def batch(self, args, batched, params):
