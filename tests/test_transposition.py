@@ -406,7 +406,7 @@ ERRORS = {
         lambda: md.transpose(md.make_tape(mapped(lambda x: np.sin(psum(x, "i")), out_specs=P()))(np.ones(4))),
         TypeError,
         r"^sin cannot be transposed: it is not linear in the operand of type f64\[1\] \("
-        r"test_transposition.py:\d+: .*\)\. Only what is linear has a transpose: of another function, its derivative md",
+        r"test_transposition.py:\d+: .*\)\. Only what is linear has a transpose: of another function, its derivative",
     ),
     "no such input": (lambda: md.transpose(TAPE, 2), ValueError, "linear names input 2, but the tape has 2, counted"),
     "negative": (lambda: md.transpose(TAPE, -1), ValueError, "linear names input -1, but the tape has 2"),
