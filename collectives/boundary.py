@@ -9,7 +9,7 @@ from typing import Any
 from collectives.kinds import together
 from collectives.ops import pbroadcast_p, psum_p
 from minidiff.core import Value
-from minidiff.location import transposes
+from minidiff.location import joined, transposes
 from minidiff.optimize import SETTINGS
 from minidiff.reverse import backward_pass
 from minidiff.tape import Equation, Tape
@@ -43,8 +43,10 @@ def summed_backward_pass(
     waiting = {eqn: ct for eqn, ct in zip(lifts, found[-more:]) if ct is not None}
     del found
     for bucket in [bucket for group in groups for bucket in _buckets([eqn for eqn in group if eqn in waiting])]:
-        eqn = bucket[0]  # on whose behalf all are summed
-        sums = _psums([waiting.pop(eqn) for eqn in bucket], bucket[0].params)
+        first, cotangents = bucket[0], [waiting.pop(lift) for lift in bucket]
+        # on whose behalf all are summed
+        eqn = Equation(first.primitive, (), first.params, (), joined([lift.source for lift in bucket]))
+        sums = _psums(cotangents, first.params)
         for eqn, total in zip(bucket, sums):
             own = totals[eqn.inputs[0]]
             totals[eqn.inputs[0]] = total if own is None else own + total
