@@ -34,7 +34,7 @@ test: $(VENV)/.installed-$(MPI)-test-notebooks
 	done
 
 lab: $(VENV)/.installed-$(MPI)-notebooks-lab
-	jupyter lab --notebook-dir=notebooks
+	jupyter lab --notebook-dir=notebooks $(ARGS)
 
 notebooks: $(VENV)/.installed-$(MPI)-notebooks
 	python notebooks/execute.py $(ARGS)

@@ -609,6 +609,10 @@ class Primitive:
         """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""
         return self.communicates
 
+    def sums(self, params: dict) -> dict[int, dict]:
+        """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
+        return {}
+
     def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
         """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.
 

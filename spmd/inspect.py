@@ -14,7 +14,7 @@ from minidiff.forward import as_value
 from minidiff.location import Location, joined, parted
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
 from spmd.rewritten import of_tape
-from spmd.shard_map import ShardMap, shard_map_p, without_types
+from spmd.shard_map import shard_map_p, without_types
 from spmd.table import Tabular
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
@@ -169,9 +169,9 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
-    if isinstance(primitive, ShardMap):  # what leaves the body may be partial sums
-        sums, size_of = primitive.sums(eqn.params), eqn.params["mesh"].ranks.size
-        bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source, size_of(axes))]) for axes, t in sums]
+    for i, along in primitive.sums(eqn.params).items():
+        nbytes = eqn.params["body"].out_types[i].nbytes
+        bodies.append(Communication([Row("psum", along["axes"], 1, nbytes, eqn.source, along["size"])]))
     found = Communication()
     for report in bodies:
         found.add(report, rounds(eqn))

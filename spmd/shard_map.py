@@ -318,11 +318,10 @@ class ShardMap(Primitive):
         sizes = {a: n for a, n in params["mesh"].shape.items() if a in bound}
         return Scope(sizes, params["check_rep"], explicit)
 
-    def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
-        """What ranks add up when it leaves the body: the axes, and the type of the partial sums."""
-        ranks, pairs = params["mesh"].ranks, zip(params["out_specs"], params["body"].out_types)
-        sums = [(_along(ranks, spec.summed), t) for spec, t in pairs if spec.summed]
-        return [(axes["axes"], t) for axes, t in sums if psum_p.sends(axes)]
+    def sums(self, params: dict) -> dict[int, dict]:
+        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
+        found = {i: _along(params["mesh"].ranks, axes) for i, axes in summed.items()}
+        return {i: along for i, along in found.items() if psum_p.sends(along)}
 
 
 shard_map_p = ShardMap("shard_map")

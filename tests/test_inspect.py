@@ -215,6 +215,42 @@ def test_an_unmapped_argument_is_summed_for_the_line_that_lifted_it():
     assert sorted(asked(spmd.communication(optimized))) == sorted(expected)
 
 
+def layers(params, x):
+    h = np.tanh(x @ params[0])
+    h = h @ params[1]
+    return psum((h**2).sum(), ("i", "j"))
+
+
+def test_one_call_for_several_lines_names_them_all():
+    params, x = [np.ones((4, 4)), np.ones((4, 2))], np.ones((8, 4))
+    f = md.value_and_grad(spmd.shard_map(layers, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P()))
+    first, second, last = "h = np.tanh(x @ params[0])", "h = h @ params[1]", 'return psum((h**2).sum(), ("i", "j"))'
+
+    def lines(row):
+        return [(line.text, line.backward) for line in row.lines]
+
+    loss, gradient = spmd.communication(f)(params, x).rows
+    assert lines(loss) == [(last, False)] and loss.direction == "forward"
+    assert lines(gradient) == [(second, True), (first, True)] and gradient.direction == "backward"
+    report = spmd.communication(f, optimized=True)(params, x)
+    (row,) = report.rows
+    assert lines(row) == [(last, False), (second, True), (first, True)] and row.direction == "both"
+    assert (row.count, row.bytes) == (1, 8 + 128 + 64)
+    assert [re.split(r"  +", line.strip())[:-1] for line in str(report).splitlines()[2:5]] == [
+        ["psum", "i, j", "1", "200", "forward"],
+        ["and for", "backward"],
+        ["and for", "backward"],
+    ]
+    without = spmd.rewritten(f, without=["fuse psums"])(params, x)
+    assert [lines(row) for row in spmd.communication(without).rows] == [
+        [(last, False)],
+        [(second, True)],
+        [(first, True)],
+    ]
+    again = spmd.communication(lambda ps: md.grad(lambda ps: (f(ps, x)[1][0] ** 2).sum())(ps))(params)
+    assert {line for row in again.rows for line, _ in lines(row)} >= {first, second}
+
+
 def test_what_is_computed_once_more_is_backward():
     @in_body
     def f(x):
