@@ -27,7 +27,7 @@ from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.control import rounds
 from minidiff.core import is_scalar_constant
 from minidiff.location import Location, parted
-from minidiff.staging import make_tape
+from minidiff.staging import check_function, make_tape
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of, show_params
 
 NO_PROGRAM = (
@@ -62,18 +62,19 @@ _FONT = {"fontname": "Helvetica", "fontsize": "11"}
 _LABEL_WIDTH = 40
 
 
-def draw(f: Callable | Tape) -> Any:
+def draw(f: Callable | Tape, *args: Any) -> Any:
     """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
 
     Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
     colours of the mesh axes along which it may vary, and what communicates stands out, with the bytes that each rank
-    hands to it. Raises ImportError where the package `graphviz` is missing.
+    hands to it. Raises ImportError where the package `graphviz` is missing, TypeError for what is no function.
 
     >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
     >>> "sin(a)" in picture.source
     True
     """
+    check_function("draw", f, args)
     if isinstance(f, Tape):
         return Drawing(f)
     return lambda *args: Drawing(make_tape(f)(*args))

@@ -14,7 +14,7 @@ import numpy
 from collectives.backend import index_along
 from minidiff.core import ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, block_type, check_divides, check_ndim, check_spec, parts_along
+from spmd.partition import PartitionSpec, block_type, check_divides, check_is_spec, check_ndim, check_spec, parts_along
 from spmd.sharded_array import ShardedArray
 from spmd.table import paragraph
 
@@ -257,6 +257,9 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
                 f"as in visualize_sharding({shape}, mesh, P('x'))"
             )
         return Sharding(shape, None, PartitionSpec(), dtype)
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
+    check_is_spec("spec", spec)
     check_spec(spec, mesh.shape, "spec")
     check_ndim(spec, shape, "spec", "the array")
     check_divides(spec, shape, mesh.shape, "spec", "the array")

@@ -12,6 +12,7 @@ from minidiff import make_tape, tree
 from minidiff.control import Cond, While, rounds
 from minidiff.forward import as_value
 from minidiff.location import Location, joined, parted
+from minidiff.staging import check_function
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
 from spmd.rewritten import of_tape
 from spmd.shard_map import shard_map_p, without_types
@@ -145,8 +146,7 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
     """
-    if args:
-        raise TypeError("communication(f) is a function of the arguments of f: write communication(f)(*args)")
+    check_function("communication", f, args)
     return of_tape(_report, f, optimized)
 
 
@@ -262,6 +262,10 @@ def compare(f: Callable, *args: Any) -> Comparison:
     Source: JEP 17111, "Problem: efficient transpose of psum or all_gather depends on whether cotangents are
     invariant across devices".
     """
+    if isinstance(f, Tape) or not callable(f):
+        raise TypeError(
+            f"compare takes a function, to type it both ways; got {type(f).__name__}: write compare(f, *args)"
+        )
     typed, untyped = make_tape(f)(*args), None
     why = _not_runnable(typed, args)
     values = [] if why else list(map(as_value, tree.leaves(args)))

@@ -304,6 +304,15 @@ def test_the_ending_names_the_format(drawing):
         drawing.render("picture")
 
 
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match=r"draw takes a function, got float: write draw\(f\)\(x\), not draw\(f\(x\)\)"):
+        md.draw(formula(2.0, 5.0).item())
+    with pytest.raises(TypeError, match=r"draw\(f\) is a function of the arguments of f: write draw\(f\)\(\*args\)"):
+        md.draw(formula, 2.0, 5.0)
+    with pytest.raises(TypeError, match=r"make_tape takes a function, got list: write make_tape\(f\)\(x\)"):
+        md.make_tape([1.0])
+
+
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
     with pytest.raises(ImportError, match=r"pip install 'minidiff\[draw\]'"):

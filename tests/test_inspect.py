@@ -411,6 +411,15 @@ def test_arguments_may_be_trees_of_numbers():
     assert comparison.same and comparison.ratio == 4 / 3
 
 
+def test_what_is_no_function():
+    tape = md.make_tape(md.grad(weighted))(*ARGS)
+    for wrong, name in ((tape, "Tape"), (weighted(*ARGS), "float64")):
+        with pytest.raises(TypeError, match=rf"compare takes a function, .*; got {name}: write compare\(f, \*args\)"):
+            spmd.compare(wrong, *ARGS)
+    with pytest.raises(TypeError, match=r"communication takes a function, got float64: write communication\(f\)\(x\)"):
+        spmd.communication(weighted(*ARGS))
+
+
 def test_where_nothing_is_communicated_there_is_no_ratio():
     f = spmd.shard_map(lambda x: np.sin(x), mesh=MESH, in_specs=P(), out_specs=P())
     comparison = spmd.compare(md.grad(lambda x: f(x).sum()), np.ones(3))
