@@ -310,6 +310,8 @@ def _shown(x: Any) -> str:
 
 def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> ValueError:
     """The error for an operation that NumPy refused, naming it and its operands' types."""
+    if primitive.has_body:  # an operation in it was refused, in a line that the traceback is to show
+        return error
     if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
         return error
     return MisfitError(primitive, args, str(error).strip())
