@@ -286,6 +286,47 @@ def test_bodies_of_loops_and_branches():
     }
 
 
+def pulled(w, x):
+    y, back = md.vjp(lambda w: np.tanh(x @ w).sum(), w)
+    (g,) = back(pbroadcast(1.0, ("i", "j")))
+    return psum(y, ("i", "j")) + (g * w).sum()
+
+
+def stepped(w, x):
+    def loss(w):
+        h = np.tanh(x @ w)
+        return psum(h.sum(), ("i", "j"))
+
+    g = md.grad(loss)(w)
+    return (w - 0.1 * g).sum()
+
+
+def pushed(w, x):
+    loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731
+    return md.jvp(loss, (w,), (w,))[1]
+
+
+WITHIN = {
+    pulled: [
+        ("backward", "y, back = md.vjp(lambda w: np.tanh(x @ w).sum(), w)"),
+        ("forward", 'return psum(y, ("i", "j")) + (g * w).sum()'),
+    ],
+    stepped: [("backward", "h = np.tanh(x @ w)"), ("forward", 'return psum(h.sum(), ("i", "j"))')],
+    pushed: [("forward", 'loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731')],
+}
+
+
+@pytest.mark.parametrize("body", WITHIN)
+def test_derivatives_within_a_body(body):
+    args = np.ones((4, 4)), np.ones((8, 4))
+    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P())
+    for g in (f, md.jit(f)):
+        assert sorted(row[1:] for row in asked(spmd.communication(g)(*args))) == WITHIN[body]
+    of_gradient = [row[1:] for row in asked(spmd.communication(md.grad(f))(*args))]
+    lines = {line for _, line in WITHIN[body]}
+    assert {line for _, line in of_gradient} <= lines and "backward" in {direction for direction, _ in of_gradient}
+
+
 def test_a_rule_of_ones_own_asks_itself():
     @md.custom_vjp
     def double(x):
