@@ -250,8 +250,8 @@ def reshard(x: Any, spec: Any) -> Any:
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
     array, the same on all ranks. Differentiable: the transpose is the redistribution in reverse. Under MPI every rank
     calls it. Under `vmap` elements are split so, and the dimension that they are along stays split by the axes that
-    `spec` does not name. `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not fit the mesh
-    or the array, and TypeError for a plain array, which lies on no mesh (see `distribute`).
+    `spec` does not name. `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not
+    fit the mesh or the array, and TypeError for a plain array, which lies on no mesh (see `distribute`).
 
     >>> import numpy as np
     >>> import spmd
