@@ -249,6 +249,16 @@ class Layout(NamedTuple):
     mesh: Any
     spec: PartitionSpec
 
+    def of_element(self, axis: int, ndim: int) -> Layout:
+        """How the elements of an array of so many dimensions lie, that are along this one of them."""
+        dims = self.spec.dims(ndim)
+        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])))
+
+    def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
+        """The spec of such an array whose elements lie as `element` says: the dimension stays split, where it can."""
+        dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
+        return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
+
     def settled(self, x: Any) -> Any:
         """`x`, an array wherever it is, laid out in this way."""
         from spmd.redistribution import settled  # it is done by shard_maps, which stand above
