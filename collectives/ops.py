@@ -259,7 +259,15 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
 def varying_along(x: Value, run: Along) -> Value:
     """`x` lifted where it does not vary along the axes (or refused, when the collective is applied to it)."""
     missing = frozenset(run.axes) - typeof(x).variance
-    return lift(x, missing) if missing and run.scope.typed and not run.scope.checks else x
+    if not missing or not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
+        return x
+    return lift(x, missing)
+
+
+def check_written(name: str, x: Value, run: Along) -> None:
+    """Raise VarianceError where a function that takes varying values is given another, which the user must lift."""
+    if run.scope.checks and not is_scalar_constant(x):
+        check_operand(name, VARYING, typeof(x), run.params)
 
 
 def varying_axes(x: Value, run: Along) -> tuple[str, ...]:
@@ -356,8 +364,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
 
     def mean(leaf):
         for run in runs:
-            if run.scope.checks and not is_scalar_constant(leaf):
-                check_operand("pmean", VARYING, typeof(array_of(leaf)), run.params)
+            check_written("pmean", array_of(leaf), run)
         return _psum_runs(leaf, runs) / ranks_along(runs)
 
     return each_leaf(mean, x)

@@ -228,6 +228,7 @@ def test_numbers_agree_with_anything():
     np.testing.assert_array_equal(f(X), 4 * (X[:2] + X[2:]) + 1)
     f = explicit(lambda x: (psum(True, "i"), pmean(3, "i"), pmax(2, "i"), psum(reduce(True, "i"), "i")), P("i"))
     assert f(X) == (2, 3.0, 2, 2)
+    np.testing.assert_array_equal(explicit(lambda x: all_gather_invariant(2.5, "i"), P("i"))(X), [2.5, 2.5])
 
 
 def test_results():
