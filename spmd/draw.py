@@ -14,7 +14,15 @@ import numpy
 from collectives.backend import index_along
 from minidiff.core import ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, block_type, check_divides, check_ndim, check_spec, parts_along
+from spmd.partition import (
+    PartitionSpec,
+    block_type,
+    check_divides,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    parts_along,
+)
 from spmd.sharded_array import ShardedArray
 from spmd.table import paragraph
 
@@ -237,6 +245,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
             )
         return Sharding(shape, None, PartitionSpec(), dtype)
     check_spec(spec, mesh.shape, "spec")
+    check_not_summed(spec, "spec")
     check_ndim(spec, shape, "spec", "the array")
     check_divides(spec, shape, mesh.shape, "spec", "the array")
     return Sharding(shape, mesh, spec, dtype)
