@@ -42,6 +42,7 @@ from spmd.partition import (
     check_divides,
     check_is_spec,
     check_ndim,
+    check_not_summed,
     check_spec,
     is_spec,
     parts_along,
@@ -307,6 +308,7 @@ def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
 def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
     shape = typeof(x).shape
     check_spec(spec, mesh.shape, "spec")
+    check_not_summed(spec, "spec")
     check_ndim(spec, shape, "spec", path)
     check_divides(spec, shape, mesh.shape, "spec", path)
 

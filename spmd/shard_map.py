@@ -83,6 +83,7 @@ from spmd.partition import (
     check_divides,
     check_is_spec,
     check_ndim,
+    check_not_summed,
     check_spec,
     global_type,
     is_spec,
@@ -585,11 +586,8 @@ def shard_map(
         for path, spec in paths:
             _check_leaf(path, spec, mesh)
     for path, spec in tree.flatten_with_paths(in_specs, "in_specs")[0]:
-        if is_spec(spec) and spec.summed:
-            raise ValueError(
-                f"{path} = {spec}: sum= adds up partial results on their way out, and stands in out_specs only; on the "
-                f"way in, an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
-            )
+        if is_spec(spec):
+            check_not_summed(spec, path)
 
     def mapped(*args: Any) -> Any:
         typed = check_rep and not _forgetting.get()
@@ -618,10 +616,10 @@ def shard_map(
                 out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            results = [
+            settled = [
                 settle_result(as_value(x), spec, path, axes, scope) for (path, x), spec in zip(outs, result_specs)
             ]
-            return results, result_specs
+            return [x for x, _ in settled], tuple(spec for _, spec in settled)
 
         results = shard_map_p.bind(*values, body=body, in_specs=specs, **where)
         return tree.unflatten(out_structure, results)
