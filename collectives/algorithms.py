@@ -58,8 +58,18 @@ from typing import Any
 import minidiff.numpy as np
 from collectives.along import AxisName, along_one, check_rank, check_split
 from collectives.backend import split_dimension, unsplit_dimension
-from collectives.ops import array_of, axis_index, axis_size, counted, pbroadcast, ppermute, shifted, varying_along
-from minidiff import tree
+from collectives.ops import (
+    array_of,
+    axis_index,
+    axis_size,
+    check_written,
+    counted,
+    each_leaf,
+    pbroadcast,
+    ppermute,
+    shifted,
+    varying_along,
+)
 from minidiff.core import Value, typeof
 from minidiff.ops.shape import normalize_axis
 
@@ -158,7 +168,9 @@ def _halving_scatter(parts: Value, axis_name: AxisName, n: int) -> Value:
 
 def _operand(name: str, x: Any, axis_name: AxisName) -> Value:
     """A leaf as an array that varies along the axes, which are checked."""
-    return varying_along(array_of(x), along_one(name, axis_name))
+    x, run = array_of(x), along_one(name, axis_name)
+    check_written(name, x, run)
+    return varying_along(x, run)
 
 
 def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
@@ -174,7 +186,7 @@ def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: in
         at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
         return unsplit_dimension(gather(leaf), at, tiled)
 
-    return tree.map(each, x)
+    return each_leaf(each, x)
 
 
 def _scattered(
@@ -189,11 +201,11 @@ def _scattered(
         check_split(name, leaf, at, n, tiled)
         return scatter(split_dimension(leaf, n, at, tiled))
 
-    return tree.map(each, x)
+    return each_leaf(each, x)
 
 
 def _all_reduced(name: str, reduce: Callable, x: Any, axis_name: AxisName) -> Any:
-    return tree.map(lambda leaf: reduce(_summand(name, leaf, axis_name)), x)
+    return each_leaf(lambda leaf: reduce(_summand(name, leaf, axis_name)), x)
 
 
 def _in_parts(x: Value, n: int, reduce: Callable) -> Value:
@@ -556,7 +568,7 @@ def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> An
     Source: Thakur et al., section 4.3.
     """
     root = _check_root("binomial_tree_broadcast", root, axis_name)
-    return tree.map(lambda leaf: _down_tree(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, root), x)
+    return each_leaf(lambda leaf: _down_tree(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, root), x)
 
 
 def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -578,7 +590,7 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
         total = _up_tree(_summand("binomial_tree_reduce", leaf, axis_name), axis_name, root)
         return _at_root(total, axis_name, root)
 
-    return tree.map(reduce, x)
+    return each_leaf(reduce, x)
 
 
 def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
@@ -685,4 +697,4 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
         arrived = np.stack([arrived[-k % n] for k in range(n)])[_by_distance_back(axis_name)]
         return unsplit_dimension(arrived, concat, tiled)
 
-    return tree.map(each, x)
+    return each_leaf(each, x)

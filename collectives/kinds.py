@@ -78,16 +78,7 @@ class Collective(Linear):
 
     def check_variance(self, types, params):
         for x in types:
-            wrong = tuple(a for a in params["axes"] if (a in x.variance) != (self.takes == VARYING))
-            if wrong:
-                takes, has, instead = _WRONG[self.takes]
-                instead = (instead if "groups" in params else _INSTEAD.get(self.name, instead)).format(
-                    axes=show_axes(wrong)
-                )
-                raise VarianceError(
-                    f"{self.name} over {show_axes(params['axes'])} takes a value that {takes} there, but {x} {has} "
-                    f"{show_axes(wrong)}: {instead}"
-                )
+            check_operand(self.name, self.takes, x, params)
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         """Over the axis of a named batch, whose elements are the ranks."""
@@ -118,6 +109,19 @@ def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> V
     raise UnboundAxisError(f"{name} over {axes}: nothing binds these axes where it is run; it was recorded in a vmap")
 
 
+def check_operand(name: str, takes: str, x: ShapedArray, params: dict) -> None:
+    """Raise VarianceError where a collective of this name takes values of another variance than that of `x`."""
+    wrong = tuple(a for a in params["axes"] if (a in x.variance) != (takes == VARYING))
+    if wrong:
+        wanted, has, instead = _WRONG[takes]
+        if "groups" not in params:
+            instead = _INSTEAD.get(name, instead)
+        raise VarianceError(
+            f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
+            f"{show_axes(wrong)}: {instead.format(axes=show_axes(wrong))}"
+        )
+
+
 #: What an operand of the wrong variance should do, what it does, and what to write instead.
 _WRONG = {
     VARYING: ("varies", "is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
@@ -125,6 +129,7 @@ _WRONG = {
 }
 _INSTEAD = {
     "psum": "for the sum of so many copies write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
+    "pmean": "it is the mean itself: leave those axes out",
     "pmax": "it is the maximum itself: leave those axes out",
     "pmin": "it is the minimum itself: leave those axes out",
     "pscatter": "each rank has a value of its own there. Leave those axes out; or first make it the same, with psum or "

@@ -61,6 +61,7 @@ from collectives.kinds import (
     AxisIndex,
     Collective,
     batches,
+    check_operand,
     gathered_shape,
     grouped,
     same_shape,
@@ -74,6 +75,7 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    VarianceError,
     current_scope,
     enter,
     is_scalar_constant,
@@ -239,10 +241,33 @@ def array_of(x: Any) -> Value:
     return enter(x) if isinstance(x, Tracer) else as_value(x)
 
 
+def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
+    """A collective of each leaf of a tree. Where one's variance is wrong, the error says which."""
+    leaves, structure = tree.flatten(x)
+    results: list[Value] = []
+    try:
+        for leaf in leaves:
+            results.append(collective(leaf))
+    except VarianceError as error:
+        path = tree.paths(structure, "x")[len(results)]
+        if path == "x":
+            raise
+        raise VarianceError(f"{path}: {error}") from None
+    return tree.unflatten(structure, results)
+
+
 def varying_along(x: Value, run: Along) -> Value:
     """`x` lifted where it does not vary along the axes (or refused, when the collective is applied to it)."""
     missing = frozenset(run.axes) - typeof(x).variance
-    return lift(x, missing) if missing and run.scope.typed and not run.scope.checks else x
+    if not missing or not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
+        return x
+    return lift(x, missing)
+
+
+def check_written(name: str, x: Value, run: Along) -> None:
+    """Raise VarianceError where a function that takes varying values is given another, which the user must lift."""
+    if run.scope.checks and not is_scalar_constant(x):
+        check_operand(name, VARYING, typeof(x), run.params)
 
 
 def varying_axes(x: Value, run: Along) -> tuple[str, ...]:
@@ -254,6 +279,8 @@ def varying_axes(x: Value, run: Along) -> tuple[str, ...]:
 
 def counted(x: Value) -> Value:
     """Booleans as integers: they are counted where others are summed."""
+    if is_scalar_constant(x):
+        return as_value(int(x)) if isinstance(x, (bool, numpy.bool_)) else x
     return elementwise.convert(x, int) if x.dtype == bool else x
 
 
@@ -301,7 +328,7 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
     runs = along_groups("psum", axis_name, axis_index_groups, alike=False)
-    return tree.map(lambda leaf: _psum_runs(leaf, runs), x)
+    return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
 def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
@@ -334,7 +361,13 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
     runs = along_groups("pmean", axis_name, axis_index_groups)
-    return tree.map(lambda leaf: _psum_runs(leaf, runs) / ranks_along(runs), x)
+
+    def mean(leaf):
+        for run in runs:
+            check_written("pmean", array_of(leaf), run)
+        return _psum_runs(leaf, runs) / ranks_along(runs)
+
+    return each_leaf(mean, x)
 
 
 def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
@@ -375,7 +408,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: AxisName, groups: Any) -> 
                 leaf = bind_over(primitive, leaf, run._replace(axes=varying))
         return leaf
 
-    return tree.map(extremum, x)
+    return each_leaf(extremum, x)
 
 
 def pbroadcast(x: Any, axis_name: AxisName) -> Any:
@@ -403,7 +436,7 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
             return _pbroadcast(leaf, axes, scope)
         return lift(leaf, frozenset(axes))
 
-    return tree.map(broadcast, x)
+    return each_leaf(broadcast, x)
 
 
 def all_gather(
@@ -440,7 +473,7 @@ def _all_gather(primitive: Collective, x: Any, runs: Sequence[Along], axis: int,
         gather_p = primitive if run.scope.typed else all_gather_p
         return bind_over(gather_p, varying_along(leaf, run), run, axis=at, tiled=tiled)
 
-    return tree.map(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
+    return each_leaf(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
 
 
 def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Value:
@@ -479,7 +512,7 @@ def psum_scatter(
     def step(leaf, run, at, tiled):
         return bind_over(psum_scatter_p, counted(varying_along(leaf, run)), run, axis=at, tiled=tiled)
 
-    return tree.map(lambda leaf: split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled), x)
+    return each_leaf(lambda leaf: split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled), x)
 
 
 def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Value:
@@ -505,7 +538,7 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
     Source: JEP 17111, table of collectives and Example 4.
     """
     runs = along("pscatter", axis_name)
-    return tree.map(lambda leaf: split_runs("pscatter", own_part, leaf, runs, axis, tiled), x)
+    return each_leaf(lambda leaf: split_runs("pscatter", own_part, leaf, runs, axis, tiled), x)
 
 
 def own_part(x: Value, run: Along, axis: int, tiled: bool) -> Value:
@@ -558,7 +591,7 @@ def all_to_all(
         if axis_index_groups is not None:
             raise ValueError("all_to_all: splits say what every rank sends to every other: leave out axis_index_groups")
         run = along_one("all_to_all", axis_name)
-        return tree.map(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
+        return each_leaf(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
     run = along_one("all_to_all", axis_name, axis_index_groups)
 
     def exchange(leaf):
@@ -569,7 +602,7 @@ def all_to_all(
         check_split("all_to_all", leaf, split, run.size, tiled)
         return bind_over(all_to_all_p, leaf, run, split_axis=split, concat_axis=concat, tiled=tiled)
 
-    return tree.map(exchange, x)
+    return each_leaf(exchange, x)
 
 
 def _ragged(x: Any, run: Along, split_axis: int, concat_axis: int, splits: Any) -> Value:
@@ -609,7 +642,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         )
     pairs = tuple((int(source), int(destination)) for source, destination in pairs)
     check_perm("ppermute", pairs, axis_name, run.size)
-    return tree.map(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
 
 
 def shifted(x: Any, axis_name: AxisName, by: int) -> Any:

@@ -52,6 +52,7 @@ from collectives.ops import (
     axis_index,
     bind_over,
     counted,
+    each_leaf,
     join_runs,
     own_part,
     split_runs,
@@ -59,7 +60,6 @@ from collectives.ops import (
     varying_along,
     varying_axes,
 )
-from minidiff import tree
 from minidiff.core import Value, typeof
 from minidiff.ops.elementwise import where
 from minidiff.ops.shape import concatenate, stack
@@ -145,7 +145,7 @@ def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
             x = bind_over(primitive, x, run, root=at) if varies else x
         return x
 
-    return tree.map(sent, x)
+    return each_leaf(sent, x)
 
 
 def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
@@ -166,7 +166,7 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
             x = bind_over(broadcast_varying_p, x, run, root=at) if varies else varying_along(x, run)
         return x
 
-    return tree.map(sent, x)
+    return each_leaf(sent, x)
 
 
 def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
@@ -179,7 +179,7 @@ def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     ShardedArray([0, 0, 3, 1], P('i'))
     """
     run, root, _ = _rooted("at_root", axis_name, root)
-    return tree.map(lambda leaf: _kept(array_of(leaf), run, root), x)
+    return each_leaf(lambda leaf: _kept(array_of(leaf), run, root), x)
 
 
 def _kept(x: Value, run: Along, root: int) -> Value:
@@ -206,7 +206,7 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
             x = bind_over(reduce_p, x, run, root=at) if varies else _kept(times(x, run.size), run, at)
         return x
 
-    return tree.map(reduced, x)
+    return each_leaf(reduced, x)
 
 
 def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
@@ -224,7 +224,7 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     def copies(x, run, root, axis, tiled):
         return (concatenate if tiled else stack)([_kept(x, run, root)] * run.size, axis)
 
-    return tree.map(lambda x: _in_runs(gather_p, join_runs, copies, array_of(x), whole, axis, tiled), x)
+    return each_leaf(lambda x: _in_runs(gather_p, join_runs, copies, array_of(x), whole, axis, tiled), x)
 
 
 def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
@@ -242,4 +242,4 @@ def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
     def part(x, run, root, axis, tiled):
         return own_part(x, run, axis, tiled)
 
-    return tree.map(lambda x: _in_runs(scatter_p, split_runs, part, array_of(x), whole, axis, tiled), x)
+    return each_leaf(lambda x: _in_runs(scatter_p, split_runs, part, array_of(x), whole, axis, tiled), x)

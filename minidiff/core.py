@@ -310,6 +310,8 @@ def _shown(x: Any) -> str:
 
 def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> ValueError:
     """The error for an operation that NumPy refused, naming it and its operands' types."""
+    if primitive.has_body:  # an operation in it was refused, in a line that the traceback is to show
+        return error
     if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
         return error
     return MisfitError(primitive, args, str(error).strip())
@@ -429,28 +431,43 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
     return [x if v is None or v == union else lift(x, union - v) for x, v in zip(args, variances)]
 
 
-def agree_as_written(args: Sequence[Value]) -> Sequence[Value]:
+def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Value]:
     """Operands in an explicit scope, as they are, but for constants that this library made itself: these are lifted.
 
     So the mask of `np.tril(x)` and the index in `x[[0, 2]]` are: no user could write it. They are its own where the
-    function that was called from outside was given nothing but values that vary alike, and numbers.
+    function that was called from outside was given nothing but values that vary alike, and numbers. Raises
+    VarianceError where that was given others: they are what a `pbroadcast` can be written for, whatever it made of
+    them since.
     """
     union = INVARIANT.union(*map(variance_of, args))
     if all(is_scalar_constant(x) or variance_of(x) == union for x in args):
         return args
-    given = _values_given()
-    return agree(args) if given and all(variance_of(x) == union for x in given) else args
+    name, given = _called_from_outside()
+    # A plain array of integers may be a shape, or the mask of an index, unless it is what the operation takes.
+    given = [x for x in given if isinstance(x, Tracer) or is_differentiable(x.dtype) or any(x is y for y in args)]
+    check_operands(name or operation.name, [typeof(x) for x in given])
+    return agree(args) if given and variance_of(given[0]) == union else args
 
 
-def _values_given() -> list[Value]:
-    """The arrays and traced values that the function of this library was given which is called from outside."""
+def _called_from_outside() -> tuple[str, list[Value]]:
+    """The function of this library that was called from outside: its name, if it has one, and the arrays it was given.
+
+    Of a method of an object that says what it was `given`, and is a `name` for, these too.
+    """
     import inspect  # which explicit scopes alone need
 
     frame = called = inspect.currentframe()
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("minidiff", "numpy"):
         called, frame = frame, frame.f_back
     names, rest, keywords, local = inspect.getargvalues(called)
-    return _values_in([local[name] for name in (*names, rest, keywords) if name in local])
+    arguments = [local[name] for name in (*names, rest, keywords) if name in local]
+    name = called.f_code.co_name
+    if name in ("__array_function__", "__array_ufunc__"):  # of a traced value: NumPy's function, and what that is given
+        return arguments[1].__name__, _values_in(arguments[3:])
+    if arguments and hasattr(arguments[0], "given"):
+        return f"{arguments[0].name}.{name}", _values_in(arguments)
+    function = called.f_globals.get(name)
+    return name if getattr(function, "__code__", None) is called.f_code else "", _values_in(arguments)
 
 
 def _values_in(x: Any) -> list[Value]:
@@ -466,12 +483,28 @@ def _values_in(x: Any) -> list[Value]:
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
+def check_operands(name: str, types: Sequence[ShapedArray]) -> None:
+    """Raise VarianceError where operands of these types, of the operation of this name, disagree in variance."""
+    if len({t.variance for t in types}) > 1:
+        labels = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
+        raise disagreement(f"{name}: operands {_listed(types)}", labels, types)
+
+
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
     """The error for values that disagree in variance: `what` says so of them all, `labels` are names for each."""
     union = INVARIANT.union(*[t.variance for t in types])
-    fewer = [(label, union - t.variance) for label, t in zip(labels, types) if t.variance != union]
-    lifts = " and ".join(f"pbroadcast(x, {show_axes(missing)}) for {label}" for label, missing in fewer)
+    fewer: dict[str, list[str]] = {}
+    for label, t in zip(labels, types):
+        if t.variance != union:
+            fewer.setdefault(show_axes(union - t.variance), []).append(label)
+    lifts = " and ".join(f"pbroadcast(x, {axes}) for {_listed(those)}" for axes, those in fewer.items())
     return VarianceError(f"{what} disagree in variance: write {lifts}")
+
+
+def _listed(items: Sequence[object]) -> str:
+    """As in a sentence: `a`, `a and b`, `a, b and c`."""
+    *rest, last = map(str, items)
+    return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def show_axes(axes: Sequence[str]) -> str:
@@ -583,7 +616,7 @@ class Primitive:
         if self.in_place:
             return self.apply(interpreter, args, params)
         if self.lifts_operands and len(args) > 1:
-            args = agree_as_written(args)
+            args = agree_as_written(self, args)
         if not self.has_body:
             arrays = [x for x in args if not (self.lifts_operands and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)
@@ -620,6 +653,10 @@ class Primitive:
         """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""
         return self.communicates
 
+    def sums(self, params: dict) -> dict[int, dict]:
+        """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
+        return {}
+
     def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
         """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.
 
@@ -629,10 +666,8 @@ class Primitive:
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
-        if self.lifts_operands and len({t.variance for t in types}) > 1:
-            operands = f"{', '.join(map(str, types[:-1]))} and {types[-1]}"
-            labels = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
-            raise disagreement(f"{self.name}: operands {operands}", labels, types)
+        if self.lifts_operands:
+            check_operands(self.name, types)
 
     def jvp(self, primals, tangents, params):
         out = self.bind(*primals, **params)

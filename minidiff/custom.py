@@ -18,6 +18,7 @@ from minidiff.batching import BatchTracer, stacked
 from minidiff.bodies import BatchInside, Body, Call, batched_body
 from minidiff.core import (
     Interpreter,
+    LeakedTracerError,
     Primitive,
     ShapedArray,
     Tracer,
@@ -474,7 +475,14 @@ class custom_vjp(_Function):
 
         def bwd(residuals, cts):
             residuals = tree.unflatten(residual_structure[0], residuals)
-            cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
+            try:
+                cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
+            except LeakedTracerError as error:
+                raise LeakedTracerError(
+                    f"{_name(self.bwd)}, the backward rule of {self.what}, runs in the backward pass, and what it "
+                    f"closes over is of the forward pass: {error} A rule gets such a value as a residual: return it "
+                    f"from {_name(self.fwd)}, the forward rule, beside the result"
+                ) from None
             return _checked_cotangents(cts, call, f"{_name(self.bwd)}, the backward rule of {self.what},")
 
         rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd)}

@@ -1,14 +1,41 @@
-"""shard_maps one after the other as one: what the first leaves on the ranks is there for the next."""
+"""shard_maps as tapes that communicate less: what they do at their boundary is done inside, or not at all.
+
+Partial sums are added up in the body; shard_maps one after the other are one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from collectives.ops import psum_p, untyped_psum_p
 from minidiff.grouping import Groups
 from minidiff.optimize import rewrites_tapes, with_equations
-from minidiff.tape import Atom, Equation, Tape, Var, bodies_of
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 from spmd.shard_map import shard_map_p
+
+
+@rewrites_tapes(first=True)
+def sum_inside(tape: Tape) -> Tape:
+    """Partial sums, `out_specs=P(sum=...)`, become psums in the body: there they are summed together with others."""
+    return with_equations(tape, [_summed_inside(eqn) for eqn in tape.equations])
+
+
+def _summed_inside(eqn: Equation) -> Equation:
+    if eqn.primitive is not shard_map_p or not any(spec.summed for spec in eqn.params["out_specs"]):
+        return eqn
+    params, body = eqn.params, eqn.params["body"]
+    psum, ranks = psum_p if params["check_rep"] else untyped_psum_p, params["mesh"].ranks
+    sums, results = [], []
+    for x, spec in zip(body.outputs, params["out_specs"]):
+        if spec.summed:
+            along = {"axes": ranks.ordered(spec.summed), "size": ranks.size(spec.summed)}
+            sums.append(Equation(psum, [x], along, [Var(t) for t in psum.typecheck([atom_type(x)], along)], eqn.source))
+            (x,) = sums[-1].outputs
+        results.append(x)
+    specs = tuple(spec.without_sum() for spec in params["out_specs"])
+    body = Tape(body.inputs, [*body.equations, *sums], results)
+    return Equation(shard_map_p, eqn.inputs, {**params, "out_specs": specs, "body": body}, eqn.outputs, eqn.source)
 
 
 @rewrites_tapes(first=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core import ShapedArray, show_axes
@@ -111,10 +111,11 @@ class PartitionSpec:
         spec.summed, spec.lifted = self.lifted, self.summed
         return spec
 
-    def without_sum(self) -> PartitionSpec:
-        """The spec of the array that results: it is summed already."""
+    def without_sum(self, done: Collection[str] | None = None) -> PartitionSpec:
+        """The spec of what is summed already: along all axes, or those that are `done`."""
         spec = self._like(*self.entries)
-        spec.summed = spec.lifted = ()
+        spec.summed = () if done is None else tuple(a for a in self.summed if a not in done)
+        spec.lifted = ()
         return spec
 
     def _like(self, *entries: Entry) -> PartitionSpec:
@@ -197,6 +198,15 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
             )
 
 
+def check_not_summed(spec: PartitionSpec, what: str) -> None:
+    """Raise ValueError where a spec of a whole array, which has no partial sums, says that it is a sum."""
+    if spec.summed:
+        raise ValueError(
+            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and stands in its "
+            f"out_specs only; an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
+        )
+
+
 def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
     """Raise ValueError where a spec has more entries than the array has dimensions."""
     if len(spec.entries) > len(shape):
@@ -257,6 +267,16 @@ class Layout(NamedTuple):
 
     mesh: Any
     spec: PartitionSpec
+
+    def of_element(self, axis: int, ndim: int) -> Layout:
+        """How the elements of an array of so many dimensions lie, that are along this one of them."""
+        dims = self.spec.dims(ndim)
+        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])))
+
+    def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
+        """The spec of such an array whose elements lie as `element` says: the dimension stays split, where it can."""
+        dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
+        return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
     def settled(self, x: Any) -> Any:
         """`x`, an array wherever it is, laid out in this way."""

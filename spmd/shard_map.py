@@ -84,6 +84,7 @@ from spmd.partition import (
     check_fits,
     check_is_spec,
     check_ndim,
+    check_not_summed,
     check_spec,
     global_type,
     is_spec,
@@ -300,7 +301,7 @@ class ShardMap(Primitive):
         for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
             _check_axes([(f"{what}[{i}]", spec) for i, spec in enumerate(specs)], params)
         for i, (x, spec) in enumerate(zip(types, in_specs)):
-            _check_not_summed(f"in_specs[{i}]", spec)
+            check_not_summed(spec, f"in_specs[{i}]")
             check_fits(x, spec, mesh.shape)
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
@@ -331,11 +332,10 @@ class ShardMap(Primitive):
         sizes = {a: n for a, n in params["mesh"].shape.items() if a in bound}
         return Scope(sizes, params["check_rep"], explicit)
 
-    def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
-        """What ranks add up when it leaves the body: the axes, and the type of the partial sums."""
-        ranks, pairs = params["mesh"].ranks, zip(params["out_specs"], params["body"].out_types)
-        sums = [(_along(ranks, spec.summed), t) for spec, t in pairs if spec.summed]
-        return [(axes["axes"], t) for axes, t in sums if psum_p.sends(axes)]
+    def sums(self, params: dict) -> dict[int, dict]:
+        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
+        found = {i: _along(params["mesh"].ranks, axes) for i, axes in summed.items()}
+        return {i: along for i, along in found.items() if psum_p.sends(along)}
 
 
 shard_map_p = ShardMap("shard_map")
@@ -599,7 +599,8 @@ def shard_map(
         for path, spec in paths:
             _check_leaf(path, spec, mesh)
     for path, spec in tree.flatten_with_paths(in_specs, "in_specs")[0]:
-        _check_not_summed(path, spec)
+        if is_spec(spec):
+            check_not_summed(spec, path)
 
     def mapped(*args: Any) -> Any:
         typed = check_rep and not _forgetting.get()
@@ -628,10 +629,10 @@ def shard_map(
                 out = f(*tree.unflatten(structure, blocks))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            results = [
+            settled = [
                 settle_result(as_value(x), spec, path, axes, scope) for (path, x), spec in zip(outs, result_specs)
             ]
-            return results, result_specs
+            return [x for x, _ in settled], tuple(spec for _, spec in settled)
 
         results = shard_map_p.bind(*values, body=body, in_specs=specs, **where)
         return tree.unflatten(out_structure, results)
@@ -725,15 +726,6 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
                     else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
                 )
             )
-
-
-def _check_not_summed(path: str, spec: Any) -> None:
-    """Raise ValueError where a spec says of what goes in that it is a sum."""
-    if is_spec(spec) and spec.summed:
-        raise ValueError(
-            f"{path} = {spec}: sum= adds up partial results on their way out, and stands in out_specs only; on the "
-            f"way in, an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
-        )
 
 
 def _check_leaf(path: str, spec: Any, mesh: Mesh) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collectives.along import size_of
+from collectives.ops import times
 from minidiff.core import Scope, Value, VarianceError, enter, is_scalar_constant, lift_to, show_axes, typeof
 from minidiff.ops.elementwise import convert
 from spmd.partition import PartitionSpec, check_ndim
 
 
-def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope) -> Value:
-    """A body's result, checked against its spec, and lifted along the axes that the spec splits or sums over.
+def settle_result(
+    x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
+) -> tuple[Value, PartitionSpec]:
+    """A body's result, checked against its spec, and lifted along the axes that the spec splits; and its spec.
 
+    Along an axis to be summed over it varies, or is multiplied by the axis's size: then its spec sums over the others.
     Booleans that are summed are counted, as integers. `axes` are those that the body maps over; along those of a body
     around it, a result may differ anyway. Raises VarianceError where it may differ along one of `axes` that `spec` does
     not name; in an explicit scope also where it is the same along one that it does.
@@ -20,7 +25,7 @@ def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...
     t = typeof(x)
     check_ndim(spec, t.shape, "out_specs", path)
     if not scope.typed:
-        return x
+        return x, spec
     named = spec.axes.union(spec.summed)
     for axis in sorted(t.variance.intersection(axes) - named):
         raise VarianceError(
@@ -35,4 +40,5 @@ def settle_result(x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...
             f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} says that "
             f"it varies there; with auto_pbroadcast=False, return pbroadcast(x, {axes}) instead"
         )
-    return lift_to(x, named)
+    alike = [a for a in spec.summed if a not in t.variance]
+    return lift_to(times(x, size_of(scope, alike)), spec.axes.union(t.variance)), spec.without_sum(alike)

@@ -14,7 +14,11 @@ from collectives import (
     all_gather,
     all_gather_invariant,
     all_to_all,
+    at_root,
     axis_index,
+    broadcast,
+    broadcast_varying,
+    gather,
     pbroadcast,
     pmax,
     pmean,
@@ -23,6 +27,8 @@ from collectives import (
     pscatter,
     psum,
     psum_scatter,
+    reduce,
+    scatter,
 )
 from spmd import P
 from tests.explicit_programs import replayed, without_one
@@ -94,7 +100,7 @@ DISAGREEMENTS = {
     ),
     "concatenate": (
         lambda x, w: np.concatenate([w, x, w]),
-        r"concatenate: .*write pbroadcast\(x, 'i'\) for the first and pbroadcast\(x, 'i'\) for the third$",
+        r"concatenate: .*write pbroadcast\(x, 'i'\) for the first and the third$",
     ),
     "stack": (lambda x, w: np.stack([x, x, w]), "pbroadcast.* for the third$"),
     "matmul": (
@@ -106,11 +112,28 @@ DISAGREEMENTS = {
     "a plain array on the left": (lambda x, w: np.ones(2) / x, r"divide: .* pbroadcast\(x, 'i'\) for the first$"),
     "a varying index": (
         lambda x, w: w[axis_index("i")],
-        r"gather: operands f64\[2\] and i64\[\]\{i\} disagree in variance: write pbroadcast\(x, 'i'\) for the first$",
+        r"getitem: operands f64\[2\] and i64\[\]\{i\} disagree in variance: write pbroadcast\(x, 'i'\) for the first$",
     ),
-    "an index that does not vary": (lambda x, w: x[(w > 0).astype(int)], r"gather: .* i64\[2\] .* for the second$"),
-    "an update": (lambda x, w: w.at[0].set(x[0]), r"update: .* for the first$"),
-    "an update of a plain array": (lambda x, w: np.at(np.ones(2))[0].add(x[0]), r"add: .* for the first$"),
+    "an index that does not vary": (lambda x, w: x[(w > 0).astype(int)], r"getitem: .* i64\[2\] .* for the second$"),
+    "an update": (
+        lambda x, w: w.at[0].set(x[0]),
+        r"at\[\.\.\.\]\.set: operands f64\[2\] and f64\[\]\{i\} .* for the first$",
+    ),
+    "an update of a plain array": (lambda x, w: np.at(np.ones(2))[0].add(x[0]), r"at.*\.add: .* for the first$"),
+    # It is the function's own arguments that can be lifted, not what it made of them.
+    "a function of several operations": (
+        lambda x, w: md.nn.logsumexp(x, b=w),
+        r"logsumexp: operands f64\[2\]\{i\} and f64\[2\] .* for the second$",
+    ),
+    "operands that it exchanges": (
+        lambda x, w: np.convolve(x, np.array([1.0, 2.0, 3.0])),
+        r"convolve: operands f64\[2\]\{i\} and f64\[3\] .* for the second$",
+    ),
+    "lists of arrays": (
+        lambda x, w: np.select([w > 1, x > 1], [w, w], 0.0),
+        r"select: operands bool\[2\], bool\[2\]\{i\}, .* for the first, the third and the fourth$",
+    ),
+    "a method": (lambda x, w: x.dot(w), r"dot: operands f64\[2\]\{i\} and f64\[2\] .* for the second$"),
 }
 
 
@@ -128,7 +151,12 @@ COLLECTIVES = {
     "psum": (lambda x, w: psum(w, "i"), r"psum over 'i' .* f64\[2\] is the same .* 'i': .*write x \* axis_size\('i'\)"),
     "psum of a plain array": (lambda x, w: psum(np.ones(2), "i"), r"psum over 'i' takes a value that varies there"),
     "psum over more": (lambda x, w: psum(x, ("i", "j")), r"psum over \('i', 'j'\) .* the same on all ranks along 'j'"),
-    "pmean": (lambda x, w: pmean(w, "i"), "psum over 'i' takes a value that varies there"),
+    "psum of a tree": (lambda x, w: psum({"a": x, "b": [x, w]}, "i"), r"^x\['b'\]\[1\]: psum over 'i' .* f64\[2\] is"),
+    "psum in groups": (
+        lambda x, w: psum(w, "i", axis_index_groups=[[0, 1]]),
+        r"psum over 'i' .* f64\[2\] is the same .* write pbroadcast\(x, 'i'\) for it$",
+    ),
+    "pmean": (lambda x, w: pmean(w, "i"), "pmean over 'i' takes a value that varies there.*it is the mean itself"),
     "pmax": (lambda x, w: pmax(w, "i"), "pmax over 'i' takes a value that varies there.*it is the maximum itself"),
     "pmin": (lambda x, w: pmin(w, "i"), "pmin over 'i' takes a value that varies there.*it is the minimum itself"),
     "all_gather": (lambda x, w: all_gather(w, "i"), r"all_gather over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
@@ -137,6 +165,15 @@ COLLECTIVES = {
     "all_to_all": (lambda x, w: all_to_all(w, "i", 0, 0), r"all_to_all over 'i' .* write pbroadcast\(x, 'i'\) for it"),
     "ppermute": (lambda x, w: ppermute(w, "i", [(0, 1)]), r"ppermute over 'i' .* write pbroadcast\(x, 'i'\) for it"),
     "pscatter": (lambda x, w: pscatter(x, "i"), r"pscatter over 'i' .* f64\[2\]\{i\} already varies along 'i': .*psum"),
+    "broadcast": (
+        lambda x, w: broadcast(w, "i"),
+        "broadcast over 'i' takes .* every rank has the root's value",
+    ),
+    "broadcast_varying": (lambda x, w: broadcast_varying(w, "i"), r"write pbroadcast\(x, 'i'\) for it"),
+    "reduce": (lambda x, w: reduce(w, "i"), r"reduce over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
+    "gather": (lambda x, w: gather(w, "i"), r"gather over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
+    "scatter": (lambda x, w: scatter(w, "i"), "scatter over 'i' takes .* write pscatter over 'i'"),
+    "at_root": (lambda x, w: at_root(x, "i"), r"at_root over 'i' takes .* f64\[2\]\{i\} already varies .*reduce gives"),
     "pbroadcast": (lambda x, w: pbroadcast(x, "i"), "pbroadcast over 'i' .* already varies along 'i': leave those"),
 }
 
@@ -189,6 +226,9 @@ def test_axes_of_a_vmap_have_no_types():
 def test_numbers_agree_with_anything():
     f = explicit(lambda x: psum(1, "i") * 2.0 * psum(np.where(x > 0, x, 0.0), "i") + np.float64(1), P("i"))
     np.testing.assert_array_equal(f(X), 4 * (X[:2] + X[2:]) + 1)
+    f = explicit(lambda x: (psum(True, "i"), pmean(3, "i"), pmax(2, "i"), psum(reduce(True, "i"), "i")), P("i"))
+    assert f(X) == (2, 3.0, 2, 2)
+    np.testing.assert_array_equal(explicit(lambda x: all_gather_invariant(2.5, "i"), P("i"))(X), [2.5, 2.5])
 
 
 def test_results():
@@ -432,21 +472,48 @@ def test_constants_that_a_function_makes_itself_are_no_mistake(f):
     md.make_tape(md.grad(lambda x: np.sum(np.sin(g(x)))))(x).check()
 
 
+CALLS = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function and r.args]
+CALLS = [r for r in CALLS if not any(isinstance(x, np.ndarray) for x in md.tree.leaves(list(r.f.keywords.values())))]
+
+
+def called(r, varying=None, lifted=()):
+    """A call of the table in an explicit body: its arrays, or those numbered `varying`, vary; `lifted` are lifted."""
+    is_block = [isinstance(x, np.ndarray if varying else (np.ndarray, np.generic)) for x in r.args]
+    blocks = [x for x, yes in zip(r.args, is_block) if yes]
+    varies = [varying is None or k in varying for k in range(len(blocks))]
+
+    def body(*xs):
+        xs = iter([pbroadcast(x, "i") if k in lifted else x for k, x in enumerate(x[0] for x in xs)])
+        r.f(*[next(xs) if yes else x for x, yes in zip(r.args, is_block)])
+        return 0.0
+
+    specs = tuple(P("i") if yes else P() for yes in varies)
+    explicit(body, specs)(*[np.stack([x, x]) if yes else x[None] for x, yes in zip(blocks, varies)])
+
+
 def test_functions_lift_what_they_make_themselves():
     """NumPy's functions, as the table calls them, of arrays that all vary: nothing is left for the user to write."""
-    called = [r for r in TABLE if isinstance(r.f, functools.partial) and r.f.func is r.function and r.args]
-    settings = [md.tree.leaves(list(r.f.keywords.values())) for r in called]
-    rows = [r for r, xs in zip(called, settings) if not any(isinstance(x, np.ndarray) for x in xs)]
-    assert len(rows) > 500
-    for r in rows:
-        varies = [isinstance(x, (np.ndarray, np.generic)) for x in r.args]
+    assert len(CALLS) > 500
+    for r in CALLS:
+        called(r)
 
-        def body(*blocks, r=r, varies=varies):
-            blocks = iter(blocks)
-            r.f(*[next(blocks)[0] if yes else x for x, yes in zip(r.args, varies)])
-            return 0.0
 
-        explicit(body, P("i"))(*[np.stack([x, x]) for x, yes in zip(r.args, varies) if yes])
+def test_what_the_error_says_makes_it_run():
+    """It names the function that was called, and which of its arrays to lift: then none disagree."""
+    wrong = 0
+    for r in CALLS:
+        count = sum(isinstance(x, np.ndarray) for x in r.args)
+        for varying in {0, count - 1} if count > 1 else ():
+            try:
+                called(r, [varying])
+            except md.VarianceError as error:
+                name, message = str(error).split(":", 1)
+                assert name == r.function.__name__
+                said = [k for k, word in enumerate(("first", "second", "third", "fourth")) if f"the {word}" in message]
+                assert said == [k for k in range(count) if k != varying], (r.key, message)
+                called(r, [varying], said)
+                wrong += 1
+    assert wrong > 300
 
 
 # ---------------------------------------------------------------- random programs

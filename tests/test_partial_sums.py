@@ -148,6 +148,53 @@ def test_it_is_one_all_reduce():
         assert (MESH2.calls, MESH2.bytes) == ({"psum": 1}, {"psum": 8})
 
 
+@pytest.mark.parametrize("check_rep", [True, False])
+def test_compiled_they_are_summed_together(check_rep):
+    """With one another, and with what is summed inside: by buckets, and only as long as that is not switched off."""
+
+    def body(x):
+        return x.sum(), np.sin(x), psum(x * x, "i"), (x > 2).astype(int)
+
+    specs = (P(sum="i"), P(sum="i"), P(), P(sum="i"))
+    f = mapped(body, P("i"), specs, check_rep=check_rep)
+    x = np.arange(8.0)
+    for g, count in ((f, 4), (md.jit(f), 2), (md.jit(f, without=("sum inside",)), 4)):
+        MESH.reset_calls()
+        assert_trees_close(g(x), (28.0, np.sin(x).reshape(4, 2).sum(0), (x**2).reshape(4, 2).sum(0), np.array([2, 3])))
+        assert MESH.calls == {"psum": count}
+    assert spmd.communication(f)(x).counts == {"psum": 4}
+    assert spmd.communication(f, optimized=True)(x).counts == {"psum": 2}
+    spmd.rewritten(f)(x).check()
+
+    def loss(w, x):
+        return mapped(lambda w, x: np.sum(np.tanh(x * w)), (P(), P("i")), P(sum="i"), check_rep=check_rep)(w, x)
+
+    step, w = md.jit(md.value_and_grad(loss)), np.ones(2)
+    MESH.reset_calls()
+    found = step(w, x)
+    assert MESH.calls == {"psum": 1}  # the loss, and its gradient
+    assert_trees_close(found, md.value_and_grad(lambda w: np.sum(np.tanh(x.reshape(4, 2) * w)))(w))
+
+
+def test_what_does_not_vary_is_multiplied():
+    """Nothing is sent for what is the same on all ranks, forth or back, nor along the axes where it is."""
+    w = np.array([0.5, 2.0])
+    for spec, varies, factor in ((P(sum="i"), (), 2), (P(sum=("j", "i")), (), 4), (P(sum=("i", "j")), ("j",), 2)):
+        f = mapped(lambda w: np.sin(w), P(*varies), spec, MESH2)
+        whole = [np.sin(w), np.sin(w[:1]) + np.sin(w[1:])][len(varies)] * factor
+        np.testing.assert_allclose(f(w), whole)
+        np.testing.assert_allclose(md.jit(f)(w), whole)
+        assert [row.axes for row in spmd.communication(f)(w).rows] == [varies] * len(varies)
+        assert str(spmd.communication(transpose_of(md.linearize(f, w)[1], w))(whole)) == "no communication"
+        md.testing.check_grads(f, (w,), order=2)
+    count = mapped(lambda w: (w > 1, np.ones(2, "int8") * 100, 2.0), P(), P(sum=("i", "j")), MESH2)
+    assert str(spmd.communication(count)(w)) == "no communication"
+    ones, wrapped, eight = count(w)
+    np.testing.assert_array_equal(ones, [0, 4])
+    np.testing.assert_array_equal(wrapped, np.full(2, 400).astype("int8"))
+    assert (ones.dtype, wrapped.dtype, eight) == (int, "int8", 8.0)
+
+
 def test_a_gradient_communicates_for_its_value_alone():
     """The loss is summed at the boundary; of a parameter there is one psum, as with the psum in the body."""
 
@@ -228,6 +275,19 @@ def test_with_explicit_types():
 def test_errors(wrong, error, message):
     with pytest.raises(error, match=message):
         wrong()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda spec: spmd.distribute(X, MESH2, spec),
+        lambda spec: spmd.reshard(spmd.distribute(X, MESH2, P("j")), spec),
+        lambda spec: spmd.visualize_sharding(X, MESH2, spec),
+    ],
+)
+def test_a_whole_array_is_no_partial_sum(wrong):
+    with pytest.raises(ValueError, match=r"spec = P\('j', sum='i'\): sum= .* out_specs only; .* write P\('j'\)$"):
+        wrong(P("j", sum="i"))
 
 
 def test_specs_with_sums():

@@ -208,6 +208,7 @@ class Update:
     """
 
     __slots__ = ("x", "index", "t", "plan")
+    name = "at[...]"
 
     def __init__(self, x: Value, index: Any):
         self.x = x
