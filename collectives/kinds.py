@@ -143,9 +143,9 @@ _INSTEAD = {
 # ---------------------------------------------------------------- what `Tape.check` asks
 
 
-def _ranks_of(scope: Scope | None, axes: tuple[str, ...]) -> int | None:
+def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
     """How many ranks there are along axes of a body; None where that is not known. ValueError if they are not bound."""
-    check_distinct("a collective", axes)
+    check_distinct(name, axes)
     unbound = [] if scope is None else [a for a in axes if a not in scope.axes]
     if unbound and scope.typed:
         raise ValueError(f"no axis {unbound[0]!r} is bound there; the axes of this shard_map are {tuple(scope.axes)}")
@@ -155,7 +155,7 @@ def _ranks_of(scope: Scope | None, axes: tuple[str, ...]) -> int | None:
 def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | None) -> None:
     """Raise ValueError where parameters do not fit the ranks of a body, or the operand cannot be split among them."""
     axes, size = params["axes"], params["size"]
-    ranks = _ranks_of(scope, axes)
+    ranks = _ranks_of(of.name, scope, axes)
     if "groups" in params:
         groups = params["groups"]
         check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, alike=False)
@@ -170,12 +170,10 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
     for name in ("axis", "split_axis", "concat_axis"):
         if name in params and not 0 <= params[name] < x.ndim + new:
             raise ValueError(f"{x} has no axis {params[name]}")
-    if (
-        "splits" in params
-        and check_splits(of.name, params["splits"], size)
-        and most(params["splits"]) != (x.shape[params["axis"]])
-    ):
-        raise ValueError(f"axis {params['axis']} of {x} must have {most(params['splits'])} rows")
+    if "splits" in params:
+        axis, rows = params["axis"], most(check_splits(of.name, params["splits"], size))
+        if x.shape[axis] != rows:
+            raise ValueError(f"axis {axis} of {x} must have {rows} rows")
     if "split_axis" in params or of.shape_rule is scattered_shape:
         check_split(of.name, x, params.get("split_axis", params.get("axis")), size, params["tiled"])
 
@@ -291,7 +289,7 @@ class AxisIndex(Primitive):
         return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
 
     def check_fits(self, types, params, scope):
-        _ranks_of(scope, params["axes"])
+        _ranks_of(self.name, scope, params["axes"])
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))
