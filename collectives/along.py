@@ -129,7 +129,7 @@ def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = 
 
 
 def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
-    """Raise ValueError, calling them `what`, for groups that are no partition of the ranks (into groups of one size)."""
+    """Raise ValueError, calling them `what`, for groups that do not have each rank once; `alike` wants one size."""
     named = [rank for group in groups for rank in group]
     for rank in named:
         if not 0 <= rank < size:
