@@ -288,5 +288,5 @@ class Layout(NamedTuple):
 def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
     """The type, of an array that lies on the ranks of a mesh in this way."""
     t = t.update()
-    t.layout = Layout(mesh, spec) if spec.axes and not spec.lead else None
+    t.layout = Layout(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

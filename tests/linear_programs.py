@@ -250,6 +250,9 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
         "two partial sums": lambda x: mapped(
             lambda x: (x, psum(x, "j")), P(("i", "j")), (P("j", sum="i"), P(sum="i")), plane
         )(x),
+        "an operation on a partial sum": lambda x: (
+            np.sin(1.0) * mapped(lambda x: x, P(("i", "j")), P("j", sum="i"), plane)(x)
+        ),
         "a sum outside": lambda x: np.sum(doubled(x)),
         "a slice outside": lambda x: doubled(x)[1:5],
         "a product outside": lambda x: doubled(x).reshape(4, 4) @ np.ones((4, 2)),
