@@ -579,6 +579,9 @@ class Primitive:
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
+    #: `fits(*types, **params)`: whether operands of these types, and these parameters, go together, where `shape_rule`
+    #: takes that for granted, since the functions that users call made sure of it. `Tape.check` asks.
+    fits: Callable[..., bool] | None = None
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
@@ -638,6 +641,14 @@ class Primitive:
             ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
         ]
 
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        """Raise an error where operands of these types, and these parameters, do not go together: see `fits`.
+
+        `scope` is the `shard_map` body that the operation stands in, where that is known.
+        """
+        if self.fits is not None and not self.fits(*types, **params):
+            raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
+
     def sends(self, params: dict) -> bool:
         """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""
         return self.communicates
@@ -674,9 +685,13 @@ class Primitive:
         return None
 
     def transpose(self, ct, operands, params):
+        from minidiff.location import here  # which errors alone need, here
+
+        x, source = next(x for x in operands if isinstance(x, ShapedArray)), here()
         raise TypeError(
-            f"{self.name} cannot be transposed: it is not linear in the operand of type "
-            f"{next(x for x in operands if isinstance(x, ShapedArray))}"
+            f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
+            + (f" ({source})" if source is not None else "")
+            + ". Only what is linear has a transpose: of another function, its derivative md.linearize(f, *args)[1]"
         )
 
     def batch(self, args, batched, params):

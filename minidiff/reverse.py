@@ -33,6 +33,7 @@ from minidiff.core import (
     misfit,
     name_of,
     running,
+    show_axes,
     typeof,
     variance_of,
 )
@@ -333,9 +334,11 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
         return ct
     extra = variance - type.variance
     if extra:
+        axes = show_axes(extra)
         raise VarianceError(
-            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {sorted(extra)}, where the "
-            "value does not; sum it with psum first"
+            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
+            f"not: sum it, psum(ct, {axes}), if each rank has its part of it; or, if each has its own, let the value "
+            f"vary too: what it is computed from is pbroadcast(x, {axes}) then"
         )
     return lift_to(ct, type.variance)
 

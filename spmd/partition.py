@@ -232,6 +232,15 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
             )
 
 
+def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
+    """Raise ValueError where an array of type `t` cannot be split as a spec says, which may count ranks in front."""
+    count, array = len(spec.lead), f"an operand of type {t}"
+    if t.shape[:count] != tuple(sizes[a] for a in spec.lead):
+        raise ValueError(f"{array} does not have a block for each rank in front, as {spec} says")
+    check_ndim(spec, t.shape[count:], "in_specs", array)
+    check_divides(spec, t.shape[count:], sizes, "in_specs", array)
+
+
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
     return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
 

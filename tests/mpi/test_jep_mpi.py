@@ -44,6 +44,7 @@ def test_numbers_and_communication(name, options, monkeypatch):
     along = mesh.ranks.along
     along(("i",))  # communicators are made at first use, which is no collective of the program's
     monkeypatch.setattr(mesh.ranks, "along", lambda axes: Watched(along(axes), called))
+    monkeypatch.setattr(mesh.ranks, "comm", Watched(mesh.ranks.comm, called))
 
     def calls():
         """What the mesh counted, once it is found to be what MPI was called for."""
