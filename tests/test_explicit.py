@@ -308,6 +308,27 @@ def test_a_number_is_carried():
     np.testing.assert_array_equal(md.make_tape(g)(X)(X)[0], [3.0, 7.0])
 
 
+@pytest.mark.parametrize("outside, inside", [(True, False), (False, True), (False, False)])
+def test_a_shard_map_in_an_explicit_one_is_explicit(outside, inside):
+    def nested(lift):
+        def columns(x, w):
+            f = spmd.shard_map(
+                lambda x, w: x * lift(w), in_specs=(P("j"), P()), out_specs=P("j"), auto_pbroadcast=inside
+            )
+            return f(x, w)
+
+        options = {"mesh": MESH, "axis_names": {"i"}, "auto_pbroadcast": outside}
+        return spmd.shard_map(columns, in_specs=(P("i"), P()), out_specs=P("i"), **options)
+
+    message = r"^multiply: operands f64\[1\]\{i,j\} and f64\[1\] .* pbroadcast\(x, \('i', 'j'\)\) for the second$"
+    for run in (lambda f: f, md.make_tape, md.jit, lambda f: lambda *xs: md.vjp(f, *xs)):
+        with pytest.raises(md.VarianceError, match=message):
+            run(nested(lambda w: w))(X, W[:1])
+    f = nested(lambda w: pbroadcast(w, ("i", "j")))
+    np.testing.assert_array_equal(f(X, W[:1]), X * W[0])
+    md.testing.check_grads(f, (X, W[:1]), order=2)
+
+
 def test_it_takes_types():
     with pytest.raises(ValueError, match=r"auto_pbroadcast=False says that types must agree .* check_rep=False"):
         spmd.shard_map(np.sin, mesh=MESH, in_specs=P(), out_specs=P(), check_rep=False, auto_pbroadcast=False)
