@@ -557,6 +557,9 @@ class Primitive:
         runs it with NumPy.
     `shape_rule(*types, **params)`
         gives `(shape, dtype)` of the result; the result's variance is that of the operands.
+    `fits(*types, **params)`
+        says whether the operands and parameters go together, where `shape_rule` takes that for granted, since the
+        functions that users call made sure of it. Only `Tape.check` asks.
     `tangent(out, primals, tangents, params)`
         gives the tangent of the result, in operations; a tangent that is zero is None. Kinds supply it.
     `jvp(primals, tangents, params)`
@@ -579,8 +582,6 @@ class Primitive:
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
-    #: `fits(*types, **params)`: whether operands of these types, and these parameters, go together, where `shape_rule`
-    #: takes that for granted, since the functions that users call made sure of it. `Tape.check` asks.
     fits: Callable[..., bool] | None = None
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):

@@ -213,3 +213,57 @@ def example(seed: int = 0, is_complex: bool = False) -> tuple:
     rng = np.random.default_rng(seed)
     parts = [rng.normal(size=(ROWS, COLUMNS)) for _ in range(6)]
     return tuple(x + 1j * y if is_complex else x for x, y in zip(parts[:3], parts[3:]))
+
+
+def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
+    """Linear functions of 16 numbers that are several `shard_map`s: one after another, or one in another's body.
+
+    The meshes have the axis 'i', of size 4, and the axes 'i' and 'j', each of size 2.
+    """
+
+    def mapped(f, in_specs=P("i"), out_specs=P("i"), mesh: spmd.Mesh | None = line):
+        return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def rows_of(f, out_specs):
+        """One over 'i' alone, in whose body there may be one over 'j'."""
+        return spmd.shard_map(f, mesh=plane, in_specs=P("i"), out_specs=out_specs, axis_names={"i"})
+
+    def inner(f, in_specs, out_specs):
+        return mapped(f, in_specs, out_specs, None)
+
+    def doubled(x):
+        return mapped(lambda x: 2 * x)(x)
+
+    def sine(x):
+        return psum(np.sin(x), "i")
+
+    return {
+        "one after another": lambda x: mapped(lambda x: psum(3 * x, "i"), out_specs=P())(doubled(x)),
+        "with an operation between": lambda x: mapped(lambda x: 3 * x)(np.sin(1.0) * doubled(x)),
+        "a value used in two": lambda x: (lambda y: y + mapped(lambda x: 3 * x)(y) - mapped(np.flip)(y))(doubled(x)),
+        "on two meshes": lambda x: mapped(lambda x: psum(3 * x, "j"), P(("i", "j")), P("i"), plane)(doubled(x)),
+        "laid out anew": lambda x: mapped(lambda x: 3 * x, P("j"), P("j"), plane)(
+            mapped(lambda x: 2 * x, P("i"), P("i"), plane)(x)
+        ),
+        "unmapped between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: psum(x, "i"), out_specs=P())(x)),
+        "a partial sum between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: x, out_specs=P(sum="i"))(x)),
+        "two partial sums": lambda x: mapped(
+            lambda x: (x, psum(x, "j")), P(("i", "j")), (P("j", sum="i"), P(sum="i")), plane
+        )(x),
+        "a sum outside": lambda x: np.sum(doubled(x)),
+        "a slice outside": lambda x: doubled(x)[1:5],
+        "a product outside": lambda x: doubled(x).reshape(4, 4) @ np.ones((4, 2)),
+        "over some axes": lambda x: rows_of(lambda x: psum(x, "i"), P())(x),
+        "one in another": lambda x: rows_of(inner(lambda x: psum(2 * x, ("i", "j")), P("j"), P()), P())(x),
+        "an inner one that maps": lambda x: rows_of(lambda x: x + inner(lambda x: 2 * x, P("j"), P("j"))(x), P("i"))(x),
+        "after a sum": lambda x: rows_of(lambda x: inner(lambda x: psum(2 * x, "j"), P("j"), P())(psum(x, "i")), P())(
+            x
+        ),
+        "closed over in both": lambda x: rows_of(
+            lambda x: inner(lambda y: y * x.sum(), P("j"), P("j"))(np.ones(4)), P("i")
+        )(x),
+        "in a scan": lambda x: md.scan(lambda c, a: (c + doubled(a), c), np.zeros(4), x.reshape(4, 4)),
+        "the derivative of one": lambda t: md.jvp(mapped(sine, out_specs=P()), (np.ones(16),), (t,))[1],
+        "the backward pass of one": lambda ct: md.vjp(mapped(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
+        "compiled": lambda x: md.jit(mapped(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
+    }

@@ -244,52 +244,8 @@ def test_bodies(name):
     assert (communication(tape), communication(transposed)) == (forward, backward)
 
 
-def inner_map(f, in_specs, out_specs):
-    """A `shard_map` over 'j', for the body of one over 'i'."""
-    return mapped(f, in_specs, out_specs, mesh=None)
-
-
-def rows_of(f, out_specs):
-    """One over 'i' alone, of a mesh with 'j' too."""
-    return mapped(f, P("i"), out_specs, mesh=MESH2, axis_names={"i"})
-
-
-def doubled(x):
-    return mapped(lambda x: 2 * x)(x)
-
-
-#: Several `shard_map`s: one after another, on two meshes, and one in the body of another.
-SEVERAL = {
-    "one after another": lambda x: mapped(lambda x: psum(3 * x, "i"), out_specs=P())(doubled(x)),
-    "with an operation between": lambda x: mapped(lambda x: 3 * x)(np.sin(1.0) * doubled(x)),
-    "a value used in two": lambda x: (lambda y: y + mapped(lambda x: 3 * x)(y) - mapped(np.flip)(y))(doubled(x)),
-    "on two meshes": lambda x: mapped(lambda x: psum(3 * x, "j"), P(("i", "j")), P("i"), MESH2)(doubled(x)),
-    "laid out anew": lambda x: mapped(lambda x: 3 * x, P("j"), P("j"), MESH2)(
-        mapped(lambda x: 2 * x, P("i"), P("i"), MESH2)(x)
-    ),
-    "unmapped between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: psum(x, "i"), out_specs=P())(x)),
-    "a partial sum between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: x, out_specs=P(sum="i"))(x)),
-    "two partial sums": lambda x: mapped(
-        lambda x: (x, psum(x, "j")), P(("i", "j")), (P("j", sum="i"), P(sum="i")), MESH2
-    )(x),
-    "a sum outside": lambda x: np.sum(doubled(x)),
-    "a slice outside": lambda x: doubled(x)[1:5],
-    "a product outside": lambda x: doubled(x).reshape(4, 4) @ np.ones((4, 2)),
-    "over some axes": lambda x: rows_of(lambda x: psum(x, "i"), P())(x),
-    "one in another": lambda x: rows_of(inner_map(lambda x: psum(2 * x, ("i", "j")), P("j"), P()), P())(x),
-    "an inner one that maps": lambda x: rows_of(lambda x: x + inner_map(lambda x: 2 * x, P("j"), P("j"))(x), P("i"))(x),
-    "after a sum": lambda x: rows_of(
-        lambda x: inner_map(lambda x: psum(2 * x, "j"), P("j"), P())(psum(x, "i")), P()
-    )(x),
-    "closed over in both": lambda x: rows_of(
-        lambda x: inner_map(lambda y: y * x.sum(), P("j"), P("j"))(np.ones(4)), P("i")
-    )(x),
-    "in a scan": lambda x: md.scan(lambda c, a: (c + doubled(a), c), np.zeros(4), x.reshape(4, 4)),
-    "the derivative of one": lambda t: md.jvp(mapped(lambda x: psum(np.sin(x), "i"), out_specs=P()), (V16,), (t,))[1],
-    "the backward pass of one": lambda ct: md.vjp(mapped(sine_of_sum, out_specs=P()), V16)[1](np.sum(ct)),
-    "compiled": lambda x: md.jit(mapped(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
-}  # fmt: skip
 V16 = np.arange(16.0)
+SEVERAL = linear_programs.several(MESH, MESH2)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
