@@ -285,15 +285,19 @@ def test_carries(run):
     def by(loop):
         return run(explicit(loop, (P("i"), P()), P("i")))
 
-    message = (
-        r": init.* has type f64\[2\], a step makes it f64\[2\]\{i\}; these disagree in variance: write "
-        r"pbroadcast\(x, 'i'\) for what init.* starts as$"
-    )
-    with pytest.raises(md.VarianceError, match="scan" + message):
+    def message(loop, leaf):
+        return (
+            rf"^{loop}: {leaf} has type f64\[2\], a step makes it f64\[2\]\{{i\}}; these disagree in variance: write "
+            rf"pbroadcast\(x, 'i'\) for what {leaf} starts as$"
+        )
+
+    with pytest.raises(md.VarianceError, match=message("scan", "init")):
         by(lambda x, w: md.scan(lambda c, _: (pbroadcast(c, "i") * x, None), w, length=2)[0])(X, W)
-    with pytest.raises(md.VarianceError, match="fori_loop" + message):
-        by(lambda x, w: md.fori_loop(0, 2, lambda i, c: x, w))(X, W)
-    with pytest.raises(md.VarianceError, match="while_loop" + message):
+    with pytest.raises(md.VarianceError, match=message("fori_loop", r"init_val\['b'\]\[0\]")):
+        by(lambda x, w: md.fori_loop(0, 2, lambda i, c: {"b": (x,)}, {"b": (w,)})["b"][0])(X, W)
+    with pytest.raises(md.VarianceError, match=message("fori_loop", r"init_val\['b'\]")):
+        by(lambda x, w: md.fori_loop(0, np.sum(w).astype(int), lambda i, c: {"b": x}, {"b": w})["b"])(X, W)
+    with pytest.raises(md.VarianceError, match=message("while_loop", "init_val")):
         by(lambda x, w: md.while_loop(lambda c: np.array(True), lambda c: x, w))(X, W)
     with pytest.raises(md.VarianceError, match=r"for what a step makes of it$"):
         by(lambda x, w: md.scan(lambda c, _: (w, None), x, length=2)[0])(X, W)
