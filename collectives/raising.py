@@ -30,7 +30,7 @@ from collectives.ops import all_gather_invariant_p, all_gather_p, lifted_type, p
 from collectives.rooted import broadcast_p, broadcast_varying_p
 from collectives.sinking import CHEAP_BYTES, sink_psums
 from minidiff.control import Cond, Scan, rounds, scan_p
-from minidiff.core import Primitive, Scope, ShapedArray, is_scalar_constant, lift
+from minidiff.core import Primitive, Scope, ShapedArray, is_scalar_constant
 from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
 from minidiff.location import Location
 from minidiff.rematerialise import Checkpoint
@@ -259,7 +259,7 @@ class _Raising:
         """The tape, without those of its inputs that are given lifted."""
         self.equations: list[Equation] = []
         self.names: dict[Var, Var] = {}  # what stands for a name of the old tape
-        self.lifted: dict[tuple[Var, frozenset], Var] = {}
+        self.lifted: dict[tuple[Var | int, frozenset], Var] = {}
         for v in self.old.inputs:
             for axes, source in list(self.wanted[v].items()):
                 if v in self.given:
@@ -306,23 +306,23 @@ class _Raising:
         if is_scalar_constant(a):
             return a
         axes = axes.difference(_type(a).variance)
-        if not isinstance(a, Var):
-            return lift(a, axes) if axes else a
         if not axes:
             return self._name(a)
-        if a not in self.active and (a, axes) not in self.lifted:  # what nobody differentiates
+        key = _key(a), axes
+        if key not in self.lifted and key[0] not in self.active:  # what nobody differentiates
             self._pbroadcast(a, axes, None)
-        return self.lifted[a, axes]
+        return self.lifted[key]
 
     def given_lifted(self, entries: Sequence[tuple[int, frozenset]]) -> list[Var]:
         """The inputs, by their numbers, that are given lifted (also if nobody needs them)."""
         pairs = [(self.old.inputs[k], axes) for k, axes in entries]
         return [self.lifted.get((v, axes)) or Var(lifted_type(v.type, axes)) for v, axes in pairs]
 
-    def _pbroadcast(self, v: Var, axes: frozenset, source: Location | None) -> None:
-        params = along_those(self.scope, axes - v.type.variance).params
-        out = self.lifted[v, axes] = Var(lifted_type(v.type, axes))
-        self.equations.append(Equation(pbroadcast_p, [self._name(v)], params, [out], source))
+    def _pbroadcast(self, a: Atom, axes: frozenset, source: Location | None) -> None:
+        t = _type(a)
+        out = self.lifted[_key(a), axes] = Var(lifted_type(t, axes))
+        params = along_those(self.scope, axes - t.variance).params
+        self.equations.append(Equation(pbroadcast_p, [self._name(a)], params, [out], source))
 
     def _name(self, a: Atom) -> Atom:
         return self.names.get(a, a) if isinstance(a, Var) else a
@@ -341,6 +341,11 @@ def _lifted_as(eqn: Equation, axes: frozenset, scope: Scope) -> list[tuple[Primi
 def _runs(eqn: Equation, axes: frozenset) -> list[tuple[bool, tuple[str, ...]]]:
     """The axes of a collective, in runs that are lifted along, or not."""
     return [(lifted, tuple(run)) for lifted, run in itertools.groupby(eqn.params["axes"], axes.__contains__)]
+
+
+def _key(a: Atom) -> Var | int:
+    """What an atom is known by: a name by itself; an array, which the tape of a `checkpoint` may hold, by its id."""
+    return a if isinstance(a, Var) else id(a)
 
 
 def _type(a: Atom) -> ShapedArray:

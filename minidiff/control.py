@@ -1061,6 +1061,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
         return _scan(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False)[0]
     first, last = (_numeric(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
     carry = _Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
+    carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
     return _while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]
 
 

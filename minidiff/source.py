@@ -75,6 +75,9 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
 #: Smaller results are not worth writing into memory that is there: NumPy finds new memory for them as fast.
 REUSED_BYTES = 4096
 
+#: How many arrays of a type are held for that: where more are free, they are let go.
+HELD_ARRAYS = 2
+
 
 def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
     """The ufunc that an operation is: it can write its result into a given array."""
@@ -291,8 +294,9 @@ class Source:
         """The names to forget of a value that nobody looks at any more, unless its memory has a further use."""
         if v.type.nbytes < REUSED_BYTES or v in self.handed_on:
             return []
-        if self._is_own(v) and v.type.shape and self.wanted.get(v.type, -1) > k:
-            self.free[v.type].append(v)
+        free = self.free[v.type]
+        if self._is_own(v) and v.type.shape and self.wanted.get(v.type, -1) > k and len(free) < HELD_ARRAYS:
+            free.append(v)
             return []
         return [*self.earlier.get(v, ()), self.names[v]]
 

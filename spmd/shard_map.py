@@ -292,7 +292,8 @@ class ShardMap(Primitive):
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
             raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
-        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
+        pairs = zip(tape.out_types, out_specs)
+        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec.without_sum()) for t, spec in pairs]
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         mesh, in_specs = params["mesh"], params["in_specs"]
@@ -542,6 +543,7 @@ def shard_map(
     collectives communicate over the mesh's axes. `out_specs` says likewise how the results' blocks make up the
     whole; along an axis that it does not name they must be the same, and their types prove it. An axis in `sum=` is
     one along which they are parts of a sum: `out_specs=P(sum='i')` adds them up as they leave, by one all-reduce.
+    (What is the same on all ranks is multiplied, as by `psum`: nothing is sent.)
 
     Under MPI every rank calls it, with the same arguments: each takes its own blocks of them. Arguments and results
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
@@ -554,8 +556,8 @@ def shard_map(
     whole again outside: under MPI ranks gather it when they use it, unless it goes into such a `shard_map` once more.
 
     `check_rep=False` leaves out the types, the check of `out_specs`, and the savings in transposition.
-    `auto_pbroadcast=False` inserts no `pbroadcast` into what `f` does: where values disagree in variance, it is for
-    `f` to write one, and so to say where its derivative sums.
+    `auto_pbroadcast=False` inserts no `pbroadcast` into what `f` does, nor into what a `shard_map` in it does: where
+    values disagree in variance, it is for `f` to write one, and so to say where its derivative sums.
 
     Raises ValueError for specs that do not fit the mesh, the axes or the arrays, and for an inner `shard_map` over
     another mesh or over axes in use; VarianceError for a result that may differ along an axis its spec does not name,
@@ -603,8 +605,9 @@ def shard_map(
             check_not_summed(spec, path)
 
     def mapped(*args: Any) -> Any:
-        typed = check_rep and not _forgetting.get()
-        where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": auto_pbroadcast or not typed}
+        typed, around = check_rep and not _forgetting.get(), current_scope()
+        explicit = typed and (not auto_pbroadcast or (around is not None and around.explicit))
+        where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": not explicit}
         sizes, axes = where["mesh"].shape, where["axes"]
         _check_axes(paths, where)
         leaves, structure = tree.flatten_with_paths(args, "args")

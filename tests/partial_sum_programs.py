@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import minidiff.numpy as np
@@ -62,3 +63,26 @@ PROGRAMS: dict[str, tuple] = {
 def sharded(name: str, mesh: spmd.Mesh, **options: Any) -> Callable:
     in_specs, out_specs, f, _ = PROGRAMS[name]
     return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes that it is split along
+
+
+def of_whole(f: Callable, ins: Dims, outs: Dims, summed: tuple[str, ...], sizes: Mapping[str, int]) -> Callable:
+    """What a shard_map of `f` means, without one: `f` of the block of each rank, the results joined and added up."""
+
+    def block(x: Any, at: Mapping[str, int]) -> Any:
+        for d, axes in enumerate(ins):
+            for a in axes:
+                x = np.split(x, sizes[a], d)[at[a]]
+        return x
+
+    def result(x: Any, at: dict[str, int], d: int = 0) -> Any:
+        if d == len(outs):
+            rest = [range(sizes[a]) for a in summed]
+            return sum(f(block(x, {**at, **dict(zip(summed, ranks))})) for ranks in itertools.product(*rest))
+        ranks = itertools.product(*[range(sizes[a]) for a in outs[d]])
+        parts = [result(x, {**at, **dict(zip(outs[d], r))}, d + 1) for r in ranks]
+        return np.concatenate(parts, d)
+
+    return lambda x: result(x, dict.fromkeys(sizes, 0))

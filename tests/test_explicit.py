@@ -285,15 +285,19 @@ def test_carries(run):
     def by(loop):
         return run(explicit(loop, (P("i"), P()), P("i")))
 
-    message = (
-        r": init.* has type f64\[2\], a step makes it f64\[2\]\{i\}; these disagree in variance: write "
-        r"pbroadcast\(x, 'i'\) for what init.* starts as$"
-    )
-    with pytest.raises(md.VarianceError, match="scan" + message):
+    def message(loop, leaf):
+        return (
+            rf"^{loop}: {leaf} has type f64\[2\], a step makes it f64\[2\]\{{i\}}; these disagree in variance: write "
+            rf"pbroadcast\(x, 'i'\) for what {leaf} starts as$"
+        )
+
+    with pytest.raises(md.VarianceError, match=message("scan", "init")):
         by(lambda x, w: md.scan(lambda c, _: (pbroadcast(c, "i") * x, None), w, length=2)[0])(X, W)
-    with pytest.raises(md.VarianceError, match="fori_loop" + message):
-        by(lambda x, w: md.fori_loop(0, 2, lambda i, c: x, w))(X, W)
-    with pytest.raises(md.VarianceError, match="while_loop" + message):
+    with pytest.raises(md.VarianceError, match=message("fori_loop", r"init_val\['b'\]\[0\]")):
+        by(lambda x, w: md.fori_loop(0, 2, lambda i, c: {"b": (x,)}, {"b": (w,)})["b"][0])(X, W)
+    with pytest.raises(md.VarianceError, match=message("fori_loop", r"init_val\['b'\]")):
+        by(lambda x, w: md.fori_loop(0, np.sum(w).astype(int), lambda i, c: {"b": x}, {"b": w})["b"])(X, W)
+    with pytest.raises(md.VarianceError, match=message("while_loop", "init_val")):
         by(lambda x, w: md.while_loop(lambda c: np.array(True), lambda c: x, w))(X, W)
     with pytest.raises(md.VarianceError, match=r"for what a step makes of it$"):
         by(lambda x, w: md.scan(lambda c, _: (w, None), x, length=2)[0])(X, W)
@@ -306,6 +310,27 @@ def test_a_number_is_carried():
     g = explicit(f, P("i"), P("i"))
     np.testing.assert_array_equal(g(X), [3.0, 7.0])
     np.testing.assert_array_equal(md.make_tape(g)(X)(X)[0], [3.0, 7.0])
+
+
+@pytest.mark.parametrize("outside, inside", [(True, False), (False, True), (False, False)])
+def test_a_shard_map_in_an_explicit_one_is_explicit(outside, inside):
+    def nested(lift):
+        def columns(x, w):
+            f = spmd.shard_map(
+                lambda x, w: x * lift(w), in_specs=(P("j"), P()), out_specs=P("j"), auto_pbroadcast=inside
+            )
+            return f(x, w)
+
+        options = {"mesh": MESH, "axis_names": {"i"}, "auto_pbroadcast": outside}
+        return spmd.shard_map(columns, in_specs=(P("i"), P()), out_specs=P("i"), **options)
+
+    message = r"^multiply: operands f64\[1\]\{i,j\} and f64\[1\] .* pbroadcast\(x, \('i', 'j'\)\) for the second$"
+    for run in (lambda f: f, md.make_tape, md.jit, lambda f: lambda *xs: md.vjp(f, *xs)):
+        with pytest.raises(md.VarianceError, match=message):
+            run(nested(lambda w: w))(X, W[:1])
+    f = nested(lambda w: pbroadcast(w, ("i", "j")))
+    np.testing.assert_array_equal(f(X, W[:1]), X * W[0])
+    md.testing.check_grads(f, (X, W[:1]), order=2)
 
 
 def test_it_takes_types():

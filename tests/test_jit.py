@@ -183,6 +183,21 @@ def test_a_checkpointed_function_keeps_less():
     assert peak(md.checkpoint(layer)) < 0.6 * peak(layer)
 
 
+def test_what_is_added_up_is_not_kept():
+    """The parts of a sum go into memory of which there need not be more than of the sum."""
+    ws, x = np.ones((12, 64, 64)) / 64, np.ones((8, 64))
+
+    def loss(ws):
+        return functools.reduce(lambda x, k: np.tanh(x @ ws[k]), range(12), x).sum()
+
+    f = md.jit(md.grad(loss))
+    same(f(ws), md.grad(loss)(ws))
+    tracemalloc.start()
+    f(ws)
+    assert tracemalloc.get_traced_memory()[1] < 6 * ws.nbytes
+    tracemalloc.stop()
+
+
 # ---------------------------------------------------------------- loops and choices
 
 

@@ -106,3 +106,16 @@ def test_programs_that_come_with_a_library_are_programs():
     for module in (md, md.tape, location):
         assert location._belongs_to_library(module.__file__)
     assert not location._belongs_to_library(__file__)
+
+
+def test_lines_that_one_operation_serves():
+    a, b = Location("a.py", 1), Location("b.py", 2, True)
+    both = location.joined([a, b, a])
+    assert (both.filename, both.line, both.backward) == a[:3] and both.others == (b, a)
+    assert location.parted(both, 3) == [a, b, a]
+    assert location.parted(both, 2) == [a, a]  # of another operation: they are not its operands'
+    assert location.joined([a, a]) == a and location.parted(a, 2) == [a, a]
+    assert location.joined([None, a]) is None and location.parted(None, 2) == [None, None]
+    back = both.on_the_way_back()
+    assert [line.backward for line in location.parted(back, 3)] == [True, True, True]
+    assert back.on_the_way_back() is back and location.joined([a, None]).on_the_way_back().others == (None,)

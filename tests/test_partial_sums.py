@@ -1,14 +1,16 @@
 """out_specs=P(sum='i'): what leaves a body as partial sums is added up at the boundary, and its transpose is free."""
 
+import hypothesis.strategies as st
 import numpy
 import pytest
+from hypothesis import given, settings
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import pbroadcast, psum
 from spmd import P
-from tests.partial_sum_programs import PROGRAMS, W, X, sharded
+from tests.partial_sum_programs import PROGRAMS, W, X, of_whole, sharded
 from tests.programs import assert_trees_close
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
@@ -99,6 +101,55 @@ def test_transposes_by_the_inner_product(spec, check_rep):
         if check_rep:
             assert md.make_tape(transpose_of(transpose_of(again, X), ct))(X) == md.make_tape(again)(X)
         f = again
+
+
+@st.composite
+def layouts(draw):
+    """A mesh, how an array is split over it, and how the results lie: split or summed along what the array is."""
+    sizes = dict(zip("ijk", draw(st.sampled_from([(2, 2, 1), (3, 2, 1), (1, 2, 2)]))))
+    ins, outs, summed = ([], []), ([], []), []
+    for a in draw(st.permutations(list(sizes))):
+        here = draw(st.sampled_from([0, 1, None]))
+        there = draw(st.sampled_from([0, 1, "summed"] if here is not None else [0, 1, "summed", None]))
+        if here is not None:
+            ins[here].append(a)
+        if there is not None:
+            (summed if there == "summed" else outs[there]).append(a)
+    return sizes, tuple(map(tuple, ins)), tuple(map(tuple, outs)), tuple(summed)
+
+
+BLOCKWISE = {
+    "nonlinear": lambda x: np.sin(x) * x,
+    "transposed": lambda x: x.T[::-1],
+    "itself": lambda x: x,
+    "a constant": lambda x: np.zeros_like(x) + 2.0,
+}
+
+
+@settings(deadline=None, max_examples=25)
+@given(layouts(), st.sampled_from(list(BLOCKWISE)), st.sampled_from([float, complex]), st.booleans())
+def test_any_layout(layout, name, dtype, check_rep):
+    sizes, ins, outs, summed = layout
+    mesh = spmd.make_mesh(tuple(sizes.values()), tuple(sizes), backend="simulated")
+    f = mapped(BLOCKWISE[name], P(*ins), P(*outs, sum=summed), mesh, check_rep=check_rep)
+    whole = of_whole(BLOCKWISE[name], ins, outs, summed, sizes)
+    x = np.sin(np.arange(144.0)).reshape(12, 12).astype(dtype) * (1 if dtype is float else 1 + 0.5j)
+    y = whole(x)
+    for run in (f, md.jit(f)):
+        assert_trees_close(run(x), y)
+    assert_trees_close(md.vmap(f)(np.stack([x, -x])), np.stack([y, whole(-x)]))
+    assert_trees_close(md.jvp(f, (x,), (x * x,))[1], md.jvp(whole, (x,), (x * x,))[1])
+    (ct,) = md.vjp(whole, x)[1](y)
+    for pull in (lambda x, y: md.vjp(f, x)[1](y)[0], md.jit(lambda x, y: md.vjp(f, x)[1](y)[0])):
+        assert_trees_close(pull(x, y), ct)
+    linear = md.linearize(f, x)[1]
+    transposed = transpose_of(linear, x)
+    again = transpose_of(transposed, y)
+    assert_trees_close(again(x), linear(x))
+    for tape in (md.make_tape(f)(x), md.make_tape(transposed)(y), spmd.rewritten(f)(x)):
+        tape.check()
+    if check_rep:
+        assert md.make_tape(transpose_of(again, x))(y) == md.make_tape(transposed)(y)
 
 
 # ---------------------------------------------------------------- the JEP's examples

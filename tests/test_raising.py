@@ -70,6 +70,12 @@ def checkpointed_layers(mean, x, w, ws):
     return x
 
 
+def array_checkpointed(mean, x, w, ws):
+    """What is computed once more takes an array that is on its tape, and that is to be lifted."""
+    scale = np.array([0.5, 1.0, 2.0])
+    return md.checkpoint(lambda x, w, ws: np.tanh(x * (np.sin(w) * scale)) + scale * ws[0])(x, w, ws)
+
+
 def choice_checkpointed(mean, x, w, ws):
     def step(x, v):
         return md.cond(v[0] > 0, lambda x: np.tanh(x * v) * w, lambda x: x + np.sin(v), x)
@@ -95,6 +101,7 @@ SUMS = {
     choice_in_a_loop: 2,
     checkpointed: 2,
     checkpointed_layers: 2,
+    array_checkpointed: 2,
     choice_checkpointed: 2,
     straight: 2,
     centred: 1 + 5 + 5 + 1,

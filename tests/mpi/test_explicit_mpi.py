@@ -122,3 +122,31 @@ def test_partial_sums_on_two_axes():
             assert_trees_close(*[g(X, W) for g in gradients])
             both = np.stack([X, -X]), np.stack([W, W])
             assert_trees_close(md.vmap(f)(*both), md.vmap(of_whole)(*both))
+
+
+@few
+def test_partial_sums_cost_what_they_must():
+    """Compiled, they are summed in one call with what is summed inside; what does not vary is multiplied."""
+    mesh = mesh_of((RANKS,))
+    x, w = np.arange(2.0 * RANKS), np.array([0.5, 2.0])
+    for check_rep in (True, False):
+
+        def loss(w, x, check_rep=check_rep):
+            f = spmd.shard_map(
+                lambda w, x: np.sum(np.tanh(x * w)),
+                mesh=mesh,
+                in_specs=(P(), P("i")),
+                out_specs=P(sum="i"),
+                check_rep=check_rep,
+            )
+            return f(w, x)
+
+        step = md.jit(md.value_and_grad(loss))
+        mesh.reset_calls()
+        found = step(w, x)
+        assert mesh.calls == {"psum": 1}
+        assert_trees_close(found, md.value_and_grad(lambda w: np.sum(np.tanh(x.reshape(RANKS, 2) * w)))(w))
+    copies = spmd.shard_map(np.sin, mesh=mesh, in_specs=P(), out_specs=P(sum="i"))
+    value, pullback = md.vjp(copies, w)
+    assert_trees_close((value, pullback(w)[0]), (RANKS * np.sin(w), RANKS * np.cos(w) * w))
+    assert mesh.calls == {"psum": 1}
