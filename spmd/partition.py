@@ -255,6 +255,10 @@ class Layout(NamedTuple):
 
         return settled(x, self.mesh, self.spec)
 
+    def gathered(self, x: Any) -> Any:
+        """`x`, an array wherever it is, whole on every rank."""
+        return Layout(self.mesh, P()).settled(x)
+
 
 def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
     """The type, of an array that lies on the ranks of a mesh in this way."""

@@ -48,6 +48,9 @@ from spmd.shard_map import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
+#: How many axes of a mesh a route may go along: beyond those that arrays are split along, others are tried up to this
+#: many. Blocks that are split further on their way may be cheaper to move.
+SEARCHED = 3
 
 
 class Step(NamedTuple):
@@ -97,22 +100,63 @@ class Route(NamedTuple):
 @lru_cache(maxsize=4096)
 def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
     """The cheapest way between two layouts of an array: by bytes, then by collectives, then by steps."""
-    useful = frozenset(a for axes in (*have, *want) for a in axes)
-    steps = _cheapest(have, useful, shape, itemsize, sizes)[want] if have != want else ()
+    if have == want:
+        return Route(())
+    known = dict(sizes)
+    every, nbytes = math.prod(known.values()), itemsize * math.prod(shape)
+    gone, back = _of_one_rank(have, known), _of_one_rank(want, known)
+    start, end = gone[-1].without if gone else have, back[-1].without if back else want
+    used = [a for a in known if any(a in split for split in (*start, *end))]
+    others = [a for a in known if a not in used and known[a] > 1]
+    steps = [
+        *[_step("all_gather_invariant", (one.axis,), one.without, 0, axis=one.dim) for one in gone],
+        # Which layouts there are depends on which axes divide a dimension; which path is cheapest, on nothing else.
+        *_cheapest(
+            start,
+            frozenset(used + others[: max(0, SEARCHED - len(used))]),
+            tuple(math.gcd(n, every) for n in shape),
+            sizes,
+        )[end],
+        *[_step("pscatter", (one.axis,), one.layout, 0, axis=one.dim) for one in reversed(back)],
+    ]
     befores = (have, *[step.after for step in steps])
-    return Route(tuple(_with_permutation(step, before, dict(sizes)) for step, before in zip(steps, befores)))
+    return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
+
+
+class OfOneRank(NamedTuple):
+    """An axis of one rank that splits a dimension of a layout, which comes to the same without it."""
+
+    axis: str
+    dim: int
+    layout: Dims
+    without: Dims
+
+
+def _of_one_rank(layout: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
+    """The axes of one rank in a layout, one after the other: they are taken away first, and put back last."""
+    found = []
+    for d, a in [(d, a) for d, split in enumerate(layout) for a in split if sizes[a] == 1]:
+        without = tuple(tuple(b for b in split if b != a) for split in layout)
+        found.append(OfOneRank(a, d, layout, without))
+        layout = without
+    return found
+
+
+def _of_size(step: Step, nbytes: int, every: int) -> Step:
+    """A step that was found for an array of `every` squared bytes, for one of `nbytes`."""
+    return step._replace(bytes=step.bytes * nbytes // every**2)
 
 
 @lru_cache(maxsize=256)
-def _cheapest(
-    have: Dims, useful: frozenset, shape: tuple[int, ...], itemsize: int, sizes: Sizes
-) -> dict[Dims, tuple[Step, ...]]:
-    """The cheapest steps from a layout to each other one along the same axes, and those that are `useful`."""
+def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Sizes) -> dict[Dims, tuple[Step, ...]]:
+    """The cheapest steps from a layout to each other one along `useful` axes, of an array of so many bytes that all
+    parts have a whole number of them."""
     found: dict[Dims, tuple[Step, ...]] = {}
     least = {have: (0, 0, 0)}
     tail = itertools.count()  # so that layouts are never compared
     queue: list = [((0, 0, 0), next(tail), have, ())]
-    known, nbytes = dict(sizes), itemsize * math.prod(shape)
+    known = dict(sizes)
+    nbytes = math.prod(known.values()) ** 2
     while queue:
         (moved, calls, count), _, at, steps = heapq.heappop(queue)
         if at in found:
@@ -160,13 +204,16 @@ def _changed(layout: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
 
 def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
     """The other layouts along the same axes that split each dimension into as many parts."""
-    lengths = [len(axes) for axes in at]
+    parts = [parts_along(axes, sizes) for axes in at]
     for order in itertools.permutations([a for axes in at for a in axes]):
-        rest = iter(order)
-        after = tuple(tuple(itertools.islice(rest, n)) for n in lengths)
-        parts = ([parts_along(axes, sizes) for axes in layout] for layout in (at, after))
-        if after != at and next(parts) == next(parts):
-            yield after
+        rest, after = list(order), []
+        for n in parts:
+            taken: tuple[str, ...] = ()
+            while rest and parts_along(taken, sizes) < n:
+                taken = (*taken, rest.pop(0))
+            after.append(taken)
+        if tuple(after) != at and [parts_along(axes, sizes) for axes in after] == parts:
+            yield tuple(after)
 
 
 def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:

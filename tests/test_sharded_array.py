@@ -82,7 +82,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (np.add, (P("i"), P("i")), P("i"), {}),
         (np.add, (P("i"), P("j")), P("i"), {"all_gather_invariant": 1}),
         (np.add, (P("i"), P("i", "j")), P("i", "j"), {}),
-        (lambda x, y: x * y[0], (P(None, "j"), P("i", "j")), P(None, "j"), {"all_gather_invariant": 1}),
+        (lambda x, y: x * y[0], (P(None, "j"), P("i", "j")), P(None, "j"), {"broadcast": 1}),
         (lambda x: x + A, (P("i", "j"),), P("i", "j"), {}),
         (lambda x: x + A[0], (P("i", "j"),), P("i", "j"), {}),
         (lambda x: np.where(x > 0, x, 0.0), (P("j"),), P("j"), {}),
@@ -125,7 +125,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: np.split(x, 2, axis=1)[1], (P("i"),), P("i"), {}),
         (lambda x: x[:, 1:3], (P("i"),), P("i"), {}),
         (lambda x: x[:, 2], (P("i"),), P("i"), {}),
-        (lambda x: x[2], (P("i", "j"),), P("j"), {"all_gather_invariant": 1}),
+        (lambda x: x[2], (P("i", "j"),), P("j"), {"broadcast": 1}),
         (lambda x: x[..., None, ::2], (P("i"),), P("i"), {}),
         (lambda x: x[:, [0, 2, 2]], (P("i"),), P("i"), {}),
         # products
