@@ -31,10 +31,12 @@ import numpy
 import collectives
 from collectives.backend import index_along
 from minidiff import tree
-from minidiff.core import Value, lift_to, typeof
-from minidiff.forward import as_value
+from minidiff.batching import BatchTracer
+from minidiff.core import Value, current_interpreter, current_scope, lift_to, running, show_axes, typeof
+from minidiff.forward import JVPTracer, as_value
 from spmd.mesh import Mesh
 from spmd.partition import (
+    Layout,
     P,
     PartitionSpec,
     check_divides,
@@ -251,12 +253,38 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
+    if isinstance(x, BatchTracer) and x.interpreter is current_interpreter():
+        return _batch_redistributed(x, mesh, want)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
         return [lift_to(steps(block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
+
+
+def _batch_redistributed(x: BatchTracer, mesh: Mesh, want: PartitionSpec) -> Value:
+    """The whole batch redistributed: it stays split along the axes that its elements need not be."""
+    dims = list(want.dims(x.ndim))
+    layout = lying(x.value)
+    batch = layout.spec.dims(x.ndim + 1)[x.axis] if layout is not None and layout.mesh is mesh else ()
+    dims.insert(x.axis, tuple(a for a in batch if a not in want.axes))
+    with running(x.interpreter.below):
+        return BatchTracer(x.interpreter, settled(x.value, mesh, PartitionSpec.of_dims(dims)), x.axis)
+
+
+def lying(x: Value) -> Layout | None:
+    """How `x` lies on the ranks of a mesh, if it does; an element of a batch as that does in its other dimensions."""
+    if isinstance(x, JVPTracer):
+        return lying(x.primal)
+    if not isinstance(x, BatchTracer):
+        return typeof(x).layout
+    layout = lying(x.value)
+    if layout is None:
+        return None
+    dims = list(layout.spec.dims(x.ndim + 1))
+    del dims[x.axis]
+    return layout._replace(spec=PartitionSpec.of_dims(dims))
 
 
 def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
@@ -335,6 +363,13 @@ def _check_mesh(mesh: Any) -> None:
 
 
 def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        raise TypeError(
+            f"{what} lays out whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
+            f"over {show_axes(tuple(scope.axes))}, collectives move blocks: pscatter splits what all ranks have, "
+            "all_gather joins blocks, all_to_all splits them along another dimension"
+        )
     for path, leaf in tree.flatten_with_paths(spec, "spec")[0]:
         check_is_spec(path, leaf)
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
@@ -344,6 +379,12 @@ def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
 
 def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
     shape = typeof(x).shape
+    if spec.summed or spec.lead:
+        meant = PartitionSpec(*spec.entries)
+        raise ValueError(
+            f"spec = {spec} says of the blocks of a shard_map's results what becomes of them, but {path} is one array, "
+            f"and has no partial sums: write {meant}"
+        )
     check_spec(spec, mesh.shape, "spec")
     check_ndim(spec, shape, "spec", path)
     check_divides(spec, shape, mesh.shape, "spec", path)
@@ -356,7 +397,7 @@ def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Valu
 
 def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """`x` laid out over `mesh` as `spec` says, wherever it is now."""
-    here, have = typeof(x).layout or (mesh, P())
+    here, have = lying(x) or (mesh, P())
     if here is not mesh:
         x, have = redistributed(x, here, have, P()), P()
     return x if have == spec else redistributed(x, mesh, have, spec)
@@ -364,7 +405,7 @@ def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
 
 def layout_of(x: Value, path: str) -> tuple[Mesh, PartitionSpec]:
     """The mesh that `x` lies on, and its spec. Raises TypeError for what lies on none."""
-    layout = typeof(x).layout
+    layout = lying(x)
     if layout is None:
         raise TypeError(
             f"{path} has type {typeof(x)} and lies on no mesh, so nothing says over which ranks to split it: write "

@@ -136,9 +136,26 @@ def test_blocks_are_split_further_where_that_is_cheaper():
     assert spmd.explain_reshard(x, P("i", "j")) == (
         "P(None, ('i', 'j')) -> P('i', 'j') of f64[8,8]: 128 bytes for each rank\n"
         "  pscatter over 'k', axis=0: P('k', ('i', 'j')), 0 bytes\n"
-        "  ppermute over 'i', 'j' and 'k': P('i', ('j', 'k')), 64 bytes\n"
+        "  ppermute over 'i' and 'j' and 'k': P('i', ('j', 'k')), 64 bytes\n"
         "  all_gather_invariant over 'k', axis=1: P('i', 'j'), 64 bytes"
     )
+
+
+def test_in_a_vmap_each_element_is_split_and_so_the_batch_stays():
+    x = spmd.distribute(X / 64, mesh_of((2, 2)), P("i", "j"))
+    for axis in (0, 1):
+        f = md.vmap(lambda r: np.sin(spmd.reshard(r, P())), in_axes=axis, out_axes=axis)
+        assert f(x).spec == (P("i") if axis == 0 else P(None, "j"))
+        numpy.testing.assert_allclose(f(x), numpy.sin(X / 64))
+        assert spmd.communication(f)(x).counts == {"all_gather_invariant": 1}
+    y = md.vmap(lambda r: spmd.reshard(r, P("i")))(x)  # the axis is wanted elsewhere: the batch is whole
+    assert y.spec == P(None, "i")
+    numpy.testing.assert_array_equal(y, X / 64)
+    z = md.vmap(lambda r: spmd.distribute(r, mesh_of((2, 2)), P("j")))(X)
+    assert z.spec == P(None, "j")
+    slopes = md.vmap(md.grad(lambda r: np.sum(np.sin(spmd.reshard(r, P())) ** 2)))
+    numpy.testing.assert_allclose(slopes(x), numpy.sin(X / 32))
+    numpy.testing.assert_allclose(md.jit(slopes)(x), numpy.sin(X / 32))
 
 
 def test_axes_of_one_rank_cost_nothing():
@@ -275,6 +292,12 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
             r"spec is Mesh\(.*no partition spec; write P\(\.\.\.\), or",
         ),
         (
+            lambda x: spmd.distribute(X, MESH, P("i", sum="j")),
+            ValueError,
+            r"spec = P\('i', sum='j'\) says of .* but distribute: x is one array, .* no partial sums: write P\('i'\)$",
+        ),
+        (lambda x: spmd.reshard(x, P(sum="i")), ValueError, r"reshard: x is one array.* write P\(\)$"),
+        (
             lambda x: spmd.distribute(X[:, :6], MESH, P(None, "i")),
             ValueError,
             r"dimension 1, of size 6, cannot be split evenly along 'i' \(4\).*make it a multiple of 4",
@@ -284,3 +307,13 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call(spmd.distribute(X, MESH, P("i")))
+
+
+@pytest.mark.parametrize("move", [lambda b: spmd.reshard(b, P("j")), lambda b: spmd.distribute(b, MESH, P("j"))])
+def test_blocks_in_a_body_are_moved_by_collectives(move):
+    with pytest.raises(
+        TypeError,
+        match=r"lays out whole arrays, outside of any body; in the body of <lambda>, over "
+        r"\('i', 'j'\), collectives move blocks: pscatter splits",
+    ):
+        spmd.shard_map(lambda b: move(b), mesh=MESH, in_specs=P("i"), out_specs=P("i"))(X)
