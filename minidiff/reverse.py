@@ -430,11 +430,8 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
 
 
 def settled(ct: Value, type: ShapedArray) -> Value:
-    """A cotangent, laid out over the ranks of a mesh as what it is a cotangent of; whole if that is no such value."""
-    if type.layout is not None:
-        return type.layout.settled(ct)
-    layout = ct.type.layout if isinstance(ct, Tracer) else None
-    return ct if layout is None else layout.gathered(ct)
+    """A cotangent, laid out over the ranks of a mesh as what it is a cotangent of, where that is."""
+    return ct if type.layout is None else type.layout.settled(ct)
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
@@ -486,7 +483,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         value = _check_scalar(flat.out_structure, outs, name)
         cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
-        if values is not leaves or tape.spread:
+        if values is not leaves:
             grads = [settled(ct, typeof(x)) for ct, x in zip(grads, values)]
         grads = tree.unflatten(structure, grads)
         grads = tuple(grads) if several else grads[0]

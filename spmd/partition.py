@@ -113,6 +113,8 @@ class PartitionSpec:
 
     def without_sum(self) -> PartitionSpec:
         """The spec of the array that results: it is summed already."""
+        if not (self.summed or self.lifted):
+            return self
         spec = self._like(*self.entries)
         spec.summed = spec.lifted = ()
         return spec
@@ -261,7 +263,6 @@ class Layout(NamedTuple):
 
 
 def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
-    """The type, of an array that lies on the ranks of a mesh in this way."""
-    t = t.update()
-    t.layout = Layout(mesh, spec) if spec.axes and not spec.lead else None
+    """The type (a new one, which is nobody else's) of an array that lies on the ranks of a mesh in this way."""
+    t.layout = Layout(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

@@ -20,7 +20,7 @@ import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -62,7 +62,7 @@ from minidiff.ops.shape import expand_dims, reshape, squeeze
 from minidiff.ops.updates import scatter_set_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, parts_along
-from spmd.redistribution import Dims, Sizes, redistributed, route, sizes_of
+from spmd.redistribution import Dims, Route, Sizes, redistributed, route, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
 
@@ -566,20 +566,27 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
             args = [x if t is None or t.mesh is mesh else redistributed(x, *t, P()) for x, t in zip(args, layouts)]
         layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
     types = [typeof(x) for x in args]
+    specs = [WHOLE if layout is None else layout.spec for layout in layouts]
+    laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
     dims, in_parts = IN_PARTS.get(primitive.name, (None, None))
-    if in_parts is not None and layouts[0] is not None:
-        split = layouts[0].spec.dims(types[0].ndim)
-        if any(split[d] for d in dims(types, params)):
-            with running(interpreter):
-                return in_parts(*args, **params)
-    weak = [x if type(x) in (bool, int, float, complex) else t for x, t in zip(args, types)]  # they promote weakly
-    outs = primitive.typecheck(weak, params)
-    rule = (rule_of(primitive) or _whole)(types, outs, params)
-    if rule.of_whole and isinstance(interpreter, JVP):
+    if in_parts is not None and layouts[0] is not None and any(laid[0][d] for d in dims(types, params)):
+        with running(interpreter):
+            return in_parts(*args, **params)
+    operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, laid))
+    what = primitive, operands, tuple(params.items()), sizes_of(mesh)
+    plan = (_known_plan if _can_be_hashed(what) else _plan)(*what)
+    if plan.of_whole and isinstance(interpreter, JVP):
         return None
-    specs = [P() if layout is None else layout.spec for layout in layouts]
     with running(interpreter):
-        return _mapped(primitive, args, params, mesh, rule, specs, types, outs)
+        return _mapped(primitive, args, params, mesh, specs, plan)
+
+
+def _can_be_hashed(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:  # slices cannot
+        return False
+    return True
 
 
 def _check_alive(args: Sequence[Value]) -> None:
@@ -588,52 +595,85 @@ def _check_alive(args: Sequence[Value]) -> None:
             raise LeakedTracerError(leak_message(x))
 
 
+WHOLE = P()
+_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: they are known by their type alone
+
+
+class Plan(NamedTuple):
+    """How an operation is done on blocks: what of it depends on types, layouts and parameters alone."""
+
+    routes: list[Route]  # of each operand
+    run: Callable | None  # of the way, and of blocks as the routes leave them; None: the operation itself
+    params: dict  # of the operation, those that are others on blocks
+    way: Way
+    varying: frozenset  # the axes that labels are split along
+    over: tuple[str, ...]  # those of labels that the results lack
+    reduce: Callable | None
+    out_specs: tuple[PartitionSpec, ...]
+    of_whole: bool
+
+
+def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, sizes: Sizes) -> Plan:
+    """The plan for operands of these types (Python's, for its numbers) and layouts."""
+    given, known = dict(params), dict(sizes)
+    weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
+    types = [typeof(t) for t in weak]
+    outs = primitive.typecheck(weak, given)
+    rule = (rule_of(primitive) or _whole)(types, outs, given)
+    arrays = [(labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types)]
+    have = [dims for _, dims in operands]
+    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
+    way = choose(tuple(zip(arrays, have)), results, rule.moves, rule.stays, sizes)
+    out_layouts = [_layout(way, labels) for labels in rule.results]
+    kept = {label for labels in rule.results for label in labels}
+    changed = dict(rule.params)
+    if "shape" in given:
+        changed["shape"] = tuple(n // parts_along(axes, known) for n, axes in zip(outs[0].shape, out_layouts[0]))
+    return Plan(
+        routes=[
+            route(dims, _layout(way, labels), shape, itemsize, sizes)
+            for (labels, shape, itemsize), dims in zip(arrays, have)
+        ],
+        run=rule.run,
+        params=changed,
+        way=way,
+        varying=frozenset(a for axes in way.values() for a in axes),
+        over=tuple(a for label, axes in way.items() if label not in kept for a in axes),
+        reduce=rule.reduce,
+        out_specs=tuple(map(PartitionSpec.of_dims, out_layouts)),
+        of_whole=rule.of_whole,
+    )
+
+
+_known_plan = functools.lru_cache(maxsize=4096)(_plan)
+
+
 def _mapped(
     primitive: Primitive,
     args: Sequence[Value],
     params: dict,
     mesh: Mesh,
-    rule: Rule,
     specs: Sequence[PartitionSpec],
-    types: Sequence[ShapedArray],
-    outs: Sequence[ShapedArray],
+    plan: Plan,
 ) -> Any:
     """The operation, as a `shard_map` whose arguments come as they lie."""
-    sizes = sizes_of(mesh)
-    have = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
-    operands = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types))
-    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
-    way = choose(tuple(zip(operands, have)), results, rule.moves, rule.stays, sizes)
-    routes = [
-        route(d, _layout(way, labels), shape, itemsize, sizes) for (labels, shape, itemsize), d in zip(operands, have)
-    ]
-    out_layouts = [_layout(way, r) for r in rule.results]
-    kept = {label for labels in rule.results for label in labels}
-    varying = frozenset(a for axes in way.values() for a in axes)
-    over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
-    params = {**params, **rule.params}
-    if "shape" in params:
-        params["shape"] = _block_shape(outs[0].shape, out_layouts[0], mesh)
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
-    out_specs = tuple(map(PartitionSpec.of_dims, out_layouts))
+    on_blocks = {**params, **plan.params}
 
     def body(*blocks: Value) -> tuple:
         current_scope().function = primitive.name
         values = list(args)
         for i, block in zip(arrays, blocks):
-            values[i] = routes[i](block, varying)
-        found = rule.run(way, *values) if rule.run is not None else primitive.bind(*values, **params)
+            values[i] = plan.routes[i](block, plan.varying)
+        found = plan.run(plan.way, *values) if plan.run is not None else primitive.bind(*values, **on_blocks)
         found = found if primitive.multiple_results else [found]
-        found = [rule.reduce(x, over) for x in found] if over and rule.reduce is not None else found
-        return [lift_to(x, spec.axes) for x, spec in zip(found, out_specs)], out_specs
+        if plan.over and plan.reduce is not None:
+            found = [plan.reduce(x, plan.over) for x in found]
+        return [lift_to(x, spec.axes) for x, spec in zip(found, plan.out_specs)], plan.out_specs
 
     in_specs = tuple(specs[i] for i in arrays)
     found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
     return found if primitive.multiple_results else found[0]
-
-
-def _block_shape(shape: tuple[int, ...], layout: Dims, mesh: Mesh) -> tuple[int, ...]:
-    return tuple(n // parts_along(axes, mesh.shape) for n, axes in zip(shape, layout))
 
 
 core.spread = spread

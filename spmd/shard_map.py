@@ -474,13 +474,18 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     found = interpreter.enter_lying(x, spec) if lies_here else None
     if found is not None:
         return found
+    if isinstance(x, ShardedArray):  # a step of a loop, say, is compiled before it is known how values lie
+        return _place(interpreter, _lying(x, interpreter.mesh, spec), spec)
     data, held = (outer or interpreter).operand(x)  # raises, if it is a traced value that has leaked
     return RankTracer(interpreter, *place(interpreter.mesh.ranks, data, held, spec))
 
 
 def _lying(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """An argument laid out as its spec says, if it lies on ranks at all."""
-    return x if typeof(x).layout is None else Layout(mesh, spec.without_sum()).settled(x)
+    layout = typeof(x).layout
+    if layout is None or spec.stays or (layout.spec is spec and layout.mesh is mesh):
+        return x
+    return Layout(mesh, spec.without_sum()).settled(x)
 
 
 def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], params: dict) -> list[Value]:

@@ -71,6 +71,12 @@ def _doubled(x):
     )(x)
 
 
+def _closing_over(x):
+    mesh = meshes()[-1]
+    axes = P(mesh.axis_names)
+    return spmd.shard_map(lambda w: np.sin(w @ x), mesh=mesh, in_specs=axes, out_specs=axes)
+
+
 PROGRAMS = {
     "layers": lambda x, w: np.mean(np.tanh(np.tanh(x @ w / 24) @ w.T) ** 2),
     "softmax": lambda x, w: -np.mean(md.nn.log_softmax(x @ w, axis=1)[:, 3]),
@@ -81,6 +87,9 @@ PROGRAMS = {
     "computed again": lambda x, w: np.sum(md.checkpoint(lambda x: np.tanh(np.sum(x @ w, axis=0) + x) @ w.T)(2 * x)),
     "vmap": lambda x, w: np.sum(md.vmap(lambda r: np.sin(r @ w) * r.max(), out_axes=1)(x)),
     "a shard_map": lambda x, w: np.sum(_doubled(x * w.sum(axis=1)) @ w),
+    "updates": lambda x, w: np.sum(np.at(np.at(x)[1].set(w[0]))[[3, 0]].set(w[1:3]) * np.at(w)[:, 2::5].add(1.0)),
+    "look-ups": lambda x, w: np.sum(np.sin(x[[2, -3, 2]])) + np.sum(x[5] * w[1, -1]),
+    "closed over": lambda x, w: np.sum(_closing_over(x)(w)),
     "indices": lambda x, w: np.sum(x[np.array([3, 1, 4, 1, 5])] @ w[:, [9, 2, 6]]) + x[0] @ w[:, 0],
 }
 
@@ -93,7 +102,7 @@ def test_programs_equal_those_of_the_whole(name):
     value, expected = both(X, W)
     expected = [whole(e) for e in expected]
     counted = name != "a loop"  # from step to step, what it carries may be laid out in other ways
-    for mesh in meshes()[-1:] if name == "a shard_map" else meshes():
+    for mesh in meshes()[-1:] if name in ("a shard_map", "closed over") else meshes():
         specs = specs_of(mesh)
         for k, xs in enumerate(specs[:3]):
             ws = specs[(2 * k + 1) % len(specs)]
