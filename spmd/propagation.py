@@ -303,10 +303,13 @@ def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple
     """x[indices] where this rank's block has it, else 0: `split` are the dimensions' axes, and lengths in all."""
     places, known = list(indices), []
     for d, (axes, length) in split.items():
-        i = indices[d]
-        place = where(less(i, 0), add(i, length), i) - collectives.axis_index(axes) * x.shape[d]
-        places[d] = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
-        known.append(equal(place, places[d]))
+        given = elementwise.convert(indices[d], numpy.intp)
+        i = where(less(given, 0), add(given, length), given)
+        place = subtract(i, multiply(collectives.axis_index(axes), x.shape[d]))
+        nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
+        known.append(equal(place, nearest))
+        there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
+        places[d] = where(there, nearest, given)  # what is out of bounds stays so: an error
     found = gather_p.bind(x, *places)
     if not known:
         return found

@@ -288,6 +288,20 @@ def test_an_embedding_that_is_split_along_its_words():
     assert g.spec == P("i")
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint64", "int64"])
+def test_indices_of_any_integers_that_are_split_themselves(dtype):
+    """They are looked up among rows that lie on the ranks; one that is out of bounds is an error, as in NumPy."""
+    rows = numpy.arange(2.0 * 200).reshape(200, 2)
+    x, i = spmd.distribute(rows, MESH, P("i")), numpy.array([100, 3, 127, 99]).astype(dtype)
+    for spec in (P("j"), P("i")):
+        numpy.testing.assert_array_equal(x[spmd.distribute(i, MESH, spec)], rows[i])
+    if dtype == "int64":
+        numpy.testing.assert_array_equal(x[spmd.distribute(i - 128, MESH, P("j"))], rows[i - 128])
+        for wrong in (200, -201):
+            with pytest.raises(IndexError, match="out of bounds"):
+                x[spmd.distribute(numpy.array([0, wrong]), MESH, P("j"))]
+
+
 def test_gradients_through_reductions_share_ties_as_numpy_does():
     x = numpy.array([[1.0, 3.0, 3.0, 0.0], [3.0, 3.0, 2.0, 0.0]])
     for f in (np.max, np.min, np.prod, np.std, lambda x: np.sum(np.sort(x, axis=None)[2:])):
