@@ -7,7 +7,8 @@ results lack is summed over (or what else `reduce` says), first by each rank, th
 
 How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
 the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
-rule takes its operands whole.
+rule takes its operands whole. One that reads or writes at an index need not, though the dimension is split that is
+indexed: the rank that has the place sends it, or each finds, or writes, what is its own.
 
 All this is one operation, `shard_map`, whose body redistributes blocks, computes and reduces: so it is typed, counted
 and differentiated as any other. Its transpose gives each operand a cotangent that is split as the operand is.

@@ -12,6 +12,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.optimisers import adam, momentum, sgd
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 X = np.arange(4 * 6.0).reshape(4, 6)
@@ -357,6 +358,10 @@ ONE = {
     "concatenate": lambda x: np.concatenate([x[:4], 2 * x[4:]]),
     "slice": lambda x: x[:, :4] @ x[:4],
     "take": lambda x: x[np.array([3, 1, 3, 0, 7, 7, 2, 5])],
+    "one row": lambda x: x * x[5] + x[-1, 2],
+    "look up": lambda x: x + x[[6], 1:3].sum(),
+    "update": lambda x: np.at(x)[1:6:2].set(0.5 * x[:3]),
+    "scatter": lambda x: np.at(x)[np.array([3, 1, 3])].set(np.cos(x[4:7])),
     "where": lambda x: np.where(x > 0.1, x, -0.5),
     "cumsum": lambda x: np.cumsum(x, axis=1) / 8,
     "softmax": lambda x: md.nn.softmax(x, axis=0),
@@ -424,20 +429,6 @@ def test_random_programs(shape, specs, steps):
 # ---------------------------------------------------------------- training
 
 
-def sgd(p, g):
-    return p - 0.1 * g
-
-
-def momentum(p, g, m):
-    m = 0.9 * m + g
-    return p - 0.1 * m, m
-
-
-def adam(p, g, m, v):
-    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
-    return p - 0.1 * m / (np.sqrt(v) + 1e-8), m, v
-
-
 @pytest.mark.parametrize("update, state", [(sgd, 0), (momentum, 1), (adam, 2)])
 @pytest.mark.parametrize("spec", [P("i"), P("j", "i"), P(None, ("i", "j"))])
 def test_an_update_of_sharded_parameters_communicates_nothing(update, state, spec):
@@ -447,6 +438,8 @@ def test_an_update_of_sharded_parameters_communicates_nothing(update, state, spe
     MESH.reset_calls()
     outs = update(p, g, *states)
     assert MESH.calls == {} and not spmd.communication(update)(p, g, *states).rows
+    md.jit(update)(p, g, *states)
+    assert MESH.calls == {}
     expected = update(B[:4], numpy.sin(B[:4]), *[numpy.zeros((4, 8))] * state)
     for x, e in zip(outs if state else [outs], expected if state else [expected]):
         assert x.spec == spec

@@ -11,6 +11,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from tests.collective_checks import whole
+from tests.optimisers import adam, momentum, sgd
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}
@@ -123,13 +124,13 @@ def test_an_update_communicates_nothing():
         p, g = (spmd.distribute(a, mesh, P(None, mesh.axis_names)) for a in (X, W))
         m, v = np.zeros_like(p), np.zeros_like(p)
 
-        def adam(p, g, m, v):
-            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
-            return p - 0.1 * m / (np.sqrt(v) + 1e-8), m, v
-
-        new = run_and_count(adam, mesh, p, g, m, v)
-        assert mesh.calls == {}
-        numpy.testing.assert_allclose(new[0].gather(), adam(X, W, 0 * X, 0 * X)[0])
+        for update, states in ((sgd, ()), (momentum, (m,)), (adam, (m, v)), (md.jit(adam), (m, v))):
+            new = run_and_count(update, mesh, p, g, *states)
+            assert mesh.calls == {}
+            expected = update(X, W, *[0 * X for _ in states])
+            for x, e in zip(new if states else [new], expected if states else [expected]):
+                assert x.spec == p.spec
+                numpy.testing.assert_allclose(x.gather(), whole(e))
 
 
 @everywhere
