@@ -768,6 +768,14 @@ class Tracer:
     def size(self) -> int:
         return self.type.size
 
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.type.nbytes
+
     def check_alive(self) -> None:
         """Raise LeakedTracerError if the transformation that this value belongs to is over."""
         if self.interpreter.ended:

@@ -20,8 +20,8 @@ from spmd.partition import (
     check_divides,
     check_is_spec,
     check_ndim,
-    check_not_summed,
     check_spec,
+    check_whole,
     parts_along,
 )
 from spmd.sharded_array import ShardedArray
@@ -270,7 +270,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
     check_is_spec("spec", spec)
     check_spec(spec, mesh.shape, "spec")
-    check_not_summed(spec, "spec")
+    check_whole(spec, "spec")
     check_ndim(spec, shape, "spec", "the array")
     check_divides(spec, shape, mesh.shape, "spec", "the array")
     return Sharding(shape, mesh, spec, dtype)

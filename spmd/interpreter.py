@@ -277,8 +277,10 @@ class SPMD(Interpreter):
         return RankTracer(self, *self.outer.operand(x))
 
     def _adopt(self, x: Tracer) -> Value:
-        # A sharded array that the body closes over is one that every rank has whole.
-        return RankTracer(self, x.gather(), ()) if isinstance(x, ShardedArray) else super()._adopt(x)
+        if not isinstance(x, ShardedArray):
+            return super()._adopt(x)
+        with running(EVALUATE):  # one that the body closes over is one that every rank has whole
+            return RankTracer(self, x.type.layout.gathered(x), ())
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""

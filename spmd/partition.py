@@ -113,6 +113,8 @@ class PartitionSpec:
 
     def without_sum(self, done: Collection[str] | None = None) -> PartitionSpec:
         """The spec of what is summed already: along all axes, or those that are `done`."""
+        if not (self.summed or self.lifted):
+            return self
         spec = self._like(*self.entries)
         spec.summed = () if done is None else tuple(a for a in self.summed if a not in done)
         spec.lifted = ()
@@ -207,6 +209,16 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
         )
 
 
+def check_whole(spec: PartitionSpec, what: str) -> None:
+    """Raise ValueError where a spec of a whole array says what only one of a body's results can be: a sum, a stack."""
+    check_not_summed(spec, what)
+    if spec.lead:
+        raise ValueError(
+            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and stands in its out_specs only: "
+            f"write {PartitionSpec(*spec.entries)}"
+        )
+
+
 def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
     """Raise ValueError where a spec has more entries than the array has dimensions."""
     if len(spec.entries) > len(shape):
@@ -284,9 +296,12 @@ class Layout(NamedTuple):
 
         return settled(x, self.mesh, self.spec)
 
+    def gathered(self, x: Any) -> Any:
+        """`x`, an array wherever it is, whole on every rank."""
+        return Layout(self.mesh, P()).settled(x)
+
 
 def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
-    """The type, of an array that lies on the ranks of a mesh in this way."""
-    t = t.update()
+    """The type (a new one, which is nobody else's) of an array that lies on the ranks of a mesh in this way."""
     t.layout = Layout(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

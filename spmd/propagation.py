@@ -7,7 +7,8 @@ results lack is summed over (or what else `reduce` says), first by each rank, th
 
 How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
 the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
-rule takes its operands whole.
+rule takes its operands whole. One that reads or writes at an index need not, though the dimension is split that is
+indexed: the rank that has the place sends it, or each finds, or writes, what is its own.
 
 All this is one operation, `shard_map`, whose body redistributes blocks, computes and reduces: so it is typed, counted
 and differentiated as any other. Its transpose gives each operand a cotangent that is split as the operand is.
@@ -15,12 +16,12 @@ and differentiated as any other. Its transpose gives each operand a cotangent th
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
@@ -43,12 +44,26 @@ from minidiff.core import (
 )
 from minidiff.forward import JVP
 from minidiff.ops import elementwise, reduction
-from minidiff.ops.elementwise import absolute, add, divide, exp, log, multiply, subtract
+from minidiff.ops.elementwise import (
+    absolute,
+    add,
+    divide,
+    equal,
+    exp,
+    greater_equal,
+    less,
+    log,
+    multiply,
+    subtract,
+    where,
+)
+from minidiff.ops.indexing import gather_p, slice_p, take
 from minidiff.ops.kinds import Elementwise
-from minidiff.ops.shape import squeeze
+from minidiff.ops.shape import expand_dims, reshape, squeeze
+from minidiff.ops.updates import scatter_set_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, parts_along
-from spmd.redistribution import Dims, Sizes, redistributed, route, sizes_of
+from spmd.redistribution import Dims, Route, Sizes, redistributed, route, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
 
@@ -64,7 +79,9 @@ class Rule:
     results: tuple[Labels, ...]
     reduce: Callable | None = None  # of a result and the axes that its missing labels are split along
     moves: int = 2  # how often what is reduced is moved, at most: an all-reduce scatters, and gathers
+    stays: bool = True  # whether operands that can stay where they are do so, though it may be dearer to reduce
     params: dict = field(default_factory=dict)  # parameters that are others on blocks
+    run: Callable | None = None  # of a way to split labels, and blocks: where a rank must know which part it has
     of_whole: bool = False  # whether the derivative is that of the whole, not of what ranks do
 
 
@@ -97,6 +114,16 @@ def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) 
         labels = tuple(None if reduce is None and d in axes else d for d in range(x.ndim))
         out = [None if d in axes else d for d in range(x.ndim) if keepdims or d not in axes]
         return Rule((labels,), (tuple(out),), reduce, moves, of_whole=of_whole)
+
+    return rule
+
+
+def _extremum(reduce: Callable) -> Rules:
+    """The largest, or smallest, along `axes`: of complex numbers, which collectives cannot order, these are whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        known = reduce if types[0].dtype.kind != "c" else None
+        return _reduction(known, of_whole=True)(types, outs, params)
 
     return rule
 
@@ -163,19 +190,73 @@ def _along(name: str) -> Rules:
     return rule
 
 
+def _stacks(ndim: int) -> Rules:
+    """Array by array of the last `ndim` dimensions: those in front of them may be split."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        stack = tuple(range(types[0].ndim - ndim))
+        return Rule(*[tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs)])
+
+    return rule
+
+
+def _solve(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Matrix by matrix, and column by column of the right sides."""
+    a, b = types
+    stack = outs[0].shape[:-2]
+    right = (*_aligned(b.shape[:-2], stack), None, "column")
+    return Rule(((*_aligned(a.shape[:-2], stack), None, None), right), ((*range(len(stack)), None, "column"),))
+
+
+def _search(table: int) -> Rules:
+    """Number by number, each in the whole of a table: the operand of this position."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        labels = _numbered(types)
+        return Rule(tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), _numbered(outs))
+
+    return rule
+
+
+def _stack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels = [*range(outs[0].ndim - 1)]
+    labels.insert(params["axis"], None)
+    return Rule(_numbered(types), (tuple(labels),))
+
+
 def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     (labels,) = _numbered(types)
     return Rule(((None, *labels[1:]),), (labels[1:],) * len(outs))
 
 
 def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    labels, cut, index = _sliced(params["index"], types[0].shape)
-    return Rule((labels,), (cut,), params={"index": index})
+    """Where one place is taken of a dimension that is split, the rank that has it sends it to the others."""
+    (t,) = types
+    labels, cut, index = _sliced(params["index"], t.shape)
+    taken = {("at", d): i % t.shape[d] for d, i in _by_dimension(index) if isinstance(i, int)}
+    labels = tuple(("at", d) if ("at", d) in taken else label for d, label in enumerate(labels))
+
+    def run(way: Way, x: Value) -> Value:
+        size = {("at", d): n for d, n in enumerate(x.shape)}
+        places = iter([taken[label] % size[label] for label in taken])
+        y = slice_p.bind(x, index=tuple(next(places) if isinstance(i, int) else i for i in index))
+        for label in taken:
+            y = collectives.broadcast(y, way[label], taken[label] // size[label]) if label in way else y
+        return y
+
+    return Rule((labels,), (cut,), moves=1, run=run)
 
 
 def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     labels, cut, index = _sliced(params["index"], outs[0].shape)
     return Rule((cut,), (labels,), params={"index": index})
+
+
+def _update(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    x, v = types
+    labels, cut, index = _sliced(params["index"], x.shape)
+    values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
+    return Rule((labels, values), (labels,), params={"index": index})
 
 
 def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple]:
@@ -197,11 +278,54 @@ def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple
     return (*labels, *rest), (*cut, *rest), tuple(entries)
 
 
+def _by_dimension(index: tuple) -> Iterator[tuple[int, Any]]:
+    """The entries of an index of integers, slices and None that are about a dimension, with its number."""
+    return enumerate(i for i in index if i is not None)
+
+
 def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """x[indices]: the indices are split as the result is, what they are indices into is whole."""
+    """x[indices]: the indices are split as the result is.
+
+    Where x itself is split along dimensions that they are indices of, each rank looks up those that it has, and the
+    ranks add up what they found, if that is cheaper than to have x whole.
+    """
     x, *indices = types
-    places, rest = _indexed(x.shape, indices)
-    return Rule(((None,) * len(indices) + rest, *places[1]), ((*places[0], *rest),))
+    (together, each), rest = _indexed(x.shape, indices)
+    at = tuple(("at", d) for d in range(len(indices)))
+
+    def run(way: Way, x: Value, *indices: Value) -> Value:
+        split = [d for d, label in enumerate(at) if label in way]
+        return _found_here(x, indices, {d: (way[at[d]], types[0].shape[d]) for d in split})
+
+    return Rule(((*at, *rest), *each), ((*together, *rest),), _sum(outs), stays=False, run=run)
+
+
+def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple[str, ...], int]]) -> Value:
+    """x[indices] where this rank's block has it, else 0: `split` are the dimensions' axes, and lengths in all."""
+    places, known = list(indices), []
+    for d, (axes, length) in split.items():
+        given = elementwise.convert(indices[d], numpy.intp)
+        i = where(less(given, 0), add(given, length), given)
+        place = subtract(i, multiply(collectives.axis_index(axes), x.shape[d]))
+        nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
+        known.append(equal(place, nearest))
+        there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
+        places[d] = where(there, nearest, given)  # what is out of bounds stays so: an error
+    found = gather_p.bind(x, *places)
+    if not known:
+        return found
+    mine = functools.reduce(elementwise.logical_and, known)
+    mine = reshape(mine, (*mine.shape, *[1] * (x.ndim - len(places))))
+    return where(mine, found, numpy.zeros((), found.dtype)[()])
+
+
+def _scatter(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """x with values at indices of its first dimensions: these are whole, and so are the indices."""
+    x, v, *indices = types
+    rest = tuple(range(len(indices), x.ndim))
+    values = (*[None] * (v.ndim - len(rest)), *rest)
+    x_labels = (*[None] * len(indices), *rest)
+    return Rule((x_labels, values, *[(None,) * i.ndim for i in indices]), (x_labels,))
 
 
 def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
@@ -237,24 +361,34 @@ RULES: dict[str, Rules] = {
     "concatenate": _along("axis"),
     "split": _along("axis"),
     "unstack": _unstack,
+    "stack": _stack,
     "slice": _slice,
     "unslice": _unslice,
+    "update": _update,
     "gather": _gather,
     "scatter_add": _scatter_add,
+    **dict.fromkeys(("scatter_set", "scatter_max", "scatter_min"), _scatter),
     "matmul": _matmul,
     "einsum": _einsum,
     "sum": _reduction(collectives.psum),
     "mean": _reduction(collectives.pmean),
-    "max": _reduction(collectives.pmax, of_whole=True),
-    "min": _reduction(collectives.pmin, of_whole=True),
+    "max": _extremum(collectives.pmax),
+    "min": _extremum(collectives.pmin),
     "any": _reduction(collectives.pmax),
     "all": _reduction(collectives.pmin),
     "prod": _reduction(_product, moves=1),
     **dict.fromkeys(("var", "logsumexp"), _reduction(None)),
     **dict.fromkeys(("cumsum", "cumprod", "permute", "argsort", "argpartition"), _along("axis")),
     **dict.fromkeys(("argmax", "argmin", "nanargmax", "nanargmin"), _along("axis")),
-    **dict.fromkeys(("fft", "ifft", "softmax", "log_softmax"), _along("axes")),
-    **dict.fromkeys(("negative", "conjugate", "real", "imag", "convert"), _broadcast),
+    **dict.fromkeys(("lexsort", "unwrap", "recurrence", "rfft", "irfft", "hfft", "ihfft"), _along("axis")),
+    **dict.fromkeys(("fft", "ifft", "softmax", "log_softmax", "roll"), _along("axes")),
+    **dict.fromkeys(("order", "embed_diagonal"), _stacks(1)),
+    **dict.fromkeys(("diagonal", "inv", "pinv", "det", "slogdet", "cofactor", "cholesky", "qr"), _stacks(2)),
+    **dict.fromkeys(("eig", "eigh", "eigvals", "eigvalsh", "svd", "svdvals"), _stacks(2)),
+    "solve": _solve,
+    **dict.fromkeys(("searchsorted", "bracket"), _search(0)),
+    **dict.fromkeys(("digitize", "isin"), _search(1)),
+    **dict.fromkeys(("negative", "conjugate", "real", "imag", "convert", "copy", "name", "recompute"), _broadcast),
     **dict.fromkeys(("deg2rad", "rad2deg", "radians", "degrees", "ldexp"), _broadcast),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "difference", "where"), _broadcast),
 }
@@ -287,12 +421,58 @@ def _logsumexp(x: Value, axes: tuple[int, ...]) -> Value:
     return add(squeeze(largest, axes), log(reduction.sum(exp(below), axes)))
 
 
-#: Operations along axes, made of others: so they are done where one of these axes is split.
-IN_PARTS: dict[str, Callable] = {
-    "var": _var,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
-    "logsumexp": _logsumexp,
+def _update_in_parts(x: Value, v: Value, index: tuple) -> Value:
+    """Place by place: what is written there, or what is there already."""
+    mask, axis = numpy.ones((), bool), 0  # which places are written to; the axis of `v` that comes next
+    for i in index:
+        if i is None:
+            v = squeeze(v, axis) if numpy.ndim(v) else v
+            continue
+        n = x.shape[axis]
+        sources = numpy.full(n, -1)
+        sources[i] = numpy.arange(sources[i].size).reshape(sources[i].shape)
+        mask = mask & (sources >= 0).reshape(n, *[1] * (x.ndim - axis - 1))
+        if numpy.ndim(v) and isinstance(i, int):
+            v = expand_dims(v, axis)
+        elif numpy.ndim(v) and v.shape[axis] != 1:
+            v = take(v, numpy.maximum(sources, 0), axis) if (sources >= 0).any() else numpy.zeros((), x.dtype)
+        axis += 1
+    return where(mask, v, x)
+
+
+def _scatter_set_in_parts(x: Value, v: Value, *indices: Value) -> Value:
+    """As above; of what is written to the same place, the last."""
+    wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
+    count, rest = math.prod(wide), x.shape[len(indices) :]
+    if not count:
+        return x
+    nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
+    sources = scatter_set_p.bind(nowhere, numbers, *indices)
+    written = reshape(greater_equal(sources, 0), (*nowhere.shape, *[1] * len(rest)))
+    values = gather_p.bind(reshape(v, (count, *rest)), elementwise.maximum(sources, 0))
+    return where(written, values, x)
+
+
+def _axes(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
+    return params["axes"]
+
+
+def _written(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
+    return [d for d, label in enumerate(_sliced(params["index"], types[0].shape)[0]) if label is None]
+
+
+def _indices(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
+    return range(len(types) - 2)
+
+
+#: Operations that are made of others where the first operand is split along some dimensions: which these are, and how.
+IN_PARTS: dict[str, tuple[Callable, Callable]] = {
+    "var": (_axes, _var),
+    "softmax": (_axes, _softmax),
+    "log_softmax": (_axes, _log_softmax),
+    "logsumexp": (_axes, _logsumexp),
+    "update": (_written, _update_in_parts),
+    "scatter_set": (_indices, _scatter_set_in_parts),
 }
 
 
@@ -308,11 +488,13 @@ Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; thos
 Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and the bytes of a number
 
 
-@lru_cache(maxsize=4096)
-def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, sizes: Sizes) -> Way:
+@functools.lru_cache(maxsize=4096)
+def choose(
+    operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, stays: bool, sizes: Sizes
+) -> Way:
     """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
 
-    If there is a way that needs no communication between operands, it is taken; else the one of fewest bytes, those
+    If there is a way that moves no operand, it is taken where `stays` says so; else the one of fewest bytes, those
     for reducing results among them. Of equals, the one that shares the work among the most ranks, and then
     the one along the most axes, for those of one rank.
     """
@@ -330,7 +512,7 @@ def choose(operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...],
         )
         total = moved + moves * blocks * (n - 1) // n
         shared = _parts(way.values(), dict(sizes)), sum(map(len, way.values()))
-        candidates.append(((moved > 0, total, -shared[0], -shared[1]), way))
+        candidates.append(((stays and moved > 0, total, -shared[0], -shared[1]), way))
     return min(candidates, key=lambda candidate: candidate[0])[1]
 
 
@@ -388,18 +570,27 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
             args = [x if t is None or t.mesh is mesh else redistributed(x, *t, P()) for x, t in zip(args, layouts)]
         layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
     types = [typeof(x) for x in args]
-    parts = IN_PARTS.get(primitive.name)
-    if parts is not None and any(layouts[0].spec.dims(types[0].ndim)[d] for d in params["axes"]):
+    specs = [WHOLE if layout is None else layout.spec for layout in layouts]
+    laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
+    dims, in_parts = IN_PARTS.get(primitive.name, (None, None))
+    if in_parts is not None and layouts[0] is not None and any(laid[0][d] for d in dims(types, params)):
         with running(interpreter):
-            return parts(*args, **params)
-    weak = [x if type(x) in (bool, int, float, complex) else t for x, t in zip(args, types)]  # they promote weakly
-    outs = primitive.typecheck(weak, params)
-    rule = (rule_of(primitive) or _whole)(types, outs, params)
-    if rule.of_whole and isinstance(interpreter, JVP):
+            return in_parts(*args, **params)
+    operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, laid))
+    what = primitive, operands, tuple(params.items()), sizes_of(mesh)
+    plan = (_known_plan if _can_be_hashed(what) else _plan)(*what)
+    if plan.of_whole and isinstance(interpreter, JVP):
         return None
-    specs = [P() if layout is None else layout.spec for layout in layouts]
     with running(interpreter):
-        return _mapped(primitive, args, params, mesh, rule, specs, types, outs)
+        return _mapped(primitive, args, params, mesh, specs, plan)
+
+
+def _can_be_hashed(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:  # slices cannot
+        return False
+    return True
 
 
 def _check_alive(args: Sequence[Value]) -> None:
@@ -408,52 +599,85 @@ def _check_alive(args: Sequence[Value]) -> None:
             raise LeakedTracerError(leak_message(x))
 
 
+WHOLE = P()
+_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: they are known by their type alone
+
+
+class Plan(NamedTuple):
+    """How an operation is done on blocks: what of it depends on types, layouts and parameters alone."""
+
+    routes: list[Route]  # of each operand
+    run: Callable | None  # of the way, and of blocks as the routes leave them; None: the operation itself
+    params: dict  # of the operation, those that are others on blocks
+    way: Way
+    varying: frozenset  # the axes that labels are split along
+    over: tuple[str, ...]  # those of labels that the results lack
+    reduce: Callable | None
+    out_specs: tuple[PartitionSpec, ...]
+    of_whole: bool
+
+
+def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, sizes: Sizes) -> Plan:
+    """The plan for operands of these types (Python's, for its numbers) and layouts."""
+    given, known = dict(params), dict(sizes)
+    weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
+    types = [typeof(t) for t in weak]
+    outs = primitive.typecheck(weak, given)
+    rule = (rule_of(primitive) or _whole)(types, outs, given)
+    arrays = [(labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types)]
+    have = [dims for _, dims in operands]
+    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
+    way = choose(tuple(zip(arrays, have)), results, rule.moves, rule.stays, sizes)
+    out_layouts = [_layout(way, labels) for labels in rule.results]
+    kept = {label for labels in rule.results for label in labels}
+    changed = dict(rule.params)
+    if "shape" in given:
+        changed["shape"] = tuple(n // parts_along(axes, known) for n, axes in zip(outs[0].shape, out_layouts[0]))
+    return Plan(
+        routes=[
+            route(dims, _layout(way, labels), shape, itemsize, sizes)
+            for (labels, shape, itemsize), dims in zip(arrays, have)
+        ],
+        run=rule.run,
+        params=changed,
+        way=way,
+        varying=frozenset(a for axes in way.values() for a in axes),
+        over=tuple(a for label, axes in way.items() if label not in kept for a in axes),
+        reduce=rule.reduce,
+        out_specs=tuple(map(PartitionSpec.of_dims, out_layouts)),
+        of_whole=rule.of_whole,
+    )
+
+
+_known_plan = functools.lru_cache(maxsize=4096)(_plan)
+
+
 def _mapped(
     primitive: Primitive,
     args: Sequence[Value],
     params: dict,
     mesh: Mesh,
-    rule: Rule,
     specs: Sequence[PartitionSpec],
-    types: Sequence[ShapedArray],
-    outs: Sequence[ShapedArray],
+    plan: Plan,
 ) -> Any:
     """The operation, as a `shard_map` whose arguments come as they lie."""
-    sizes = sizes_of(mesh)
-    have = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
-    operands = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types))
-    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
-    way = choose(tuple(zip(operands, have)), results, rule.moves, sizes)
-    routes = [
-        route(d, _layout(way, labels), shape, itemsize, sizes) for (labels, shape, itemsize), d in zip(operands, have)
-    ]
-    out_layouts = [_layout(way, r) for r in rule.results]
-    kept = {label for labels in rule.results for label in labels}
-    varying = frozenset(a for axes in way.values() for a in axes)
-    over = tuple(a for label, axes in way.items() if label not in kept for a in axes)
-    params = {**params, **rule.params}
-    if "shape" in params:
-        params["shape"] = _block_shape(outs[0].shape, out_layouts[0], mesh)
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
-    out_specs = tuple(map(PartitionSpec.of_dims, out_layouts))
+    on_blocks = {**params, **plan.params}
 
     def body(*blocks: Value) -> tuple:
         current_scope().function = primitive.name
         values = list(args)
         for i, block in zip(arrays, blocks):
-            values[i] = routes[i](block, varying)
-        found = primitive.bind(*values, **params)
+            values[i] = plan.routes[i](block, plan.varying)
+        found = plan.run(plan.way, *values) if plan.run is not None else primitive.bind(*values, **on_blocks)
         found = found if primitive.multiple_results else [found]
-        found = [rule.reduce(x, over) for x in found] if over else found
-        return [lift_to(x, spec.axes) for x, spec in zip(found, out_specs)], out_specs
+        if plan.over and plan.reduce is not None:
+            found = [plan.reduce(x, plan.over) for x in found]
+        return [lift_to(x, spec.axes) for x, spec in zip(found, plan.out_specs)], plan.out_specs
 
     in_specs = tuple(specs[i] for i in arrays)
     found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
     return found if primitive.multiple_results else found[0]
-
-
-def _block_shape(shape: tuple[int, ...], layout: Dims, mesh: Mesh) -> tuple[int, ...]:
-    return tuple(n // parts_along(axes, mesh.shape) for n, axes in zip(shape, layout))
 
 
 core.spread = spread

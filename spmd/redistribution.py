@@ -32,7 +32,7 @@ import collectives
 from collectives.backend import index_along
 from minidiff import tree
 from minidiff.batching import BatchTracer
-from minidiff.core import Value, current_interpreter, lift_to, running, typeof
+from minidiff.core import Value, current_interpreter, current_scope, lift_to, running, show_axes, typeof
 from minidiff.forward import as_value
 from spmd.mesh import Mesh
 from spmd.partition import (
@@ -42,8 +42,8 @@ from spmd.partition import (
     check_divides,
     check_is_spec,
     check_ndim,
-    check_not_summed,
     check_spec,
+    check_whole,
     is_spec,
     parts_along,
 )
@@ -51,6 +51,9 @@ from spmd.shard_map import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
+#: How many axes of a mesh a route may go along: beyond those that arrays are split along, others are tried up to this
+#: many. Blocks that are split further on their way may be cheaper to move.
+SEARCHED = 3
 
 
 class Step(NamedTuple):
@@ -100,22 +103,63 @@ class Route(NamedTuple):
 @lru_cache(maxsize=4096)
 def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
     """The cheapest way between two layouts of an array: by bytes, then by collectives, then by steps."""
-    useful = frozenset(a for axes in (*have, *want) for a in axes)
-    steps = _cheapest(have, useful, shape, itemsize, sizes)[want] if have != want else ()
+    if have == want:
+        return Route(())
+    known = dict(sizes)
+    every, nbytes = math.prod(known.values()), itemsize * math.prod(shape)
+    gone, back = _of_one_rank(have, known), _of_one_rank(want, known)
+    start, end = gone[-1].without if gone else have, back[-1].without if back else want
+    used = [a for a in known if any(a in split for split in (*start, *end))]
+    others = [a for a in known if a not in used and known[a] > 1]
+    steps = [
+        *[_step("all_gather_invariant", (one.axis,), one.without, 0, axis=one.dim) for one in gone],
+        # Which layouts there are depends on which axes divide a dimension; which path is cheapest, on nothing else.
+        *_cheapest(
+            start,
+            frozenset(used + others[: max(0, SEARCHED - len(used))]),
+            tuple(math.gcd(n, every) for n in shape),
+            sizes,
+        )[end],
+        *[_step("pscatter", (one.axis,), one.layout, 0, axis=one.dim) for one in reversed(back)],
+    ]
     befores = (have, *[step.after for step in steps])
-    return Route(tuple(_with_permutation(step, before, dict(sizes)) for step, before in zip(steps, befores)))
+    return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
+
+
+class OfOneRank(NamedTuple):
+    """An axis of one rank that splits a dimension of a layout, which comes to the same without it."""
+
+    axis: str
+    dim: int
+    layout: Dims
+    without: Dims
+
+
+def _of_one_rank(layout: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
+    """The axes of one rank in a layout, one after the other: they are taken away first, and put back last."""
+    found = []
+    for d, a in [(d, a) for d, split in enumerate(layout) for a in split if sizes[a] == 1]:
+        without = tuple(tuple(b for b in split if b != a) for split in layout)
+        found.append(OfOneRank(a, d, layout, without))
+        layout = without
+    return found
+
+
+def _of_size(step: Step, nbytes: int, every: int) -> Step:
+    """A step that was found for an array of `every` squared bytes, for one of `nbytes`."""
+    return step._replace(bytes=step.bytes * nbytes // every**2)
 
 
 @lru_cache(maxsize=256)
-def _cheapest(
-    have: Dims, useful: frozenset, shape: tuple[int, ...], itemsize: int, sizes: Sizes
-) -> dict[Dims, tuple[Step, ...]]:
-    """The cheapest steps from a layout to each other one along the same axes, and those that are `useful`."""
+def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Sizes) -> dict[Dims, tuple[Step, ...]]:
+    """The cheapest steps from a layout to each other one along `useful` axes, of an array of so many bytes that all
+    parts have a whole number of them."""
     found: dict[Dims, tuple[Step, ...]] = {}
     least = {have: (0, 0, 0)}
     tail = itertools.count()  # so that layouts are never compared
     queue: list = [((0, 0, 0), next(tail), have, ())]
-    known, nbytes = dict(sizes), itemsize * math.prod(shape)
+    known = dict(sizes)
+    nbytes = math.prod(known.values()) ** 2
     while queue:
         (moved, calls, count), _, at, steps = heapq.heappop(queue)
         if at in found:
@@ -163,13 +207,16 @@ def _changed(layout: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
 
 def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
     """The other layouts along the same axes that split each dimension into as many parts."""
-    lengths = [len(axes) for axes in at]
+    parts = [parts_along(axes, sizes) for axes in at]
     for order in itertools.permutations([a for axes in at for a in axes]):
-        rest = iter(order)
-        after = tuple(tuple(itertools.islice(rest, n)) for n in lengths)
-        parts = ([parts_along(axes, sizes) for axes in layout] for layout in (at, after))
-        if after != at and next(parts) == next(parts):
-            yield after
+        rest, after = list(order), []
+        for n in parts:
+            taken: tuple[str, ...] = ()
+            while rest and parts_along(taken, sizes) < n:
+                taken = (*taken, rest.pop(0))
+            after.append(taken)
+        if tuple(after) != at and [parts_along(axes, sizes) for axes in after] == parts:
+            yield tuple(after)
 
 
 def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
@@ -207,18 +254,22 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
-    batch = current_interpreter()
-    if isinstance(x, BatchTracer) and x.interpreter is batch:
-        with running(batch.below):
-            t = typeof(x.value)
-            own = t.layout or Layout(mesh, P())
-            return BatchTracer(batch, settled(x.value, mesh, own.of_batch(x.axis, t.ndim, want)), x.axis)
+    if isinstance(x, BatchTracer) and x.interpreter is current_interpreter():
+        return _batch_redistributed(x, mesh, want)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
         return [lift_to(steps(block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
+
+
+def _batch_redistributed(x: BatchTracer, mesh: Mesh, want: PartitionSpec) -> Value:
+    """The whole batch redistributed: it stays split along the axes that its elements need not be."""
+    t = typeof(x.value)
+    own = t.layout if t.layout is not None and t.layout.mesh is mesh else Layout(mesh, P())
+    with running(x.interpreter.below):
+        return BatchTracer(x.interpreter, settled(x.value, mesh, own.of_batch(x.axis, t.ndim, want)), x.axis)
 
 
 def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
@@ -298,6 +349,13 @@ def _check_mesh(mesh: Any) -> None:
 
 
 def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+    scope = current_scope()
+    if scope is not None:
+        raise TypeError(
+            f"{what} lays out whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
+            f"over {show_axes(tuple(scope.axes))}, collectives move blocks: pscatter splits what all ranks have, "
+            "all_gather joins blocks, all_to_all splits them along another dimension"
+        )
     for path, leaf in tree.flatten_with_paths(spec, "spec")[0]:
         check_is_spec(path, leaf)
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
@@ -308,7 +366,7 @@ def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
 def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
     shape = typeof(x).shape
     check_spec(spec, mesh.shape, "spec")
-    check_not_summed(spec, "spec")
+    check_whole(spec, "spec")
     check_ndim(spec, shape, "spec", path)
     check_divides(spec, shape, mesh.shape, "spec", path)
 

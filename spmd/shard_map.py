@@ -47,6 +47,7 @@ from minidiff import tree
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
     EVALUATE,
+    Interpreter,
     LeakedTracerError,
     Primitive,
     Scope,
@@ -61,6 +62,7 @@ from minidiff.core import (
     is_scalar_constant,
     leak_message,
     name_of,
+    running,
     transforming,
     typeof,
 )
@@ -119,6 +121,12 @@ class ShardMap(Primitive):
     has_body = True
     multiple_results = True
     lifts_operands = False
+
+    def bind(self, *args: Value, **params) -> list[Value]:
+        """Apply it. What lies on the ranks in another way than its spec says is redistributed first."""
+        if not params["around"]:
+            args = tuple(_lying(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+        return super().bind(*args, **params)
 
     # ------------------------------------------------ running
 
@@ -190,12 +198,13 @@ class ShardMap(Primitive):
         outs = dict(zip(ran.known_outs, results))
         if ran.linear_outs:
             residuals, residual_specs = ran.residuals(args, in_specs, results[len(ran.known_outs) :])
+            captured = _closed_over(outside, ran.captured, params)
             recorded = outside.record(
                 self,
-                [*residuals, *[args[i] for i in linear], *ran.captured],
+                [*residuals, *[args[i] for i in linear], *captured],
                 {
                     **_where(params),
-                    "in_specs": (*residual_specs, *[in_specs[i] for i in linear], *[P()] * len(ran.captured)),
+                    "in_specs": (*residual_specs, *[in_specs[i] for i in linear], *[P()] * len(captured)),
                     "out_specs": tuple(ran.specs[i] for i in ran.linear_outs),
                     "body": ran.tape,
                 },
@@ -272,7 +281,7 @@ class ShardMap(Primitive):
         tape, constants = inside.tape(outs).close()
         return outside.record(
             self,
-            [*constants, *args, *inside.captured],
+            [*constants, *args, *_closed_over(outside, inside.captured, params)],
             {
                 **_where(params),
                 "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
@@ -479,10 +488,26 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     found = interpreter.enter_lying(x, spec) if lies_here else None
     if found is not None:
         return found
-    if isinstance(x, ShardedArray):
-        x = x.gather()
+    if isinstance(x, ShardedArray):  # a step of a loop, say, is compiled before it is known how values lie
+        return _place(interpreter, _lying(x, interpreter.mesh, spec), spec)
     data, held = (outer or interpreter).operand(x)  # raises, if it is a traced value that has leaked
     return RankTracer(interpreter, *place(interpreter.mesh.ranks, data, held, spec))
+
+
+def _lying(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """An argument laid out as its spec says, if it lies on ranks at all."""
+    layout = typeof(x).layout
+    if layout is None or spec.stays or (layout.spec is spec and layout.mesh is mesh):
+        return x
+    return Layout(mesh, spec.without_sum()).settled(x)
+
+
+def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], params: dict) -> list[Value]:
+    """What a body closes over, as unmapped arguments: whole."""
+    if params["around"]:
+        return list(values)
+    with running(interpreter):
+        return [_lying(x, params["mesh"], P()) for x in values]
 
 
 def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str, ...]) -> Value:
@@ -617,11 +642,6 @@ def shard_map(
             shape = tuple(x.shape)
             check_ndim(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
-        if not where["around"]:
-            values = [
-                x if typeof(x).layout is None else Layout(where["mesh"], spec).settled(x)
-                for x, spec in zip(values, specs)
-            ]
         out_structure = None
 
         def body(*blocks):

@@ -13,7 +13,7 @@ import spmd
 from spmd import P
 from spmd.redistribution import route, sizes_of
 
-SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k")}
+SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k"), (2, 1, 2): ("i", "j", "k")}
 
 
 @functools.cache
@@ -62,6 +62,110 @@ def test_every_pair_of_specs(shape, ndim):
 def test_there_are_as_many_specs_as_there_should_be():
     assert len(all_specs(("i", "j"), 2)) == len(set(all_specs(("i", "j"), 2))) == 1 + 2 * 2 + 2 * 3
     assert len(set(all_specs(("i", "j", "k"), 3))) == 1 + 3 * 3 + 6 * 6 + 6 * 10
+
+
+def single_steps(at, layouts, nbytes, sizes):
+    """What one collective can make of a layout, and the bytes that each rank receives: told by looking at both."""
+    block = nbytes // math.prod(parts(axes, sizes) for axes in at)
+    for to in layouts:
+        pairs = [(one, two) for one, two in zip(at, to) if one != two]
+        fewer = [one[len(two) :] for one, two in pairs if one[: len(two)] == two]
+        more = [two[len(one) :] for one, two in pairs if two[: len(one)] == one]
+        alike = [[tuple(a for a in axes if sizes[a] > 1) for axes in layout] for layout in (at, to)]
+        if alike[0] == alike[1] or len(pairs) == len(more) == 1:
+            yield to, 0  # axes of one rank; and each rank keeps a part of what it has
+        elif len(pairs) == len(fewer) == 1:
+            yield to, (parts(fewer[0], sizes) - 1) * block
+        elif len(pairs) == 2 and fewer and fewer == more:
+            n = parts(fewer[0], sizes)
+            yield to, (n - 1) * block // n
+        elif sorted(sum(at, ())) == sorted(sum(to, ())) and all(
+            parts(one, sizes) == parts(two, sizes) for one, two in pairs
+        ):
+            yield to, block
+
+
+def parts(axes, sizes):
+    return math.prod(sizes[a] for a in axes)
+
+
+def least_bytes(have, layouts, nbytes, sizes):
+    """To each layout from one, tried again and again until nothing gets cheaper (Bellman and Ford's algorithm)."""
+    edges = {at: list(single_steps(at, layouts, nbytes, sizes)) for at in layouts}
+    least = {have: 0}
+    changed = True
+    while changed:
+        changed = False
+        for at, found in edges.items():
+            for to, cost in found if at in least else ():
+                if least[at] + cost < least.get(to, math.inf):
+                    least[to], changed = least[at] + cost, True
+    return least
+
+
+@pytest.mark.parametrize(
+    "mesh, shape",
+    [
+        ((3,), (6, 6)),
+        ((1, 2), (4, 4)),
+        ((4, 2), (4, 8)),
+        ((2, 3), (12, 3)),
+        ((2, 2, 2), (8, 4)),
+        ((2, 1, 2), (4, 4)),
+        ((4, 2, 2), (16, 4)),
+    ],
+    ids=str,
+)
+def test_no_sequence_of_collectives_is_cheaper(mesh, shape):
+    """For each pair of layouts that fit; a dimension may be too short to be split along all axes."""
+    axes = "ijk"[: len(mesh)]
+    sizes, nbytes = dict(zip(axes, mesh)), 4 * math.prod(shape)
+    layouts = [spec.dims(len(shape)) for spec in all_specs(axes, len(shape))]
+    layouts = [x for x in layouts if all(n % parts(split, sizes) == 0 for n, split in zip(shape, x))]
+    for have in layouts[:: max(1, len(layouts) // 12)]:
+        least = least_bytes(have, layouts, nbytes, sizes)
+        for want in layouts:
+            found = route(have, want, shape, 4, tuple(sizes.items()))
+            assert found.bytes == least[want], (have, want, found)
+            assert not found.steps or found.steps[-1].after == want
+
+
+def test_blocks_are_split_further_where_that_is_cheaper():
+    """Along an axis that splits nothing before or after: two all-to-alls, of 96 and 64 bytes, would do without."""
+    x = spmd.distribute(X, mesh_of((2, 2, 2)), P(None, ("i", "j")))
+    assert spmd.explain_reshard(x, P("i", "j")) == (
+        "P(None, ('i', 'j')) -> P('i', 'j') of f64[8,8]: 128 bytes for each rank\n"
+        "  pscatter over 'k', axis=0: P('k', ('i', 'j')), 0 bytes\n"
+        "  ppermute over 'i' and 'j' and 'k': P('i', ('j', 'k')), 64 bytes\n"
+        "  all_gather_invariant over 'k', axis=1: P('i', 'j'), 64 bytes"
+    )
+
+
+def test_in_a_vmap_each_element_is_split_and_so_the_batch_stays():
+    x = spmd.distribute(X / 64, mesh_of((2, 2)), P("i", "j"))
+    for axis in (0, 1):
+        f = md.vmap(lambda r: np.sin(spmd.reshard(r, P())), in_axes=axis, out_axes=axis)
+        assert f(x).spec == (P("i") if axis == 0 else P(None, "j"))
+        numpy.testing.assert_allclose(f(x), numpy.sin(X / 64))
+        assert spmd.communication(f)(x).counts == {"all_gather_invariant": 1}
+    y = md.vmap(lambda r: spmd.reshard(r, P("i")))(x)  # the axis is wanted elsewhere: the batch is whole
+    assert y.spec == P(None, "i")
+    numpy.testing.assert_array_equal(y, X / 64)
+    z = md.vmap(lambda r: spmd.distribute(r, mesh_of((2, 2)), P("j")))(X)
+    assert z.spec == P(None, "j")
+    slopes = md.vmap(md.grad(lambda r: np.sum(np.sin(spmd.reshard(r, P())) ** 2)))
+    numpy.testing.assert_allclose(slopes(x), numpy.sin(X / 32))
+    numpy.testing.assert_allclose(md.jit(slopes)(x), numpy.sin(X / 32))
+
+
+def test_axes_of_one_rank_cost_nothing():
+    mesh = mesh_of((2, 1, 2))
+    x = spmd.distribute(X, mesh, P(("j", "i"), "k"))
+    for want in [P("i", ("k", "j")), P(("i", "j"), "k"), P("i", "k")]:
+        y = spmd.reshard(x, want)
+        numpy.testing.assert_array_equal(y, X)
+        assert y.spec == want and spmd.communication(lambda x, s=want: spmd.reshard(x, s))(x).counts == {}
+        assert md.grad(lambda x, s=want: np.sum(spmd.reshard(x, s) ** 2))(x).spec == x.spec
 
 
 MESH = mesh_of((4, 2))
@@ -210,6 +314,13 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
             r"spec is Mesh\(.*no partition spec; write P\(\.\.\.\), or",
         ),
         (
+            lambda x: spmd.distribute(X, MESH, P("i", sum="j")),
+            ValueError,
+            r"spec = P\('i', sum='j'\): sum= adds up partial results .* in its out_specs only; .*: write P\('i'\)$",
+        ),
+        (lambda x: spmd.reshard(x, P(sum="i")), ValueError, r"spec = P\(sum='i'\): sum= adds up.* write P\(\)$"),
+        (lambda x: spmd.reshard(x, P.stacked("i")), ValueError, r"P.stacked stacks the blocks of .* write P\(\)$"),
+        (
             lambda x: spmd.distribute(X[:, :6], MESH, P(None, "i")),
             ValueError,
             r"dimension 1, of size 6, cannot be split evenly along 'i' \(4\).*make it a multiple of 4",
@@ -219,3 +330,13 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
 def test_errors(call, error, message):
     with pytest.raises(error, match=message):
         call(spmd.distribute(X, MESH, P("i")))
+
+
+@pytest.mark.parametrize("move", [lambda b: spmd.reshard(b, P("j")), lambda b: spmd.distribute(b, MESH, P("j"))])
+def test_blocks_in_a_body_are_moved_by_collectives(move):
+    with pytest.raises(
+        TypeError,
+        match=r"lays out whole arrays, outside of any body; in the body of <lambda>, over "
+        r"\('i', 'j'\), collectives move blocks: pscatter splits",
+    ):
+        spmd.shard_map(lambda b: move(b), mesh=MESH, in_specs=P("i"), out_specs=P("i"))(X)

@@ -11,6 +11,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from tests.collective_checks import whole
+from tests.optimisers import adam, momentum, sgd
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {2: [(2,)], 4: [(4,), (2, 2)]}
@@ -71,6 +72,12 @@ def _doubled(x):
     )(x)
 
 
+def _closing_over(x):
+    mesh = meshes()[-1]
+    axes = P(mesh.axis_names)
+    return spmd.shard_map(lambda w: np.sin(w @ x), mesh=mesh, in_specs=axes, out_specs=axes)
+
+
 PROGRAMS = {
     "layers": lambda x, w: np.mean(np.tanh(np.tanh(x @ w / 24) @ w.T) ** 2),
     "softmax": lambda x, w: -np.mean(md.nn.log_softmax(x @ w, axis=1)[:, 3]),
@@ -81,6 +88,9 @@ PROGRAMS = {
     "computed again": lambda x, w: np.sum(md.checkpoint(lambda x: np.tanh(np.sum(x @ w, axis=0) + x) @ w.T)(2 * x)),
     "vmap": lambda x, w: np.sum(md.vmap(lambda r: np.sin(r @ w) * r.max(), out_axes=1)(x)),
     "a shard_map": lambda x, w: np.sum(_doubled(x * w.sum(axis=1)) @ w),
+    "updates": lambda x, w: np.sum(np.at(np.at(x)[1].set(w[0]))[[3, 0]].set(w[1:3]) * np.at(w)[:, 2::5].add(1.0)),
+    "look-ups": lambda x, w: np.sum(np.sin(x[[2, -3, 2]])) + np.sum(x[5] * w[1, -1]),
+    "closed over": lambda x, w: np.sum(_closing_over(x)(w)),
     "indices": lambda x, w: np.sum(x[np.array([3, 1, 4, 1, 5])] @ w[:, [9, 2, 6]]) + x[0] @ w[:, 0],
 }
 
@@ -93,7 +103,7 @@ def test_programs_equal_those_of_the_whole(name):
     value, expected = both(X, W)
     expected = [whole(e) for e in expected]
     counted = name != "a loop"  # from step to step, what it carries may be laid out in other ways
-    for mesh in meshes()[-1:] if name == "a shard_map" else meshes():
+    for mesh in meshes()[-1:] if name in ("a shard_map", "closed over") else meshes():
         specs = specs_of(mesh)
         for k, xs in enumerate(specs[:3]):
             ws = specs[(2 * k + 1) % len(specs)]
@@ -114,13 +124,13 @@ def test_an_update_communicates_nothing():
         p, g = (spmd.distribute(a, mesh, P(None, mesh.axis_names)) for a in (X, W))
         m, v = np.zeros_like(p), np.zeros_like(p)
 
-        def adam(p, g, m, v):
-            m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g**2
-            return p - 0.1 * m / (np.sqrt(v) + 1e-8), m, v
-
-        new = run_and_count(adam, mesh, p, g, m, v)
-        assert mesh.calls == {}
-        numpy.testing.assert_allclose(new[0].gather(), adam(X, W, 0 * X, 0 * X)[0])
+        for update, states in ((sgd, ()), (momentum, (m,)), (adam, (m, v)), (md.jit(adam), (m, v))):
+            new = run_and_count(update, mesh, p, g, *states)
+            assert mesh.calls == {}
+            expected = update(X, W, *[0 * X for _ in states])
+            for x, e in zip(new if states else [new], expected if states else [expected]):
+                assert x.spec == p.spec
+                numpy.testing.assert_allclose(x.gather(), whole(e))
 
 
 @everywhere
