@@ -1,5 +1,5 @@
 # make demo       sets up, and trains a network data-parallel on 4 MPI ranks
-# make lab        sets up, and opens the notebooks in JupyterLab
+# make lab        sets up, and opens the notebooks in JupyterLab; as root, in a container: make lab ARGS=--allow-root
 # make test       sets up, and runs all tests, those on MPI ranks too
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
@@ -34,7 +34,7 @@ test: $(VENV)/.installed-$(MPI)-test-notebooks
 	done
 
 lab: $(VENV)/.installed-$(MPI)-notebooks-lab
-	jupyter lab --notebook-dir=notebooks
+	jupyter lab --notebook-dir=notebooks $(ARGS)
 
 notebooks: $(VENV)/.installed-$(MPI)-notebooks
 	python notebooks/execute.py $(ARGS)

@@ -75,9 +75,14 @@ def along(name: str, axis_name: AxisName) -> list[Along]:
             runs[-1] = Along(scope, (*runs[-1].axes, axis))
         else:
             runs.append(Along(scope, (axis,)))
-    if len(set(axes)) != len(axes):
-        raise ValueError(f"{name}: an axis is named twice in {axis_name!r}")
+    check_distinct(name, axes)
     return runs
+
+
+def check_distinct(name: str, axes: Sequence[str]) -> None:
+    """Raise ValueError where an axis is named twice."""
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: an axis is named twice in {axes!r}")
 
 
 def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmapped: dict) -> None:
@@ -119,11 +124,12 @@ def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = 
     if groups is None:
         return runs[0]
     found = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
-    _check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, alike)
+    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, alike)
     return runs[0]._replace(groups=found)
 
 
-def _check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
+def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
+    """Raise ValueError, calling them `what`, for groups that do not have each rank once; `alike` wants one size."""
     named = [rank for group in groups for rank in group]
     for rank in named:
         if not 0 <= rank < size:
@@ -172,6 +178,18 @@ def check_splits(name: str, splits: Any, size: int) -> Groups:
             if rows < 0:
                 raise ValueError(f"{name}: splits[{source}][{destination}] is {rows}: no rows are 0")
     return found
+
+
+def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, size: int) -> None:
+    """ValueError for pairs (source, destination) of which one is no rank along the axes, or occurs twice."""
+    for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+        for rank in ranks:
+            check_rank(name, what, rank, axis_name, size)
+            if ranks.count(rank) > 1:
+                raise ValueError(
+                    f"{name}: {what} {rank} occurs {ranks.count(rank)} times in {list(perm)}; a rank sends once, "
+                    "and receives once"
+                )
 
 
 def most(splits: Iterable[Sequence[int]]) -> int:

@@ -8,16 +8,19 @@ from typing import Any
 
 from collectives.kinds import together
 from collectives.ops import pbroadcast_p, psum_p
-from minidiff.core import Value
-from minidiff.location import transposes
+from collectives.raising import lifts_late, raised
+from minidiff import reverse
+from minidiff.core import Value, current_scope
+from minidiff.location import joined, transposes
 from minidiff.optimize import SETTINGS
-from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape
+from minidiff.rematerialise import with_values
+from minidiff.reverse import backward_pass, evaluate_constants
+from minidiff.tape import Equation, Tape, Var
 
 
 @transposes
 def summed_backward_pass(
-    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None]
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
     """What `backward_pass` gives, with fewer calls: the cotangents of linear inputs.
 
@@ -33,22 +36,47 @@ def summed_backward_pass(
     groups = [lifts[::-1] for lifts in alike.values() if len(lifts) > 1]  # the last one's cotangent is there first
     lifts = [eqn for group in groups for eqn in group]
     if not lifts:
-        return backward_pass(tape, linear, values, cts)
+        return backward_pass(tape, linear, values, cts, consume)
     lifted = [eqn.outputs[0] for eqn in lifts]
     rest = Tape([*tape.inputs, *lifted], [eqn for eqn in tape.equations if eqn not in lifts], tape.outputs)
-    rest.linear = tape.linear
+    rest.linear, rest.spread = tape.linear, tape.spread
     more = len(lifts)
-    found = backward_pass(rest, [*linear, *[True] * more], [*values, *[None] * more], cts)
+    found = backward_pass(rest, [*linear, *[True] * more], [*values, *[None] * more], cts, consume)
     totals = dict(zip([v for v, yes in zip(tape.inputs, linear) if yes], found))
     waiting = {eqn: ct for eqn, ct in zip(lifts, found[-more:]) if ct is not None}
     del found
     for bucket in [bucket for group in groups for bucket in _buckets([eqn for eqn in group if eqn in waiting])]:
-        eqn = bucket[0]  # on whose behalf all are summed
-        sums = _psums([waiting.pop(eqn) for eqn in bucket], bucket[0].params)
+        first, cotangents = bucket[0], [waiting.pop(lift) for lift in bucket]
+        # on whose behalf all are summed
+        eqn = Equation(first.primitive, (), first.params, (), joined([lift.source for lift in bucket]))
+        sums = _psums(cotangents, first.params)
         for eqn, total in zip(bucket, sums):
             own = totals[eqn.inputs[0]]
             totals[eqn.inputs[0]] = total if own is None else own + total
     return list(totals.values())
+
+
+def _backward_pass_in_body(
+    tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
+) -> list[Value | None]:
+    """As `summed_backward_pass`, of a tape that was recorded in the body that is running: it holds values."""
+    scope = current_scope()
+    if scope.explicit or not lifts_late(tape, linear):
+        return summed_backward_pass(tape, linear, values, cts, consume)
+    given = [k for k, ct in enumerate(cts) if ct is not None and isinstance(tape.outputs[k], Var)]
+    closed, constants = Tape(tape.inputs, tape.equations, [tape.outputs[k] for k in given]).close()
+    if consume:
+        tape.equations.clear()
+    mask = [*[False] * len(constants), *linear]
+    closed = raised(closed, mask, scope)
+    env, equations = evaluate_constants(closed, mask, [*constants, *values])
+    better = Tape(closed.inputs[len(constants) :], with_values(equations, env), closed.outputs)
+    better.linear, better.spread = True, tape.spread
+    del closed, constants, equations, env  # what holds a residual now is the equation that needs it
+    return summed_backward_pass(better, linear, values, [cts[k] for k in given], consume)
+
+
+reverse.backward_pass_on_ranks = _backward_pass_in_body
 
 
 def _buckets(lifts: Sequence[Equation]) -> list[list[Equation]]:

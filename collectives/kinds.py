@@ -11,9 +11,19 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from collectives.along import (
+    check_distinct,
+    check_groups,
+    check_perm,
+    check_rank,
+    check_split,
+    check_splits,
+    most,
+    size_of,
+)
 from collectives.stacked import Stacked
 from minidiff.batching import Batch, BatchTracer
-from minidiff.core import Primitive, ShapedArray, UnboundAxisError, Value, VarianceError, show_axes, typeof
+from minidiff.core import Primitive, Scope, ShapedArray, UnboundAxisError, Value, VarianceError, show_axes, typeof
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 
@@ -41,6 +51,10 @@ class Collective(Linear):
         (x,) = types
         shape, dtype = self.shape_rule(x, **params)
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
+
+    def check_fits(self, types, params, scope):
+        for x in types:
+            _check_on_ranks(self, x, params, scope)
 
     def sends(self, params):
         return self.communicates and params["size"] > 1  # a rank alone has all there is
@@ -124,6 +138,44 @@ _INSTEAD = {
     "scatter": "each rank can take its part itself: write pscatter over {axes}",
     "at_root": "each rank has a value of its own there. Of these, reduce gives the root the sum, and gather all",
 }
+
+
+# ---------------------------------------------------------------- what `Tape.check` asks
+
+
+def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
+    """How many ranks there are along axes of a body; None where that is not known. ValueError if they are not bound."""
+    check_distinct(name, axes)
+    unbound = [] if scope is None else [a for a in axes if a not in scope.axes]
+    if unbound and scope.typed:
+        raise ValueError(f"no axis {unbound[0]!r} is bound there; the axes of this shard_map are {tuple(scope.axes)}")
+    return None if unbound or scope is None else size_of(scope, axes)
+
+
+def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | None) -> None:
+    """Raise ValueError where parameters do not fit the ranks of a body, or the operand cannot be split among them."""
+    axes, size = params["axes"], params["size"]
+    ranks = _ranks_of(of.name, scope, axes)
+    if "groups" in params:
+        groups = params["groups"]
+        check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, alike=False)
+        ranks = max(map(len, groups))
+    if ranks is not None and ranks != size:
+        raise ValueError(f"there are {ranks} ranks along {show_axes(axes)}, not size={size}")
+    if "root" in params:
+        check_rank(of.name, "the root", params["root"], axes, size)
+    if "perm" in params:
+        check_perm(of.name, params["perm"], axes, size)
+    new = of.shape_rule is gathered_shape and not params["tiled"]
+    for name in ("axis", "split_axis", "concat_axis"):
+        if name in params and not 0 <= params[name] < x.ndim + new:
+            raise ValueError(f"{x} has no axis {params[name]}")
+    if "splits" in params:
+        axis, rows = params["axis"], most(check_splits(of.name, params["splits"], size))
+        if x.shape[axis] != rows:
+            raise ValueError(f"axis {axis} of {x} must have {rows} rows")
+    if "split_axis" in params or of.shape_rule is scattered_shape:
+        check_split(of.name, x, params.get("split_axis", params.get("axis")), size, params["tiled"])
 
 
 # ---------------------------------------------------------------- rules
@@ -235,6 +287,9 @@ class AxisIndex(Primitive):
 
     def typecheck(self, types, params):
         return [ShapedArray((), int, params["axes"] if params["typed"] else ())]
+
+    def check_fits(self, types, params, scope):
+        _ranks_of(self.name, scope, params["axes"])
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
         return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))

@@ -49,7 +49,7 @@ from collectives.along import (
     along_groups,
     along_one,
     along_those,
-    check_rank,
+    check_perm,
     check_split,
     check_splits,
     most,
@@ -641,14 +641,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
             f"ppermute: perm is {perm!r}; write a list of pairs (source, destination), such as [(0, 1), (1, 0)]"
         )
     pairs = tuple((int(source), int(destination)) for source, destination in pairs)
-    for what, ranks in (("source", [s for s, _ in pairs]), ("destination", [d for _, d in pairs])):
-        for rank in ranks:
-            check_rank("ppermute", what, rank, axis_name, run.size)
-            if ranks.count(rank) > 1:
-                raise ValueError(
-                    f"ppermute: {what} {rank} occurs {ranks.count(rank)} times in {list(pairs)}; a rank sends once, "
-                    "and receives once"
-                )
+    check_perm("ppermute", pairs, axis_name, run.size)
     return each_leaf(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
 
 

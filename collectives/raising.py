@@ -52,7 +52,7 @@ Wanted = dict[frozenset, Location | None]
 
 def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
     """The tape of a linear part, linear in those of its inputs, with pbroadcasts where their psums take least time."""
-    if not _lifts_late(tape, linear):
+    if not lifts_late(tape, linear):
         return tape
     ways = [_Raising(tape, linear, scope, through).tape() for through in (NOTHING, *_worth_trying(tape))]
     best = _best([tape, *ways], linear)
@@ -63,7 +63,7 @@ def _best(tapes: Sequence[Tape], linear: Sequence[bool]) -> Tape:
     return min(tapes, key=lambda t: _time(t, linear, [v for v, yes in zip(t.inputs, linear) if yes]))
 
 
-def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
+def lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
     """Whether lifts may be saved: one is of what is computed of inputs, or of what is lifted elsewhere too."""
     inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
     roots: dict[Var, Var | None] = {v: v for v in inputs}  # what a name is computed of: None if of several
@@ -94,7 +94,7 @@ def _lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
 def _lifts_apart(tape: Tape, linear: Sequence[bool]) -> bool:
     """Whether several lifts may be one, though not by being moved up: outside of bodies, which nobody looks into."""
     lifts = sum(eqn.primitive is pbroadcast_p for eqn in tape.equations)
-    return lifts > 1 and not any(eqn.primitive.has_body for eqn in tape.equations) and _lifts_late(tape, linear)
+    return lifts > 1 and not any(eqn.primitive.has_body for eqn in tape.equations) and lifts_late(tape, linear)
 
 
 def _with_sums_sunk(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:

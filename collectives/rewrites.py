@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collectives.kinds import Collective, together
+from collectives.kinds import together
 from collectives.ops import (
     all_gather_invariant_p,
     all_gather_p,
@@ -41,6 +41,7 @@ from collectives.rooted import gather_p as gather_to_root_p
 from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
 from minidiff.core import Primitive, Scope
 from minidiff.grouping import Groups
+from minidiff.location import joined, parted
 from minidiff.ops.elementwise import add, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
 from minidiff.ops.shape import reshape_p
@@ -268,17 +269,19 @@ def _by_way_of_the_root(program: Program, eqn: Equation) -> Any:
 
 def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
     """A sum of several values, of those that are used."""
-    kept = [(a, v) for a, v, yes in zip(eqn.inputs, eqn.outputs, used) if yes]
-    return _summed_together(eqn.primitive.each, eqn.params, *zip(*kept), eqn.source)
+    return _summed_together([part for part, yes in zip(_apart(eqn), used) if yes])
 
 
 NARROWED.update(dict.fromkeys(TOGETHER, _narrowed))
 
 
-def _summed_together(
-    of: Collective, params: dict, inputs: Sequence[Atom], outputs: Sequence[Var], source: Any
-) -> Equation:
-    return Equation(of if len(inputs) == 1 else together(of), inputs, params, outputs, source)
+def _summed_together(parts: Sequence[Equation]) -> Equation:
+    """One call for sums of one value each."""
+    first, *others = parts
+    if not others:
+        return first
+    inputs, outputs = [e.inputs[0] for e in parts], [e.outputs[0] for e in parts]
+    return Equation(together(first.primitive), inputs, first.params, outputs, joined([e.source for e in parts]))
 
 
 @rewrites_tapes(first=True)
@@ -292,7 +295,8 @@ def take_psums_apart(tape: Tape) -> Tape:
 def _apart(eqn: Equation) -> list[Equation]:
     if eqn.primitive not in TOGETHER:
         return [eqn]
-    return [Equation(eqn.primitive.each, [a], eqn.params, [v], eqn.source) for a, v in zip(eqn.inputs, eqn.outputs)]
+    parts = zip(eqn.inputs, eqn.outputs, parted(eqn.source, len(eqn.inputs)))
+    return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
 
 
 @rewrites_tapes(in_scope=True, bucket_bytes=BUCKET_BYTES)
@@ -309,13 +313,7 @@ def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tap
     buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
     if all(len(members) == 1 for members in buckets.members):
         return tape
-    fused = []
-    for part in buckets.in_order():
-        if len(part) > 1:
-            inputs, outputs = [e.inputs[0] for e in part], [e.outputs[0] for e in part]
-            part = [_summed_together(part[0].primitive, part[0].params, inputs, outputs, part[0].source)]
-        fused += part
-    return with_equations(tape, fused)
+    return with_equations(tape, [_summed_together(part) for part in buckets.in_order()])
 
 
 def _axes_apart(eqn: Equation, scope: Scope) -> list[Equation]:

@@ -40,8 +40,11 @@ class BatchTracer(Tracer):
 
     @property
     def type(self) -> ShapedArray:
-        t = typeof(self.value)
-        return t.update(shape=t.shape[: self.axis] + t.shape[self.axis + 1 :])
+        whole = typeof(self.value)
+        t = whole.update(shape=whole.shape[: self.axis] + whole.shape[self.axis + 1 :])
+        if whole.layout is not None:
+            t.layout = whole.layout.of_element(self.axis, whole.ndim)
+        return t
 
     def concrete(self, use: str) -> Any:
         self.check_alive()

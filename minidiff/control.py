@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -739,6 +739,8 @@ class _Carry:
         self.paths = [path for path, _ in leaves]
         self.init = [x if _is_weak(x) else entered(x) for _, x in leaves]
         self.seen: list[ShapedArray] = []  # the types that the carries have had, while they are known
+        self.last: list[ShapedArray] = []  # those that they had last
+        self.fixed = False  # whether a step that took what was `seen` made nothing else of it, as no further one will
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -774,7 +776,7 @@ class _Carry:
         init = [_numeric(x, t) for x, t in zip(start, types)]
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
-        self.seen = types
+        self.seen, self.last = types, list(map(typeof, init))
         return init, types, (self.settled(types, new), rest)
 
     def settled(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
@@ -785,22 +787,24 @@ class _Carry:
                 x = _numeric(x, _carried(self.what, path, t, x))
             out.append(x)
         if current_scope() is not None:
-            self.seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
+            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
+            self.fixed = self.last == self.seen == seen
+            self.seen, self.last = seen, list(map(typeof, out))
         return out
 
-    def results(self, values: Sequence[Value], step: Callable | None = None) -> list[Value]:
-        """What is carried out of a loop, with the variance that it has had at any time: as it is recorded.
-
-        With `step`, of a loop of which only the values say how many steps there are, it is as after any number.
-        """
+    def results(
+        self, step: Callable, values: Sequence[Value], others: Sequence[ShapedArray] = (), ys: Sequence[Value] = ()
+    ) -> tuple[list[Value], list[Value]]:
+        """What is carried out of a loop, and what its steps gave, with the variance after any number: as recorded."""
         scope = current_scope()
         if scope is None or not scope.typed:
-            return list(values)
-        types = self.seen or list(map(typeof, values))
-        if step is not None and not _vary_everywhere(values):
-            with contextlib.suppress(TracerError):  # a step that asks for numbers cannot be recorded
-                types = self.recorded(step)[1]
-        return [_as(x, t) for x, t in zip(values, types)]
+            return list(values), list(ys)
+        types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
+        if not (self.fixed or _vary_everywhere([*values, *ys])):
+            with _for_types_alone():
+                draft, types = self.recorded(step, others)
+                y_types = [typeof(y) for y in draft.result[1] or ()]
+        return [_as(x, t) for x, t in zip(values, types)], [lift_to(y, t.variance) for y, t in zip(ys, y_types)]
 
     def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint."""
@@ -894,8 +898,7 @@ def _typed_choice(
 ) -> Any:
     """The results of one branch, with the variance that they have whichever is chosen: as it is recorded.
 
-    So a program whose types are right for these numbers is right for others. A branch that cannot be recorded, since
-    it asks for numbers, has no say.
+    So a program whose types are right for these numbers is right for others.
     """
     leaves, function = _flat_function(branches[number], operands)
     found, structure = function(*leaves)
@@ -904,10 +907,24 @@ def _typed_choice(
     results = [(found, structure)] * len(branches)
     for k, f in enumerate(branches):
         if k != number:
-            with contextlib.suppress(TracerError):
+            with _for_types_alone():
                 results[k] = _drafted(primitive, f, *_flat_function(f, operands)).result
     types = _joined(primitive.name, names, results)
     return tree.unflatten(structure, [_as(x, t) for (_, x), t in zip(found, types)])
+
+
+@contextlib.contextmanager
+def _for_types_alone() -> Iterator[None]:
+    """Around what is recorded though it may never be run: if it raises (it may ask for numbers) it has no say.
+
+    That types disagree is an error, whatever is run.
+    """
+    try:
+        yield
+    except VarianceError:
+        raise
+    except Exception:  # also RecursionError, of a branch that calls itself as long as a value says so
+        pass
 
 
 def _vary_everywhere(values: Iterable[Value]) -> bool:
@@ -1009,7 +1026,8 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: _Carry) -> Any:
             with checking(current_scope(), False):
                 new = cond_p.select(going, [new, values])
         values = new
-    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in carry.results(values, step)])
+    values, _ = carry.results(step, values)
+    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
 
 
 def _holds(going: Value, carry: _Carry, test: Callable, values: Sequence[Value]) -> bool:
@@ -1081,6 +1099,7 @@ def scan(
 
 def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
     arrays, xs_structure = tree.flatten(xs)
+    element_types = [_without_axis(typeof(x)) for x in arrays]
     ys_structure = None
 
     def step(leaves, *elements):
@@ -1108,9 +1127,10 @@ def _scan(f: Callable, carry: _Carry, xs: Any, length: int, reverse: bool) -> tu
                 values = carry.settled(types, new)
             rows.append([entered(y) for y in row])
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
-        return carry.tree(carry.results(values)), tree.unflatten(ys_structure, ys)
+        values, ys = carry.results(step, values, element_types, ys)
+        return carry.tree(values), tree.unflatten(ys_structure, ys)
 
-    draft, types = carry.recorded(step, [_without_axis(typeof(x)) for x in arrays])
+    draft, types = carry.recorded(step, element_types)
     closed = draft.close(lambda r: [*[_as(x, t) for x, t in zip(r[0], types)], *map(entered, r[1])])
     groups = [[], [_as(x, t) for x, t in zip(carry.init, types)], arrays]
     outs = scan_p.bind_loop(closed, groups, {"length": length, "reverse": bool(reverse)})

@@ -310,6 +310,8 @@ def _shown(x: Any) -> str:
 
 def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> ValueError:
     """The error for an operation that NumPy refused, naming it and its operands' types."""
+    if primitive.has_body:  # an operation in it was refused, in a line that the traceback is to show
+        return error
     if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
         return error
     return MisfitError(primitive, args, str(error).strip())
@@ -555,6 +557,9 @@ class Primitive:
         runs it with NumPy.
     `shape_rule(*types, **params)`
         gives `(shape, dtype)` of the result; the result's variance is that of the operands.
+    `fits(*types, **params)`
+        says whether the operands and parameters go together, where `shape_rule` takes that for granted, since the
+        functions that users call made sure of it. Only `Tape.check` asks.
     `tangent(out, primals, tangents, params)`
         gives the tangent of the result, in operations; a tangent that is zero is None. Kinds supply it.
     `jvp(primals, tangents, params)`
@@ -577,6 +582,7 @@ class Primitive:
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
+    fits: Callable[..., bool] | None = None
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
@@ -636,9 +642,21 @@ class Primitive:
             ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
         ]
 
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        """Raise an error where operands of these types, and these parameters, do not go together: see `fits`.
+
+        `scope` is the `shard_map` body that the operation stands in, where that is known.
+        """
+        if self.fits is not None and not self.fits(*types, **params):
+            raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
+
     def sends(self, params: dict) -> bool:
         """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""
         return self.communicates
+
+    def sums(self, params: dict) -> dict[int, dict]:
+        """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
+        return {}
 
     def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
         """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.
@@ -668,9 +686,13 @@ class Primitive:
         return None
 
     def transpose(self, ct, operands, params):
+        from minidiff.location import here  # which errors alone need, here
+
+        x, source = next(x for x in operands if isinstance(x, ShapedArray)), here()
         raise TypeError(
-            f"{self.name} cannot be transposed: it is not linear in the operand of type "
-            f"{next(x for x in operands if isinstance(x, ShapedArray))}"
+            f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
+            + (f" ({source})" if source is not None else "")
+            + ". Only what is linear has a transpose: of another function, its derivative md.linearize(f, *args)[1]"
         )
 
     def batch(self, args, batched, params):

@@ -18,6 +18,7 @@ from minidiff.batching import BatchTracer, stacked
 from minidiff.bodies import BatchInside, Body, Call, batched_body
 from minidiff.core import (
     Interpreter,
+    LeakedTracerError,
     Primitive,
     ShapedArray,
     Tracer,
@@ -259,8 +260,8 @@ class _Function:
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """All arguments by position, defaults put in: rules take them that way."""
         try:
-            bound = inspect.signature(self.fun).bind(*args, **kwargs)
-        except ValueError:  # a function written in C
+            bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
+        except ValueError:  # a function written in C, as ufuncs are, whose `out` and `where` no rule knows
             bound = None
         if bound is not None:
             bound.apply_defaults()
@@ -295,6 +296,11 @@ class _Call:
 
     def body(self, *leaves: Value) -> list[Value]:
         return self.results(self.function.fun(*self.all_args(leaves)), self.function.what)
+
+    def rule(self, f: Callable, *given: Callable) -> Callable:
+        """`f`, that calls rules which were `given`: on tapes, the same as that of another call like this one."""
+        f.same_as = (self.function, *given, tuple(self.static.items()), self.structure)
+        return f
 
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the function's result, whoever computed it: the function itself or one of its rules."""
@@ -388,7 +394,9 @@ class custom_jvp(_Function):
             primals, tangents = (tuple(tree.unflatten(call.structure, x)) for x in (leaves[:count], leaves[count:]))
             return _checked_jvp(self.jvp(*call.static.values(), primals, tangents), call, _name(self.jvp))
 
-        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=rule, consts=0)
+        outs = custom_jvp_p.bind(
+            *call.leaves(args), what=self.what, body=call.body, jvp=call.rule(rule, self.jvp), consts=0
+        )
         return tree.unflatten(call.out_structure, outs)
 
 
@@ -467,10 +475,18 @@ class custom_vjp(_Function):
 
         def bwd(residuals, cts):
             residuals = tree.unflatten(residual_structure[0], residuals)
-            cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
+            try:
+                cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
+            except LeakedTracerError as error:
+                raise LeakedTracerError(
+                    f"{_name(self.bwd)}, the backward rule of {self.what}, runs in the backward pass, and what it "
+                    f"closes over is of the forward pass: {error} A rule gets such a value as a residual: return it "
+                    f"from {_name(self.fwd)}, the forward rule, beside the result"
+                ) from None
             return _checked_cotangents(cts, call, f"{_name(self.bwd)}, the backward rule of {self.what},")
 
-        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, fwd=fwd, bwd=bwd, consts=0)
+        rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd)}
+        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 

@@ -1,7 +1,8 @@
 """Pictures of tapes, by Graphviz: operations as boxes, values by the names that the printed tape gives them.
 
 The colour of a value says along which mesh axes it may vary from rank to rank: white along none, two colours along
-two. What communicates has a double border, an arrow, and the bytes that each rank hands to it. A legend says so.
+two; a dashed border, that nobody knows, for want of types. What communicates has a double border, an arrow, and the
+bytes that each rank hands to it. A legend says so.
 
 The Python package `graphviz` is needed to draw. To see a picture, Graphviz itself: its program `dot`, or, where that is
 missing, the package `pygraphviz`, whose wheels bring Graphviz along. Without either there is still its text.
@@ -23,9 +24,10 @@ from typing import Any
 import numpy
 
 from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
+from minidiff.control import rounds
 from minidiff.core import is_scalar_constant
-from minidiff.location import Location
-from minidiff.staging import make_tape
+from minidiff.location import Location, parted
+from minidiff.staging import check_function, make_tape
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of, show_params
 
 NO_PROGRAM = (
@@ -49,25 +51,30 @@ LOOKS = {
     "collective": {"shape": "box", "style": "filled", "peripheries": "2", "penwidth": "2"},
     "output": {"shape": "ellipse", "style": "filled", "peripheries": "2"},
 }
-_SEVERAL = {"box": "striped", "ellipse": "wedged", "note": "filled"}  # the style of a shape of more than two colours
+#: A shape of more than two colours. The lines between them look as its border does: in an ellipse one strikes the text.
+_SEVERAL = {
+    "box": {"style": "striped"},
+    "ellipse": {"style": "wedged", "color": "#00000070", "penwidth": "2"},
+    "note": {"style": "filled"},
+}
 _SENDS = "\u21c4"  # arrows to the right and to the left
 _FONT = {"fontname": "Helvetica", "fontsize": "11"}
 _LABEL_WIDTH = 40
 
 
-def draw(f: Callable | Tape) -> Any:
+def draw(f: Callable | Tape, *args: Any) -> Any:
     """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
 
     Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
     colours of the mesh axes along which it may vary, and what communicates stands out, with the bytes that each rank
-    hands to it. Raises ImportError where the package
-    `graphviz` is missing.
+    hands to it. Raises ImportError where the package `graphviz` is missing, TypeError for what is no function.
 
     >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
     >>> "sin(a)" in picture.source
     True
     """
+    check_function("draw", f, args)
     if isinstance(f, Tape):
         return Drawing(f)
     return lambda *args: Drawing(make_tape(f)(*args))
@@ -141,13 +148,15 @@ class _Drawer:
         self.source: dict[Any, str] = {}  # the same -> the node it comes from
         self.axes: set[str] = set()  # along which something varies
         self.communicates = False
+        self.typed, self.untyped = True, False  # whether what is being drawn has types of variance, and something not
+        self.times = 1  # how often what is being drawn is run
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
         show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.variance)
         self.add(graph, tape)
-        if self.axes or self.communicates:
-            graph.node("legend", _legend(sorted(self.axes), self.communicates), shape="plain")
+        if self.axes or self.communicates or self.untyped:
+            graph.node("legend", _legend(sorted(self.axes), self.untyped, self.communicates), shape="plain")
         return graph
 
     def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
@@ -173,10 +182,7 @@ class _Drawer:
             self.through(graph, eqn, text, bodies[0][1], named)
             return
         if eqn.primitive.sends(eqn.params):
-            self.communicates = True
-            nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
-            lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank"]
-            node = self.node(graph, "collective", lines, eqn.outputs, eqn.source)
+            node = self.collective(graph, eqn, text, eqn.inputs, named, eqn.outputs)
         else:
             node = self.node(graph, "operation", [text, *named], eqn.outputs, eqn.source)
         self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
@@ -189,15 +195,33 @@ class _Drawer:
 
     def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
         """An operation drawn as its body: operands flow in, each to its input, and results out."""
+        scope_of, outside = getattr(eqn.primitive, "body_scope", None), (self.typed, self.times)
+        self.typed, self.times = self.typed and (not scope_of or scope_of(eqn.params).typed), self.times * rounds(eqn)
         with self.cluster(graph, text) as part:
             inputs, outputs = self.add(part, body)
+        self.typed, self.times = outside
         self.connect(graph, eqn.inputs, inputs)
-        for v, inside, name in zip(eqn.outputs, outputs, named):
-            self.source[v] = self.node(graph, "operation", [name], [v])
+        sums = eqn.primitive.sums(eqn.params)
+        for i, (v, inside, name) in enumerate(zip(eqn.outputs, outputs, named)):
+            if i in sums:
+                text = f"summed over {', '.join(sums[i]['axes'])}"
+                self.source[v] = self.collective(graph, eqn, text, [body.outputs[i]], [name], [v])
+            else:
+                self.source[v] = self.node(graph, "operation", [name], [v])
             graph.edge(inside, self.source[v])
 
+    def collective(
+        self, graph: Any, eqn: Equation, text: str, operands: Sequence[Atom], named: list[str], results: Sequence[Atom]
+    ) -> str:
+        """A node for what communicates, with the bytes that each rank hands to it each time."""
+        self.communicates = True
+        nbytes = sum(atom_type(a).nbytes for a in operands)
+        often = f", {self.times:,} times" if self.times > 1 else ""
+        lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank{often}"]
+        return self.node(graph, "collective", lines, results, eqn.source)
+
     def cluster(self, graph: Any, label: str) -> Any:
-        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH), "labeljust": "l", "color": "#888888"}
+        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
         attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
         return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
 
@@ -212,9 +236,13 @@ class _Drawer:
         """A node of so many lines, which stands for these values. Pointed at, it says where it comes from."""
         node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
         self.axes.update(map(str, variance))
+        self.untyped = self.untyped or not self.typed
         label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
         asked = {"tooltip": _told(source)} if source is not None else {}
-        graph.node(node, label, **LOOKS[look] | _fill(LOOKS[look]["shape"], variance) | asked)
+        looks = LOOKS[look] | _fill(LOOKS[look]["shape"], variance)
+        if not self.typed:
+            looks["style"] += ",dashed"
+        graph.node(node, label, **looks | asked)
         return node
 
     def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
@@ -242,22 +270,26 @@ def _fill(shape: str, variance: frozenset) -> dict[str, str]:
     first, *others = colours_of(variance)
     if len(others) < 2:  # half and half, without a line between them
         return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
-    return {"fillcolor": ":".join([first, *others]), "style": _SEVERAL[shape]}
+    return {"fillcolor": ":".join([first, *others]), **_SEVERAL[shape]}
 
 
 def _told(source: Location) -> str:
-    """A line of the program, as Graphviz reads it."""
-    return f"{'backward, of ' if source.backward else ''}{source}".replace("\\", "\\\\")
+    """A line of the program, or several, as Graphviz reads them."""
+    lines = dict.fromkeys(filter(None, parted(source, 1 + len(source.others))))
+    said = [f"{'backward, of ' if line.backward else ''}{line}".replace("\\", "\\\\") for line in lines]
+    return "\\n".join(said)
 
 
-def _legend(axes: Sequence[str], communicates: bool) -> str:
+def _legend(axes: Sequence[str], untyped: bool, communicates: bool) -> str:
     """What colours and borders mean, as a table in Graphviz's HTML."""
-    meanings = [(INVARIANT_COLOUR, 1, "", "the same on all ranks")]
-    meanings += [(colour_of(a), 1, "", f"may vary along {html.escape(a)}") for a in axes]
+    meanings = [(INVARIANT_COLOUR, 'BORDER="1"', "", "the same on all ranks")]
+    meanings += [(colour_of(a), 'BORDER="1"', "", f"may vary along {html.escape(a)}") for a in axes]
+    if untyped:
+        meanings.append((INVARIANT_COLOUR, 'BORDER="1" STYLE="dashed"', "", "may vary: there are no types"))
     if communicates:
-        meanings.append((INVARIANT_COLOUR, 2, _SENDS, "communicates"))
+        meanings.append((INVARIANT_COLOUR, 'BORDER="2"', _SENDS, "communicates"))
     rows = [
-        f'<TR><TD WIDTH="30" BORDER="{border}" BGCOLOR="{colour}">{mark}</TD><TD ALIGN="LEFT">{text}</TD></TR>'
+        f'<TR><TD WIDTH="30" {border} BGCOLOR="{colour}">{mark}</TD><TD ALIGN="LEFT">{text}</TD></TR>'
         for colour, border, mark, text in meanings
     ]
     return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{"".join(rows)}</TABLE>>'
@@ -267,7 +299,10 @@ def _fits(eqn: Equation, body: Tape) -> bool:
     return len(body.inputs) == len(eqn.inputs) and len(body.outputs) == len(eqn.outputs)
 
 
-def _wrapped(text: str, columns: int) -> str:
-    """A label's line as Graphviz reads it, on further lines where it is long."""
+def _wrapped(text: str, columns: int, end: str = "\\n") -> str:
+    """A label's line as Graphviz reads it, on further lines where it is long, which ends with `end`.
+
+    That says how several lines are aligned: `\\n` in the middle; `\\l` on the left, and the last one needs it too.
+    """
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
-    return "\\n".join(line.replace("\\", "\\\\") for line in lines)
+    return end.join(line.replace("\\", "\\\\") for line in lines) + (end if len(lines) > 1 and end != "\\n" else "")

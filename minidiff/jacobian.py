@@ -12,7 +12,7 @@ from minidiff import tree
 from minidiff.batching import vmap
 from minidiff.core import ShapedArray, Value, is_differentiable, name_of, typeof
 from minidiff.forward import as_value, check_sequences, instantiate, jvp
-from minidiff.reverse import Flat, arguments_of, backward_pass, chosen_arguments, grad, linearize_flat
+from minidiff.reverse import Flat, arguments_of, chosen_arguments, grad, linearize_flat, pull_back
 
 Argnums = int | Sequence[int]
 
@@ -131,8 +131,7 @@ class _Linearized:
         return [instantiate(t, like) for t, like in zip(self.tape(*tangents), self.out_types)]
 
     def pull_back(self, *cts: Value) -> list[Value]:
-        linear = [True] * len(self.in_types)
-        cts = backward_pass(self.tape, linear, [None] * len(linear), cts)
+        cts = pull_back(self.tape, cts)
         return [instantiate(ct, like) for ct, like in zip(cts, self.in_types)]
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
 
@@ -17,11 +17,16 @@ import numpy
 
 
 class Location(NamedTuple):
-    """A line of a program. `backward` says whether the operation is there for its sake, in the backward pass."""
+    """A line of a program. `backward` says whether the operation is there for its sake, in the backward pass.
+
+    Where one operation does what several lines asked for, this is the line of the first operand, and `others` are those
+    of the others, in order; empty if they are the same.
+    """
 
     filename: str
     line: int
     backward: bool = False
+    others: tuple[Location | None, ...] = ()
 
     @property
     def text(self) -> str:
@@ -30,12 +35,29 @@ class Location(NamedTuple):
 
         return linecache.getline(self.filename, self.line).strip()
 
+    def on_the_way_back(self) -> Location:
+        """The same line, or lines, of what is there for their sake in the backward pass."""
+        others = tuple(other and other.on_the_way_back() for other in self.others)
+        return self if self.backward and others == self.others else self._replace(backward=True, others=others)
+
     def __str__(self) -> str:
         name = os.path.basename(self.filename)
         # What was typed into a session has no file, and in a notebook one that nobody has heard of.
         typed = self.filename.startswith("<") or "ipykernel_" in self.filename
         place = f"line {self.line}" if typed else f"{name}:{self.line}"
         return f"{place}: {self.text}" if self.text else place
+
+
+def joined(sources: Sequence[Location | None]) -> Location | None:
+    """Where an operation comes from that does what several did, each of one operand."""
+    first, *others = sources
+    return first and first._replace(others=tuple(others) if any(other != first for other in others) else ())
+
+
+def parted(source: Location | None, operands: int) -> list[Location | None]:
+    """Where each operand's part of an operation comes from: what `joined` put together."""
+    alone = source and source._replace(others=())
+    return [alone, *source.others] if source and len(source.others) == operands - 1 else [alone] * operands
 
 
 #: Folders whose frames are not the program's. Packages that stand on this one add theirs.
@@ -87,7 +109,7 @@ def location_of(frame: FrameType | None) -> Location | None:
             eqn = frame.f_locals.get("eqn")
             found = None if eqn is None else eqn.source
             if found is not None and mark == "transposes":
-                return found if found.backward else Location(found.filename, found.line, True)
+                return found.on_the_way_back()
         elif not _belongs_to_library(code.co_filename):
             found = Location(code.co_filename, frame.f_lineno)
         frame = frame.f_back
@@ -96,7 +118,7 @@ def location_of(frame: FrameType | None) -> Location | None:
     while frame is not None:  # whether that is on the way back
         mark = _marked.get(id(frame.f_code))
         if mark == "transposes":
-            return Location(found.filename, found.line, True)
+            return found.on_the_way_back()
         if mark == "begins":
             break
         frame = frame.f_back

@@ -303,11 +303,20 @@ class _Numbered:
             self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("in", *rest, way, n)
             for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
         ]
-        results = [
-            self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("out", *rest, way, n)
-            for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out)
-        ]
-        found = sorted(n for n, v in zip(results, eqn.outputs) if n != self.zero(v.type))
+        operand_of = {(v, way): n for v, n, way in zip(body.inputs, operands, ways_in)}
+        results, found = [], []
+        for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out):
+            same = operand_of.get((a, way)) if isinstance(a, Var) else None
+            if ("lies", *rest, way, same) in self.numbers:  # the operand, as it came out of another such body
+                results.append(same)
+            elif n == self.zero(atom_type(a)):
+                results.append(self.zero(v.type))
+            else:
+                results.append(self.number("out", *rest, way, n))
+                found.append(results[-1])
+                if v.type.layout is not None:
+                    self.number("lies", *rest, way, results[-1])
+        found.sort()
         if found:
             self.computed[self.number("body", *rest, *found)] += 1
         return results
@@ -318,11 +327,10 @@ class _Numbered:
         if isinstance(a, Tracer):
             return self.number("traced", id(a))
         x = numpy.asarray(a)
-        if x.dtype.kind in "iufc":
-            if not x.any():
-                return self.zero(typeof(a))
-            x = x + x.dtype.type(0)  # which makes one zero of the two that there are
-        return self.number("constant", typeof(a), x.tobytes())
+        data = x.tobytes()
+        if x.dtype.kind in "iufc" and data.count(0) == len(data):  # -0.0 is another number
+            return self.zero(typeof(a))
+        return self.number("constant", typeof(a), data)
 
     def param(self, value: Any) -> Hashable:
         """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""
@@ -336,6 +344,8 @@ class _Numbered:
             return _Numbered(self.numbers).tape(value)
         if isinstance(value, numpy.ndarray):
             return self.constant(value)
+        if hasattr(value, "same_as"):  # a function made anew for each call of one with a rule (`custom.py`)
+            return self.param(value.same_as)
         try:
             hash(value)
         except TypeError:

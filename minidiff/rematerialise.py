@@ -236,7 +236,7 @@ class Checkpoint(Call):
                 known.append(eqn)
         wanted = [v for v in tape.inputs if v in linear_vars]
         residuals = {a for e in linear for a in e.inputs if isinstance(a, Var) and a not in linear_vars}
-        rest = Tape(wanted, _with_values(linear, _run(known, env, residuals)), tape.outputs)
+        rest = Tape(wanted, with_values(linear, _run(known, env, residuals)), tape.outputs)
         rest.linear = True
         rest.spread = any(isinstance(x, Tracer) for x in (*operands, *cts))
         found = dict(zip(wanted, backward_pass(rest, [True] * len(wanted), wanted, cts, consume=True)))
@@ -274,7 +274,7 @@ def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var])
     return {v: env[v] for v in wanted}
 
 
-def _with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
+def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
     """Equations with values in the place of their names: each lets go of them when it goes itself."""
     return [
         Equation(

@@ -27,11 +27,13 @@ from minidiff.core import (
     become,
     checking,
     current_interpreter,
+    current_scope,
     is_differentiable,
     lift_to,
     misfit,
     name_of,
     running,
+    show_axes,
     typeof,
     variance_of,
 )
@@ -234,7 +236,7 @@ def backward_pass(
     if interpreter.scope is not None and interpreter.scope.checks:
         with checking(interpreter.scope, False):
             return backward_pass(tape, linear, values, cts, consume)
-    env, equations = ({}, tape.equations) if tape.linear else _evaluate_constants(tape, linear, values)
+    env, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
     for a, ct in zip(tape.outputs, cts):
@@ -281,6 +283,18 @@ def backward_pass(
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
+#: What `backward_pass` is in a body with types, of a tape that was recorded in it: `collectives` puts here one that
+#: sums less often.
+backward_pass_on_ranks: Callable = backward_pass
+
+
+def pull_back(tape: Tape, cts: Sequence[Value | None], consume: bool = False) -> list[Value | None]:
+    """The cotangents of the inputs of a tape that is linear in all of them."""
+    scope, count = current_scope(), len(tape.inputs)
+    pull = backward_pass_on_ranks if scope is not None and scope.typed else backward_pass
+    return pull(tape, [True] * count, [None] * count, cts, consume)
+
+
 def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) -> None:
     """Add a cotangent to what the name has already."""
     if a.type.variance or isinstance(ct, Tracer):
@@ -297,7 +311,7 @@ def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) 
             owned.discard(a)
 
 
-def _evaluate_constants(
+def evaluate_constants(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value]
 ) -> tuple[dict[Var, Value], list[Equation]]:
     """The values that do not depend on linear inputs, and the equations that do."""
@@ -320,9 +334,11 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
         return ct
     extra = variance - type.variance
     if extra:
+        axes = show_axes(extra)
         raise VarianceError(
-            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {sorted(extra)}, where the "
-            "value does not; sum it with psum first"
+            f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
+            f"not: sum it, psum(ct, {axes}), if each rank has its part of it; or, if each has its own, let the value "
+            f"vary too: what it is computed from is pbroadcast(x, {axes}) then"
         )
     return lift_to(ct, type.variance)
 
@@ -416,7 +432,7 @@ def _pullback(tape: Tape, out_types: Sequence[ShapedArray], out_structure: tree.
 
     def pull(ct: Any) -> list[Value | None]:
         cts = checked_cotangents(ct, out_types, out_structure)
-        return backward_pass(tape, [True] * len(tape.inputs), [None] * len(tape.inputs), cts)
+        return pull_back(tape, cts)
 
     return pull
 
@@ -481,7 +497,10 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)
-        cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
+        if values is leaves:
+            cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
+        else:
+            cts = pull_back(tape, [value.dtype.type(1)], consume=True)
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
             grads = [settled(ct, typeof(x)) for ct, x in zip(grads, values)]

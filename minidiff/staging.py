@@ -41,6 +41,14 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     return tape, structure, out_structure
 
 
+def check_function(name: str, f: Any, args: tuple = ()) -> None:
+    """Raise TypeError where what should read `name(f)(*args)` does not."""
+    if not callable(f):
+        raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {name}(f)(x), not {name}(f(x))")
+    if args:
+        raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
+
+
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
 
@@ -56,6 +64,7 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
       e:f64[] = add(c, d)
       return e
     """
+    check_function("make_tape", f)
 
     def tape_of(*args: Any) -> Tape:
         return stage_flat(f, args)[0]

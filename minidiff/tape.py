@@ -23,10 +23,12 @@ from minidiff.core import (
     Interpreter,
     LeakedTracerError,
     Primitive,
+    Scope,
     ShapedArray,
     Tracer,
     TracerError,
     Value,
+    VarianceError,
     is_scalar_constant,
     leak_message,
     typeof,
@@ -142,17 +144,12 @@ class Tape:
     def check(self, typed: bool = True) -> None:
         """Derive every type again, from the inputs' types and the operations' rules; raise TypeError if one is wrong.
 
-        Bodies are checked too. The error names the operation, and the type on the tape as well as that of the rules.
-        `typed` says whether operands must also agree in variance: they need not in the body of a `shard_map` with
-        `check_rep=False`, nor on a tape made in a `vmap` with a named axis, along which nothing is typed.
+        Bodies are checked too, and whether parameters fit the operands, and the mesh. The error names the operation,
+        and the type on the tape as well as that of the rules. `typed` says whether operands must also agree in
+        variance: they need not in the body of a `shard_map` with `check_rep=False`, nor on a tape made in a `vmap` with
+        a named axis, along which nothing is typed.
         """
-        known = set(self.inputs)
-        for eqn in self.equations:
-            _check_equation(eqn, known, typed)
-            known.update(eqn.outputs)
-        for a in self.outputs:
-            if isinstance(a, Var) and a not in known:
-                raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
+        _check(self, typed, None)
 
     def __eq__(self, other: object) -> bool:
         """Whether two tapes are the same program.
@@ -192,7 +189,22 @@ def _operand_type(a: Atom) -> Any:
     return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
 
 
-def _check_equation(eqn: Equation, known: set[Var], typed: bool) -> None:
+def _check(tape: Tape, typed: bool, scope: Scope | None) -> None:
+    """`Tape.check`, of a tape that is (in) the body of a `shard_map`, where `scope` says so."""
+    known: set[Var] = set()
+    for v in tape.inputs:
+        if v in known:
+            raise TypeError(f"the tape takes a value of type {v.type} twice: each input has a name of its own")
+        known.add(v)
+    for eqn in tape.equations:
+        _check_equation(eqn, known, typed, scope)
+        known.update(eqn.outputs)
+    for a in tape.outputs:
+        if isinstance(a, Var) and a not in known:
+            raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
+
+
+def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | None) -> None:
     """What `Tape.check` asks of one equation, where `known` are the names defined before it."""
     p = eqn.primitive
     for a in eqn.inputs:
@@ -201,22 +213,41 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool) -> None:
     for v in eqn.outputs:
         if v in known:
             raise TypeError(f"{p}: its result of type {v.type} is defined twice")
-    scope_of = getattr(p, "body_scope", None)
-    for body in bodies_of(eqn):
-        body.check(typed and (not scope_of or scope_of(eqn.params).typed))
     # The tape of a derivative may hold what NumPy takes for an array.
     atoms = [numpy.asarray(a) if isinstance(a, (list, tuple)) else a for a in eqn.inputs]
     types = [_operand_type(a) for a in atoms]
     try:
+        p.check_fits([typeof(t) for t in types], eqn.params, scope)
+        inside = scope
+        if hasattr(p, "body_scope"):
+            inside = p.body_scope(eqn.params)
+            inside.typed = typed and inside.typed
+    except Exception as error:
+        raise _refused(eqn, types, error) from None
+    for body in bodies_of(eqn):
+        _check(body, typed and (inside is None or inside.typed), inside)
+    try:
         derived = p.typecheck(types, eqn.params)
-    except (IndexError, ValueError) as error:  # of a rule that the operands do not fit
-        raise TypeError(f"{p}: the rules do not allow operands of types {_listed(types)}: {error}") from None
+    except Exception as error:
+        raise _refused(eqn, types, error) from None
     if [v.type for v in eqn.outputs] != derived:
         found = _listed([v.type for v in eqn.outputs])
         raise TypeError(f"{p}: the tape says {found}, the rules say {_listed(derived)}")
     if typed:
         arrays = [atom_type(a) for a in atoms if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
         p.check_variance(arrays, eqn.params)
+
+
+def _refused(eqn: Equation, types: Sequence[Any], error: Exception) -> TypeError:
+    """The error for operands or parameters that an operation's rules refuse, or fail on in whatever way."""
+    if isinstance(error, VarianceError) or (
+        isinstance(error, TypeError) and str(error).startswith(f"{eqn.primitive}: ")
+    ):
+        return error
+    given = _listed(types)
+    if not isinstance(error, ValueError):  # a parameter that is something else altogether
+        given += "".join(f", {k}={v!r}" for k, v in eqn.params.items() if not isinstance(v, Tape))
+    return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
 
 
 def _listed(types: Sequence[Any]) -> str:

@@ -18,6 +18,7 @@ from spmd.partition import (
     PartitionSpec,
     block_type,
     check_divides,
+    check_is_spec,
     check_ndim,
     check_not_summed,
     check_spec,
@@ -29,6 +30,9 @@ from spmd.table import paragraph
 CELL_WIDTH = 22  # columns of a list of ranks, before it is continued on the next line
 MOST_ACROSS = 8  # parts of an array of one dimension that are drawn beside each other
 MOST_GRIDS = 8  # of an array that is split along more than two dimensions; others are counted
+MOST_STEPS = 16  # parts down, or across, that are drawn; of more, those in the middle are left out
+MOST_RANKS = 8  # of one block that are listed; more are written in fewer words
+LEFT_OUT = "…"
 
 Block = tuple[int, ...]  # for each dimension, which part
 
@@ -108,16 +112,18 @@ class Sharding:
         down, across = self._directions()
         others = [range(1) if d in shown else range(n) for d, n in enumerate(self.parts)]
 
-        def steps(d: int | None) -> range:
-            return range(1) if d is None else range(self.parts[d])
+        def steps(d: int | None) -> list[int | None]:
+            return [0] if d is None else _few(range(self.parts[d]), MOST_STEPS, None)
 
         def labels(d: int | None) -> list[str]:
-            return [""] if d is None else [self._slice(d, part) for part in steps(d)]
+            return [""] if d is None else [LEFT_OUT if p is None else self._slice(d, p) for p in steps(d)]
 
         for fixed in itertools.product(*others):
             index = [":" if d in shown else self._slice(d, part) for d, part in enumerate(fixed)]
 
-            def cell(i: int, j: int, fixed: Block = fixed) -> str:
+            def cell(i: int | None, j: int | None, fixed: Block = fixed) -> str:
+                if i is None or j is None:
+                    return LEFT_OUT
                 block = list(fixed)
                 for d, part in ((down, i), (across, j)):
                     if d is not None:
@@ -130,7 +136,7 @@ class Sharding:
     def _cell(self, ranks: list[int]) -> str:
         if self.mesh is None:
             return "here"
-        return f"rank{'s' if len(ranks) > 1 else ''} {','.join(map(str, ranks))}"
+        return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
 
     def _pictures(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
         """The grids to show, each with its headline (empty where there is but one)."""
@@ -152,11 +158,27 @@ class Sharding:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        hues = {self._cell(ranks): 137.5 * i % 360 for i, ranks in enumerate(self.ranks.values())}
+        colours = {LEFT_OUT: "none"}
+        for i, ranks in enumerate(self.ranks.values()):
+            colours[self._cell(ranks)] = f"hsl({137.5 * i % 360:.0f},55%,82%)"
         parts = [paragraph(self.title), paragraph(self.remark)]
         for headline, *grid in self._pictures():
-            parts += [paragraph(headline), _html_grid(*grid, hues)]
+            parts += [paragraph(headline), _html_grid(*grid, colours)]
         return "".join([*parts, paragraph(self._more)])
+
+
+def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:
+    """All of them; of more than so many, the first and the last, and something instead of those between."""
+    return list(steps) if len(steps) <= most else [*steps[: most - 2], instead, steps[-1]]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Ranks, in order, separated by commas; where they are many, with `0-15` for those that follow one another."""
+    if len(ranks) <= MOST_RANKS:
+        return ",".join(map(str, ranks))
+    starts = [i for i, rank in enumerate(ranks) if not i or rank != ranks[i - 1] + 1]
+    runs = [(ranks[i], ranks[j - 1]) for i, j in itertools.pairwise([*starts, len(ranks)])]
+    return ",".join(_few([f"{a}-{b}" if b > a else str(a) for a, b in runs], MOST_RANKS, LEFT_OUT))
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
@@ -187,14 +209,14 @@ def _wrapped(cell: str) -> list[str]:
     return [line.replace(", ", ",") for line in lines]
 
 
-def _html_grid(down: list[str], across: list[str], cells: list[list[str]], hues: dict[str, float]) -> str:
+def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colours: dict[str, str]) -> str:
     def label(text: str) -> str:
         return f'<th style="font-weight:normal;text-align:left">{html.escape(text)}</th>'
 
     def cell(text: str) -> str:
         style = "border:1px solid #444;color:#000;padding:0.6em 1.2em;text-align:center;max-width:14em"
         shown = html.escape(text).replace(",", ",<wbr/>")
-        return f'<td style="{style};background:hsl({hues[text]:.0f},55%,82%)">{shown}</td>'
+        return f'<td style="{style};background:{colours[text]}">{shown}</td>'
 
     head = f"<tr>{label('')}{''.join(map(label, across))}</tr>" if any(across) else ""
     rows = "".join(f"<tr>{label(text)}{''.join(map(cell, row))}</tr>" for text, row in zip(down, cells))
@@ -210,7 +232,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
     `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that it is, or would be, split by; or
     a NumPy array alone, which is one block. A block that is the same on several ranks lists them all. The result is
     shown by `print`, and as a table in notebooks; nothing communicates. Of an array of more than two dimensions two
-    are drawn, and the others are said in words.
+    are drawn, and the others are said in words; of a large mesh the beginning and the end are drawn.
 
     Raises ValueError for a spec that does not fit the shape or the mesh, TypeError for what is no array.
 
@@ -244,6 +266,9 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
                 f"as in visualize_sharding({shape}, mesh, P('x'))"
             )
         return Sharding(shape, None, PartitionSpec(), dtype)
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
+    check_is_spec("spec", spec)
     check_spec(spec, mesh.shape, "spec")
     check_not_summed(spec, "spec")
     check_ndim(spec, shape, "spec", "the array")

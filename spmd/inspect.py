@@ -11,16 +11,18 @@ import numpy
 from minidiff import make_tape, tree
 from minidiff.control import Cond, While, rounds
 from minidiff.forward import as_value
-from minidiff.location import Location
+from minidiff.location import Location, joined, parted
+from minidiff.staging import check_function
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
 from spmd.rewritten import of_tape
-from spmd.shard_map import ShardMap, shard_map_p, without_types
+from spmd.shard_map import shard_map_p, without_types
 from spmd.table import Tabular
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
 
 LONGEST = 60  # columns of a line of the program
+SAME_CALL = "  and for"  # a further line, for which the same call is made
 
 # ---------------------------------------------------------------- one program
 
@@ -30,8 +32,8 @@ class Row:
     """One kind of collective over one set of axes, on behalf of one line of the program.
 
     `count` says how often, `bytes` how many bytes each rank hands to it in all. `source` is the line that asked for
-    it; in the backward direction, the line whose derivative needs it. It is None where nobody knows. `ranks` is how
-    many take part.
+    it; in the backward direction, the line whose derivative needs it. It is None where nobody knows. Where one call
+    serves several lines, `lines` are all of them. `ranks` is how many take part.
     """
 
     collective: str
@@ -43,17 +45,38 @@ class Row:
 
     @property
     def direction(self) -> str:
-        """ "forward", or "backward" for what only the derivative needs."""
-        return "backward" if self.source is not None and self.source.backward else "forward"
+        """ "forward", or "backward" for what only the derivative needs; "both" for a call that serves both."""
+        found = {_direction(line) for line in self.lines}
+        return found.pop() if len(found) == 1 else "both"
+
+    @property
+    def lines(self) -> list[Location | None]:
+        """The lines that asked for it, each once."""
+        return list(dict.fromkeys(parted(self.source, 1 + len(self.source.others) if self.source else 1)))
 
     @property
     def asked_for_by(self) -> str:
-        """The file, the number and the text of the line."""
-        text = str(self.source or "")
-        return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+        """The file, the number and the text of the line; of the first of several."""
+        return _shown(self.source)
 
     def _key(self) -> tuple:
         return self.collective, self.axes, self.source, self.ranks
+
+    def _cells(self) -> Iterator[list[str]]:
+        """Lines of a table: one, and one more for each further line of the program."""
+        first = [self.collective, ", ".join(self.axes), str(self.count), f"{self.bytes:,}"]
+        for line in self.lines:
+            yield [*first, _direction(line), _shown(line)]
+            first = [SAME_CALL, "", "", ""]
+
+
+def _direction(line: Location | None) -> str:
+    return "backward" if line is not None and line.backward else "forward"
+
+
+def _shown(line: Location | None) -> str:
+    text = str(line or "")
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
 
 @dataclass(repr=False)
@@ -93,10 +116,7 @@ class Communication(Tabular):
 
     def _table(self) -> tuple[list, list, list, list]:
         header = ["collective", "axes", "count", "bytes per rank", "direction", "asked for by"]
-        cells = [
-            [r.collective, ", ".join(r.axes), str(r.count), f"{r.bytes:,}", r.direction, r.asked_for_by]
-            for r in self.rows
-        ]
+        cells = [line for row in self.rows for line in row._cells()]
         total = ["total", "", str(sum(r.count for r in self.rows)), f"{self.bytes:,}", "", ""]
         return header, cells, total, [2, 3]
 
@@ -126,8 +146,7 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     >>> [(row.axes, row.direction) for row in report.rows]
     [(('i',), 'forward')]
     """
-    if args:
-        raise TypeError("communication(f) is a function of the arguments of f: write communication(f)(*args)")
+    check_function("communication", f, args)
     return of_tape(_report, f, optimized)
 
 
@@ -142,16 +161,17 @@ def _of_equation(eqn: Equation) -> Communication:
     primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
     if primitive.sends(eqn.params):
         nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
-        return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, eqn.source, eqn.params["size"])])
+        source = joined(list(dict.fromkeys(parted(eqn.source, len(eqn.inputs)))))
+        return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, source, eqn.params["size"])])
     if isinstance(primitive, Cond):
         most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))
         alike = all(_summary(report) == _summary(most) for report in bodies)
         bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
-    if isinstance(primitive, ShardMap):  # what leaves the body may be partial sums
-        sums, size_of = primitive.sums(eqn.params), eqn.params["mesh"].ranks.size
-        bodies += [Communication([Row("psum", axes, 1, t.nbytes, eqn.source, size_of(axes))]) for axes, t in sums]
+    for i, along in primitive.sums(eqn.params).items():
+        nbytes = eqn.params["body"].out_types[i].nbytes
+        bodies.append(Communication([Row("psum", along["axes"], 1, nbytes, eqn.source, along["size"])]))
     found = Communication()
     for report in bodies:
         found.add(report, rounds(eqn))
@@ -242,6 +262,10 @@ def compare(f: Callable, *args: Any) -> Comparison:
     Source: JEP 17111, "Problem: efficient transpose of psum or all_gather depends on whether cotangents are
     invariant across devices".
     """
+    if isinstance(f, Tape) or not callable(f):
+        raise TypeError(
+            f"compare takes a function, to type it both ways; got {type(f).__name__}: write compare(f, *args)"
+        )
     typed, untyped = make_tape(f)(*args), None
     why = _not_runnable(typed, args)
     values = [] if why else list(map(as_value, tree.leaves(args)))

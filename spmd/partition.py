@@ -232,6 +232,15 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
             )
 
 
+def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
+    """Raise ValueError where an array of type `t` cannot be split as a spec says, which may count ranks in front."""
+    count, array = len(spec.lead), f"an operand of type {t}"
+    if t.shape[:count] != tuple(sizes[a] for a in spec.lead):
+        raise ValueError(f"{array} does not have a block for each rank in front, as {spec} says")
+    check_ndim(spec, t.shape[count:], "in_specs", array)
+    check_divides(spec, t.shape[count:], sizes, "in_specs", array)
+
+
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
     return " and ".join(f"{a!r} ({sizes[a]})" for a in axes)
 
@@ -259,6 +268,16 @@ class Layout(NamedTuple):
     mesh: Any
     spec: PartitionSpec
 
+    def of_element(self, axis: int, ndim: int) -> Layout:
+        """How the elements of an array of so many dimensions lie, that are along this one of them."""
+        dims = self.spec.dims(ndim)
+        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])))
+
+    def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
+        """The spec of such an array whose elements lie as `element` says: the dimension stays split, where it can."""
+        dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
+        return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
+
     def settled(self, x: Any) -> Any:
         """`x`, an array wherever it is, laid out in this way."""
         from spmd.redistribution import settled  # it is done by shard_maps, which stand above
@@ -269,5 +288,5 @@ class Layout(NamedTuple):
 def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
     """The type, of an array that lies on the ranks of a mesh in this way."""
     t = t.update()
-    t.layout = Layout(mesh, spec) if spec.axes and not spec.lead else None
+    t.layout = Layout(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

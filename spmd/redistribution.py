@@ -31,10 +31,12 @@ import numpy
 import collectives
 from collectives.backend import index_along
 from minidiff import tree
-from minidiff.core import Value, lift_to, typeof
+from minidiff.batching import BatchTracer
+from minidiff.core import Value, current_interpreter, lift_to, running, typeof
 from minidiff.forward import as_value
 from spmd.mesh import Mesh
 from spmd.partition import (
+    Layout,
     P,
     PartitionSpec,
     check_divides,
@@ -205,6 +207,12 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
+    batch = current_interpreter()
+    if isinstance(x, BatchTracer) and x.interpreter is batch:
+        with running(batch.below):
+            t = typeof(x.value)
+            own = t.layout or Layout(mesh, P())
+            return BatchTracer(batch, settled(x.value, mesh, own.of_batch(x.axis, t.ndim, want)), x.axis)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
@@ -242,8 +250,9 @@ def reshard(x: Any, spec: Any) -> Any:
 
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
     array, the same on all ranks. Differentiable: the transpose is the redistribution in reverse. Under MPI every rank
-    calls it. `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not fit the mesh
-    or the array, and TypeError for a plain array, which lies on no mesh (see `distribute`).
+    calls it. Under `vmap` elements are split so, and the dimension that they are along stays split by the axes that
+    `spec` does not name. `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not
+    fit the mesh or the array, and TypeError for a plain array, which lies on no mesh (see `distribute`).
 
     >>> import numpy as np
     >>> import spmd

@@ -81,6 +81,7 @@ from spmd.partition import (
     PartitionSpec,
     block_type,
     check_divides,
+    check_fits,
     check_is_spec,
     check_ndim,
     check_not_summed,
@@ -293,6 +294,18 @@ class ShardMap(Primitive):
             raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
         return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
 
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        mesh, in_specs = params["mesh"], params["in_specs"]
+        if len(in_specs) != len(types):
+            raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
+        for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
+            _check_axes([(f"{what}[{i}]", spec) for i, spec in enumerate(specs)], params)
+        for i, (x, spec) in enumerate(zip(types, in_specs)):
+            check_not_summed(spec, f"in_specs[{i}]")
+            check_fits(x, spec, mesh.shape)
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
+
     def boundary(self, params: dict) -> tuple[Specs, Specs]:
         return params["in_specs"], params["out_specs"]
 
@@ -319,11 +332,10 @@ class ShardMap(Primitive):
         sizes = {a: n for a, n in params["mesh"].shape.items() if a in bound}
         return Scope(sizes, params["check_rep"], explicit)
 
-    def sums(self, params: dict) -> list[tuple[tuple[str, ...], ShapedArray]]:
-        """What ranks add up when it leaves the body: the axes, and the type of the partial sums."""
-        ranks, pairs = params["mesh"].ranks, zip(params["out_specs"], params["body"].out_types)
-        sums = [(_along(ranks, spec.summed), t) for spec, t in pairs if spec.summed]
-        return [(axes["axes"], t) for axes, t in sums if psum_p.sends(axes)]
+    def sums(self, params: dict) -> dict[int, dict]:
+        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
+        found = {i: _along(params["mesh"].ranks, axes) for i, axes in summed.items()}
+        return {i: along for i, along in found.items() if psum_p.sends(along)}
 
 
 shard_map_p = ShardMap("shard_map")

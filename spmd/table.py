@@ -27,12 +27,14 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
 
     def row(cells: Sequence[str], tag: str, style: str = "") -> str:
         aligned = ["right" if i in right else "left" for i in range(len(cells))]
-        parts = [f'<{tag} style="text-align:{a}{style}">{html.escape(c)}</{tag}>' for c, a in zip(cells, aligned)]
+        style = f"padding:0.2em 0.8em{style}"
+        parts = [f'<{tag} style="text-align:{a};{style}">{html.escape(c)}</{tag}>' for c, a in zip(cells, aligned)]
         return f"<tr>{''.join(parts)}</tr>"
 
     body = "".join(row(cells, "td") for cells in lines)
     foot = "" if total is None else row(total, "td", ";font-weight:bold;border-top:1px solid")
-    return f"<table><thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"
+    head = '<table style="border-collapse:collapse">'
+    return f"{head}<thead>{row(header, 'th')}</thead><tbody>{body}{foot}</tbody></table>"
 
 
 class Tabular:

@@ -204,21 +204,23 @@ def cotangent(tape: md.Tape) -> np.ndarray:
 def check_on(mesh: spmd.Mesh, example: Example, calls: Callable[[], dict[str, int]], **options: Any) -> None:
     """The numbers, the inner-product identity, and the communication of an example and of its transpose on a mesh.
 
-    `calls` gives what has been communicated since it was called last: by one rank alone, nothing.
+    Run operation by operation, and compiled. `calls` gives what has been communicated since it was called last: by one
+    rank alone, nothing.
     """
     args = example.arguments(mesh.size)
     tape = example.tape(mesh, **options)
     transposed = md.transpose(tape, linear=0)
-    ct = cotangent(tape)
-    calls()
-    (y,) = tape(*args)
-    if not options:
-        assert calls() == (example.forward if mesh.size > 1 else {})
-    np.testing.assert_allclose(whole(y), example.whole(mesh.size, *args), rtol=1e-12)
-    calls()
-    (x_bar,) = transposed(ct, *args[1:])
-    backward = example.backward_untyped if options else example.backward
-    assert calls() == (backward if mesh.size > 1 else {})
-    np.testing.assert_allclose(np.sum(whole(x_bar) * args[0]), np.sum(ct * whole(y)), rtol=1e-12)
     back = md.transpose(transposed, linear=0)
-    np.testing.assert_allclose(whole(back(*args)[0]), whole(y), rtol=1e-12)
+    ct = cotangent(tape)
+    backward = example.backward_untyped if options else example.backward
+    for run in (lambda tape: tape, md.jit):
+        calls()
+        (y,) = run(tape)(*args)
+        counted = calls()
+        assert options or counted == (example.forward if mesh.size > 1 else {})
+        np.testing.assert_allclose(whole(y), example.whole(mesh.size, *args), rtol=1e-12)
+        calls()
+        (x_bar,) = run(transposed)(ct, *args[1:])
+        assert calls() == (backward if mesh.size > 1 else {})
+        np.testing.assert_allclose(np.sum(whole(x_bar) * args[0]), np.sum(ct * whole(y)), rtol=1e-12)
+        np.testing.assert_allclose(whole(run(back)(*args)[0]), whole(y), rtol=1e-12)

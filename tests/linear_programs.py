@@ -1,4 +1,5 @@
-"""Random linear programs: `shard_map`s of sums, products with what is not linear, rearrangements and collectives.
+"""Random linear programs: `shard_map`s of sums, products with what is not linear, rearrangements, loops, branches and
+collectives of all kinds.
 
 A program is a list of small numbers, which choose: the mesh, the operations, and what they are applied to. Whatever
 the numbers, it is a linear function of its first two arguments, whose third one is a factor.
@@ -10,17 +11,25 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import (
     all_gather,
     all_gather_invariant,
     all_to_all,
+    at_root,
+    broadcast,
+    broadcast_varying,
+    gather,
     pbroadcast,
+    pmean,
     ppermute,
     pscatter,
     psum,
     psum_scatter,
+    reduce,
+    scatter,
 )
 from minidiff import typeof
 from spmd import P
@@ -49,6 +58,16 @@ def _own(x: Any, varying: bool, mesh: spmd.Mesh) -> list[tuple[str, ...]]:
     return [(a,) for a in along] + ([tuple(along), tuple(reversed(along))] if len(along) > 1 else [])
 
 
+def _groups(size: int) -> list[list[int]]:
+    """All ranks, in two groups where they can be halved, the ranks of each out of order."""
+    return [list(range(size))[::-1]] if size % 2 else [list(range(0, size, 2))[::-1], list(range(1, size, 2))]
+
+
+def _splits(size: int, rows: int) -> list[list[int]]:
+    """Parts of different lengths: the first rank sends all rows to the last one, the others one or none."""
+    return [[0] * (size - 1) + [rows]] + [[int(s == d) for d in range(size)] for s in range(1, size)]
+
+
 def _collective(x: Any, choose: Choices, mesh: spmd.Mesh) -> Any:
     """One of the collectives that `x` fits; `x` itself where none does."""
     options: list[Callable] = []
@@ -57,21 +76,30 @@ def _collective(x: Any, choose: Choices, mesh: spmd.Mesh) -> Any:
         options.append(lambda axes=axes: psum(x, axes))
         options.append(lambda axes=axes, n=size: ppermute(x, axes, [(k, (k + 1) % n) for k in range(n)]))
         options.append(lambda axes=axes, n=size: ppermute(x, axes, [(0, n - 1)]))
+        options += [lambda axes=axes, c=c, n=size: c(x, axes, n - 1) for c in (broadcast, broadcast_varying, reduce)]
+        options.append(lambda axes=axes: pmean(x, axes))
+        options.append(lambda axes=axes, n=size: psum(x, axes, axis_index_groups=_groups(n)))
         if x.ndim < 3:
             options += [
                 lambda axes=axes, gather=gather, tiled=tiled: gather(x, axes, axis=0, tiled=tiled and x.ndim > 0)
-                for gather in (all_gather, all_gather_invariant)
+                for gather in (all_gather, all_gather_invariant, gather)
                 for tiled in (False, True)
             ]
+            options.append(lambda axes=axes, n=size: all_gather(x, axes, axis_index_groups=_groups(n)))
         if x.ndim and x.shape[0] % size == 0:
             options.append(lambda axes=axes: psum_scatter(x, axes, tiled=True))
+            options.append(lambda axes=axes: scatter(x, axes, tiled=True))
             options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to, tiled=True))
             if x.shape[0] == size:
                 options.append(lambda axes=axes: psum_scatter(x, axes))
+                options.append(lambda axes=axes, n=size: scatter(x, axes, n - 1))
                 options.append(lambda axes=axes, to=x.ndim - 1: all_to_all(x, axes, 0, to))
+        if x.ndim and x.shape[0] > 1:
+            options.append(lambda axes=axes, n=size: all_to_all(x, axes, 0, 0, splits=_splits(n, x.shape[0])))
     for axes in _own(x, False, mesh):
         size = math.prod(mesh.shape[a] for a in axes)
         options.append(lambda axes=axes: pbroadcast(x, axes))
+        options.append(lambda axes=axes, n=size: at_root(x, axes, n - 1))
         if x.ndim and x.shape[0] % size == 0:
             options.append(lambda axes=axes: pscatter(x, axes, tiled=True))
             if x.shape[0] == size:
@@ -121,6 +149,28 @@ def _scaled(values: list, factors: list, choose: Choices) -> Any:
     return choose.of([lambda: x * y, lambda: y * x, lambda: x / (y * y + 1.0), lambda: -x])()
 
 
+def _controlled(values: list, factors: list, choose: Choices, mesh: spmd.Mesh) -> Any:
+    """A loop, or a branch, with a collective in its body."""
+    x = choose.of(values)
+    axes = choose.of([tuple(a for a in mesh.axis_names if a in typeof(x).variance), ()])
+    total = (lambda y: psum(y, axes)) if axes else lambda y: y
+    scalar = factors[-1]
+    positive = psum(scalar, tuple(typeof(scalar).variance)) > 0 if typeof(scalar).variance else scalar > 0
+    options = [
+        lambda: md.cond(positive, lambda y: total(y) * scalar, lambda y: -total(2.0 * y), x),
+        lambda: md.cond(positive, lambda y: y, total, x),
+        lambda: md.fori_loop(0, 2, lambda i, c: c * scalar + 0.5 * c, x),
+    ]
+    if x.ndim and x.shape[0] < 20:
+        options += [
+            lambda: md.scan(lambda c, row: (c + row * scalar, 2.0 * c), 0 * x[0], x)[1],
+            lambda: md.scan(lambda c, row: (total(row) + c, row), 0 * total(x[0]), x)[0],
+            lambda: md.scan(lambda c, row: (c, total(row * scalar)), None, x, reverse=True)[1],
+            lambda: md.scan(lambda c, _: (0.5 * c, total(c)), x, None, length=2)[1].sum(0),
+        ]
+    return choose.of(options)()
+
+
 def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Callable:
     """A function of three arguments that is one `shard_map`, linear in the first two; its results are a tuple."""
     choose = Choices(numbers)
@@ -134,9 +184,11 @@ def program(numbers: Sequence[int], meshes: Sequence[spmd.Mesh] = MESHES) -> Cal
         choose = Choices(rest)
         values, factors = [x, y], [factor, np.sin(factor), factor[0, 0]]
         for _ in range(count):
-            kind = choose.of(["combine", "collective", "rearrange", "scale"])
+            kind = choose.of(["combine", "collective", "rearrange", "collective", "scale", "control"])
             if kind == "combine":
                 values.append(_combined(values, choose))
+            elif kind == "control":
+                values.append(_controlled(values, factors, choose, mesh))
             elif kind == "scale":
                 values.append(_scaled(values, factors, choose))
             elif kind == "rearrange":
@@ -161,3 +213,60 @@ def example(seed: int = 0, is_complex: bool = False) -> tuple:
     rng = np.random.default_rng(seed)
     parts = [rng.normal(size=(ROWS, COLUMNS)) for _ in range(6)]
     return tuple(x + 1j * y if is_complex else x for x, y in zip(parts[:3], parts[3:]))
+
+
+def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
+    """Linear functions of 16 numbers that are several `shard_map`s: one after another, or one in another's body.
+
+    The meshes have the axis 'i', of size 4, and the axes 'i' and 'j', each of size 2.
+    """
+
+    def mapped(f, in_specs=P("i"), out_specs=P("i"), mesh: spmd.Mesh | None = line):
+        return spmd.shard_map(f, mesh=mesh, in_specs=in_specs, out_specs=out_specs)
+
+    def rows_of(f, out_specs):
+        """One over 'i' alone, in whose body there may be one over 'j'."""
+        return spmd.shard_map(f, mesh=plane, in_specs=P("i"), out_specs=out_specs, axis_names={"i"})
+
+    def inner(f, in_specs, out_specs):
+        return mapped(f, in_specs, out_specs, None)
+
+    def doubled(x):
+        return mapped(lambda x: 2 * x)(x)
+
+    def sine(x):
+        return psum(np.sin(x), "i")
+
+    return {
+        "one after another": lambda x: mapped(lambda x: psum(3 * x, "i"), out_specs=P())(doubled(x)),
+        "with an operation between": lambda x: mapped(lambda x: 3 * x)(np.sin(1.0) * doubled(x)),
+        "a value used in two": lambda x: (lambda y: y + mapped(lambda x: 3 * x)(y) - mapped(np.flip)(y))(doubled(x)),
+        "on two meshes": lambda x: mapped(lambda x: psum(3 * x, "j"), P(("i", "j")), P("i"), plane)(doubled(x)),
+        "laid out anew": lambda x: mapped(lambda x: 3 * x, P("j"), P("j"), plane)(
+            mapped(lambda x: 2 * x, P("i"), P("i"), plane)(x)
+        ),
+        "unmapped between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: psum(x, "i"), out_specs=P())(x)),
+        "a partial sum between": lambda x: mapped(lambda x: 3 * x)(mapped(lambda x: x, out_specs=P(sum="i"))(x)),
+        "two partial sums": lambda x: mapped(
+            lambda x: (x, psum(x, "j")), P(("i", "j")), (P("j", sum="i"), P(sum="i")), plane
+        )(x),
+        "an operation on a partial sum": lambda x: (
+            np.sin(1.0) * mapped(lambda x: x, P(("i", "j")), P("j", sum="i"), plane)(x)
+        ),
+        "a sum outside": lambda x: np.sum(doubled(x)),
+        "a slice outside": lambda x: doubled(x)[1:5],
+        "a product outside": lambda x: doubled(x).reshape(4, 4) @ np.ones((4, 2)),
+        "over some axes": lambda x: rows_of(lambda x: psum(x, "i"), P())(x),
+        "one in another": lambda x: rows_of(inner(lambda x: psum(2 * x, ("i", "j")), P("j"), P()), P())(x),
+        "an inner one that maps": lambda x: rows_of(lambda x: x + inner(lambda x: 2 * x, P("j"), P("j"))(x), P("i"))(x),
+        "after a sum": lambda x: rows_of(lambda x: inner(lambda x: psum(2 * x, "j"), P("j"), P())(psum(x, "i")), P())(
+            x
+        ),
+        "closed over in both": lambda x: rows_of(
+            lambda x: inner(lambda y: y * x.sum(), P("j"), P("j"))(np.ones(4)), P("i")
+        )(x),
+        "in a scan": lambda x: md.scan(lambda c, a: (c + doubled(a), c), np.zeros(4), x.reshape(4, 4)),
+        "the derivative of one": lambda t: md.jvp(mapped(sine, out_specs=P()), (np.ones(16),), (t,))[1],
+        "the backward pass of one": lambda ct: md.vjp(mapped(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
+        "compiled": lambda x: md.jit(mapped(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
+    }

@@ -530,3 +530,43 @@ def test_values_that_leaked_are_told_with_the_function(name):
             continue  # it is a number there, which has no elements
         with pytest.raises(md.LeakedTracerError, match=rf"traced value of type .* outside the .*\({origin}.*return it"):
             use(leaked)
+
+
+# ---------------------------------------------------------------- where it was
+
+
+def of_the_wrong_size(x):
+    return np.reshape(x, (3, -1))
+
+
+def of_the_programs_own(x):
+    raise ValueError("no such thing")
+
+
+#: f of a vector with four elements in each body, itself run by a transformation.
+BODIES = {
+    "shard_map": lambda f: spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=P("i")),
+    "checkpoint": md.checkpoint,
+    "jit": md.jit,
+    "scan": lambda f: lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+    "cond": lambda f: lambda x: md.cond(x.sum() > 0, lambda: f(x), lambda: x),
+    "shard_map of scan": lambda f: BODIES["shard_map"](BODIES["scan"](f)),
+}
+
+
+@pytest.mark.parametrize("wrong", [of_the_wrong_size, of_the_programs_own])
+@pytest.mark.parametrize("outside", ["grad", "jvp", "vmap", "jit", "make_tape"])
+@pytest.mark.parametrize("body", BODIES)
+def test_the_line_in_the_body_is_in_the_traceback(body, outside, wrong):
+    f, x = BODIES[body](wrong), numpy.ones(8 if "shard_map" in body else 4)
+    runs = {
+        "grad": lambda: md.grad(lambda x: f(x).sum())(x),
+        "jvp": lambda: md.jvp(f, (x,), (x,)),
+        "vmap": lambda: md.vmap(f)(x[None]),
+        "jit": lambda: md.jit(f)(x),
+        "make_tape": lambda: md.make_tape(f)(x),
+    }
+    with pytest.raises(ValueError, match=r"no such thing|do not fill the shape|cannot reshape") as found:
+        runs[outside]()
+    assert wrong.__name__ in [entry.name for entry in found.traceback]
+    assert " of f64" not in str(found.value)  # nothing is said of the operation around it

@@ -7,8 +7,24 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import all_gather, ppermute, pscatter, psum
-from minidiff.tape import Equation, Var, bodies_of
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    at_root,
+    axis_index,
+    broadcast,
+    broadcast_varying,
+    gather,
+    pmax,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+    reduce,
+    scatter,
+)
+from minidiff.tape import Equation, Var, atom_type, bodies_of
 from spmd import P
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -144,3 +160,172 @@ def test_untyped_bodies_are_checked_without_variances():
     product.outputs[0].type = md.ShapedArray((5,), float)
     with pytest.raises(TypeError, match=r"^multiply: the tape says f64\[5\], the rules say f64\[2\]"):
         tape.check()
+
+
+# ---------------------------------------------------------------- operands and parameters
+
+BOTH = ("i", "j")
+BLOCKS = np.arange(32.0).reshape(16, 2)
+#: Bodies with every collective, on 2 x 2 ranks that have 4 rows each; and the specs, where they are not P(("i", "j")).
+COLLECTIVES = {
+    "psum": (lambda x: psum(x, "i") + psum(x, BOTH), P("j")),
+    "pmax": (lambda x: pmax(x, BOTH), P()),
+    "pbroadcast": (lambda x: x + psum(x, "i"),),
+    "all_gather": (lambda x: all_gather(x, "i", tiled=True)[:4] + all_gather(x, "j", axis=1)[:, 0],),
+    "all_gather_invariant": (lambda x: all_gather_invariant(x, "i"), P(None, "j")),
+    "psum_scatter": (lambda x: psum_scatter(x, BOTH) + psum_scatter(x, "i", tiled=True)[0],),
+    "pscatter": (lambda x: pscatter(x, "i", tiled=True), P("i"), P()),
+    "all_to_all": (lambda x: all_to_all(all_to_all(x, "i", 0, 1, tiled=True), "j", 0, 0),),
+    "ragged_all_to_all": (lambda x: all_to_all(x, "i", 0, 0, splits=[[1, 2], [3, 1]]),),
+    "ppermute": (lambda x: ppermute(x, "i", [(0, 1)]),),
+    "broadcast": (lambda x: broadcast(x, "i", 1) + broadcast_varying(x, "i", 1) + reduce(x, BOTH, 3),),
+    "gather": (lambda x: gather(x, BOTH, 3)[0] + scatter(x, BOTH, 2)[None],),
+    "at_root": (lambda x: at_root(x, "i", 1), P("i"), P()),
+    "in groups": (lambda x: psum(x, BOTH, axis_index_groups=[[0, 3], [1, 2]]),),
+    "axis_index": (lambda x: x * axis_index(BOTH),),
+    "partial sums": (lambda x: x, P(sum=BOTH)),
+}
+
+
+def tape_of_collective(name):
+    body, *specs = COLLECTIVES[name]
+    out_specs, in_specs = [*specs, *[P(BOTH)] * (2 - len(specs))]
+    return md.make_tape(spmd.shard_map(body, mesh=MESH, in_specs=in_specs, out_specs=out_specs))(BLOCKS)
+
+
+def others(v):
+    """Values that a parameter might have in place of `v`: of its kind, and of another."""
+    if isinstance(v, bool):
+        yield not v
+    elif isinstance(v, int):
+        yield from (v + 1, v - 1, -v - 1, v + 100, str(v), None)
+    elif isinstance(v, str):
+        yield from (v + "x", None)
+    elif isinstance(v, (tuple, list)):
+        yield from (v[1:], (*v, *v[:1]), tuple(reversed(v)), (), None, 7)
+        for k, x in enumerate(v):
+            yield from ((*v[:k], y, *v[k + 1 :]) for y in others(x))
+    elif isinstance(v, spmd.PartitionSpec):
+        yield from (P(), P("i"), P("j"), P("k"), P(None, "i"), P(BOTH), P(sum="i"), P(None, None, None, "i"), "i", None)
+        yield spmd.PartitionSpec.stacked("i")
+
+
+def run_as_typed(tape, args):
+    """Run a tape, and see whether results have the types that it says."""
+    outs = [x.gather() if isinstance(x, spmd.ShardedArray) else x for x in tape(*args)]
+    assert [md.typeof(x) for x in outs] == tape.out_types
+
+
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_with_other_parameters_a_tape_is_refused_or_runs(name):
+    """What passes the check runs, to the types that it says. What does not is refused, and the operation named."""
+    tape = tape_of_collective(name)
+    refused = 0
+    for eqn in equations_on(tape):
+        params = eqn.params
+        for key, v in params.items():
+            for other in others(v):
+                eqn.params = {**params, key: other}
+                try:
+                    tape.check()
+                except TypeError as error:
+                    refused += 1
+                    assert re.match(rf"{eqn.primitive}(:| over)", str(error)), error
+                else:
+                    run_as_typed(tape, [BLOCKS])
+        eqn.params = params
+    assert refused > 30
+    tape.check()
+
+
+def variants(t):
+    """Types like `t`, but for a size, an axis more or less, or the dtype."""
+    for d, n in enumerate(t.shape):
+        yield from (t.update(shape=(*t.shape[:d], m, *t.shape[d + 1 :])) for m in {n + 1, 1, 0, 2 * n} - {n})
+    yield from (t.update(shape=shape) for shape in [(*t.shape, 3), (2, *t.shape), t.shape[1:], t.shape[:-1]])
+    yield from (t.update(dtype=dtype) for dtype in ("f4", "i8", "bool", "c16") if t.dtype != dtype)
+
+
+X, K = np.arange(8.0).reshape(4, 2) + np.eye(4, 2), np.array([0, 1])
+LOCAL = {
+    "shapes": lambda x: (x.reshape(2, 4), x.T, np.broadcast_to(x, (2, 4, 2)), np.concatenate([x, x]), np.stack([x, x])),
+    "parts": lambda x: (np.split(x, 2), x[1:, ::-1], np.roll(x, 1, 0), np.diagonal(x), [*x], x.at[0].set(1.0), x[K, K]),
+    "transposed": lambda x: md.vjp(lambda x: (x[1:], x[K], np.diagonal(x), np.sort(x, 0)), x)[1](
+        (x[1:], x[K], np.diagonal(x), x)
+    ),
+    "reductions": lambda x: (x.sum(0), x.mean(1), np.var(x), np.prod(x, 1), x.max(0), np.any(x, 0), np.argmax(x, 1)),
+    "along an axis": lambda x: (np.cumsum(x, 1), np.cumprod(x, 0), np.sort(x, 0), np.argsort(x), np.median(x, 0)),
+    "products": lambda x: (x @ x.T, np.einsum("ij,ij->j", x, x), np.tensordot(x, x, 2), np.outer(x[0], x[1])),
+    "matrices": lambda x: (np.linalg.inv(x[:2]), np.linalg.solve(x[:2], x.T), np.linalg.qr(x), np.linalg.eigh(x[:2])),
+    "spectra": lambda x: (np.fft.fft(x, axis=0), np.fft.rfft(x), np.fft.irfft(x, axis=0)),
+}  # fmt: skip
+
+
+def value_of(t):
+    """A value of a type, which may be computed with: indices stay in bounds, and matrices are regular."""
+    x = np.zeros(t.shape) if t.dtype.kind in "ib" else np.ones(t.shape) + np.arange(t.size).reshape(t.shape) ** 2
+    return np.asarray(x + 2 * np.eye(*t.shape[-2:]) if t.ndim > 1 and t.dtype.kind in "fc" else x, t.dtype)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of means of nothing
+@pytest.mark.parametrize("name", LOCAL)
+def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
+    tape = md.make_tape(LOCAL[name])(X)
+    tape.check()
+    refused = 0
+    for eqn in tape.equations:
+        for k, a in enumerate(eqn.inputs):
+            if not isinstance(a, Var):
+                continue
+            for t in variants(a.type):
+                inputs = [Var(b.type) if isinstance(b, Var) else b for b in eqn.inputs]
+                inputs[k] = Var(t)
+                given = [b for b in inputs if isinstance(b, Var)]
+                try:  # the type of the result is that of the rules, if they have one
+                    outputs = [Var(u) for u in eqn.primitive.typecheck([*map(atom_type, inputs)], eqn.params)]
+                    alone = md.Tape(given, [Equation(eqn.primitive, inputs, eqn.params, outputs)], outputs)
+                    alone.check()
+                except (TypeError, ValueError, IndexError):
+                    refused += 1
+                else:
+                    try:
+                        run_as_typed(alone, [value_of(v.type) for v in given])
+                    except IndexError as error:  # of the indices themselves, of which types say nothing
+                        assert "out of bounds" in str(error)
+    assert refused > 5
+
+
+MISFITS = {
+    "a size": ("psum", "psum", {"size": 3}, "there are 2 ranks along 'i', not size=3"),
+    "no such axis": ("axis_index", "axis_index", {"axes": ("i", "k")}, "no axis 'k' is bound there; the axes of"),
+    "an axis twice": ("psum", "psum", {"axes": ("i", "i")}, "an axis is named twice in"),
+    "a root": ("broadcast", "broadcast", {"root": 2}, "the root 2 is no index along"),
+    "a permutation": ("ppermute", "ppermute", {"perm": ((0, 1), (1, 1))}, "destination 1 occurs 2 times"),
+    "groups": ("in groups", "psum", {"groups": ((0, 3), (1,))}, "rank 2 is in no group"),
+    "a split": ("psum_scatter", "psum_scatter", {"axis": 1}, "axis 1 of .* must have one entry for each of the 4"),
+    "no dimension": ("all_gather_invariant", "all_gather_invariant", {"axis": 3}, r"f64\[4,2\]\{i,j\} has no axis"),
+    "splits": ("ragged_all_to_all", "ragged_all_to_all", {"splits": ((1, 1), (1, 1))}, "axis 0 of .* must have 2 rows"),
+    "no spec": ("pmax", "shard_map", {"in_specs": ("i",)}, r"in_specs\[0\] is 'i', which is no partition spec"),
+    "few specs": ("pmax", "shard_map", {"in_specs": ()}, "there are 1 operands, and in_specs for 0"),
+    "an unknown axis": ("pmax", "shard_map", {"in_specs": (P("k"),)}, r"in_specs\[0\] = P\('k'\) names the axis 'k'"),
+    "a long spec": ("pmax", "shard_map", {"out_specs": (P(None, None, "i"),)}, "has 3 entries, but a result of type"),
+    "a sum": ("pmax", "shard_map", {"in_specs": (P(sum="i"),)}, "sum= adds up partial results on their way out"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MISFITS)
+def test_parameters_that_do_not_fit_are_named(case):
+    name, operation, changes, message = MISFITS[case]
+    tape = tape_of_collective(name)
+    eqn = next(eqn for eqn in equations_on(tape) if eqn.primitive.name == operation)
+    eqn.params = {**eqn.params, **changes}
+    with pytest.raises(TypeError, match=rf"^{operation}: the rules do not allow operands of types .*: .*{message}"):
+        tape.check()
+
+
+def test_an_input_is_taken_once():
+    x = Var(md.ShapedArray((3,), float))
+    with pytest.raises(
+        TypeError, match=r"the tape takes a value of type f64\[3\] twice: each input has a name of its own"
+    ):
+        md.Tape([x, x], [], [x]).check()

@@ -509,6 +509,32 @@ def test_types_do_not_depend_on_how_often_a_loop_runs(steps):
 
     assert types_of(by_while, np.arange(4.0)) == ["f64[]", "f64[2]{i}", "f64[2]{i}", "f64[2]{i}"]
 
+    def turning(x):
+        return md.scan(lambda s, _: ((x, s[0], s[1]), s), (np.ones(2),) * 3, length=steps)
+
+    varying = ["f64[2]{i}"] * 3 + [f"f64[{steps},2]{{i}}"] * 3
+    assert types_of(turning, np.arange(4.0)) == varying
+    assert types_of(lambda x: md.fori_loop(0, steps, lambda i, s: (x, s[0]), (np.ones(2),) * 2), np.arange(4.0)) == [
+        "f64[2]{i}",
+        "f64[2]{i}",
+    ]
+
+
+def test_a_step_whose_types_are_settled_is_not_recorded():
+    """A step is recorded for its types only where they might still change."""
+    calls = []
+
+    def by_while(x, w):
+        def step(s):
+            calls.append(s)
+            return s[0] + 1, np.sin(s[1]) * x, s[2] * 2
+
+        return md.while_loop(lambda s: s[0] < psum(0.75, ("i", "j")), step, (0.0, x, w))[2]
+
+    mapped = spmd.shard_map(by_while, mesh=MESH, in_specs=(P("i"), P()), out_specs=P())
+    assert_trees_close(mapped(np.arange(4.0), np.ones(2)), 8 * np.ones(2))
+    assert len(calls) == 3
+
 
 def test_a_branch_that_cannot_be_recorded_has_no_say():
     def body(x):
@@ -519,6 +545,33 @@ def test_a_branch_that_cannot_be_recorded_has_no_say():
     assert_trees_close(run(P())(np.arange(4.0)), np.ones(2))
     with pytest.raises(md.VarianceError):
         run(P())(-np.arange(4.0))
+
+
+def test_a_branch_that_raises_raises_where_it_is_run():
+    def refuse(x):
+        raise ValueError("negative")
+
+    def body(x):
+        return md.cond(psum(x.sum(), "i") > 0, lambda x: psum(x, "i"), refuse, x)
+
+    mapped = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P())
+    assert_trees_close(mapped(np.arange(4.0)), np.array([2.0, 4.0]))
+    for run, x in ((mapped, -np.arange(4.0)), (md.make_tape(mapped), np.arange(4.0))):
+        with pytest.raises(ValueError, match="negative"):
+            run(x)
+    # but where the types of branches disagree as they are written, that is an error whichever is run
+    explicit = lambda x, y: md.cond(psum(x.sum(), "i") > 0, lambda: x, lambda: x * y)  # noqa: E731
+    mapped = spmd.shard_map(explicit, mesh=MESH, in_specs=(P("i"), P()), out_specs=P("i"), auto_pbroadcast=False)
+    with pytest.raises(md.VarianceError, match=r"multiply: operands f64\[2\]\{i\} and f64\[2\] .*pbroadcast\(x, 'i'\)"):
+        mapped(np.arange(4.0), np.ones(2))
+
+
+def test_a_branch_may_call_itself_as_long_as_a_value_says():
+    def halved(n, x):
+        return md.cond(n > 1, lambda n, x: halved(n / 2, x + n), lambda n, x: x, n, x)
+
+    mapped = spmd.shard_map(lambda n, x: halved(psum(n.sum(), "i"), x), mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+    assert_trees_close(mapped(np.ones(4), np.zeros(4)), np.full(4, 6.0))
 
 
 CONDITIONS = {

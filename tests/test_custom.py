@@ -591,6 +591,19 @@ def test_tangents_are_summed_by_the_rule_and_lifted_by_themselves(staged):
     np.testing.assert_array_equal(w_bar, [2.0, 2.0])
 
 
+@STAGED
+def test_what_a_backward_rule_closes_over_in_a_body_must_be_a_residual(staged):
+    def closing_over(w, x):
+        total = md.stop_gradient(psum(x, "i"))
+        f = md.custom_vjp(lambda w: w * total)
+        f.defvjp(lambda w: (w * total, None), lambda _, ct: (ct * total,))
+        return f(w)
+
+    message = r"<lambda>, the backward rule of <lambda>, .*f64\[2\].*\(.*shard_map of body\).*return it from <lambda>"
+    with pytest.raises(md.LeakedTracerError, match=message):
+        on_ranks(closing_over, staged)(W, BLOCKS)
+
+
 def test_without_types_the_boundary_sums():
     f = scaled(lambda w, x, ct: (ct * x, ct * w))
     body = lambda w, x: psum(f(w, x).sum(), ("i", "j")) / 2  # noqa: E731

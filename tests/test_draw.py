@@ -171,8 +171,53 @@ def test_the_legend_says_what_is_there():
     quiet = spmd.shard_map(lambda x: np.sin(x), mesh=PLANE, in_specs=P("j"), out_specs=P("j"))
     assert legend(quiet, x) == ["the same on all ranks", "may vary along j"]
     untyped = spmd.shard_map(lambda x: psum(x, "i"), mesh=PLANE, in_specs=P("i"), out_specs=P(), check_rep=False)
-    assert legend(untyped, x) == ["the same on all ranks", "communicates"]
+    assert legend(untyped, x) == ["the same on all ranks", "may vary: there are no types", "communicates"]
     assert legend(formula, 2.0, 5.0) == []
+
+
+def test_where_there_are_no_types_nothing_is_said_to_be_the_same():
+    def body(x):
+        return md.checkpoint(lambda x: psum(np.sin(x), "i"))(x)
+
+    specs = {"mesh": MESH, "in_specs": P("i"), "out_specs": P()}
+    typed, untyped = (spmd.shard_map(body, **specs, check_rep=rep) for rep in (True, False))
+    drawing = md.draw(lambda x: untyped(x) + typed(x))(np.ones(2))
+    found = re.findall(r'label="(\S+?)[:(\\ ].* style="?([\w,]+)', drawing.source)
+    dashed = [label for label, style in found if style.endswith(",dashed")]
+    assert dashed == ["c", "e", "sin", "\u21c4", "return", "d", "return"]  # in the first body, and in the body in it
+    assert ("sin", "rounded,filled") in found and ("add", "rounded,filled") in found
+    assert "may vary: there are no types" in drawing.source
+    assert "no types" not in md.draw(typed)(np.ones(2)).source
+
+
+def test_partial_sums_communicate_where_they_leave_the_body():
+    sums = P("i", sum="j")
+    f = spmd.shard_map(lambda x: (x, np.sin(x)), mesh=PLANE, in_specs=P("i", "j"), out_specs=(P("i", "j"), sums))
+    drawing = md.draw(f)(np.ones((4, 6)))
+    assert "\u21c4 summed over j\\nc:f64[4,3]\\n48 bytes per rank" in nodes(drawing).values()
+    assert LOOKS["collective"].items() <= node(drawing, "\u21c4 summed").items()
+    assert LOOKS["operation"].items() <= node(drawing, "b:f64[4,6]").items()
+    assert spmd.communication(f)(np.ones((4, 6))).bytes == 48 and "communicates" in drawing.source
+
+
+def test_a_loop_s_collectives_say_how_often():
+    def step(c, x):
+        return md.scan(lambda c, _: (c + psum(x, "i"), None), c, None, length=3)[0], None
+
+    f = spmd.shard_map(lambda x: md.scan(step, 0.0, x)[0], mesh=MESH, in_specs=P("i"), out_specs=P())
+    drawing, report = md.draw(f)(np.ones(8)), spmd.communication(f)(np.ones(8))
+    assert "8 bytes per rank, 12 times" in drawing.source
+    assert report.counts == {"psum": 12} and report.bytes == 12 * 8
+
+
+def test_a_call_for_several_lines_names_them():
+    def f(u, v, x):
+        y = u * x
+        return psum((y * v).sum(), "i")
+
+    f = spmd.shard_map(f, mesh=MESH, in_specs=(P(), P(), P("i")), out_specs=P())
+    source = md.draw(md.grad(f, argnums=(0, 1)))(2.0, 3.0, np.ones(2)).source
+    assert re.search(r'tooltip="backward, of [^\n]*: return psum[^\n]*\\nbackward, of [^\n]*: y = u \* x"', source)
 
 
 def test_three_axes_are_three_colours():
@@ -258,6 +303,15 @@ def test_with_the_program_there_is_a_picture(drawing, monkeypatch, tmp_path):
 def test_the_ending_names_the_format(drawing):
     with pytest.raises(ValueError, match=r"the file's ending names the format, as in picture.svg"):
         drawing.render("picture")
+
+
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match=r"draw takes a function, got float: write draw\(f\)\(x\), not draw\(f\(x\)\)"):
+        md.draw(formula(2.0, 5.0).item())
+    with pytest.raises(TypeError, match=r"draw\(f\) is a function of the arguments of f: write draw\(f\)\(\*args\)"):
+        md.draw(formula, 2.0, 5.0)
+    with pytest.raises(TypeError, match=r"make_tape takes a function, got list: write make_tape\(f\)\(x\)"):
+        md.make_tape([1.0])
 
 
 def test_without_the_package(monkeypatch):

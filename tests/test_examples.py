@@ -14,7 +14,7 @@ import pytest
 import minidiff as md
 from spmd.examples import training
 from spmd.parallel import cross_entropy, init_params, loss
-from tests.runs import EXAMPLES, train
+from tests.runs import EXAMPLES, run_program_of_the_readme, train
 from tests.test_failures import launching, mpiexec
 
 
@@ -34,6 +34,14 @@ def alone(example, steps):
 def test_losses_are_those_of_one_process(name, ranks):
     run = train(name, ranks, backend="simulated", steps=3)
     np.testing.assert_allclose(run.losses, alone(EXAMPLES[name], 3), rtol=0, atol=1e-10)
+
+
+def test_the_program_of_the_readme(capsys):
+    found = run_program_of_the_readme()
+    assert found["mesh"].backend == "simulated"
+    np.testing.assert_allclose(found["w"], [1, -2, 3], atol=1e-6)
+    shown = capsys.readouterr().out
+    assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") and re.search(r"psum +batch +1 +32 +forward", shown)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -215,6 +215,42 @@ def test_an_unmapped_argument_is_summed_for_the_line_that_lifted_it():
     assert sorted(asked(spmd.communication(optimized))) == sorted(expected)
 
 
+def layers(params, x):
+    h = np.tanh(x @ params[0])
+    h = h @ params[1]
+    return psum((h**2).sum(), ("i", "j"))
+
+
+def test_one_call_for_several_lines_names_them_all():
+    params, x = [np.ones((4, 4)), np.ones((4, 2))], np.ones((8, 4))
+    f = md.value_and_grad(spmd.shard_map(layers, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P()))
+    first, second, last = "h = np.tanh(x @ params[0])", "h = h @ params[1]", 'return psum((h**2).sum(), ("i", "j"))'
+
+    def lines(row):
+        return [(line.text, line.backward) for line in row.lines]
+
+    loss, gradient = spmd.communication(f)(params, x).rows
+    assert lines(loss) == [(last, False)] and loss.direction == "forward"
+    assert lines(gradient) == [(second, True), (first, True)] and gradient.direction == "backward"
+    report = spmd.communication(f, optimized=True)(params, x)
+    (row,) = report.rows
+    assert lines(row) == [(last, False), (second, True), (first, True)] and row.direction == "both"
+    assert (row.count, row.bytes) == (1, 8 + 128 + 64)
+    assert [re.split(r"  +", line.strip())[:-1] for line in str(report).splitlines()[2:5]] == [
+        ["psum", "i, j", "1", "200", "forward"],
+        ["and for", "backward"],
+        ["and for", "backward"],
+    ]
+    without = spmd.rewritten(f, without=["fuse psums"])(params, x)
+    assert [lines(row) for row in spmd.communication(without).rows] == [
+        [(last, False)],
+        [(second, True)],
+        [(first, True)],
+    ]
+    again = spmd.communication(lambda ps: md.grad(lambda ps: (f(ps, x)[1][0] ** 2).sum())(ps))(params)
+    assert {line for row in again.rows for line, _ in lines(row)} >= {first, second}
+
+
 def test_what_is_computed_once_more_is_backward():
     @in_body
     def f(x):
@@ -248,6 +284,47 @@ def test_bodies_of_loops_and_branches():
         ("psum", "forward", branch),
         ("psum", "backward", branch),
     }
+
+
+def pulled(w, x):
+    y, back = md.vjp(lambda w: np.tanh(x @ w).sum(), w)
+    (g,) = back(pbroadcast(1.0, ("i", "j")))
+    return psum(y, ("i", "j")) + (g * w).sum()
+
+
+def stepped(w, x):
+    def loss(w):
+        h = np.tanh(x @ w)
+        return psum(h.sum(), ("i", "j"))
+
+    g = md.grad(loss)(w)
+    return (w - 0.1 * g).sum()
+
+
+def pushed(w, x):
+    loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731
+    return md.jvp(loss, (w,), (w,))[1]
+
+
+WITHIN = {
+    pulled: [
+        ("backward", "y, back = md.vjp(lambda w: np.tanh(x @ w).sum(), w)"),
+        ("forward", 'return psum(y, ("i", "j")) + (g * w).sum()'),
+    ],
+    stepped: [("backward", "h = np.tanh(x @ w)"), ("forward", 'return psum(h.sum(), ("i", "j"))')],
+    pushed: [("forward", 'loss = lambda w: psum((x @ w).sum(), ("i", "j"))  # noqa: E731')],
+}
+
+
+@pytest.mark.parametrize("body", WITHIN)
+def test_derivatives_within_a_body(body):
+    args = np.ones((4, 4)), np.ones((8, 4))
+    f = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P())
+    for g in (f, md.jit(f)):
+        assert sorted(row[1:] for row in asked(spmd.communication(g)(*args))) == WITHIN[body]
+    of_gradient = [row[1:] for row in asked(spmd.communication(md.grad(f))(*args))]
+    lines = {line for _, line in WITHIN[body]}
+    assert {line for _, line in of_gradient} <= lines and "backward" in {direction for direction, _ in of_gradient}
 
 
 def test_a_rule_of_ones_own_asks_itself():
@@ -373,6 +450,15 @@ def test_arguments_may_be_trees_of_numbers():
 
     comparison = spmd.compare(md.grad(f), {"w": 2.0, "n": [3.0]})
     assert comparison.same and comparison.ratio == 4 / 3
+
+
+def test_what_is_no_function():
+    tape = md.make_tape(md.grad(weighted))(*ARGS)
+    for wrong, name in ((tape, "Tape"), (weighted(*ARGS), "float64")):
+        with pytest.raises(TypeError, match=rf"compare takes a function, .*; got {name}: write compare\(f, \*args\)"):
+            spmd.compare(wrong, *ARGS)
+    with pytest.raises(TypeError, match=r"communication takes a function, got float64: write communication\(f\)\(x\)"):
+        spmd.communication(weighted(*ARGS))
 
 
 def test_where_nothing_is_communicated_there_is_no_ratio():

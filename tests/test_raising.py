@@ -22,10 +22,10 @@ X, W, WS = rng.normal(size=(8, 3)), rng.normal(size=3), rng.normal(size=(5, 3)) 
 def averaged(f):
     """The mean of squares of `f(mean, x, …)`: on ranks that have a part of the rows of x, and of whole arrays."""
 
-    def on_ranks(**options):
+    def on_ranks(of=lambda loss: loss, out_specs=P(), mesh=MESH, **options):
         loss = lambda x, *ws: pmean(np.mean(f(lambda y: pmean(np.mean(y, axis=0), IJ), x, *ws) ** 2), IJ)  # noqa: E731
         return lambda x, *ws: spmd.shard_map(
-            loss, mesh=MESH, in_specs=(P(IJ), *[P()] * len(ws)), out_specs=P(), **options
+            of(loss), mesh=mesh, in_specs=(P(IJ), *[P()] * len(ws)), out_specs=out_specs, **options
         )(x, *ws)
 
     return on_ranks, lambda x, *ws: np.mean(f(lambda y: np.mean(y, axis=0), x, *ws) ** 2)
@@ -126,6 +126,34 @@ def test_what_ranks_sum(f):
         for loss in (on_ranks(), on_ranks(check_rep=False))
     ]
     assert alone[0].counts["psum"] <= alone[1].counts["psum"] and alone[0].bytes <= alone[1].bytes
+
+
+@pytest.mark.parametrize("f", SUMS, ids=lambda f: f.__name__)
+def test_gradients_that_are_taken_in_the_body(f):
+    """They communicate as those that are taken around it."""
+    on_ranks, whole = averaged(f)
+    inside = on_ranks(lambda loss: md.value_and_grad(loss, (0, 1, 2)), (P(), (P(IJ), P(), P())))
+    expected = md.value_and_grad(whole, (0, 1, 2))(X, W, WS)
+    assert_trees_close(run_and_count(inside, MESH, X, W, WS), expected)
+    assert MESH.calls == {"psum": SUMS[f]}
+    tape = md.make_tape(inside)(X, W, WS)
+    tape.check()
+    assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
+
+
+def test_other_derivatives_that_are_taken_in_the_body():
+    on_ranks, whole = averaged(computed_in_a_step)
+    ts = rng.normal(size=(3, *WS.shape))
+    for of in (
+        lambda loss: lambda x, w, ws: md.vjp(lambda w, ws: loss(x, w, ws), w, ws)[1](1.0),
+        lambda loss: lambda x, w, ws: md.jacrev(lambda w: md.grad(loss, 2)(x, w, ws))(w),
+        lambda loss: lambda x, w, ws: md.vmap(lambda t: md.grad(loss, 2)(x, w, t))(ts),
+        lambda loss: lambda x, w, ws: md.jit(lambda w: md.jvp(lambda w: md.grad(loss, 1)(x, w, ws), (w,), (w,)))(w),
+        lambda loss: lambda x, w, ws: md.grad(lambda w: np.sum(np.sin(md.grad(loss, 1)(x, w, ws))))(w),
+        lambda loss: lambda x, w, ws: md.scan(lambda w, v: (w - md.grad(loss, 1)(x, w, v[None]), None), w, ws)[0],
+        lambda loss: lambda x, w, ws: md.checkpoint(lambda w: md.grad(loss, 1)(x, w, ws))(w),
+    ):
+        assert_trees_close(on_ranks(of)(X, W, WS), of(whole)(X, W, WS), rtol=1e-8)
 
 
 @pytest.mark.parametrize("f", [layers, computed_in_a_step], ids=lambda f: f.__name__)

@@ -132,6 +132,28 @@ def test_derivatives(have, want):
     md.make_tape(md.grad(f))(x).check()
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("want", [P(), P("i"), P("j"), P(("j", "i"))], ids=str)
+@pytest.mark.parametrize("have", [P("i", "j"), P("i"), P(None, "i"), P(("i", "j"))], ids=str)
+def test_elements_of_a_batch(have, want, axis):
+    """Under vmap: elements are split as it says; they stay where they are, but along the axes that this takes."""
+    a, mesh = numpy.arange(16.0).reshape(4, 4), mesh_of((2, 2))
+    x = spmd.distribute(a, mesh, have)
+    f = md.vmap(lambda row: spmd.reshard(row, want), in_axes=axis, out_axes=axis)
+    batch = tuple(name for name in have.dims(2)[axis] if name not in want.axes)
+    expected = P.of_dims((batch, *want.dims(1)) if axis == 0 else (*want.dims(1), batch))
+    for run in (f, md.jit(f), md.make_tape(f)(x)):
+        (found,) = md.tree.leaves(run(x))
+        assert getattr(found, "spec", P()) == expected
+        numpy.testing.assert_array_equal(np.asarray(found), a)
+    assert spmd.communication(f)(x).counts == spmd.communication(lambda x: spmd.reshard(x, expected))(x).counts
+    gradient = md.grad(lambda x: (f(x) * a).sum())(x)
+    assert gradient.spec == have
+    numpy.testing.assert_array_equal(np.asarray(gradient), a)
+    within = md.vmap(md.grad(lambda row: (spmd.reshard(row, want) ** 2).sum()), in_axes=axis, out_axes=axis)
+    numpy.testing.assert_array_equal(np.asarray(within(x)), 2 * a)
+
+
 def test_what_was_whole_gets_a_cotangent_that_is_whole():
     g = md.grad(lambda x: np.sum(spmd.distribute(x, MESH, P("i")) ** 2))(X)
     assert type(g) is numpy.ndarray

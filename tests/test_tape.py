@@ -124,6 +124,7 @@ LIKE = {
     "reshapes": [lambda x, y: x.reshape(6).reshape(3, 2), lambda x, y: x.reshape(3, 2)],
 }
 DIFFERENT = {
+    "the sign of zero": [lambda x, y: x / np.zeros(3), lambda x, y: x / -np.zeros(3)],
     "computed once, or twice": [lambda x, y: (lambda s: s * s)(np.sin(x)), lambda x, y: np.sin(x) * np.sin(x)],
     "a sum that is used": [lambda x, y: (lambda s: (s + 1.0, s))(x + y), lambda x, y: (x + (y + 1.0), x + y)],
     "quotients have an order": [lambda x, y: x / y, lambda x, y: y / x],
@@ -136,6 +137,24 @@ DIFFERENT = {
     "a sum that converts": [lambda x, y: x.astype("f4"), lambda x, y: x.astype("f4") + np.zeros((2, 3))],
     "a product with two": [lambda x, y: x + x, lambda x, y: 2 * x],
 }
+
+
+def with_rule(rule, power=1):
+    f = md.custom_jvp(lambda x: np.sin(x) ** power)
+    f.defjvp(rule)
+    return f
+
+
+def test_functions_with_rules():
+    """Rules are compared by what they are, though they stand on each tape as functions made anew."""
+    rules = [lambda p, t: (np.sin(*p), np.cos(*p) * t[0]), lambda p, t: (np.sin(*p), t[0])]
+    one, two, squared = with_rule(rules[0]), with_rule(rules[1]), with_rule(rules[0], 2)
+    vjp = md.custom_vjp(np.sin)
+    vjp.defvjp(lambda x: (np.sin(x), x), lambda x, ct: (ct * np.cos(x),))
+    for f in (one, vjp):
+        assert md.make_tape(f)(TABLE) == md.make_tape(f)(TABLE)
+    tapes = [md.make_tape(f)(TABLE) for f in (one, two, squared, vjp)]
+    assert [s == t for s in tapes for t in tapes] == np.eye(4, dtype=bool).reshape(-1).tolist()
 
 
 @pytest.mark.parametrize("name", LIKE)

@@ -90,6 +90,28 @@ def test_of_many_pictures_the_first_are_shown():
     assert sharding._repr_html_().count("<table") == 8 and len(sharding.ranks) == 64
 
 
+def test_of_a_large_mesh_the_beginning_and_the_end_are_shown():
+    mesh = spmd.make_mesh((64, 32), ("x", "y"), backend="simulated")
+    sharding = visualize_sharding((128, 64), mesh, P("x", "y"))
+    lines = str(sharding).splitlines()
+    assert len(lines) == 2 + 16 + 17
+    rows = [[cell.strip() for cell in line.split("│")] for line in lines if "│" in line]
+    assert rows[0][:2] == ["0:2", "rank 0"] and rows[13][:2] == ["26:28", "rank 416"]
+    assert rows[14][0] == "…" and set(rows[14][1:-1]) == {"…"}
+    assert rows[15][0] == "126:128" and rows[15][13:17] == ["rank 2028", "rank 2029", "…", "rank 2047"]
+    assert len(ElementTree.fromstring(f"<div>{sharding._repr_html_()}</div>").findall(".//td")) == 16 * 16
+
+
+def test_many_ranks_are_said_in_few_words():
+    mesh = spmd.make_mesh((4, 16), ("x", "y"), backend="simulated")
+    assert "│ ranks 0-63 │" in str(visualize_sharding((), mesh, P()))
+    assert "│ ranks 16-31 │" in str(visualize_sharding((4,), mesh, P("x")))
+    assert "│ ranks 0,16,32,48  │" in str(visualize_sharding((16,), mesh, P("y")))
+    mesh = spmd.make_mesh((16, 2), ("x", "y"), backend="simulated")
+    assert "ranks 1,3,5,7,9," in (text := str(visualize_sharding((2,), mesh, P("y")))) and "11,…,31" in text
+    assert visualize_sharding((2,), mesh, P("y")).ranks[1,] == list(range(1, 32, 2))
+
+
 def test_sharded_arrays_and_plain_ones():
     x = identity(PLANE, P("x", "y"))(np.ones((8, 16)))
     assert str(visualize_sharding(x)) == str(visualize_sharding(np.ones((8, 16)), PLANE, P("x", "y")))
@@ -166,6 +188,8 @@ def test_each_rank_has_the_block_that_the_picture_says(sharding):
         (((8, 4),), TypeError, r"the shape \(8, 4\) alone says nothing of ranks; give the mesh and the spec too"),
         (((8, 4), PLANE), TypeError, "a mesh says nothing without a spec: give both, or neither"),
         (((8, 4), None, P("x")), TypeError, "a spec says nothing without a mesh"),
+        (((8, 4), P("x"), PLANE), TypeError, r"mesh is P\('x'\), which is no mesh: write ...\(x, mesh, P"),
+        (((8, 4), PLANE, "x"), TypeError, r"spec is 'x', which is no partition spec; write P\('x'\)"),
         (((8, 4), PLANE, P("q")), ValueError, r"names the axis 'q', but the axes of the mesh are 'x' \(\d\) and 'y'"),
         (((8,), PLANE, P("x", "y")), ValueError, "has 2 entries, but the array has 1 dimension "),
         (((6, 4), PLANE, P("x")), ValueError, r"dimension 0, of size 6, cannot be split evenly along 'x' \(4\)"),

@@ -71,10 +71,16 @@ class OfMatrix(Primitive):
     `rule(x, t, **params)` gives the result at x, and its tangent for the tangent t.
     """
 
+    any_shape = False  # whether matrices need not be square
+
     def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, multiple_results: bool = False):
         super().__init__(name, impl, shape_rule)
         self.rule = rule
         self.multiple_results = multiple_results
+
+    def fits(self, x, hermitian: bool = False, **params) -> bool:
+        square = x.ndim > 1 and x.shape[-1] == x.shape[-2]
+        return x.ndim > 1 and x.dtype.char in "fdFD" and (square or (self.any_shape and not hermitian))
 
     def jvp(self, primals, tangents, params):
         return self.rule(primals[0], tangents[0], **params)
@@ -198,6 +204,7 @@ def _solve_shape(a: ShapedArray, b: ShapedArray):
 
 
 solve_p = Solve("solve", numpy.linalg.solve, _solve_shape)
+solve_p.fits = lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1]
 
 
 def _solve(a: Value, b: Value) -> Value:
@@ -624,6 +631,8 @@ svdvals_p = OfMatrix(
     lambda x, hermitian: ((*x.shape[:-2], min(x.shape[-2:])), _real_dtype(x.dtype)),
     _svdvals_rule,
 )
+for _p in (pinv_p, qr_p, svd_p, svdvals_p):
+    _p.any_shape = True
 
 
 @implements(numpy.linalg.svd)

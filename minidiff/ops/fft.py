@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.core import Value, implements, typeof
 from minidiff.ops.elementwise import convert, multiply
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import concatenate, normalize_axes, normalize_axis, shift
+from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, shift
 
 
 @functools.cache
@@ -45,6 +45,7 @@ def _whole(name: str, transform) -> Linear:
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
         lambda primitive, args, batched, axes, **norm: primitive.bind(args[0], axes=shift(axes), **norm),
     )
+    primitive.fits = lambda x, axes, **norm: axes_fit(x, axes) and all(x.shape[a] for a in axes)
     return primitive
 
 
@@ -64,10 +65,6 @@ def _weighted(x: Value, n: int, axis: int, weight: float) -> Value:
     return multiply(x, weights.reshape(-1, *(1,) * (t.ndim - 1 - axis)))
 
 
-def _resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
-    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
-
-
 def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
     """The transform of n real numbers to half of their spectrum, and its transpose up to weights."""
 
@@ -85,17 +82,19 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
     to_half_p = Linear(
         to_half,
         half,
-        lambda x, axis, **norm: (_resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
+        lambda x, axis, **norm: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         transpose_half,
         batch,
     )
     from_half_p = Linear(
         from_half,
         whole,
-        lambda x, n, axis, **norm: (_resized(x, axis, n), _real(x.dtype)),
+        lambda x, n, axis, **norm: (resized(x, axis, n), _real(x.dtype)),
         transpose_whole,
         batch,
     )
+    to_half_p.fits = lambda x, axis, **norm: axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0
+    from_half_p.fits = lambda x, n, axis, **norm: axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1
     return to_half_p, from_half_p
 
 

@@ -70,6 +70,7 @@ unslice_p = Linear(
     ),
 )
 
+unslice_p.fits = lambda x, index, shape: _sliced_shape(x.update(shape=shape), index)[0] == x.shape
 slice_p.show_params = unslice_p.show_params = _show_index
 
 # ---------------------------------------------------------------- gathers: the indices are operands
@@ -151,6 +152,21 @@ scatter_add_p = Linear(
     batch_scatter(1),
     linear_operands=1,
 )
+
+gather_p.fits = lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices)
+scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices)
+
+
+def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
+    """Whether v broadcasts to what stands at integer indices of x: what `Primitive.fits` asks of what is put there."""
+    at = gather_p.shape_rule(x, *indices)[0]
+    return gather_p.fits(x, *indices) and replaces(v, at, x.dtype)
+
+
+def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
+    """Whether v can take the place of numbers of this shape and dtype."""
+    return numpy.broadcast_shapes(v.shape, shape) == shape and numpy.can_cast(v.dtype, dtype, "same_kind")
+
 
 # ---------------------------------------------------------------- x[...]
 

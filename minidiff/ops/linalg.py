@@ -219,6 +219,16 @@ def _einsum_batch(primitive, args, batched, subscripts):
     return primitive.bind(*args, subscripts=f"{terms}->{new}{out}")
 
 
+def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str) -> bool:
+    terms, out = subscripts.split("->")
+    pairs = list(zip(terms.replace(",", ""), x.shape + y.shape))
+    return (
+        [len(t) for t in terms.split(",")] == [x.ndim, y.ndim]
+        and {*out} <= {*terms}
+        and len({*pairs}) == len({i for i, _ in pairs})
+    )
+
+
 #: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label stands once in an operand, and in the other
 #: operand or the result as well: so the transposes are contractions of the same kind.
 einsum_p = Multilinear(
@@ -228,6 +238,7 @@ einsum_p = Multilinear(
     tuple(functools.partial(_einsum_transpose, side) for side in (0, 1)),
     _einsum_batch,
 )
+einsum_p.fits = _einsum_fits
 
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:

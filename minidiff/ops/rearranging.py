@@ -15,6 +15,7 @@ from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
+    axes_fit,
     broadcast_to,
     concatenate,
     moveaxis,
@@ -80,6 +81,7 @@ roll_p = Linear(
     lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
     lambda primitive, args, batched, shifts, axes: primitive.bind(args[0], shifts=shifts, axes=shift(axes)),
 )
+roll_p.fits = lambda x, shifts, axes: len(shifts) == len(axes) and axes_fit(x, tuple({*axes}))
 
 
 @implements(numpy.roll)
@@ -252,6 +254,10 @@ embed_diagonal_p = Linear(
     lambda primitive, args, batched, offset, shape: primitive.bind(
         args[0], offset=offset, shape=(args[0].shape[0], *shape)
     ),
+)
+diagonal_p.fits = lambda x, offset: x.ndim > 1
+embed_diagonal_p.fits = lambda x, offset, shape: (
+    len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0]
 )
 
 

@@ -18,6 +18,8 @@ from minidiff.ops.discrete import Discrete
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
+    axes_fit,
+    axis_fits,
     batch_along,
     broadcast_to,
     broadcast_to_p,
@@ -127,6 +129,7 @@ sum_p = Linear(
 
 
 sum_p.pulls = [_unreduced]
+sum_p.fits = axes_fit
 
 
 @functools.cache
@@ -162,6 +165,7 @@ mean_p = Linear(
 )
 
 
+mean_p.fits = lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc"
 mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(name.type, axes), name, axes, keepdims)]
 
 
@@ -267,6 +271,7 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
 
 
 recurrence_p = Recurrence()
+cumsum_p.fits = recurrence_p.fits = axis_fits
 
 
 def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
@@ -294,6 +299,7 @@ class CumulativeProduct(Primitive):
 
 
 cumprod_p = CumulativeProduct()
+cumprod_p.fits = axis_fits
 
 
 def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
@@ -390,6 +396,7 @@ class Product(Primitive):
 
 
 prod_p = Product()
+prod_p.fits = axes_fit
 
 
 @implements(numpy.prod)
@@ -452,6 +459,7 @@ def _extremum_impl(ufunc: numpy.ufunc, x: numpy.ndarray, axes: tuple[int, ...], 
 
 max_p = Extremum("max", numpy.maximum, -math.inf)
 min_p = Extremum("min", numpy.minimum, math.inf)
+max_p.fits = min_p.fits = axes_fit
 
 
 @implements(numpy.max, numpy.amax)
@@ -531,6 +539,7 @@ def _truth(name: str, ufunc: numpy.ufunc) -> Discrete:
 
 
 all_p, any_p = _truth("all", numpy.logical_and), _truth("any", numpy.logical_or)
+all_p.fits = any_p.fits = axes_fit
 
 
 @implements(numpy.all)
@@ -555,12 +564,14 @@ def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Valu
 
 
 def _position(numpy_function: Callable) -> Discrete:
-    return Discrete(
+    primitive = Discrete(
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
         batch_along,
     )
+    primitive.fits = lambda x, axis: axis_fits(x, axis=axis) and x.shape[axis] > 0
+    return primitive
 
 
 def _position_of(numpy_function: Callable) -> Callable:

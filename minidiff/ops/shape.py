@@ -35,6 +35,21 @@ def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return axes
 
 
+def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
+    """Whether x has each of these axes, which are as many as are named: what `Primitive.fits` asks along axes."""
+    return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
+
+
+def axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
+    """Whether all operands have this axis, and are alike along the others."""
+    return all(0 <= axis < t.ndim for t in types) and len({resized(t, axis, 1) for t in types}) <= 1
+
+
+def resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
+    """The shape of x with another size along an axis."""
+    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
+
+
 def shift(axes: Sequence[int]) -> tuple[int, ...]:
     """Axes, after a batch axis has been put in front."""
     return tuple(a + 1 for a in axes)
@@ -303,6 +318,9 @@ def ix_(*args: Value) -> tuple[Value, ...]:
 
 for _p in (reshape_p, transpose_p, broadcast_to_p):
     _p.is_view = _p.shares_memory = True
+reshape_p.fits = lambda x, shape: x.size == math.prod(shape)
+transpose_p.fits = lambda x, axes: sorted(axes) == list(range(x.ndim))
+broadcast_to_p.fits = lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape
 reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
 transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
 broadcast_to_p.pulls = [None]
@@ -342,6 +360,7 @@ concatenate_p = Linear(
     _concatenate_transpose,
     batch_along,
 )
+concatenate_p.fits = axis_fits
 
 
 @implements(numpy.concatenate)
@@ -466,6 +485,7 @@ split_p = SeveralResults(
     _split_transpose,
     lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
 )
+split_p.fits = lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == x.shape[axis]
 
 
 def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
@@ -546,6 +566,7 @@ unstack_p = SeveralResults(
     _unstack_transpose,
     lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
 )
+unstack_p.fits = axis_fits
 
 
 def _stack_transpose(ct, operands, axis):
@@ -570,6 +591,7 @@ stack_p = Linear(
     _stack_transpose,
     _stack_batch,
 )
+stack_p.fits = lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim
 
 
 def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:

@@ -15,7 +15,7 @@ from minidiff.core import Value, implements, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import as_array, batch_along, normalize_axis, ravel
+from minidiff.ops.shape import as_array, axis_fits, batch_along, normalize_axis, ravel
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -48,6 +48,9 @@ permute_p = Linear(
     batch_along,
     linear_operands=1,
 )
+permute_p.fits = lambda x, indices, axis, inverse: (
+    axis_fits(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
+)
 
 argsort_p = Discrete(
     "argsort",
@@ -62,6 +65,7 @@ argpartition_p = Discrete(
     lambda x, kth, axis: (x.shape, INTP),
     batch_along,
 )
+argsort_p.fits = argpartition_p.fits = axis_fits
 
 # ---------------------------------------------------------------- sort, partition
 

@@ -25,7 +25,7 @@ from minidiff.ops.reduction import (
     reduced_shape,
     sum,
 )
-from minidiff.ops.shape import as_array, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
+from minidiff.ops.shape import as_array, axes_fit, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 
 # ---------------------------------------------------------------- average
@@ -89,6 +89,7 @@ class Variance(Primitive):
 
 
 var_p = Variance()
+var_p.fits = lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc"
 
 
 @functools.cache

@@ -22,7 +22,9 @@ from minidiff.ops.indexing import (
     checked_indices,
     gather_p,
     getitem,
+    indices_fit,
     plan,
+    replaces,
     scatter_add_p,
     slice_p,
     unslice_p,
@@ -63,6 +65,7 @@ def _batch_update(primitive, args, batched, index):
 #: x, with v at a known `index`.
 update_p = Linear("update", _update_impl, lambda x, v, index: (x.shape, x.dtype), _update_transpose, _batch_update)
 update_p.show_params = slice_p.show_params
+update_p.fits = lambda x, v, index: replaces(v, slice_p.shape_rule(x, index)[0], x.dtype)
 
 
 def _scatter_set_impl(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
@@ -99,6 +102,7 @@ scatter_set_p = Linear(
     batch_scatter(2),
     linear_operands=2,
 )
+scatter_set_p.fits = indices_fit
 
 # ---------------------------------------------------------------- max, min
 
@@ -132,6 +136,7 @@ class ScatterExtremum(Primitive):
 
 scatter_max_p = ScatterExtremum("scatter_max", numpy.maximum)
 scatter_min_p = ScatterExtremum("scatter_min", numpy.minimum)
+scatter_max_p.fits = scatter_min_p.fits = indices_fit
 
 # ---------------------------------------------------------------- multiply
 

@@ -9,7 +9,7 @@ from mpi4py import MPI
 
 from spmd.examples import training
 from spmd.examples.checkpoints import CheckpointError
-from tests.runs import EXAMPLES, assert_same_run, train, train_until
+from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, train, train_until
 
 WORLD = MPI.COMM_WORLD
 RANKS = WORLD.size
@@ -35,6 +35,15 @@ def test_killed_and_taken_up_again(path, name):
     simulated = train(name, RANKS, backend="simulated", steps=4)
     np.testing.assert_allclose(whole.losses, simulated.losses, rtol=0, atol=1e-10)
     assert training.accuracy(EXAMPLES[name], whole) == training.accuracy(EXAMPLES[name], simulated)
+
+
+@pytest.mark.parallel(4)
+def test_the_program_of_the_readme(capsys):
+    found = run_program_of_the_readme()
+    assert found["mesh"].backend == "mpi" and found["mesh"].calls["psum"] == 100  # one in each step
+    np.testing.assert_allclose(found["w"], [1, -2, 3], atol=1e-6)
+    shown = capsys.readouterr().out
+    assert shown.startswith("w = [ 1. -2.  3.]\ncollective ") if WORLD.rank == 0 else not shown
 
 
 @pytest.mark.parallel(4)

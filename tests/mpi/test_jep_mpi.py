@@ -44,6 +44,7 @@ def test_numbers_and_communication(name, options, monkeypatch):
     along = mesh.ranks.along
     along(("i",))  # communicators are made at first use, which is no collective of the program's
     monkeypatch.setattr(mesh.ranks, "along", lambda axes: Watched(along(axes), called))
+    monkeypatch.setattr(mesh.ranks, "comm", Watched(mesh.ranks.comm, called))
 
     def calls():
         """What the mesh counted, once it is found to be what MPI was called for."""
@@ -81,3 +82,17 @@ def test_random_linear_programs(seed):
     elsewhere = md.transpose(md.make_tape(linear_programs.program(choices, [simulated]))(*args), (0, 1))
     for x, y in zip(found, elsewhere(*cts, args[2])):
         np.testing.assert_allclose(x, whole(y), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parallel(4)
+def test_several_shard_maps():
+    """The inner-product identity; and transposing twice gives the tape."""
+    meshes = (spmd.make_mesh((4,), ("i",), backend="mpi"), spmd.make_mesh((2, 2), ("i", "j"), backend="mpi"))
+    x = np.sin(np.arange(16.0))
+    for f in linear_programs.several(*meshes).values():
+        tape = md.make_tape(f)(x)
+        transposed = md.transpose(tape)
+        cts = [np.cos(np.arange(float(t.size))).reshape(t.shape) for t in tape.out_types]
+        (x_bar,) = transposed(*cts)
+        np.testing.assert_allclose(np.sum(whole(x_bar) * x), sum(np.sum(whole(y) * c) for y, c in zip(tape(x), cts)))
+        assert md.transpose(transposed, range(len(cts))) == tape

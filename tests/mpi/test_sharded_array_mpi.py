@@ -136,3 +136,20 @@ def test_what_is_not_here_says_so():
         assert mesh.calls == {}
         assert y.tolist() == X.tolist()  # all ranks gather
         assert mesh.calls == {"all_gather": 1}
+
+
+@everywhere
+def test_elements_of_a_batch_are_resharded():
+    for mesh in meshes():
+        axes = mesh.axis_names
+        a = numpy.arange(64.0).reshape(8, 8)
+        x = spmd.distribute(a, mesh, P(axes))
+        stays = md.vmap(lambda row: spmd.reshard(row, P()))
+        split = md.vmap(lambda row, spec=P(axes): spmd.reshard(row, spec))
+        for f, spec, calls in ((stays, P(axes), {}), (split, P(None, axes), {"all_to_all": 1})):
+            for run in (f, md.jit(f)):
+                mesh.reset_calls()
+                found = run(x)
+                assert found.spec == spec
+                assert mesh.calls == (calls if mesh.size > 1 else {})
+                numpy.testing.assert_array_equal(found.gather(), a)
