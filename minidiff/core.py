@@ -464,7 +464,7 @@ def _called_from_outside() -> tuple[str, list[Value]]:
     name = called.f_code.co_name
     if name in ("__array_function__", "__array_ufunc__"):  # of a traced value: NumPy's function, and what that is given
         return arguments[1].__name__, _values_in(arguments[3:])
-    if arguments and hasattr(arguments[0], "given"):
+    if arguments and name in vars(type(arguments[0])) and hasattr(arguments[0], "given"):
         return f"{arguments[0].name}.{name}", _values_in(arguments)
     function = called.f_globals.get(name)
     return name if getattr(function, "__code__", None) is called.f_code else "", _values_in(arguments)
