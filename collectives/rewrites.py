@@ -48,6 +48,9 @@ from minidiff.optimize import NARROWED, Program, rewrites_tapes, simplifies, wit
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 add_p, subtract_p, negative_p = add.primitive, subtract.primitive, negative.primitive
+#: With which signs operands are added up.
+SIGNED = {add_p: (1, 1), subtract_p: (1, -1), negative_p: (-1,)}
+
 PSUMS = (psum_p, untyped_psum_p)
 TOGETHER = tuple(map(together, PSUMS))
 
@@ -103,7 +106,9 @@ def _copies(eqn: Equation) -> int:
 @simplifies(add_p, subtract_p)
 def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     """Whatever is added and subtracted, in whatever order: of what is summed over ranks alike, one psum."""
-    terms = list(_terms(program, eqn, 1))
+    if _added_further(program, eqn):
+        return None
+    terms = list(_terms(program, eqn))
     sums: dict[Any, list[tuple[int, Atom, Equation]]] = {}
     for sign, a in terms:
         made = _only_use(program, a, *PSUMS)
@@ -120,27 +125,37 @@ def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     return _added(program, [(1, summed), *[(sign, a) for sign, a in terms if a not in gone]])
 
 
-def _terms(program: Program, eqn: Equation, sign: int) -> Iterator[tuple[int, Atom]]:
+def _added_further(program: Program, eqn: Equation) -> bool:
+    """Whether a sum is nothing but a term of another one, for which all its terms will be looked at."""
+    (v,) = eqn.outputs
+    user = program.user.get(v)
+    return program.uses[v] == 1 and user is not None and user.primitive in SIGNED and user.outputs[0].type == v.type
+
+
+def _terms(program: Program, eqn: Equation) -> Iterator[tuple[int, Atom]]:
     """What an addition or a subtraction adds up, with signs: also what was added before for it alone."""
-    signs = (-sign,) if eqn.primitive is negative_p else (sign, -sign if eqn.primitive is subtract_p else sign)
-    type_ = eqn.outputs[0].type
-    for s, a in zip(signs, eqn.inputs):
-        before = (
-            _only_use(program, a, add_p, subtract_p, negative_p) if isinstance(a, Var) and a.type == type_ else None
-        )
+    type_, waiting = eqn.outputs[0].type, _signed(eqn, 1)
+    while waiting:
+        sign, a = waiting.pop()
+        before = _only_use(program, a, *SIGNED) if isinstance(a, Var) and a.type == type_ else None
         if before is None:
-            yield s, a
+            yield sign, a
         else:
-            yield from _terms(program, before, s)
+            waiting += _signed(before, sign)
+
+
+def _signed(eqn: Equation, sign: int) -> list[tuple[int, Atom]]:
+    """The operands of an addition, a subtraction or a negation, with signs, the first one last."""
+    return [(sign * s, a) for s, a in zip(SIGNED[eqn.primitive], eqn.inputs)][::-1]
 
 
 def _added(program: Program, terms: Sequence[tuple[int, Atom]]) -> Atom:
-    """The sum of signed terms, those with a plus first."""
+    """The sum of signed terms, those with a plus first, as it is: rules need not look at every part of it."""
     (sign, total), *rest = sorted(terms, key=lambda term: -term[0])
     if sign < 0:
-        total = program.add(negative_p, [total], {})
+        total = program.write(negative_p, [total], {})
     for sign, a in rest:
-        total = program.add(add_p if sign > 0 else subtract_p, [total, a], {})
+        total = program.write(add_p if sign > 0 else subtract_p, [total, a], {})
     return total
 
 

@@ -257,6 +257,7 @@ class Program:
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
         self.uses = Counter(a for e in tape.equations for a in e.inputs if isinstance(a, Var))
         self.uses.update(a for a in tape.outputs if isinstance(a, Var))
+        self.user = {a: e for e in tape.equations for a in e.inputs if isinstance(a, Var)}  # the last, on the old tape
         self.equations: list[Equation] = []
         self.source: Location | None = None  # of the equation that is being rewritten
 
@@ -286,6 +287,10 @@ class Program:
                 return self.results(found)
             if found is not None:
                 return [found]
+        return self._written(eqn)
+
+    def _written(self, eqn: Equation) -> Sequence[Atom]:
+        """The results of an equation as it is: of one that is there already, or of this one."""
         key = _key(eqn)
         if key is not None and key in self.known:
             return self.known[key]
@@ -303,12 +308,23 @@ class Program:
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
     def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
-        """A further equation: its result."""
-        (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
-        (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
+        """A further equation, simplified: its result."""
+        return self._used(self.results(_equation(primitive, inputs, params)))
+
+    def write(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
+        """A further equation, as it is: its result."""
+        return self._used(self._written(_equation(primitive, inputs, params)))
+
+    def _used(self, results: Sequence[Atom]) -> Atom:
+        (out,) = results
         if isinstance(out, Var):
             self.uses[out] += 1
         return out
+
+
+def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Equation:
+    (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
+    return Equation(primitive, inputs, params, (Var(type),))
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:
