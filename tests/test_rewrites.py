@@ -304,6 +304,21 @@ def check_derivatives(tape, other, *args):
     assert_trees_close(tangents(other), tangents(tape), **close(dtype))
 
 
+def test_a_sum_of_very_many_terms():
+    """More than functions can be nested; every third one is summed over ranks."""
+
+    def body(x):
+        total = x
+        for k in range(1100):
+            total = total - psum(x * k, IJ) if k % 3 == 0 else total + x / (1 + k)
+        return total
+
+    x, f = data("float64", (4, 1)), mapped(body)
+    tape = spmd.rewritten(f, without=("sink psums",))(x)
+    assert communicating(tape) == {"psum": 1}
+    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-9)
+
+
 def test_what_a_part_of_a_sum_becomes():
     tape = spmd.rewritten(mapped(lambda x: pscatter(psum(x, "i"), "i", tiled=True)))(data("float64"))
     assert communicating(tape) == {"psum_scatter": 1}
