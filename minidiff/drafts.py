@@ -32,7 +32,7 @@ from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
-from minidiff.tape import Tape, Var
+from minidiff.tape import Equation, Tape, Var
 
 # ---------------------------------------------------------------- recording
 
@@ -121,11 +121,14 @@ def cut(values: Sequence[Any], *counts: int) -> list[list]:
 
 
 def prune_tape(tape: Tape) -> Tape:
-    """The tape without the equations that its outputs do not need."""
+    """The tape without the equations that its outputs do not need, nor what the bodies of others need not do."""
     needed = {a for a in tape.outputs if isinstance(a, Var)}
     equations = []
     for eqn in reversed(tape.equations):
-        if not needed.isdisjoint(eqn.outputs):
+        used = [v in needed for v in eqn.outputs]
+        if any(used):
+            if isinstance(eqn.primitive, BodyOperation) and not all(used):
+                eqn = eqn.primitive.narrowed(eqn, used)
             equations.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return Tape(tape.inputs, equations[::-1], tape.outputs)
@@ -263,6 +266,10 @@ class BodyOperation(Primitive):
         None if bodies take parts of them.
         """
         return None
+
+    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """The equation for those of its results that are used, and perhaps further ones."""
+        return eqn
 
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
         types = [typeof(t) for t in types]

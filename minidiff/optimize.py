@@ -385,23 +385,14 @@ def without_unused(tape: Tape) -> Tape:
         used = [v in needed for v in eqn.outputs]
         if not any(used):
             continue
-        if not all(used) and eqn.primitive in NARROWED:
+        if eqn.primitive in NARROWED and (eqn.primitive.has_body or not all(used)):  # a body may not need all it takes
             eqn = NARROWED[eqn.primitive](eqn, used)
         kept.append(eqn)
         needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return with_equations(tape, kept[::-1])
 
 
-@narrows(control.scan_p)
-def _scan_of_fewer(eqn: Equation, used: list[bool]) -> Equation:
-    """A scan without elements of results that nobody takes; its carries stay."""
-    params, count = eqn.params, eqn.params["carry"]
-    wanted = [i for i, yes in enumerate(used) if yes or i < count]
-    body = params["body"]
-    smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
-    outputs = [eqn.outputs[i] for i in wanted]
-    return Equation(eqn.primitive, eqn.inputs, {**params, "body": smaller}, outputs, eqn.source)
-
+NARROWED.update((p, p.narrowed) for p in (control.scan_p, control.cond_p, control.switch_p))
 
 # ---------------------------------------------------------------- identities
 
