@@ -29,6 +29,7 @@ from minidiff.core import (
     Primitive,
     Scope,
     ShapedArray,
+    is_differentiable,
     is_scalar_constant,
     running,
     transforming,
@@ -490,7 +491,9 @@ def _times_minus_one(program, eqn):
 
 @simplifies(multiply_p)
 def _times_numbers(program, eqn):
-    """Two numbers in a row are one."""
+    """Two numbers in a row are one: of Python's own, one of Python's, which takes the dtype of what it meets."""
+    if not is_differentiable(eqn.outputs[0].type.dtype):
+        return None  # integers wrap around
     for a, b in (eqn.inputs, eqn.inputs[::-1]):
         before = program.made_by(b, multiply_p) if is_scalar_constant(a) else None
         if before is None or b.type != eqn.outputs[0].type:
@@ -498,7 +501,8 @@ def _times_numbers(program, eqn):
         for c, x in (before.inputs, before.inputs[::-1]):
             if is_scalar_constant(c) and isinstance(x, Var) and x.type == b.type:
                 with numpy.errstate(all="ignore"):
-                    return Equation(multiply_p, [multiply_p.impl(c, a), x], eqn.params, eqn.outputs)
+                    product = c * a
+                return Equation(multiply_p, [product, x], eqn.params, eqn.outputs)
     return None
 
 
