@@ -28,7 +28,7 @@ from collectives.along import along_those, size_of
 from collectives.kinds import Collective
 from collectives.ops import all_gather_invariant_p, all_gather_p, lifted_type, pbroadcast_p, psum_p
 from collectives.rooted import broadcast_p, broadcast_varying_p
-from collectives.sinking import CHEAP_BYTES, sink_psums
+from collectives.sinking import CHEAP_BYTES, sink_psums, worth_moving
 from minidiff.control import Cond, Scan, rounds, scan_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_scalar_constant
 from minidiff.drafts import chosen, cut, depends, fixpoint, names_used, prune_tape
@@ -93,8 +93,11 @@ def lifts_late(tape: Tape, linear: Sequence[bool]) -> bool:
 
 def _lifts_apart(tape: Tape, linear: Sequence[bool]) -> bool:
     """Whether several lifts may be one, though not by being moved up: outside of bodies, which nobody looks into."""
-    lifts = sum(eqn.primitive is pbroadcast_p for eqn in tape.equations)
-    return lifts > 1 and not any(eqn.primitive.has_body for eqn in tape.equations) and lifts_late(tape, linear)
+    if any(eqn.primitive.has_body for eqn in tape.equations) or not lifts_late(tape, linear):
+        return False
+    active = _active(tape, linear)
+    steps = [(e, e.outputs, [a for a in e.inputs if isinstance(a, Var) and a in active]) for e in tape.equations]
+    return bool(worth_moving(steps[::-1], pbroadcast_p, LIFTED))
 
 
 def _with_sums_sunk(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:

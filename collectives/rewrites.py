@@ -11,7 +11,7 @@ psum_scatter, then all_gather                  psum
 all_gather, then this rank's part              nothing
 pscatter, then all_gather                      nothing
 to the root, then from it: `ROUND_TRIPS`       without it
-this rank's entry of an invariant array        pscatter
+this rank's entry, or rows, of what all have   pscatter
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collectives.kinds import together
+from collectives.kinds import Collective, together
 from collectives.ops import (
     all_gather_invariant_p,
     all_gather_p,
@@ -39,16 +39,20 @@ from collectives.ops import (
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
 from collectives.rooted import gather_p as gather_to_root_p
 from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
-from minidiff.core import Primitive, Scope
+from minidiff.core import Primitive, Scope, is_scalar_constant
 from minidiff.grouping import Groups
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import add, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
-from minidiff.ops.shape import reshape_p
+from minidiff.ops.shape import reshape_p, transpose_p
 from minidiff.optimize import NARROWED, Program, rewrites_tapes, simplifies, with_equations
+from minidiff.slices import dynamic_slice_p
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 add_p, subtract_p, negative_p = add.primitive, subtract.primitive, negative.primitive
+#: With which signs operands are added up.
+SIGNED = {add_p: (1, 1), subtract_p: (1, -1), negative_p: (-1,)}
+
 PSUMS = (psum_p, untyped_psum_p)
 TOGETHER = tuple(map(together, PSUMS))
 
@@ -104,7 +108,9 @@ def _copies(eqn: Equation) -> int:
 @simplifies(add_p, subtract_p)
 def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     """Whatever is added and subtracted, in whatever order: of what is summed over ranks alike, one psum."""
-    terms = list(_terms(program, eqn, 1))
+    if _added_further(program, eqn):
+        return None
+    terms = list(_terms(program, eqn))
     sums: dict[Any, list[tuple[int, Atom, Equation]]] = {}
     for sign, a in terms:
         made = _only_use(program, a, *PSUMS)
@@ -121,27 +127,37 @@ def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     return _added(program, [(1, summed), *[(sign, a) for sign, a in terms if a not in gone]])
 
 
-def _terms(program: Program, eqn: Equation, sign: int) -> Iterator[tuple[int, Atom]]:
+def _added_further(program: Program, eqn: Equation) -> bool:
+    """Whether a sum is nothing but a term of another one, for which all its terms will be looked at."""
+    (v,) = eqn.outputs
+    user = program.user.get(v)
+    return program.uses[v] == 1 and user is not None and user.primitive in SIGNED and user.outputs[0].type == v.type
+
+
+def _terms(program: Program, eqn: Equation) -> Iterator[tuple[int, Atom]]:
     """What an addition or a subtraction adds up, with signs: also what was added before for it alone."""
-    signs = (-sign,) if eqn.primitive is negative_p else (sign, -sign if eqn.primitive is subtract_p else sign)
-    type_ = eqn.outputs[0].type
-    for s, a in zip(signs, eqn.inputs):
-        before = (
-            _only_use(program, a, add_p, subtract_p, negative_p) if isinstance(a, Var) and a.type == type_ else None
-        )
+    type_, waiting = eqn.outputs[0].type, _signed(eqn, 1)
+    while waiting:
+        sign, a = waiting.pop()
+        before = _only_use(program, a, *SIGNED) if isinstance(a, Var) and a.type == type_ else None
         if before is None:
-            yield s, a
+            yield sign, a
         else:
-            yield from _terms(program, before, s)
+            waiting += _signed(before, sign)
+
+
+def _signed(eqn: Equation, sign: int) -> list[tuple[int, Atom]]:
+    """The operands of an addition, a subtraction or a negation, with signs, the first one last."""
+    return [(sign * s, a) for s, a in zip(SIGNED[eqn.primitive], eqn.inputs)][::-1]
 
 
 def _added(program: Program, terms: Sequence[tuple[int, Atom]]) -> Atom:
-    """The sum of signed terms, those with a plus first."""
+    """The sum of signed terms, those with a plus first, as it is: rules need not look at every part of it."""
     (sign, total), *rest = sorted(terms, key=lambda term: -term[0])
     if sign < 0:
-        total = program.add(negative_p, [total], {})
+        total = program.write(negative_p, [total], {})
     for sign, a in rest:
-        total = program.add(add_p if sign > 0 else subtract_p, [total, a], {})
+        total = program.write(add_p if sign > 0 else subtract_p, [total, a], {})
     return total
 
 
@@ -192,43 +208,76 @@ def _as_result_of(eqn: Equation, a: Atom) -> Any:
     return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
 
 
-@simplifies(gather_p)
+@simplifies(gather_p, dynamic_slice_p)
 def _own_entry(program: Program, eqn: Equation) -> Any:
-    """`x[axis_index(axes)]` of what all ranks have: pscatter says so; and of what is gathered it is nothing at all."""
+    """`x[axis_index(axes)]` of what all ranks have, or as many rows for each: pscatter says so.
+
+    And of what is gathered it is nothing at all.
+    """
     x, *indices = eqn.inputs
-    lifted = program.made_by(indices[0], pbroadcast_p)
-    index = program.made_by(lifted.inputs[0] if lifted else indices[0], axis_index_p)
-    if index is None or len(indices) > 1 or not isinstance(x, Var):
+    cut, length = _cut(eqn)
+    index = _own_index(program, indices[0], length) if len(indices) == 1 and isinstance(x, Var) else None
+    if index is None:
         return None
-    axes, typed = index.params["axes"], index.params["typed"]
-    copies, joined = program.made_by(x, pbroadcast_p), program.made_by(x, all_gather_p)
-    if joined is not None and (joined.params["axes"], joined.params["axis"], joined.params["tiled"]) == (
-        axes,
-        0,
-        False,
-    ):
-        return joined.inputs[0]
-    if typed and copies is not None and set(copies.params["axes"]) == set(axes):
-        size = copies.params["size"]
-        if x.type.shape[0] == size:
-            return Equation(pscatter_p, copies.inputs, _entry(axes, size), eqn.outputs)
-    return None if typed else _own_entry_of_untyped_sum(program, eqn, axes)
-
-
-def _own_entry_of_untyped_sum(program: Program, eqn: Equation, axes: tuple[str, ...]) -> Equation | None:
-    shaped = _only_use(program, eqn.inputs[0], reshape_p)  # as `pscatter` of several entries is written without types
-    total = _only_use(program, shaped.inputs[0] if shaped else eqn.inputs[0], untyped_psum_p)
-    if total is None or set(total.params["axes"]) != set(axes):
+    cut["axes"] = index.params["axes"]
+    joined = program.made_by(x, all_gather_p)
+    if joined is not None and all(joined.params[k] == v for k, v in cut.items()):
+        return joined.inputs[0] if joined.inputs[0].type == eqn.outputs[0].type else None
+    if not index.params["typed"]:
+        return _own_entry_of_untyped_sum(program, eqn, cut, length)
+    copied, views = _viewed(program, x)
+    copies = program.made_by(copied, pbroadcast_p)
+    if copies is None or set(copies.params["axes"]) != set(cut["axes"]):
         return None
-    size, x = total.params["size"], total.inputs[0]
-    if eqn.inputs[0].type.shape[0] != size:
+    return _part(program, eqn, pscatter_p, copies, views, cut, length)
+
+
+def _cut(eqn: Equation) -> tuple[dict, int]:
+    """How one of several parts is taken, and how long each is."""
+    if eqn.primitive is dynamic_slice_p:
+        return {"axis": eqn.params["axis"], "tiled": True}, eqn.params["size"]
+    return {"axis": 0, "tiled": False}, 1
+
+
+def _own_index(program: Program, a: Atom, times: int) -> Equation | None:
+    """The `axis_index` that, so many times, is this index: each rank's own."""
+    while (lifted := program.made_by(a, pbroadcast_p)) is not None:
+        (a,) = lifted.inputs
+    product = program.made_by(a, multiply.primitive)
+    if product is None:
+        return program.made_by(a, axis_index_p) if times == 1 else None
+    a, b = product.inputs[:: -1 if is_scalar_constant(product.inputs[0]) else 1]
+    return _own_index(program, a, 1) if is_scalar_constant(b) and b == times else None
+
+
+def _viewed(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
+    """What an atom has the entries of, in another order and shape; and what makes that of it, the last one first."""
+    views = []
+    while (view := _only_use(program, x, reshape_p, transpose_p)) is not None:
+        views.append(view)
+        (x,) = view.inputs
+    return x, views
+
+
+def _own_entry_of_untyped_sum(program: Program, eqn: Equation, cut: dict, length: int) -> Equation | None:
+    summed, views = _viewed(program, eqn.inputs[0])
+    total = _only_use(program, summed, untyped_psum_p)
+    if total is None or set(total.params["axes"]) != set(cut["axes"]):
         return None
-    x = program.add(reshape_p, [x], shaped.params) if shaped else x
-    return Equation(psum_scatter_p, [x], _entry(axes, size), eqn.outputs)
+    return _part(program, eqn, psum_scatter_p, total, views, cut, length)
 
 
-def _entry(axes: tuple[str, ...], size: int) -> dict:
-    return {"axes": axes, "size": size, "axis": 0, "tiled": False}
+def _part(
+    program: Program, eqn: Equation, of: Collective, before: Equation, views: list, cut: dict, length: int
+) -> Equation | None:
+    """A collective's part for each rank, of what was there `before` another one and is viewed in these ways."""
+    size = before.params["size"]
+    if eqn.inputs[0].type.shape[cut["axis"]] != size * length:
+        return None
+    (x,) = before.inputs
+    for view in reversed(views):
+        x = program.add(view.primitive, [x], view.params)
+    return Equation(of, [x], {**cut, "size": size}, eqn.outputs)
 
 
 # ---------------------------------------------------------------- by way of a root

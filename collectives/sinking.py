@@ -19,8 +19,10 @@ small there: psums are moved past broadcasts too.
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections import Counter
+import operator
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +32,7 @@ from collectives.ops import lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
 from minidiff.ops.elementwise import Divide, Sum, Where, divide
-from minidiff.ops.kinds import Linear, Multilinear
+from minidiff.ops.kinds import Differential, Linear, Multilinear
 from minidiff.optimize import rewrites_tapes
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
@@ -63,16 +65,19 @@ def sink_psums(tape: Tape, scope: Scope | None) -> Tape:
     """The typed body of a `shard_map`, with fewer psums where several become one when they are moved down."""
     if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
         return tape
-    best = _best([tape, *_in_all_ways(tape, scope, shares=False)])
-    if _cost(best).psums > 1:  # to divide costs something: it must save something
-        other = _best(_in_all_ways(tape, scope, shares=True))
+    movable = worth_moving([(eqn, eqn.inputs, eqn.outputs) for eqn in tape.equations])
+    best = _best([tape, *_in_all_ways(tape, scope, movable, shares=False)])
+    if movable and _cost(best).psums > 1:  # to divide costs something: it must save something
+        other = _best(_in_all_ways(tape, scope, movable, shares=True))
         return other if _cost(other)[:2] < _cost(best)[:2] else best
     return best
 
 
-def _in_all_ways(tape: Tape, scope: Scope, shares: bool) -> Iterator[Tape]:
-    for split, staying in itertools.product([False, True], STAYING.values()):
-        yield from _sunk(tape, scope, split, staying, shares)
+def _in_all_ways(tape: Tape, scope: Scope, movable: set[int], shares: bool) -> Iterator[Tape]:
+    for split in (False, True):
+        moved = functools.cache(lambda chosen, split=split: _Sinking(tape, scope, chosen, split, shares))
+        for staying in STAYING.values():
+            yield from _sunk(tape, moved, movable, staying)
 
 
 def _best(tapes: Iterable[Tape]) -> Tape:
@@ -96,26 +101,77 @@ def _cost(tape: Tape) -> Cost:
 #: Which of those psums should stay where they are whose copies, in the order of the tape, have not come together again.
 STAYING: dict[str, Callable[[list[int]], Sequence[int]]] = {
     "all": lambda copied: copied,
-    "the last": lambda copied: copied[-1:],
+    "the last": lambda copied: copied[-1 - len(copied) // 8 :],  # of many, several at once
     "none": lambda copied: (),
 }
 
 
-def _sunk(tape: Tape, scope: Scope, split: bool, staying: Callable, shares: bool) -> Iterator[Tape]:
+def _sunk(tape: Tape, moved: Callable[[frozenset], _Sinking], movable: set[int], staying: Callable) -> Iterator[Tape]:
     """The tape with all psums moved, and then with more and more of them where they were."""
     every = [id(eqn) for eqn in tape.equations if eqn.primitive is psum_p or eqn.primitive in OF_A_SUM]
-    chosen = set(every)
+    chosen = frozenset(every)
     while chosen:
-        moved = _Sinking(tape, scope, chosen, split, shares)
-        yield moved.tape
-        times = Counter(o for origins, _ in moved.written for o in origins)
+        found = moved(chosen)
+        yield found.tape
+        times = Counter(o for origins, _ in found.written for o in origins)
         # Those whose copies have not come together again are several now. Then, those that nothing came of stay.
-        kept = chosen.difference(staying([o for o in every if o in chosen and times[o] > 1]))
+        copied = [o for o in every if o in chosen and times[o] > 1]
+        kept = chosen.difference(staying(copied), [o for o in copied if o not in movable])
         if kept == chosen:
-            kept = {o for origins, gain in moved.written if gain for o in origins if o in chosen}
+            kept = chosen.intersection(o for origins, gain in found.written if gain for o in origins)
         if kept == chosen:
             return
         chosen = kept
+
+
+#: An equation, what it takes, and what it gives: those of a tape, or the other way around, those of its transpose.
+Step = tuple[Equation, Sequence[Atom], Sequence[Atom]]
+
+
+def worth_moving(steps: Sequence[Step], sums: Primitive = psum_p, parts: Collection[Primitive] = OF_A_SUM) -> set[int]:
+    """Of what is a psum (`sums`), those (ids of equations) that may be one with another one, or become a part.
+
+    The others may be moved, but nothing would come of it: what they meet has to wait until they are over. Sets of
+    psums are integers, with a bit for each.
+    """
+    given = Counter(v for _, _, gives in steps for v in gives if isinstance(v, Var))
+    taken = {a for _, takes, _ in steps for a in takes if isinstance(a, Var)}
+    taken.update(v for v, times in given.items() if times > 1)  # which is a sum
+    bits: dict[int, int] = {}  # by id of an equation
+    along: dict[str, int] = defaultdict(int)
+    over: dict[Atom, int] = defaultdict(int)  # by name: the psums that are over when it is there
+    held: dict[Atom, int] = defaultdict(int)  # and those that may be moved past it
+    meeting = stopped = ending = 0  # those that meet others; that are done at some place; that end in another psum
+    for eqn, takes, gives in steps:
+        done = waiting = 0
+        for a in takes:
+            if isinstance(a, Var):
+                done, waiting = done | over[a], waiting | held[a]
+        if eqn.primitive is not sums:
+            meeting |= waiting & ~done if eqn.primitive in parts else 0
+            here = waiting & _stopped(eqn, along)
+            done, waiting, stopped = done | here, waiting & ~here, stopped | here
+        elif taken.isdisjoint(gives):
+            ending |= waiting & ~done
+        else:
+            bit = bits[id(eqn)] = 1 << len(bits)
+            waiting |= bit
+            for axis in eqn.params["axes"]:
+                along[axis] |= bit
+        for v in gives if done or waiting else ():
+            if isinstance(v, Var):
+                over[v], held[v] = over[v] | done, held[v] | waiting
+                together = held[v] & ~over[v]
+                meeting |= together if together & together - 1 else 0  # more than one bit
+    meeting |= ending & ~stopped
+    return {number for number, bit in bits.items() if bit & meeting}
+
+
+def _stopped(eqn: Equation, along: dict[str, int]) -> int:
+    """Of psums along these axes, those that are not moved past an equation in any case."""
+    if isinstance(eqn.primitive, Collective):
+        return functools.reduce(operator.or_, [along[a] for a in eqn.params["axes"]])
+    return 0 if isinstance(eqn.primitive, (Sum, Where, Multilinear, Linear, Differential)) else -1
 
 
 class _Sinking:
@@ -125,7 +181,7 @@ class _Sinking:
     `shares` what is added to one may become each rank's share of it.
     """
 
-    def __init__(self, tape: Tape, scope: Scope, chosen: set[int], split: bool, shares: bool):
+    def __init__(self, tape: Tape, scope: Scope, chosen: frozenset[int], split: bool, shares: bool):
         self.scope = scope
         self.chosen = chosen
         self.split = split

@@ -137,6 +137,14 @@ class Cond(BodyOperation):
     def bodies(self, count, params):
         return {name: list(range(1, count)) for name in params}
 
+    def narrowed(self, eqn, used):
+        tapes = [prune_tape(Tape(t.inputs, t.equations, chosen(t.outputs, used))) for t in tapes_of(eqn.params)]
+        names = [names_used(tape) for tape in tapes]
+        keep = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
+        tapes = [Tape(chosen(t.inputs, keep), t.equations, t.outputs) for t in tapes]
+        inputs = [eqn.inputs[0], *chosen(eqn.inputs[1:], keep)]
+        return Equation(self, inputs, dict(zip(eqn.params, tapes)), chosen(eqn.outputs, used), eqn.source)
+
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
         """The same choice among other tapes, each with the values that it is closed over."""
         tapes, constants = merge([by_id(pair) for pair in closed])
@@ -321,6 +329,23 @@ class Scan(BodyOperation):
         keep = [n <= i < n + m or v in used for i, v in enumerate(tape.inputs)]
         new = {"body": Tape(chosen(tape.inputs, keep), tape.equations, tape.outputs)}
         return self.bind(*chosen(args, keep), **{**params, **new, "consts": sum(keep[:n]), "carry": m, **changes})
+
+    def narrowed(self, eqn, used):
+        """Without the carries, too, that neither its results nor other carries need."""
+        body, (n, m) = eqn.params["body"], (eqn.params["consts"], eqn.params["carry"])
+
+        def attempt(wanted):
+            tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, wanted)))
+            names = names_used(tape)
+            keep = [v in names for v in body.inputs]
+            return (tape, keep), [*keep[n : n + m], *wanted[m:]]
+
+        (tape, keep), wanted = fixpoint(attempt, used)
+        keep[n : n + m] = wanted[:m]
+        new = {"body": Tape(chosen(tape.inputs, keep), tape.equations, tape.outputs)}
+        new |= {"consts": sum(keep[:n]), "carry": sum(wanted[:m])}
+        inputs, outputs = chosen(eqn.inputs, keep), chosen(eqn.outputs, wanted)
+        return Equation(self, inputs, {**eqn.params, **new}, outputs, eqn.source)
 
     def jvp(self, primals, tangents, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])

@@ -10,7 +10,7 @@ known what is asked of it); what is known of it is parted from what is linear (:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +32,7 @@ from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
-from minidiff.tape import Tape, Var
+from minidiff.tape import Atom, Equation, Tape, Var
 
 # ---------------------------------------------------------------- recording
 
@@ -121,14 +121,24 @@ def cut(values: Sequence[Any], *counts: int) -> list[list]:
 
 
 def prune_tape(tape: Tape) -> Tape:
-    """The tape without the equations that its outputs do not need."""
-    needed = {a for a in tape.outputs if isinstance(a, Var)}
-    equations = []
-    for eqn in reversed(tape.equations):
-        if not needed.isdisjoint(eqn.outputs):
-            equations.append(eqn)
+    """The tape without the equations that its outputs do not need, nor what the bodies of others need not do."""
+    return Tape(tape.inputs, needed_equations(tape.equations, tape.outputs)[0], tape.outputs)
+
+
+def needed_equations(
+    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = ()
+) -> tuple[list[Equation], set[Var]]:
+    """The equations that `outputs` depend on where some values are `given`, and all names that occur in them."""
+    needed = {a for a in outputs if isinstance(a, Var)}
+    kept = []
+    for eqn in reversed(equations):
+        used = [v in needed and v not in given for v in eqn.outputs]
+        if any(used):
+            if isinstance(eqn.primitive, BodyOperation) and not all(used):
+                eqn = eqn.primitive.narrowed(eqn, used)
+            kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return Tape(tape.inputs, equations[::-1], tape.outputs)
+    return kept[::-1], needed
 
 
 def names_used(tape: Tape) -> set[Var]:
@@ -263,6 +273,10 @@ class BodyOperation(Primitive):
         None if bodies take parts of them.
         """
         return None
+
+    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """The equation for those of its results that are used, and perhaps further ones."""
+        return eqn
 
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
         types = [typeof(t) for t in types]

@@ -29,6 +29,7 @@ from minidiff.core import (
     Primitive,
     Scope,
     ShapedArray,
+    is_differentiable,
     is_scalar_constant,
     running,
     transforming,
@@ -257,6 +258,7 @@ class Program:
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
         self.uses = Counter(a for e in tape.equations for a in e.inputs if isinstance(a, Var))
         self.uses.update(a for a in tape.outputs if isinstance(a, Var))
+        self.user = {a: e for e in tape.equations for a in e.inputs if isinstance(a, Var)}  # the last, on the old tape
         self.equations: list[Equation] = []
         self.source: Location | None = None  # of the equation that is being rewritten
 
@@ -286,6 +288,10 @@ class Program:
                 return self.results(found)
             if found is not None:
                 return [found]
+        return self._written(eqn)
+
+    def _written(self, eqn: Equation) -> Sequence[Atom]:
+        """The results of an equation as it is: of one that is there already, or of this one."""
         key = _key(eqn)
         if key is not None and key in self.known:
             return self.known[key]
@@ -303,12 +309,23 @@ class Program:
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
     def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
-        """A further equation: its result."""
-        (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
-        (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
+        """A further equation, simplified: its result."""
+        return self._used(self.results(_equation(primitive, inputs, params)))
+
+    def write(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
+        """A further equation, as it is: its result."""
+        return self._used(self._written(_equation(primitive, inputs, params)))
+
+    def _used(self, results: Sequence[Atom]) -> Atom:
+        (out,) = results
         if isinstance(out, Var):
             self.uses[out] += 1
         return out
+
+
+def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Equation:
+    (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
+    return Equation(primitive, inputs, params, (Var(type),))
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:
@@ -369,23 +386,14 @@ def without_unused(tape: Tape) -> Tape:
         used = [v in needed for v in eqn.outputs]
         if not any(used):
             continue
-        if not all(used) and eqn.primitive in NARROWED:
+        if eqn.primitive in NARROWED and (eqn.primitive.has_body or not all(used)):  # a body may not need all it takes
             eqn = NARROWED[eqn.primitive](eqn, used)
         kept.append(eqn)
         needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return with_equations(tape, kept[::-1])
 
 
-@narrows(control.scan_p)
-def _scan_of_fewer(eqn: Equation, used: list[bool]) -> Equation:
-    """A scan without elements of results that nobody takes; its carries stay."""
-    params, count = eqn.params, eqn.params["carry"]
-    wanted = [i for i, yes in enumerate(used) if yes or i < count]
-    body = params["body"]
-    smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
-    outputs = [eqn.outputs[i] for i in wanted]
-    return Equation(eqn.primitive, eqn.inputs, {**params, "body": smaller}, outputs, eqn.source)
-
+NARROWED.update((p, p.narrowed) for p in (control.scan_p, control.cond_p, control.switch_p))
 
 # ---------------------------------------------------------------- identities
 
@@ -483,7 +491,9 @@ def _times_minus_one(program, eqn):
 
 @simplifies(multiply_p)
 def _times_numbers(program, eqn):
-    """Two numbers in a row are one."""
+    """Two numbers in a row are one: of Python's own, one of Python's, which takes the dtype of what it meets."""
+    if not is_differentiable(eqn.outputs[0].type.dtype):
+        return None  # integers wrap around
     for a, b in (eqn.inputs, eqn.inputs[::-1]):
         before = program.made_by(b, multiply_p) if is_scalar_constant(a) else None
         if before is None or b.type != eqn.outputs[0].type:
@@ -491,7 +501,8 @@ def _times_numbers(program, eqn):
         for c, x in (before.inputs, before.inputs[::-1]):
             if is_scalar_constant(c) and isinstance(x, Var) and x.type == b.type:
                 with numpy.errstate(all="ignore"):
-                    return Equation(multiply_p, [multiply_p.impl(c, a), x], eqn.params, eqn.outputs)
+                    product = c * a
+                return Equation(multiply_p, [product, x], eqn.params, eqn.outputs)
     return None
 
 

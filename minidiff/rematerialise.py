@@ -27,7 +27,7 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.drafts import Parts
+from minidiff.drafts import Parts, needed_equations
 from minidiff.forward import JVP, JVPTracer, as_value
 from minidiff.reverse import Flat, Linearize, Sweep, backward_pass
 from minidiff.staging import Stage
@@ -181,7 +181,7 @@ class Checkpoint(Call):
             outs = [known.adopt(x) for x in outs]
             captured = [*given, *linear.captured]
         outs = [x.value if known.owns(x) else x for x in outs]
-        equations, needed = _needed([*known.equations, *linear.equations], outputs, known.values)
+        equations, needed = needed_equations([*known.equations, *linear.equations], outputs, known.values)
         residuals = {v: x for v, x in known.values.items() if v in needed}
         moved = {v: t for v, t in zip(linear.inputs, captured) if v in needed}
         if moving:
@@ -215,7 +215,7 @@ class Checkpoint(Call):
         pushed = [
             Equation(e.primitive, [*map(named, e.inputs)], e.params, e.outputs, e.source) for e in moved.equations
         ]
-        equations, needed = _needed([*known.equations, *pushed], outputs, given)
+        equations, needed = needed_equations([*known.equations, *pushed], outputs, given)
         operands = [v for v in (*given, *moved.inputs) if v in needed]
         if outputs:
             body = Tape(operands, equations, outputs)
@@ -248,17 +248,6 @@ class Checkpoint(Call):
 
 
 checkpoint_p = Checkpoint("checkpoint")
-
-
-def _needed(equations: Sequence[Equation], outputs: Sequence[Atom], given: Any) -> tuple[list[Equation], set[Var]]:
-    """The equations that `outputs` depend on where some values are `given`, and all names that occur in them."""
-    needed = {a for a in outputs if isinstance(a, Var)}
-    kept = []
-    for eqn in reversed(equations):
-        if any(v in needed and v not in given for v in eqn.outputs):
-            kept.append(eqn)
-            needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return kept[::-1], needed
 
 
 def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var]) -> dict[Var, Value]:

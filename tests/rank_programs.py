@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import collectives
+import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives.reference import collective_ref
 from spmd import P
 from tests.programs import ring
 
+STEPS = (0.5, 1.0, 0.8)  # of a loop: what its carry is multiplied by
 WIDTH = 2  # of blocks, which have the shape [mesh.size, WIDTH]
 
 # ---------------------------------------------------------------- instructions
@@ -111,13 +113,21 @@ FURTHER: dict[str, Callable] = {
 }
 
 
+#: What runs a body of instructions: three times, once more on the way back, or not at all. See `_controlled`.
+CONTROL = ("scan", "checkpoint", "cond")
+
+
 @dataclass(frozen=True)
 class Instruction:
-    """An operation on earlier blocks, by their numbers; a collective has one operand, and axes."""
+    """An operation on earlier blocks, by their numbers; a collective has one operand, and axes.
+
+    A body of instructions has one operand, too: it begins with all blocks that there are, and that one once more.
+    """
 
     name: str
     operands: tuple[int, ...]
     axes: tuple[str, ...] = ()
+    body: tuple[Instruction, ...] = ()
 
 
 @dataclass
@@ -135,15 +145,22 @@ class RankProgram:
         splits = [[size(axes) for axes in spec.dims(2)] for spec in self.specs]
         return [rng.normal(size=(rows * m, WIDTH * n)) for m, n in splits]
 
-    def _run(self, apply: Callable, comm: Callable, blocks: list) -> Any:
-        blocks = list(blocks)
-        for step in self.instructions:
+    def _run(self, apply: Callable, comm: Callable, control: Callable, blocks: list) -> Any:
+        blocks = self._after(self.instructions, apply, comm, control, blocks)
+        return apply(lambda x: np.mean(x**2), blocks[-1])
+
+    def _after(self, instructions: Sequence[Instruction], *how: Any) -> list:
+        apply, comm, control, blocks = *how[:3], list(how[3])
+        for step in instructions:
             operands = [blocks[i] for i in step.operands]
-            if step.axes:
+            if step.body:
+                run = lambda x, step=step: self._after(step.body, *how[:3], [*blocks, x])[-1]  # noqa: E731
+                blocks.append(control(step.name, run, *operands))
+            elif step.axes:
                 blocks.append(comm(step, *operands))
             else:
                 blocks.append(apply(LOCAL[step.name], *operands))
-        return apply(lambda x: np.mean(x**2), blocks[-1])
+        return blocks
 
     def on_ranks(self, mesh: spmd.Mesh, **options: Any) -> Callable:
         """The loss, by `shard_map`."""
@@ -152,8 +169,16 @@ class RankProgram:
             bound = lambda name, *args, **kwargs: getattr(collectives, name)(*args, axis_name=step.axes, **kwargs)  # noqa: E731
             return (COLLECTIVE | FURTHER)[step.name](bound, x, collectives.axis_size(step.axes))
 
+        def control(name, run, x):
+            if name == "scan":
+                return md.scan(lambda x, t: (run(x * t), None), x, np.array(STEPS, x.dtype))[0]
+            if name == "checkpoint":
+                return md.checkpoint(run)(x)
+            total = collectives.psum(np.sum(x), mesh.axis_names)
+            return md.cond(total > 0, run, lambda x: x / 2, x)
+
         def body(*blocks):
-            loss = self._run(lambda f, *xs: f(*xs), comm, list(blocks))
+            loss = self._run(lambda f, *xs: f(*xs), comm, control, list(blocks))
             return collectives.pmean(loss, mesh.axis_names)
 
         return spmd.shard_map(body, mesh=mesh, in_specs=self.specs, out_specs=P(), **options)
@@ -165,7 +190,15 @@ class RankProgram:
         def loss(*arrays):
             blocks = [ranks.split(x, spec) for x, spec in zip(arrays, self.specs)]
             apply = lambda f, *xs: [f(*blocks) for blocks in zip(*xs)]  # noqa: E731
-            return sum(self._run(apply, ranks.collective, blocks)) / ranks.size
+
+            def control(name, run, xs):
+                if name == "cond" and sum(map(np.sum, xs)) <= 0:
+                    return apply(lambda x: x / 2, xs)
+                for t in STEPS if name == "scan" else ():
+                    xs = run(apply(lambda x, t=t: x * t, xs))
+                return xs if name == "scan" else run(xs)
+
+            return sum(self._run(apply, ranks.collective, control, blocks)) / ranks.size
 
         return loss
 
@@ -251,8 +284,13 @@ class Together(np.lib.mixins.NDArrayOperatorsMixin):
 SHAPES = [(1,), (2,), (3,), (2, 2), (1, 3), (2, 1, 2), (2, 2, 2)]
 
 
-def random_program(seed: int, shape: Sequence[int] | None = None, most: int = 7, further: bool = False) -> RankProgram:
-    """A program on a mesh of one to three axes, the same wherever it is made; with `further` collectives too."""
+def random_program(
+    seed: int, shape: Sequence[int] | None = None, most: int = 7, further: bool = False, control: bool = False
+) -> RankProgram:
+    """A program on a mesh of one to three axes, the same wherever it is made.
+
+    With `further` collectives too; with `control` also with loops, choices, and what is computed once more.
+    """
     rng = random.Random(seed)
     names = sorted({**COLLECTIVE, **FURTHER} if further else COLLECTIVE)
     axes = dict(zip("ijk", rng.choice(SHAPES) if shape is None else shape))
@@ -264,17 +302,23 @@ def random_program(seed: int, shape: Sequence[int] | None = None, most: int = 7,
         rows, columns = (some_axes() if rng.random() < chance else () for chance in (0.4, 0.25))
         return P(rows or None, tuple(a for a in columns if a not in rows) or None)
 
+    def some_instructions(first: int, last: int, depth: int = 0) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        for count in range(first, last):
+
+            def operand(last: int = count - 1) -> int:
+                return max(0, last - int(rng.expovariate(0.8)))
+
+            if control and depth < 2 and rng.random() < 0.2:
+                body = some_instructions(count + 1, count + 1 + rng.randint(1, 4), depth + 1)
+                step = Instruction(rng.choice(CONTROL), (operand(),), (), tuple(body))
+            elif rng.random() < 0.45:
+                step = Instruction(rng.choice(names), (operand(),), some_axes())
+            else:
+                name = rng.choice(sorted(LOCAL))
+                step = Instruction(name, tuple(operand() for _ in range(1 + (name in BINARY))))
+            instructions.append(step)
+        return instructions
+
     specs = tuple(spec() for _ in range(rng.randint(1, 3)))
-    instructions: list[Instruction] = []
-    for count in range(len(specs), len(specs) + rng.randint(2, most)):
-
-        def operand(last: int = count - 1) -> int:
-            return max(0, last - int(rng.expovariate(0.8)))
-
-        if rng.random() < 0.45:
-            step = Instruction(rng.choice(names), (operand(),), some_axes())
-        else:
-            name = rng.choice(sorted(LOCAL))
-            step = Instruction(name, tuple(operand() for _ in range(1 + (name in BINARY))))
-        instructions.append(step)
-    return RankProgram(axes, specs, instructions)
+    return RankProgram(axes, specs, some_instructions(len(specs), len(specs) + rng.randint(2, most)))

@@ -8,6 +8,7 @@ from typing import Any
 
 import hypothesis.strategies as st
 
+import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import (
@@ -68,6 +69,12 @@ INSTRUCTIONS: dict[str, Callable] = {
     ),
     "gather and own": lambda x, y, axes, size: pscatter(all_gather_invariant(x, axes, tiled=True), axes, tiled=True),
     "gather entries and own": lambda x, y, axes, size: all_gather(x, axes)[axis_index(axes)],
+    "own rows of the sum": lambda x, y, axes, size: all_gather(
+        md.dynamic_slice_in_dim(psum(x, axes), axis_index(axes) * (SIDE // size), SIDE // size), axes, tiled=True
+    ),
+    "own rows of what is gathered": lambda x, y, axes, size: md.dynamic_slice_in_dim(
+        all_gather(np.sin(x), axes, tiled=True), axis_index(axes) * SIDE, SIDE
+    ),
     "own entry of the sum": lambda x, y, axes, size: psum(_entries(x, size), axes)[axis_index(axes)],
 }
 

@@ -45,6 +45,17 @@ def test_rewrites(name):
     assert len(names) <= len(tape.equations)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "complex64", "int8", "float64"])
+@pytest.mark.parametrize("f", [lambda x: 2 * (3 * x), lambda x: 100 * (x * 100), lambda x: x.dtype.type(2) * (3 * x)])
+def test_numbers_in_a_row_keep_the_dtype(f, dtype):
+    x = np.ones(2, dtype)
+    tape = optimize(md.make_tape(f)(x))
+    tape.check()
+    for out in (tape(x)[0], md.jit(f)(x)):
+        assert out.dtype == f(x).dtype
+        np.testing.assert_array_equal(out, f(x))
+
+
 def test_true_is_not_one():
     tape = md.make_tape(lambda x: (np.sum(x[None], axis=1, keepdims=True), np.sum(x[None], axis=1)))(x)
     assert optimize(tape).out_types == tape.out_types
@@ -74,6 +85,34 @@ def test_elements_of_a_scan_that_nobody_takes_are_not_kept():
     tape = optimize(md.make_tape(lambda x: md.scan(lambda c, e: (c * e, np.exp(c)), x[0], x)[0])(x))
     assert len(tape.equations[-1].outputs) == 1
     assert "exp" not in str(tape)
+
+
+def test_carries_that_nobody_needs_are_not_carried():
+    """One that only its own next value needs; not one that is needed for another one."""
+
+    def f(x):
+        step = lambda c, e: ((np.sin(c[0]), c[1] * e, c[2] + np.tan(c[1])), c[2] + e)  # noqa: E731
+        _, ys = md.scan(step, (x[0], x[1], x[0]), x)
+        return ys
+
+    tape = optimize(md.make_tape(f)(x))
+    (loop,) = [e for e in tape.equations if str(e.primitive) == "scan"]
+    tape.check()
+    assert loop.params["carry"] == 2 and "tan" in str(tape) and "sin" not in str(tape)
+    np.testing.assert_allclose(tape(x)[0], f(x))
+    np.testing.assert_allclose(md.jit(md.grad(lambda x: f(x).sum()))(x), md.grad(lambda x: f(x).sum())(x))
+
+
+def test_results_of_a_choice_that_nobody_takes_are_not_computed():
+    def f(x, y):
+        return md.cond(x[0] > 0, lambda: (np.exp(x), x + 1), lambda: (np.sin(y), np.cos(x)))[1]
+
+    tape = optimize(md.make_tape(f)(x, x))
+    tape.check()
+    assert "exp" not in str(tape) and "sin" not in str(tape) and "cos" in str(tape)
+    (choice,) = [e for e in tape.equations if str(e.primitive) == "cond"]
+    assert len(choice.inputs) == 2
+    np.testing.assert_allclose(tape(x, x)[0], f(x, x))
 
 
 def test_long_tapes():

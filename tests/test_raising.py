@@ -269,3 +269,24 @@ def test_one_after_the_other(fs, seed):
     w, ws = np.random.default_rng(seed).normal(size=3), WS
     assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, w, ws), md.grad(whole, (0, 1, 2))(X, w, ws), rtol=1e-7)
     run_and_count(md.grad(on_ranks(), 2), MESH, X, w, ws)
+
+
+def test_what_cannot_be_saved_is_not_searched_for(monkeypatch):
+    """Layers that are split: each sum waits for the one before, so none is tried elsewhere, however many there are."""
+    monkeypatch.setattr("collectives.raising.sink_psums", None)
+    params = [tuple(rng.normal(size=shape) / 3 for shape in [(4, 6), (6, 4), (4,)]) for _ in range(3)]
+    x = rng.normal(size=(8, 4))
+
+    def network(total, x, params):
+        for v, w, b in params:
+            x = x + total(np.tanh(x @ v) @ w) + b
+        return np.mean(x**2)
+
+    split = (P("i"), [(P(None, "j"), P("j"), P())] * len(params))
+    on_ranks = lambda x, params: pmean(network(lambda y: psum(y, "j"), x, params), "i")  # noqa: E731
+    gradient = md.grad(spmd.shard_map(on_ranks, mesh=MESH, in_specs=split, out_specs=P()), 1)
+    expected = md.grad(lambda params: network(lambda y: y, x, params))(params)
+    MESH.reset_calls()
+    assert_trees_close(gradient(x, params), expected)
+    # The loss, a sum for each layer there and, but for the first one, back; and those of weights and of what is whole.
+    assert MESH.calls == {"psum": 1 + len(params) + (len(params) - 1) + 1}

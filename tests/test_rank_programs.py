@@ -10,7 +10,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from tests.programs import assert_trees_close
-from tests.rank_programs import COLLECTIVE, FURTHER, LOCAL, random_program
+from tests.rank_programs import COLLECTIVE, CONTROL, FURTHER, LOCAL, random_program
 
 seeds = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
@@ -152,3 +152,59 @@ def test_second_derivatives_of_further_collectives(seed):
         return md.grad(lambda *xs: np.sum(np.sin(md.grad(loss)(*xs))))
 
     assert_trees_close(of_gradient(typed)(*args), of_gradient(whole)(*args), **CLOSE)
+
+
+# ---------------------------------------------------------------- with loops, choices and checkpoints
+
+
+def names_of(instructions):
+    return {step.name for step in instructions}.union(*[names_of(step.body) for step in instructions])
+
+
+def controlled(seed):
+    """A program with types, without, and on lists; and arguments."""
+    program = random_program(seed, control=True)
+    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
+    return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
+
+
+def test_every_instruction_with_a_body_occurs():
+    assert {*CONTROL} < set().union(*[names_of(random_program(seed, control=True).instructions) for seed in range(50)])
+
+
+@settings(deadline=None, max_examples=30)
+@given(seeds)
+def test_gradients_of_loops_choices_and_checkpoints(seed):
+    """Run step by step, as tapes of loops, and as those are compiled."""
+    typed, untyped, whole, args = controlled(seed)
+    numbers = tuple(range(len(args)))
+    expected = md.value_and_grad(whole, numbers)(*args)
+    assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
+    for loss in (typed, untyped):
+        tape = md.make_tape(md.value_and_grad(loss, numbers))(*args)
+        fewer = spmd.rewritten(md.value_and_grad(loss, numbers))(*args)
+        tape.check(), fewer.check()
+        assert_trees_close(tape(*args), md.tree.leaves(expected), **CLOSE)
+        assert_trees_close(fewer(*args), md.tree.leaves(expected), **CLOSE)
+
+
+@pytest.mark.parametrize("seed", [174, 411, 448, 297])
+def test_what_nobody_needs_of_loops_and_choices_is_not_summed(seed):
+    """What is the same in each step of a loop is computed once, not by running a loop within it for all it does."""
+    typed, untyped, _, args = controlled(seed)
+    numbers = tuple(range(len(args)))
+    for tape_of in (md.make_tape, spmd.rewritten):
+        fewer, old = (spmd.communication(tape_of(md.grad(f, numbers))(*args)).counts for f in (typed, untyped))
+        assert fewer.get("psum", 0) <= old.get("psum", 0)
+        assert sum(fewer.values()) <= sum(old.values())
+
+
+@pytest.mark.parametrize("seed", [193, 1024])
+def test_types_of_what_is_compiled_for_other_dtypes(seed):
+    typed, untyped, _, args = controlled(seed)
+    numbers = tuple(range(len(args)))
+    args = [x.astype("float32") if k == 0 else x for k, x in enumerate(args)]
+    for loss in (typed, untyped):
+        tape = spmd.rewritten(md.grad(loss, numbers))(*args)
+        tape.check()
+        assert_trees_close(tape(*args), md.tree.leaves(md.grad(loss, numbers)(*args)), rtol=1e-3, atol=1e-5)

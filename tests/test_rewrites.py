@@ -241,6 +241,30 @@ CASES = {
         {"psum": 1},
         {"psum_scatter": 1},
     ),
+    "a sum, then the own rows": (
+        "own entry",
+        lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i") * 2, 2),
+        {"psum": 1},
+        {"psum_scatter": 1},
+    ),
+    "a sum, then rows that overlap": (
+        "own entry",
+        lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i"), 2),
+        {"psum": 1},
+        {"psum": 1},
+    ),
+    "gathered, then the own rows": (
+        "own entry",
+        lambda x: md.dynamic_slice_in_dim(all_gather(x, IJ, tiled=True), 4 * axis_index(IJ), 4),
+        {"all_gather": 1},
+        {},
+    ),
+    "gathered, then another's rows": (
+        "own entry",
+        lambda x: md.dynamic_slice_in_dim(all_gather(x, IJ, tiled=True), 2 * axis_index(IJ), 2),
+        {"all_gather": 1},
+        {"all_gather": 1},
+    ),
     "a sum, then some entry": ("own entry", lambda x: psum(x, "i")[axis_index("i")], {"psum": 1}, {"psum": 1}),
     "sums apart": ("fuse psums", lambda x: psum(x, "i") * psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
     "sums apart, and one before": (
@@ -304,11 +328,43 @@ def check_derivatives(tape, other, *args):
     assert_trees_close(tangents(other), tangents(tape), **close(dtype))
 
 
-def test_what_a_part_of_a_sum_becomes():
-    tape = spmd.rewritten(mapped(lambda x: pscatter(psum(x, "i"), "i", tiled=True)))(data("float64"))
+def test_a_sum_of_very_many_terms():
+    """More than functions can be nested; every third one is summed over ranks."""
+
+    def body(x):
+        total = x
+        for k in range(1100):
+            total = total - psum(x * k, IJ) if k % 3 == 0 else total + x / (1 + k)
+        return total
+
+    x, f = data("float64", (4, 1)), mapped(body)
+    tape = spmd.rewritten(f, without=("sink psums",))(x)
+    assert communicating(tape) == {"psum": 1}
+    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: pscatter(psum(x, "i"), "i", tiled=True),
+        lambda x: pscatter(psum(x, "i").T, "i", axis=1, tiled=True),
+        lambda x: psum(x[:2], "i")[axis_index("i")],
+        lambda x: psum(x[:, :2], "i")[:, axis_index("i")],
+        lambda x: np.take(psum(x, IJ), axis_index(IJ), axis=0),
+        lambda x: psum(x, "i").reshape(2, 2, 3)[axis_index("i")],
+        lambda x: psum(x.T, "i").T.reshape(2, 6)[axis_index("i")] / 2,
+        lambda x: md.dynamic_slice_in_dim(psum(x, "i"), 2 * axis_index("i"), 2),
+        lambda x: md.dynamic_slice(psum(x.T, IJ) / 2, (0, axis_index(IJ)), (3, 1)),
+        lambda x: md.dynamic_index_in_dim(psum(x, IJ) * 3, axis_index(IJ), keepdims=False),
+    ],
+)
+def test_what_a_part_of_a_sum_becomes(body):
+    x, f = data("float64"), mapped(body)
+    tape = spmd.rewritten(f)(x)
+    tape.check()
     assert communicating(tape) == {"psum_scatter": 1}
-    tape = spmd.rewritten(mapped(lambda x: psum(x[:2], "i")[axis_index("i")]))(data("float64"))
-    assert communicating(tape) == {"psum_scatter": 1}
+    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-12)
+    check_derivatives(md.make_tape(f)(x), tape, x, "float64")
 
 
 @pytest.mark.parametrize(
@@ -316,6 +372,12 @@ def test_what_a_part_of_a_sum_becomes():
     [
         (lambda x: psum(x[:2], "i")[axis_index("i")], {"psum": 1}, {"psum_scatter": 1}),
         (lambda x: pscatter(psum(x, "i"), "i", tiled=True), {"psum": 1}, {"psum_scatter": 1}),
+        (lambda x: pscatter(psum(x[:, :2], "i"), "i", axis=1), {"psum": 1}, {"psum_scatter": 1}),
+        (
+            lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i") * 2, 2),
+            {"psum": 1},
+            {"psum_scatter": 1},
+        ),
         (
             lambda x: all_gather(psum_scatter(x, "i", tiled=True), "i", tiled=True),
             {"psum_scatter": 1, "all_gather": 1},

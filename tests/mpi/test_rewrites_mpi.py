@@ -8,7 +8,18 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives import all_gather, all_gather_invariant, all_to_all, pmax, pmean, ppermute, psum, psum_scatter
+from collectives import (
+    all_gather,
+    all_gather_invariant,
+    all_to_all,
+    axis_index,
+    pmax,
+    pmean,
+    ppermute,
+    pscatter,
+    psum,
+    psum_scatter,
+)
 from spmd import P
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
@@ -257,3 +268,56 @@ def test_a_loop_over_layers_sums_its_weights_once(counted):
     calls.clear()
     assert_trees_close(md.jit(gradient)(x, w, ws), expected)
     assert [n for _, n in calls] == [w.size + ws.size]
+
+
+@RANKS
+@pytest.mark.parametrize(
+    "own",
+    [
+        lambda x, n: pscatter(psum(x, "i"), "i", tiled=True),
+        lambda x, n: psum(x.reshape(n, 2, 3), "i")[axis_index("i")],
+        lambda x, n: psum(x, "i").reshape(n, 2, 3)[axis_index("i")],
+        lambda x, n: md.dynamic_slice_in_dim(psum(x, "i"), 2 * axis_index("i"), 2),
+    ],
+)
+def test_this_ranks_slice_of_a_sum_is_reduced_and_scattered(counted, own):
+    mesh, calls = counted
+    n = mesh.size
+    f = spmd.shard_map(lambda x: own(x, n), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x = data("float64", (2 * n * n, 3))
+    compiled = md.jit(f)
+    compiled(x)
+    calls.clear()
+    out = compiled(x)
+    assert calls == [("Reduce_scatter_block", 6)]
+    np.testing.assert_allclose(out.gather(), x.reshape(n, 2 * n, 3).sum(0))
+
+
+@RANKS
+def test_sums_in_the_steps_of_a_loop_and_in_branches(counted):
+    """Begun in a step, and over at its end; also where a step fails, and where nobody takes a sum."""
+    mesh, calls = counted
+
+    def body(x):
+        def step(c, t):
+            total = psum(np.sum(c), "i")
+            psum(c, "i")  # for nobody
+            return np.linalg.inv(np.cos(np.sin(c))) * t + total, None
+
+        c = md.scan(step, x, np.array([1.0, 0.5]))[0]
+        some = psum(np.sum(x), "i") > 0  # which is known from the first step
+        return md.cond(some, lambda c: psum(np.sum(c), "i") + np.sin(np.cos(c)), lambda c: c, c)
+
+    f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    x = np.concatenate([np.eye(3) + 0.1 * np.arange(9).reshape(3, 3)] * mesh.size)
+    compiled, expected = md.jit(f), f(x).gather()
+    assert sum(text.count("psum_start") for text in lowered(compiled, x)) == 3
+    calls.clear()
+    np.testing.assert_allclose(compiled(x).gather(), expected)
+    assert [name for name, _ in calls] == ["Iallreduce"] * 3
+    assert not mesh.ranks._started
+    for _ in range(2):
+        with pytest.raises(np.linalg.LinAlgError):
+            compiled(0 * x)
+        assert not mesh.ranks._started
+        np.testing.assert_allclose(compiled(x).gather(), expected)
