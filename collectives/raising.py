@@ -54,7 +54,8 @@ def raised(tape: Tape, linear: Sequence[bool], scope: Scope) -> Tape:
     """The tape of a linear part, linear in those of its inputs, with pbroadcasts where their psums take least time."""
     if not lifts_late(tape, linear):
         return tape
-    ways = [_Raising(tape, linear, scope, through).tape() for through in (NOTHING, *_worth_trying(tape))]
+    loops: dict = {}
+    ways = [_Raising(tape, linear, scope, through, loops=loops).tape() for through in (NOTHING, *_worth_trying(tape))]
     best = _best([tape, *ways], linear)
     return _best([best, _with_sums_sunk(best, linear, scope)], linear) if _lifts_apart(best, linear) else best
 
@@ -201,7 +202,9 @@ class _Raising:
         through: int,
         given: Sequence[Var] = (),
         outputs: Sequence[Wanted] = (),
+        loops: dict | None = None,
     ):
+        self.loops = {} if loops is None else loops  # the best of each loop within, found once for each thing asked
         self.old = tape
         self.scope = scope
         self.through = through
@@ -232,11 +235,14 @@ class _Raising:
                 [isinstance(a, Var) and a in self.active for a in eqn.inputs],
                 [self.wanted[v] for v in eqn.outputs],
             )
-            self._ask_inner(eqn, _Loop.best(eqn, linear, self.scope, results))
+            key = id(eqn), tuple(linear), tuple(map(frozenset, results))
+            if key not in self.loops:
+                self.loops[key] = _Loop.best(eqn, linear, self.scope, results, self.loops)
+            self._ask_inner(eqn, self.loops[key])
         elif isinstance(eqn.primitive, Checkpoint) or (isinstance(eqn.primitive, Cond) and self.through == CHOICES):
             ((_, mask), *_) = _bodies(eqn, self.active)
             results = [self.wanted[v] for v in eqn.outputs]
-            self._ask_inner(eqn, _Bodies(eqn, mask, self.scope, results, self.through))
+            self._ask_inner(eqn, _Bodies(eqn, mask, self.scope, results, self.through, self.loops))
 
     def _ask_inner(self, eqn: Equation, inner: _Loop | _Bodies | None) -> None:
         if inner is None:
@@ -366,7 +372,14 @@ class _Loop:
     """
 
     def __init__(
-        self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], carried: bool, through: int
+        self,
+        eqn: Equation,
+        mask: Sequence[bool],
+        scope: Scope,
+        results: Sequence[Wanted],
+        loops: dict,
+        carried: bool,
+        through: int,
     ):
         self.eqn, self.mask, self.scope, self.results = eqn, mask, scope, results
         self.n, self.m = eqn.params["consts"], eqn.params["carry"]
@@ -375,8 +388,9 @@ class _Loop:
         asked = [dict(wanted) if carried else {} for wanted in results[: self.m]]
         while True:
             wanted = [*asked, *results[self.m :]]
-            raising = _Raising(body, mask, scope, through, [*consts, *(carry if carried else ()), *xs], wanted)
-            more = [{**old, **(raising.wanted[v] if carried else {})} for v, old in zip(carry, asked)]
+            raising = _Raising(body, mask, scope, through, [*consts, *(carry if carried else ()), *xs], wanted, loops)
+            # What is asked already stays as it is: lines of the program may take turns, and this would never end.
+            more = [{**(raising.wanted[v] if carried else {}), **old} for v, old in zip(carry, asked)]
             if more == asked:
                 break
             asked = more
@@ -420,13 +434,15 @@ class _Loop:
         return steps + _time_of_lifts(around, self.scope)
 
     @staticmethod
-    def best(eqn: Equation, linear: Sequence[bool], scope: Scope, results: Sequence[Wanted]) -> _Loop | None:
+    def best(
+        eqn: Equation, linear: Sequence[bool], scope: Scope, results: Sequence[Wanted], loops: dict
+    ) -> _Loop | None:
         """The loop that takes least time; None if that is the one that is there."""
         mask, carry = _linear_in_loop(eqn, linear)
         if not all(carry):
             return None
         ways = itertools.product((False, True), _worth_trying(eqn.params["body"]))
-        best = min([_Loop(eqn, mask, scope, results, *way) for way in ways], key=_Loop.time)
+        best = min([_Loop(eqn, mask, scope, results, loops, *way) for way in ways], key=_Loop.time)
         after = [(v.type, axes) for v, wanted in zip(eqn.outputs, results) for axes in wanted]
         there = rounds(eqn) * _time(eqn.params["body"], mask) + _time_of_lifts(after, scope)
         return best if best.time() < there else None
@@ -452,10 +468,12 @@ class _Bodies:
     They take, and give, some values lifted as well: `asked` says it of each operand.
     """
 
-    def __init__(self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], through: int):
+    def __init__(
+        self, eqn: Equation, mask: Sequence[bool], scope: Scope, results: Sequence[Wanted], through: int, loops: dict
+    ):
         self.eqn, self.results = eqn, results
         self.bodies = {
-            name: _Raising(tape, mask, scope, through, tape.inputs, results)
+            name: _Raising(tape, mask, scope, through, tape.inputs, results, loops)
             for name, tape in eqn.params.items()
             if isinstance(tape, Tape)
         }

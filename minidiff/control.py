@@ -970,9 +970,10 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
 
     `pred` is one boolean, or a number (which holds if it is not 0). Operands and results are trees. Where `pred` is
     known, one branch is run. Where it is only a name (under `make_tape`), both are recorded, and must return trees of
-    the same structure and types; a result varies from rank to rank if it does in one of them, also (in a `shard_map`)
-    where the other one is run. Where `pred` is many at once (under `vmap`), both are run, and results chosen element
-    by element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
+    the same structure and types; a result varies from rank to rank if it does in one of them. So it does in a
+    `shard_map` that has types where `pred` is known, too: the other branch is recorded there for its types alone, and
+    has no say if it raises. Where `pred` is many at once (under `vmap`), both are run, and results chosen element by
+    element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
 
     >>> import numpy as np
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)

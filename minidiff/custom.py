@@ -286,6 +286,7 @@ class _Call:
         self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
         self.types = [typeof(as_value(x)) for _, x in leaves]
         self.out_structure: tree.Structure | None = None
+        self.out_types: list[ShapedArray] | None = None  # of the function's results, if it has been recorded itself
 
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
@@ -295,7 +296,9 @@ class _Call:
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
-        return self.results(self.function.fun(*self.all_args(leaves)), self.function.what)
+        outs = self.results(self.function.fun(*self.all_args(leaves)), self.function.what)
+        self.out_types = [typeof(x) for x in outs]
+        return outs
 
     def rule(self, f: Callable, *given: Callable) -> Callable:
         """`f`, that calls rules which were `given`: on tapes, the same as that of another call like this one."""
@@ -311,6 +314,14 @@ class _Call:
             )
         self.out_structure = structure
         return [as_value(x) for x in leaves]
+
+    def results_of_rule(self, out: Any, who: str) -> list[Value]:
+        """The same of a rule: the types are the function's, where they are known."""
+        outs = self.results(out, who)
+        if self.out_types is None:
+            return outs
+        what = f"{who} returns another result than {self.function.what}: it"
+        return [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, self.out_types)]
 
 
 def _name(rule: Callable) -> str:
@@ -400,6 +411,7 @@ class custom_jvp(_Function):
         return tree.unflatten(call.out_structure, outs)
 
 
+_OF_A_RULE = "the function makes it the same on all ranks there; so must the rule, as by psum(result, {axes})"
 _OF_A_RESULT = (
     "the result is the same on all ranks there, and so is its derivative. Sum the tangent as the function sums its "
     "result, psum(tangent, {axes}); or let the result vary, pbroadcast(result, {axes})"
@@ -416,7 +428,7 @@ def _checked_jvp(pair: Any, call: _Call, name: str) -> list[Value | None]:
     who = f"{name}, the jvp rule of {call.function.what},"
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         raise TypeError(f"{who} must return a pair (result, tangent), got {tree.structure(pair)}")
-    outs = call.results(pair[0], who)
+    outs = call.results_of_rule(pair[0], who)
     paths, structure = tree.flatten_with_paths(pair[1])
     if structure != call.out_structure:
         raise TypeError(f"{who} must return a tangent like its result: {call.out_structure}, got {structure}")
@@ -471,7 +483,7 @@ class custom_vjp(_Function):
                 raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
             residuals, structure = tree.flatten(pair[1])
             residual_structure[:] = [structure]
-            return call.results(pair[0], who), [as_value(x) for x in residuals]
+            return call.results_of_rule(pair[0], who), [as_value(x) for x in residuals]
 
         def bwd(residuals, cts):
             residuals = tree.unflatten(residual_structure[0], residuals)

@@ -7,7 +7,7 @@ import pytest
 
 import minidiff as md
 import spmd
-from collectives import psum
+from collectives import axis_index, psum
 from minidiff.testing import check_grads
 from spmd import P
 
@@ -577,6 +577,32 @@ def test_wrong_variances_are_named(name):
     args = (W[:1], BLOCKS) if "of two" in name or "both" in name else (W, BLOCKS)
     with pytest.raises(md.VarianceError, match=message):
         gradient()(*args)
+
+
+def test_a_rule_gives_what_the_recorded_function_gives():
+    """Of a function that has been recorded types are known: its rules must give results of these."""
+
+    def by_rules(fwd):
+        f = md.custom_vjp(lambda w, x: w * x)
+        f.__name__ = f.what = "f"
+        f.defvjp(lambda w, x: (fwd(w, x), (w, x)), lambda r, ct: (psum(ct * r[1], "i"), ct * r[0]))
+        body = lambda w, x: psum(f(w, x).sum(), "i")  # noqa: E731
+        loss = md.jit(spmd.shard_map(body, mesh=PLANE, in_specs=(P(), P("i")), out_specs=P()))
+        return md.grad(lambda w, x: loss(w, x), (0, 1))(W, BLOCKS)
+
+    for fwd in (lambda w, x: w * x, lambda w, x: w * 0.0):  # one that varies less is lifted
+        np.testing.assert_array_equal(by_rules(fwd)[0], [2.0, 4.0])
+    message = (
+        r"<lambda>, the forward rule of f, returns another result than f: it must have the type f64\[2\]\{i\}, got "
+    )
+    for fwd, got in (
+        (lambda w, x: (w * x).sum(), r"f64\[\]\{i\}$"),
+        (lambda w, x: (w * x).astype(np.float32), r"f32\[2\]\{i\}$"),
+    ):
+        with pytest.raises(TypeError, match=message + got):
+            by_rules(fwd)
+    with pytest.raises(md.VarianceError, match=r"got f64\[2\]\{i,j\}, which varies along 'j': .*psum\(result, 'j'\)"):
+        by_rules(lambda w, x: w * x * axis_index("j"))
 
 
 @STAGED

@@ -45,6 +45,13 @@ def shared_carry(mean, x, w, ws):
     return x * c + np.sum(ys, axis=0)
 
 
+def carries_that_change_places(mean, x, w, ws):
+    """What is asked of one carry in one line is asked of the other one in another line."""
+    a, b = md.scan(lambda c, v: ((np.sin(c[1]), np.cos(c[0])), None), (w, ws[0]), ws)[0]
+    y = x * a
+    return y + x * b
+
+
 def loop_in_a_loop(mean, x, w, ws):
     def step(x, v):
         return md.fori_loop(0, 2, lambda k, x: np.tanh(x * v + np.sin(w * (k + 1))), x), None
@@ -146,6 +153,11 @@ def test_gradients_that_are_taken_in_the_body(f):
     tape = md.make_tape(inside)(X, W, WS)
     tape.check()
     assert_trees_close(tape(X, W, WS), md.tree.leaves(expected))
+
+
+def test_carries_that_change_places():
+    on_ranks, whole = averaged(carries_that_change_places)
+    assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, W, WS), md.grad(whole, (0, 1, 2))(X, W, WS))
 
 
 def test_other_derivatives_that_are_taken_in_the_body():
