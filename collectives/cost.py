@@ -283,8 +283,8 @@ def _of_bodies(eqn: Equation, ports: int) -> Cost:
         raise ValueError(
             f"{eqn.primitive} communicates, and how much depends on values: count the tapes of its branches or steps"
         )
-    sums = getattr(eqn.primitive, "sums", lambda params: [])(eqn.params)  # partial sums that leave the body
-    outside = [price("psum", eqn.params["mesh"].ranks.size(axes), t.nbytes) for axes, t in sums]
+    sums = eqn.primitive.sums(eqn.params)  # partial sums that leave the body
+    outside = [price("psum", along["size"], eqn.params["body"].out_types[i].nbytes) for i, along in sums.items()]
     return sum(outside, costs[0] * rounds(eqn))
 
 

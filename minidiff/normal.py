@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy
@@ -31,7 +31,7 @@ reshape_p, broadcast_to_p, transpose_p = shape.reshape_p, shape.broadcast_to_p, 
 # ---------------------------------------------------------------- rules
 
 
-def _inner(program: Program, a: Atom, primitive: Primitive) -> Equation | None:
+def used_once(program: Program, a: Atom, primitive: Primitive) -> Equation | None:
     """The equation that defines `a`, if it is of this operation and `a` is used nowhere else."""
     eqn = program.made_by(a, primitive)
     return eqn if eqn is not None and program.uses[a] <= 1 else None
@@ -39,7 +39,7 @@ def _inner(program: Program, a: Atom, primitive: Primitive) -> Equation | None:
 
 def _reshaped(program: Program, eqn: Equation) -> Any:
     (x,), to = eqn.inputs, eqn.params["shape"]
-    before = _inner(program, x, reshape_p)
+    before = used_once(program, x, reshape_p)
     if before is not None:
         return Equation(reshape_p, before.inputs, eqn.params, eqn.outputs)
     return x if atom_type(x).shape == tuple(to) else None
@@ -47,7 +47,7 @@ def _reshaped(program: Program, eqn: Equation) -> Any:
 
 def _transposed(program: Program, eqn: Equation) -> Any:
     (x,), axes = eqn.inputs, eqn.params["axes"]
-    before = _inner(program, x, transpose_p)
+    before = used_once(program, x, transpose_p)
     if before is not None:
         axes = tuple(before.params["axes"][a] for a in axes)
         return Equation(transpose_p, before.inputs, {"axes": axes}, eqn.outputs)
@@ -55,7 +55,7 @@ def _transposed(program: Program, eqn: Equation) -> Any:
 
 
 def _negated(program: Program, eqn: Equation) -> Any:
-    before = _inner(program, eqn.inputs[0], negative_p)
+    before = used_once(program, eqn.inputs[0], negative_p)
     return before and before.inputs[0]
 
 
@@ -71,7 +71,7 @@ def _least(shape_: Sequence[int]) -> tuple[int, ...]:
 def _broadcast_of_reshape(program: Program, eqn: Equation) -> Any:
     """Broadcasting puts axes in front by itself: they need not be put there, nor taken away, before."""
     (x,), to = eqn.inputs, eqn.params["shape"]
-    before = _inner(program, x, reshape_p)
+    before = used_once(program, x, reshape_p)
     if before is None:
         return None
     of = atom_type(before.inputs[0]).shape
@@ -94,7 +94,7 @@ def _sum_over_one(program: Program, eqn: Equation) -> Any:
 def _unscaled(program: Program, eqn: Equation) -> Any:
     """Arrays of constants that undo each other: a half spectrum's weights, and their reciprocals."""
     for a, b in (eqn.inputs, eqn.inputs[::-1]):
-        before = _inner(program, b, multiply_p) if type(a) is numpy.ndarray else None
+        before = used_once(program, b, multiply_p) if type(a) is numpy.ndarray else None
         for c, x in (before.inputs, before.inputs[::-1]) if before is not None else ():
             if type(c) is numpy.ndarray and isinstance(x, Var) and x.type == eqn.outputs[0].type and (a * c == 1).all():
                 return x
@@ -161,6 +161,18 @@ EXPLICIT: dict[Primitive, list[Rule]] = {
     sum_p: [_sum_then_reshape, *SHORTER[sum_p]],
     mean_p: [_mean],
 }
+
+
+def shorter(primitive: Primitive) -> Callable[[Rule], Rule]:
+    """Declare a rule that makes tapes shorter, of an operation that is declared elsewhere."""
+
+    def register(rule: Rule) -> Rule:
+        for rules in (SHORTER, EXPLICIT):
+            rules.setdefault(primitive, []).append(rule)
+        return rule
+
+    return register
+
 
 # ---------------------------------------------------------------- rewriting
 

@@ -155,6 +155,9 @@ def test_partial_sums_that_leave_the_body():
     mesh = spmd.make_mesh((4,), ("i",), backend="simulated")
     f = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P(sum="i"))
     assert counted(md.make_tape(f)(numpy.ones(8))) == price("psum", 4, 16)
+    mesh = spmd.make_mesh((2, 3), ("i", "j"), backend="simulated")
+    f = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P(("i", "j")), out_specs=P("j", sum="i"))
+    assert counted(md.make_tape(f)(numpy.ones(12))) == price("psum", 2, 16)
 
 
 def test_what_depends_on_values_is_not_counted():
