@@ -24,7 +24,7 @@ from typing import Any
 import numpy
 
 from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
-from minidiff.control import rounds
+from minidiff.control import While, rounds
 from minidiff.core import is_scalar_constant
 from minidiff.location import Location, parted
 from minidiff.staging import check_function, make_tape
@@ -150,6 +150,7 @@ class _Drawer:
         self.communicates = False
         self.typed, self.untyped = True, False  # whether what is being drawn has types of variance, and something not
         self.times = 1  # how often what is being drawn is run
+        self.steps = False  # whether that is in each step of a loop of which nobody knows how many there are
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
@@ -186,11 +187,13 @@ class _Drawer:
         else:
             node = self.node(graph, "operation", [text, *named], eqn.outputs, eqn.source)
         self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
+        outside, self.steps = self.steps, self.steps or isinstance(eqn.primitive, While)
         for label, body in bodies:
             with self.cluster(graph, label) as part:
                 inputs, _ = self.add(part, body)
             for inside in inputs:
                 graph.edge(node, inside, style="dotted")
+        self.steps = outside
         self.source.update((v, node) for v in eqn.outputs)
 
     def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
@@ -217,6 +220,7 @@ class _Drawer:
         self.communicates = True
         nbytes = sum(atom_type(a).nbytes for a in operands)
         often = f", {self.times:,} times" if self.times > 1 else ""
+        often += ", in each step" if self.steps else ""
         lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank{often}"]
         return self.node(graph, "collective", lines, results, eqn.source)
 

@@ -210,6 +210,16 @@ def test_a_loop_s_collectives_say_how_often():
     assert report.counts == {"psum": 12} and report.bytes == 12 * 8
 
 
+def test_what_communicates_in_a_while_loop_does_so_in_each_step():
+    def body(x):
+        total = psum(x.sum(), "i")
+        return md.while_loop(lambda c: psum(c.sum(), "i") < 100, lambda c: c * 2, x) + total
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
+    source = md.draw(f)(np.ones(4)).source
+    assert source.count("8 bytes per rank") == 2 and source.count("8 bytes per rank, in each step") == 1
+
+
 def test_a_call_for_several_lines_names_them():
     def f(u, v, x):
         y = u * x
