@@ -41,7 +41,7 @@ from collectives.rooted import gather_p as gather_to_root_p
 from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
 from minidiff.core import Primitive, Scope, is_scalar_constant
 from minidiff.grouping import Groups
-from minidiff.location import joined, parted
+from minidiff.location import joined, merged, parted
 from minidiff.ops.elementwise import add, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
 from minidiff.ops.shape import reshape_p, transpose_p
@@ -123,7 +123,8 @@ def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     operands = [(sign, made.inputs[0]) for sign, _, made in several]
     gone = {a for _, a, _ in several}
     one = several[0][2]
-    summed = program.add(one.primitive, [_added(program, operands)], one.params)
+    source = merged([made.source for _, _, made in several])
+    summed = program.add(one.primitive, [_added(program, operands)], one.params, source)
     return _added(program, [(1, summed), *[(sign, a) for sign, a in terms if a not in gone]])
 
 

@@ -31,6 +31,7 @@ from collectives.kinds import Collective
 from collectives.ops import lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Primitive, Scope, ShapedArray, is_differentiable, is_scalar_constant
+from minidiff.location import merged
 from minidiff.ops.elementwise import Divide, Sum, Where, divide
 from minidiff.ops.kinds import Differential, Linear, Multilinear
 from minidiff.optimize import rewrites_tapes
@@ -232,14 +233,15 @@ class _Sinking:
             self._lift(a, axes) if w is None and k not in missing else a for k, (a, w) in enumerate(zip(inputs, waits))
         ]
         moved = self._write(eqn.primitive, inputs, eqn.params, type, source=eqn.source)
-        return Waiting(moved, axes, origins, nbytes, held[0].source, any(w.gained for w in held))
+        return Waiting(moved, axes, origins, nbytes, merged([w.source for w in held]), any(w.gained for w in held))
 
     def _started(self, eqn: Equation, before: Waiting | None) -> Waiting | None:
         """A psum as one that waits, together with the one before it; if it is to stay, both are done here."""
         (x,), axes, chosen = eqn.inputs, eqn.params["axes"], id(eqn) in self.chosen
         if before is None:
             return Waiting(x, axes, frozenset([id(eqn)]), atom_type(x).nbytes, eqn.source) if chosen else None
-        both = before._replace(axes=(*before.axes, *axes), origins=before.origins.union([id(eqn)]))
+        axes, source = (*before.axes, *axes), merged([before.source, eqn.source])
+        both = before._replace(axes=axes, origins=before.origins.union([id(eqn)]), source=source)
         if chosen:
             return both
         self._write_sum(both, eqn.outputs[0])

@@ -26,7 +26,7 @@ import numpy
 from minidiff.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.control import While, rounds
 from minidiff.core import is_scalar_constant
-from minidiff.location import Location, parted
+from minidiff.location import Location, lines_of
 from minidiff.staging import check_function, make_tape
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of, show_params
 
@@ -279,7 +279,7 @@ def _fill(shape: str, variance: frozenset) -> dict[str, str]:
 
 def _told(source: Location) -> str:
     """A line of the program, or several, as Graphviz reads them."""
-    lines = dict.fromkeys(filter(None, parted(source, 1 + len(source.others))))
+    lines = dict.fromkeys(filter(None, lines_of(source)))
     said = [f"{'backward, of ' if line.backward else ''}{line}".replace("\\", "\\\\") for line in lines]
     return "\\n".join(said)
 

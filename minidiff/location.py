@@ -50,14 +50,24 @@ class Location(NamedTuple):
 
 def joined(sources: Sequence[Location | None]) -> Location | None:
     """Where an operation comes from that does what several did, each of one operand."""
-    first, *others = sources
+    first, *others = [line for source in sources for line in lines_of(source)]
     return first and first._replace(others=tuple(others) if any(other != first for other in others) else ())
+
+
+def merged(sources: Sequence[Location | None]) -> Location | None:
+    """Where an operation comes from that stands for several, of one operand."""
+    return joined([*dict.fromkeys(line for source in sources for line in lines_of(source))])
+
+
+def lines_of(source: Location | None) -> list[Location | None]:
+    """The lines that an operation comes from, each for itself."""
+    return [source._replace(others=()), *source.others] if source else [None]
 
 
 def parted(source: Location | None, operands: int) -> list[Location | None]:
     """Where each operand's part of an operation comes from: what `joined` put together."""
-    alone = source and source._replace(others=())
-    return [alone, *source.others] if source and len(source.others) == operands - 1 else [alone] * operands
+    lines = lines_of(source)
+    return lines if len(lines) == operands else lines[:1] * operands
 
 
 #: Folders whose frames are not the program's. Packages that stand on this one add theirs.

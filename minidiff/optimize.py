@@ -308,9 +308,9 @@ class Program:
         eqn = self.producer.get(atom) if isinstance(atom, Var) else None
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
-    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
+    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Atom:
         """A further equation, simplified: its result."""
-        return self._used(self.results(_equation(primitive, inputs, params)))
+        return self._used(self.results(_equation(primitive, inputs, params, source)))
 
     def write(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
         """A further equation, as it is: its result."""
@@ -323,9 +323,9 @@ class Program:
         return out
 
 
-def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Equation:
+def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Equation:
     (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
-    return Equation(primitive, inputs, params, (Var(type),))
+    return Equation(primitive, inputs, params, (Var(type),), source)
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:

@@ -11,7 +11,7 @@ import numpy
 from minidiff import make_tape, tree
 from minidiff.control import Cond, While, rounds
 from minidiff.forward import as_value
-from minidiff.location import Location, joined, parted
+from minidiff.location import Location, lines_of, merged
 from minidiff.staging import check_function
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
 from spmd.rewritten import of_tape
@@ -52,7 +52,7 @@ class Row:
     @property
     def lines(self) -> list[Location | None]:
         """The lines that asked for it, each once."""
-        return list(dict.fromkeys(parted(self.source, 1 + len(self.source.others) if self.source else 1)))
+        return list(dict.fromkeys(lines_of(self.source)))
 
     @property
     def asked_for_by(self) -> str:
@@ -161,7 +161,7 @@ def _of_equation(eqn: Equation) -> Communication:
     primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
     if primitive.sends(eqn.params):
         nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
-        source = joined(list(dict.fromkeys(parted(eqn.source, len(eqn.inputs)))))
+        source = merged([eqn.source])
         return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, source, eqn.params["size"])])
     if isinstance(primitive, Cond):
         most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))

@@ -251,6 +251,21 @@ def test_one_call_for_several_lines_names_them_all():
     assert {line for row in again.rows for line, _ in lines(row)} >= {first, second}
 
 
+@pytest.mark.parametrize("scaled", [False, True], ids=["added", "moved"])
+def test_a_sum_that_stands_for_several_names_the_lines_of_all(scaled):
+    """Those that asked for sums, not that which added them up; also where they are moved to where they meet."""
+
+    def body(x):
+        one = psum(np.sum(np.sin(x)), "i")
+        two = psum(np.sum(np.cos(x)), "i")
+        return 2.0 * one + two * 3.0 if scaled else one + two
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P())
+    (row,) = spmd.communication(f, optimized=True)(np.ones(4)).rows
+    texts = ['one = psum(np.sum(np.sin(x)), "i")', 'two = psum(np.sum(np.cos(x)), "i")']
+    assert row.count == 1 and [line.text for line in row.lines] == texts
+
+
 def test_what_is_computed_once_more_is_backward():
     @in_body
     def f(x):

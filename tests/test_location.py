@@ -116,6 +116,9 @@ def test_lines_that_one_operation_serves():
     assert location.parted(both, 2) == [a, a]  # of another operation: they are not its operands'
     assert location.joined([a, a]) == a and location.parted(a, 2) == [a, a]
     assert location.joined([None, a]) is None and location.parted(None, 2) == [None, None]
+    assert location.joined([both, a]).others == (b, a, a) and location.merged([both, a, None]).others == (b, None)
+    assert location.merged([a, a]) == a and location.merged([None]) is None
+    assert location.lines_of(both) == [a, b, a] and location.lines_of(None) == [None]
     back = both.on_the_way_back()
     assert [line.backward for line in location.parted(back, 3)] == [True, True, True]
     assert back.on_the_way_back() is back and location.joined([a, None]).on_the_way_back().others == (None,)
