@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -185,10 +186,10 @@ def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, 
     for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         for rank in ranks:
             check_rank(name, what, rank, axis_name, size)
-            if ranks.count(rank) > 1:
+        for rank, times in Counter(ranks).items():
+            if times > 1:
                 raise ValueError(
-                    f"{name}: {what} {rank} occurs {ranks.count(rank)} times in {list(perm)}; a rank sends once, "
-                    "and receives once"
+                    f"{name}: {what} {rank} occurs {times} times in {list(perm)}; a rank sends once, and receives once"
                 )
 
 

@@ -16,9 +16,9 @@ seeds = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
 
 
-def losses(seed, further=False):
+def losses(seed, **options):
     """A program with types, without, and on lists; and arguments."""
-    program = random_program(seed, further=further)
+    program = random_program(seed, **options)
     mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
     return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
 
@@ -161,13 +161,6 @@ def names_of(instructions):
     return {step.name for step in instructions}.union(*[names_of(step.body) for step in instructions])
 
 
-def controlled(seed):
-    """A program with types, without, and on lists; and arguments."""
-    program = random_program(seed, control=True)
-    mesh = spmd.make_mesh(tuple(program.shape.values()), tuple(program.shape), backend="simulated")
-    return program.on_ranks(mesh), program.on_ranks(mesh, check_rep=False), program.on_lists(), program.example(seed)
-
-
 def test_every_instruction_with_a_body_occurs():
     assert {*CONTROL} < set().union(*[names_of(random_program(seed, control=True).instructions) for seed in range(50)])
 
@@ -176,7 +169,7 @@ def test_every_instruction_with_a_body_occurs():
 @given(seeds)
 def test_gradients_of_loops_choices_and_checkpoints(seed):
     """Run step by step, as tapes of loops, and as those are compiled."""
-    typed, untyped, whole, args = controlled(seed)
+    typed, untyped, whole, args = losses(seed, control=True)
     numbers = tuple(range(len(args)))
     expected = md.value_and_grad(whole, numbers)(*args)
     assert_trees_close(md.value_and_grad(typed, numbers)(*args), expected, **CLOSE)
@@ -191,7 +184,7 @@ def test_gradients_of_loops_choices_and_checkpoints(seed):
 @pytest.mark.parametrize("seed", [174, 411, 448, 297])
 def test_what_nobody_needs_of_loops_and_choices_is_not_summed(seed):
     """What is the same in each step of a loop is computed once, not by running a loop within it for all it does."""
-    typed, untyped, _, args = controlled(seed)
+    typed, untyped, _, args = losses(seed, control=True)
     numbers = tuple(range(len(args)))
     for tape_of in (md.make_tape, spmd.rewritten):
         fewer, old = (spmd.communication(tape_of(md.grad(f, numbers))(*args)).counts for f in (typed, untyped))
@@ -201,7 +194,7 @@ def test_what_nobody_needs_of_loops_and_choices_is_not_summed(seed):
 
 @pytest.mark.parametrize("seed", [193, 1024])
 def test_types_of_what_is_compiled_for_other_dtypes(seed):
-    typed, untyped, _, args = controlled(seed)
+    typed, untyped, _, args = losses(seed, control=True)
     numbers = tuple(range(len(args)))
     args = [x.astype("float32") if k == 0 else x for k, x in enumerate(args)]
     for loss in (typed, untyped):
