@@ -220,6 +220,10 @@ TWO: list[Callable] = [
 ]
 
 
+#: In NumPy a loop of its own, whose last digit differs for some processors from that of `power`, which it is here.
+IN_OTHER_DIGITS = {np.float_power: 4e-16}
+
+
 def compare_with_numpy(f: Callable, *args: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -231,7 +235,7 @@ def compare_with_numpy(f: Callable, *args: Any) -> None:
             return
         actual = md.make_tape(f)(*args)(*args)[0]
     assert md.typeof(actual) == md.typeof(expected)
-    np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_allclose(actual, expected, rtol=IN_OTHER_DIGITS.get(f, 0), atol=0)
     if np.asarray(expected).dtype.kind == "f":
         np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
