@@ -1,4 +1,4 @@
-"""Operations whose bodies are tapes, recorded before anything runs: loops and branches (`control.py`).
+"""Operations whose bodies are tapes, recorded before anything runs: loops and branches (`control/`).
 
 A body is a closed :class:`Tape`: values that the function closes over are inputs, put first. An operation that has
 such bodies as parameters (:class:`BodyOperation`) states its rules on tapes: a body is differentiated, vectorised,
