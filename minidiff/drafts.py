@@ -5,7 +5,7 @@ such bodies as parameters (:class:`BodyOperation`) states its rules on tapes: a 
 transposed by running it, under the interpreter that does so, on a tape of its own (:class:`Draft`, finished when it is
 known what is asked of it); what is known of it is parted from what is linear (:class:`Parts`).
 
-(Bodies that are functions, run once in the place where they stand: `bodies.py`.)
+(Bodies that are functions, run once in the place where they stand: `calls.py`.)
 """
 
 from __future__ import annotations
