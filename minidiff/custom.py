@@ -15,7 +15,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import BatchTracer, stacked
-from minidiff.bodies import BatchInside, Body, Call, batched_body
+from minidiff.calls import BatchInside, Body, Call, batched_body
 from minidiff.core import (
     Interpreter,
     LeakedTracerError,

@@ -1,11 +1,11 @@
-"""Operations whose bodies are tapes, recorded before anything runs: loops and branches (`control.py`).
+"""Operations whose bodies are tapes, recorded before anything runs: loops and branches (`control/`).
 
 A body is a closed :class:`Tape`: values that the function closes over are inputs, put first. An operation that has
 such bodies as parameters (:class:`BodyOperation`) states its rules on tapes: a body is differentiated, vectorised,
 transposed by running it, under the interpreter that does so, on a tape of its own (:class:`Draft`, finished when it is
 known what is asked of it); what is known of it is parted from what is linear (:class:`Parts`).
 
-(Bodies that are functions, run once in the place where they stand: `bodies.py`.)
+(Bodies that are functions, run once in the place where they stand: `calls.py`.)
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from typing import Any
 import numpy
 
 from minidiff import control
-from minidiff.bodies import Call
+from minidiff.calls import Call
 from minidiff.core import (
     EVALUATE,
     Primitive,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.bodies import Call, Continued, JVPInside
+from minidiff.calls import Call, Continued, JVPInside
 from minidiff.core import (
     Interpreter,
     Primitive,

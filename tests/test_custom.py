@@ -472,7 +472,7 @@ def test_linear_functions_with_rules_are_transposed():
 def test_stop_gradient_is_a_constant():
     f = lambda x: (md.stop_gradient(x) * x).sum()  # noqa: E731
     np.testing.assert_array_equal(md.grad(f)(X), X)
-    np.testing.assert_array_equal(md.jvp(f, (X,), (X,))[1], X @ X)
+    np.testing.assert_array_equal(md.jvp(f, (X,), (X,))[1], (X * X).sum())
     np.testing.assert_array_equal(md.grad(lambda x: md.grad(f)(x).sum())(X), np.zeros(3))
     np.testing.assert_array_equal(md.vmap(md.grad(f))(np.stack([X, 2 * X])), [X, 2 * X])
     np.testing.assert_array_equal(md.make_tape(md.grad(f))(X)(X)[0], X)
