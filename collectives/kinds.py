@@ -23,7 +23,17 @@ from collectives.along import (
 )
 from collectives.stacked import Stacked
 from minidiff.batching import Batch, BatchTracer
-from minidiff.core import Primitive, Scope, ShapedArray, UnboundAxisError, Value, VarianceError, show_axes, typeof
+from minidiff.core import (
+    Primitive,
+    Scope,
+    ShapedArray,
+    UnboundAxisError,
+    Value,
+    VarianceError,
+    check_call,
+    show_axes,
+    typeof,
+)
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 
@@ -53,6 +63,8 @@ class Collective(Linear):
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
     def check_fits(self, types, params, scope):
+        of_block = getattr(Stacked, f"_{self.name}")  # of the ranks, its data, and the axes it is held along
+        check_call(of_block, 3, [name for name in params if name != "groups"])
         for x in types:
             _check_on_ranks(self, x, params, scope)
 

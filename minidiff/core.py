@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
@@ -579,6 +579,7 @@ class Primitive:
     in_place = False  # its body is a function of the user's, a part of the program around it
     multiple_results = False
     lifts_operands = True  # operands that disagree in variance are lifted to their union
+    takes_types = False  # for an operand whose value it does not read, a type may stand
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
@@ -647,6 +648,8 @@ class Primitive:
 
         `scope` is the `shard_map` body that the operation stands in, where that is known.
         """
+        if self.impl is not None:
+            check_call(self.impl, len(types), params)
         if self.fits is not None and not self.fits(*types, **params):
             raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
 
@@ -708,6 +711,28 @@ class Primitive:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
+
+
+def check_call(function: Callable, count: int, names: Iterable[str]) -> None:
+    """Raise ValueError where a function does not take so many operands, with parameters of these names."""
+    if not _takes(function, count, frozenset(names)):
+        operands = "1 operand" if count == 1 else f"{count} operands"
+        raise ValueError(f"it does not take {operands} and {_listed(sorted(names)) if names else 'no'} as parameters")
+
+
+@functools.cache
+def _takes(function: Callable, count: int, names: frozenset[str]) -> bool:
+    import inspect  # which `Tape.check` alone needs, here
+
+    if isinstance(function, numpy.ufunc):  # one operand more would be what it writes into
+        return function.nin == count and not names
+    try:
+        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    except ValueError:  # a function that does not say what it takes
+        return True
+    return True
 
 
 # ---------------------------------------------------------------- tracers

@@ -202,40 +202,61 @@ def _check(tape: Tape, typed: bool, scope: Scope | None) -> None:
     for a in tape.outputs:
         if isinstance(a, Var) and a not in known:
             raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
+        if a is not None and not isinstance(a, Var):  # None: of a derivative, one that is zero
+            _constant(a, "the tape returns")
 
 
 def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | None) -> None:
     """What `Tape.check` asks of one equation, where `known` are the names defined before it."""
-    p = eqn.primitive
+    p, params, inside = eqn.primitive, eqn.params, scope
+    types: list[Any] = []  # of the operands, as the rules take them: a Python number stands for its own
+    arrays: list[ShapedArray] = []  # of those that are no numbers
     for a in eqn.inputs:
-        if isinstance(a, Var) and a not in known:
-            raise TypeError(f"{p}: an operand of type {a.type} is used before it is defined")
+        if isinstance(a, Var):
+            if a not in known:
+                raise TypeError(f"{p}: an operand of type {a.type} is used before it is defined")
+            types.append(a.type)
+            arrays.append(a.type)
+        else:
+            a = _constant(a, f"{p}: an operand is", p.takes_types)
+            types.append(_operand_type(a))
+            if not (isinstance(a, ShapedArray) or is_scalar_constant(a)):
+                arrays.append(types[-1])
     for v in eqn.outputs:
         if v in known:
             raise TypeError(f"{p}: its result of type {v.type} is defined twice")
-    # The tape of a derivative may hold what NumPy takes for an array.
-    atoms = [numpy.asarray(a) if isinstance(a, (list, tuple)) else a for a in eqn.inputs]
-    types = [_operand_type(a) for a in atoms]
     try:
-        p.check_fits([typeof(t) for t in types], eqn.params, scope)
-        inside = scope
+        p.check_fits(types if len(arrays) == len(types) else [typeof(t) for t in types], params, scope)
         if hasattr(p, "body_scope"):
-            inside = p.body_scope(eqn.params)
+            inside = p.body_scope(params)
             inside.typed = typed and inside.typed
     except Exception as error:
         raise _refused(eqn, types, error) from None
-    for body in bodies_of(eqn):
-        _check(body, typed and (inside is None or inside.typed), inside)
+    if p.has_body:
+        for body in bodies_of(eqn):
+            _check(body, typed and (inside is None or inside.typed), inside)
     try:
-        derived = p.typecheck(types, eqn.params)
+        derived = p.typecheck(types, params)
     except Exception as error:
         raise _refused(eqn, types, error) from None
-    if [v.type for v in eqn.outputs] != derived:
-        found = _listed([v.type for v in eqn.outputs])
-        raise TypeError(f"{p}: the tape says {found}, the rules say {_listed(derived)}")
+    found = [v.type for v in eqn.outputs]
+    if found != derived:
+        raise TypeError(f"{p}: the tape says {_listed(found)}, the rules say {_listed(derived)}")
+    for t, u in zip(found, derived):
+        if u.layout is not None and t.layout != u.layout:
+            raise TypeError(f"{p}: the tape says that {t} has the layout {t.layout}, the rules say {u.layout}")
     if typed:
-        arrays = [atom_type(a) for a in atoms if not (isinstance(a, ShapedArray) or is_scalar_constant(a))]
-        p.check_variance(arrays, eqn.params)
+        p.check_variance(arrays, params)
+
+
+def _constant(a: Atom, what: str, types_too: bool = False) -> Atom:
+    """What stands in the place of a name: a value, or a type for a rule that reads no more. TypeError if it is none."""
+    if isinstance(a, (list, tuple)):  # the tape of a derivative may hold what NumPy takes for an array
+        return numpy.asarray(a)
+    is_value = hasattr(a, "dtype") or type(a) in _PYTHON_NUMBERS
+    if not is_value or (isinstance(a, ShapedArray) and not types_too):
+        raise TypeError(f"{what} {a!r:.60}, which is no array and no number")
+    return a
 
 
 def _refused(eqn: Equation, types: Sequence[Any], error: Exception) -> TypeError:

@@ -193,6 +193,31 @@ def tape_of_collective(name):
     return md.make_tape(spmd.shard_map(body, mesh=MESH, in_specs=in_specs, out_specs=out_specs))(BLOCKS)
 
 
+X, K = np.arange(8.0).reshape(4, 2) + np.eye(4, 2), np.array([0, 1])
+LOCAL = {
+    "shapes": lambda x: (x.reshape(2, 4), x.T, np.broadcast_to(x, (2, 4, 2)), np.concatenate([x, x]), np.stack([x, x])),
+    "parts": lambda x: (np.split(x, 2), x[1:, ::-1], np.roll(x, 1, 0), np.diagonal(x), [*x], x.at[0].set(1.0), x[K, K]),
+    "transposed": lambda x: md.vjp(lambda x: (x[1:], x[K], np.diagonal(x), np.sort(x, 0)), x)[1](
+        (x[1:], x[K], np.diagonal(x), x)
+    ),
+    "reductions": lambda x: (x.sum(0), x.mean(1), np.var(x), np.prod(x, 1), x.max(0), np.any(x, 0), np.argmax(x, 1)),
+    "along an axis": lambda x: (np.cumsum(x, 1), np.cumprod(x, 0), np.sort(x, 0), np.argsort(x), np.median(x, 0)),
+    "products": lambda x: (x @ x.T, np.einsum("ij,ij->j", x, x), np.tensordot(x, x, 2), np.outer(x[0], x[1])),
+    "matrices": lambda x: (np.linalg.inv(x[:2]), np.linalg.solve(x[:2], x.T), np.linalg.qr(x), np.linalg.eigh(x[:2])),
+    "spectra": lambda x: (np.fft.fft(x, axis=0), np.fft.rfft(x), np.fft.irfft(x, axis=0)),
+}  # fmt: skip
+
+
+#: (No `while_loop`: one that is not as it was may never end.)
+CONTROL = {
+    "scan": lambda x: md.scan(lambda c, row: (c + row, c[0] * row), x[0], x, reverse=True),
+    "fori_loop": lambda x: md.fori_loop(0, 3, lambda i, c: c * i + x, x),
+    "cond": lambda x: md.cond(x[0, 0] > 0, lambda x: np.sin(x), lambda x: 2 * x, x),
+    "switch": lambda x: md.switch(np.astype(x[0, 0], int), [lambda x: np.sin(x), lambda x: 2 * x], x),
+    "checkpoint": lambda x: md.checkpoint(lambda x: np.sin(x) * x)(x),
+}
+
+
 def others(v):
     """Values that a parameter might have in place of `v`: of its kind, and of another."""
     if isinstance(v, bool):
@@ -216,26 +241,100 @@ def run_as_typed(tape, args):
     assert [md.typeof(x) for x in outs] == tape.out_types
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
+def run_if_in_bounds(tape, args):
+    """As `run_as_typed`, unless an index is out of bounds: of indices themselves types say nothing."""
+    try:
+        run_as_typed(tape, args)
+    except IndexError as error:
+        assert re.search("out of (bounds|range)", str(error))
+
+
+def with_others(eqn):
+    """An equation with other parameters: other values, fewer, more. It is given each for a while."""
+    params = eqn.params
+    for key, v in params.items():
+        for other in others(v):
+            eqn.params = {**params, key: other}
+            yield
+        eqn.params = {k: v for k, v in params.items() if k != key}
+        yield
+    eqn.params = {**params, "another": 1}
+    yield
+    eqn.params = params
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", [*COLLECTIVES, *LOCAL, *CONTROL])
 def test_with_other_parameters_a_tape_is_refused_or_runs(name):
     """What passes the check runs, to the types that it says. What does not is refused, and the operation named."""
-    tape = tape_of_collective(name)
+    of = {**LOCAL, **CONTROL}.get(name)
+    tape, args = (tape_of_collective(name), [BLOCKS]) if of is None else (md.make_tape(of)(X), [X])
     refused = 0
     for eqn in equations_on(tape):
-        params = eqn.params
-        for key, v in params.items():
-            for other in others(v):
-                eqn.params = {**params, key: other}
+        for _ in with_others(eqn):
+            try:
+                tape.check()
+            except TypeError as error:
+                refused += 1
+                assert re.match(rf"{eqn.primitive}(:| over)", str(error)), error
+            else:
+                run_if_in_bounds(tape, args)
+    assert refused > (30 if name in COLLECTIVES else 2)
+    tape.check()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("name", [*LOCAL, *CONTROL])
+def test_with_more_operands_or_fewer_a_tape_is_refused_or_runs(name):
+    """NumPy takes one operand too many for the array that it is to write into."""
+    tape = md.make_tape({**LOCAL, **CONTROL}[name])(X)
+    refused = 0
+    for eqn in equations_on(tape):
+        inputs = eqn.inputs
+        for k, a in enumerate(inputs):
+            others = [a, 2.0, np.ones(2), np.ones((3, 4, 5)), np.ones((4, 2), "f4"), True]
+            for eqn.inputs in (
+                [*inputs, a], [*inputs[:k], *inputs[k + 1 :]], *[[*inputs[:k], b, *inputs[k + 1 :]] for b in others],
+            ):  # fmt: skip
                 try:
                     tape.check()
                 except TypeError as error:
                     refused += 1
-                    assert re.match(rf"{eqn.primitive}(:| over)", str(error)), error
+                    assert str(error).startswith(f"{eqn.primitive}: ") or bodies_of(eqn), error
                 else:
-                    run_as_typed(tape, [BLOCKS])
-        eqn.params = params
-    assert refused > 30
+                    run_if_in_bounds(tape, [X])
+        eqn.inputs = inputs
+    assert refused > 10
+
+
+NO_VALUES = (md.ShapedArray((4, 2), float), "x", {})
+
+
+@pytest.mark.parametrize("no_value", NO_VALUES, ids=str)
+def test_what_is_no_value_is_refused(no_value):
+    """A type may stand for a value that a derivative does not read, and nowhere else."""
+    tape = md.make_tape(lambda x: np.sin(x) + 1.0)(X)
+    message = rf"{re.escape(repr(no_value))}, which is no array and no number$"
+    for eqn in tape.equations:
+        inputs = eqn.inputs
+        for k in range(len(inputs)):
+            eqn.inputs = [*inputs[:k], no_value, *inputs[k + 1 :]]
+            with pytest.raises(TypeError, match=rf"^{eqn.primitive}: an operand is {message}"):
+                tape.check()
+        eqn.inputs = inputs
+    tape.outputs = [no_value]
+    with pytest.raises(TypeError, match=rf"^the tape returns {message}"):
+        tape.check()
+
+
+def test_what_lies_on_ranks_in_another_way_than_the_tape_says_is_found():
+    """What takes it then would take it as it does not lie."""
+    twice = lambda x: spmd.shard_map(lambda x: 2 * x, mesh=MESH, in_specs=P("i"), out_specs=P("i"))(x)  # noqa: E731
+    tape = md.make_tape(lambda x: twice(twice(x)))(X)
     tape.check()
+    tape.equations[0].outputs[0].type.layout = None
+    with pytest.raises(TypeError, match=r"^shard_map: .* f64\[4,2\] has the layout None, the rules say"):
+        tape.check()
 
 
 def variants(t):
@@ -244,21 +343,6 @@ def variants(t):
         yield from (t.update(shape=(*t.shape[:d], m, *t.shape[d + 1 :])) for m in {n + 1, 1, 0, 2 * n} - {n})
     yield from (t.update(shape=shape) for shape in [(*t.shape, 3), (2, *t.shape), t.shape[1:], t.shape[:-1]])
     yield from (t.update(dtype=dtype) for dtype in ("f4", "i8", "bool", "c16") if t.dtype != dtype)
-
-
-X, K = np.arange(8.0).reshape(4, 2) + np.eye(4, 2), np.array([0, 1])
-LOCAL = {
-    "shapes": lambda x: (x.reshape(2, 4), x.T, np.broadcast_to(x, (2, 4, 2)), np.concatenate([x, x]), np.stack([x, x])),
-    "parts": lambda x: (np.split(x, 2), x[1:, ::-1], np.roll(x, 1, 0), np.diagonal(x), [*x], x.at[0].set(1.0), x[K, K]),
-    "transposed": lambda x: md.vjp(lambda x: (x[1:], x[K], np.diagonal(x), np.sort(x, 0)), x)[1](
-        (x[1:], x[K], np.diagonal(x), x)
-    ),
-    "reductions": lambda x: (x.sum(0), x.mean(1), np.var(x), np.prod(x, 1), x.max(0), np.any(x, 0), np.argmax(x, 1)),
-    "along an axis": lambda x: (np.cumsum(x, 1), np.cumprod(x, 0), np.sort(x, 0), np.argsort(x), np.median(x, 0)),
-    "products": lambda x: (x @ x.T, np.einsum("ij,ij->j", x, x), np.tensordot(x, x, 2), np.outer(x[0], x[1])),
-    "matrices": lambda x: (np.linalg.inv(x[:2]), np.linalg.solve(x[:2], x.T), np.linalg.qr(x), np.linalg.eigh(x[:2])),
-    "spectra": lambda x: (np.fft.fft(x, axis=0), np.fft.rfft(x), np.fft.irfft(x, axis=0)),
-}  # fmt: skip
 
 
 def value_of(t):
@@ -288,10 +372,7 @@ def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
                 except (TypeError, ValueError, IndexError):
                     refused += 1
                 else:
-                    try:
-                        run_as_typed(alone, [value_of(v.type) for v in given])
-                    except IndexError as error:  # of the indices themselves, of which types say nothing
-                        assert "out of bounds" in str(error)
+                    run_if_in_bounds(alone, [value_of(v.type) for v in given])
     assert refused > 5
 
 

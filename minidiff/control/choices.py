@@ -86,6 +86,10 @@ class Cond(BodyOperation):
     def evaluate(self, args, params):
         return self.branch(args[0], tapes_of(params))(*args[1:])
 
+    def check_fits(self, types, params, scope):
+        if types[0].shape:
+            raise ValueError(f"{SELECTORS[self.name]} is one number, not a {types[0]}")
+
     def typecheck(self, types, params):
         branches = tapes_of(params)
         check_invariant(SELECTORS[self.name], typeof(types[0]))

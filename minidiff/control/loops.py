@@ -74,6 +74,10 @@ class While(BodyOperation):
             carry = params["body"](*body_consts, *carry)
         return carry
 
+    def check_fits(self, types, params, scope):
+        if [t.shape for t in params["cond"].out_types] != [()]:
+            raise ValueError(f"{CONDITION} is one number, not {params['cond'].out_types}")
+
     def typecheck(self, types, params):
         cond, body = params["cond"], params["body"]
         cond_consts, body_consts, carry = cut(types, params["cond_consts"], params["body_consts"])

@@ -78,6 +78,10 @@ class Scan(BodyOperation):
             return [*carry, *map(zeros, none)]
         return [*carry, *map(_stacked, zip(*(rows[::-1] if params["reverse"] else rows)))]
 
+    def check_fits(self, types, params, scope):
+        if not (isinstance(params["length"], int) and isinstance(params["reverse"], bool)):
+            raise ValueError("it takes a number of steps, and whether the last one comes first")
+
     def typecheck(self, types, params):
         n, m, body, length = params["consts"], params["carry"], params["body"], params["length"]
         types = [typeof(t) for t in types]

@@ -64,6 +64,9 @@ def _result_type(function: Callable) -> type:
 
 # ---------------------------------------------------------------- what the rules share
 
+#: Parameters that have one of a few values.
+_OPTIONS = {"mode": ("reduced", "complete", "r"), "UPLO": ("L", "U", "l", "u")}
+
 
 class OfMatrix(Primitive):
     """A function of one matrix, or of a stack of them: further axes in front are a larger stack.
@@ -80,7 +83,8 @@ class OfMatrix(Primitive):
 
     def fits(self, x, hermitian: bool = False, **params) -> bool:
         square = x.ndim > 1 and x.shape[-1] == x.shape[-2]
-        return x.ndim > 1 and x.dtype.char in "fdFD" and (square or (self.any_shape and not hermitian))
+        known = all(v in _OPTIONS[k] for k, v in params.items() if k in _OPTIONS)
+        return known and x.ndim > 1 and x.dtype.char in "fdFD" and (square or (self.any_shape and not hermitian))
 
     def jvp(self, primals, tangents, params):
         return self.rule(primals[0], tangents[0], **params)

@@ -33,6 +33,11 @@ def _real(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.fft.irfft(numpy.zeros(1, dtype), 1).dtype
 
 
+def _scales(norm: dict) -> bool:
+    """Whether these are the parameters of a transform that say how it scales: see `_norm`."""
+    return norm in ({}, {"norm": "ortho"}, {"norm": "forward"})
+
+
 # ---------------------------------------------------------------- whole spectra
 
 
@@ -45,7 +50,9 @@ def _whole(name: str, transform) -> Linear:
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
         lambda primitive, args, batched, axes, **norm: primitive.bind(args[0], axes=shift(axes), **norm),
     )
-    primitive.fits = lambda x, axes, **norm: axes_fit(x, axes) and all(x.shape[a] for a in axes)
+    primitive.fits = lambda x, axes, **norm: (
+        axes_fit(x, axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
+    )
     return primitive
 
 
@@ -93,8 +100,12 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         transpose_whole,
         batch,
     )
-    to_half_p.fits = lambda x, axis, **norm: axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0
-    from_half_p.fits = lambda x, n, axis, **norm: axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1
+    to_half_p.fits = lambda x, axis, **norm: (
+        axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
+    )
+    from_half_p.fits = lambda x, n, axis, **norm: (
+        axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+    )
     return to_half_p, from_half_p
 
 

@@ -70,7 +70,10 @@ unslice_p = Linear(
     ),
 )
 
-unslice_p.fits = lambda x, index, shape: _sliced_shape(x.update(shape=shape), index)[0] == x.shape
+slice_p.fits = lambda x, index: type(index) is tuple
+unslice_p.fits = lambda x, index, shape: (
+    type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape
+)
 slice_p.show_params = unslice_p.show_params = _show_index
 
 # ---------------------------------------------------------------- gathers: the indices are operands

@@ -120,6 +120,7 @@ class Differential(Primitive):
     """
 
     lifts_operands = False
+    takes_types = True
 
     def __init__(
         self, of: Differentiable, given: tuple[int, ...], active: tuple[int, ...], count: int, reads: set[int]

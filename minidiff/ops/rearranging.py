@@ -81,7 +81,9 @@ roll_p = Linear(
     lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
     lambda primitive, args, batched, shifts, axes: primitive.bind(args[0], shifts=shifts, axes=shift(axes)),
 )
-roll_p.fits = lambda x, shifts, axes: len(shifts) == len(axes) and axes_fit(x, tuple({*axes}))
+roll_p.fits = lambda x, shifts, axes: (
+    len(shifts) == len(axes) and axes_fit(x, tuple({*axes})) and all(isinstance(n, int) for n in shifts)
+)
 
 
 @implements(numpy.roll)

@@ -89,7 +89,9 @@ class Variance(Primitive):
 
 
 var_p = Variance()
-var_p.fits = lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc"
+var_p.fits = lambda x, axes, ddof, keepdims=False: (
+    axes_fit(x, axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+)
 
 
 @functools.cache

@@ -65,7 +65,9 @@ def _batch_update(primitive, args, batched, index):
 #: x, with v at a known `index`.
 update_p = Linear("update", _update_impl, lambda x, v, index: (x.shape, x.dtype), _update_transpose, _batch_update)
 update_p.show_params = slice_p.show_params
-update_p.fits = lambda x, v, index: replaces(v, slice_p.shape_rule(x, index)[0], x.dtype)
+update_p.fits = lambda x, v, index: (
+    v.shape in ((), slice_p.shape_rule(x, index)[0]) and replaces(v, v.shape, x.dtype) and type(index) is tuple
+)
 
 
 def _scatter_set_impl(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
