@@ -9,6 +9,7 @@ All of them leave alone what is used in several places: there, a transpose adds 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -17,8 +18,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, ShapedArray, Tracer, typeof
-from minidiff.ops import elementwise, reduction, shape
+from minidiff.control import scan_p
+from minidiff.core import Primitive, ShapedArray, Tracer, is_differentiable, typeof
+from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.ops.kinds import Linear
 from minidiff.optimize import NARROWED, Program, Rule, without_unused
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
@@ -27,6 +29,9 @@ add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
 multiply_p, divide_p = elementwise.multiply.primitive, elementwise.divide.primitive
 negative_p, sum_p, mean_p = elementwise.negative.primitive, reduction.sum_p, reduction.mean_p
 reshape_p, broadcast_to_p, transpose_p = shape.reshape_p, shape.broadcast_to_p, shape.transpose_p
+concatenate_p, split_p, where_p = shape.concatenate_p, shape.split_p, elementwise.where_p
+slice_p, unslice_p, matmul_p = indexing.slice_p, indexing.unslice_p, linalg.matmul_p
+real_p, imag_p, convert_p = elementwise.real.primitive, elementwise.imag.primitive, elementwise.convert_p
 
 # ---------------------------------------------------------------- rules
 
@@ -113,12 +118,22 @@ SHORTER: dict[Primitive, list[Rule]] = {
 
 
 def _broadcast_before(program: Program, eqn: Equation) -> Any:
-    """What an operation would broadcast is broadcast before it. (Numbers stay.)"""
-    to = eqn.outputs[0].type.shape
-    small = [isinstance(a, Var) and a.type.shape != to for a in eqn.inputs]
-    if not any(small):
+    """What an operation would broadcast, or convert, is broadcast or converted before it. (Numbers stay.)"""
+    return _changed(eqn, [_as_type(program, a, eqn.outputs[0].type) for a in eqn.inputs])
+
+
+def _as_type(program: Program, a: Atom, to: ShapedArray) -> Atom:
+    if isinstance(a, Var) and a.type.dtype != to.dtype:
+        a = program.add(convert_p, [a], {"dtype": to.dtype})
+    if isinstance(a, Var) and a.type.shape != to.shape:
+        a = program.add(broadcast_to_p, [a], {"shape": to.shape})
+    return a
+
+
+def _changed(eqn: Equation, inputs: list[Atom]) -> Equation | None:
+    """The equation with other operands, if they are others."""
+    if all(a is b for a, b in zip(inputs, eqn.inputs)):
         return None
-    inputs = [program.add(broadcast_to_p, [a], {"shape": to}) if yes else a for a, yes in zip(eqn.inputs, small)]
     return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
 
 
@@ -150,6 +165,86 @@ def _mean(program: Program, eqn: Equation) -> Any:
     return Equation(divide_p, [total, count], {}, eqn.outputs)
 
 
+def _parts(t: ShapedArray, sizes: Sequence[int], axis: int) -> list[tuple]:
+    """The indices of consecutive parts of an array of type `t`."""
+    ends = itertools.pairwise([0, *itertools.accumulate(sizes)])
+    return [tuple(slice(*part) if d == axis else slice(None) for d in range(t.ndim)) for part in ends]
+
+
+def _sum_of_parts(program: Program, eqn: Equation) -> Any:
+    """Arrays are joined as they are added up, each with zeros where the others are."""
+    (out,), axis = eqn.outputs, eqn.params["axis"]
+    types = [atom_type(a) for a in eqn.inputs]
+    if any(t.dtype != out.type.dtype for t in types):
+        return None
+    indices = _parts(out.type, [t.shape[axis] for t in types], axis)
+    parts = [program.add(unslice_p, [a], {"index": i, "shape": out.type.shape}) for a, i in zip(eqn.inputs, indices)]
+    return functools.reduce(lambda x, y: program.add(add_p, [x, y], {}), parts)
+
+
+def _slices(program: Program, eqn: Equation) -> Any:
+    (x,), (sizes, axis) = eqn.inputs, (eqn.params["sizes"], eqn.params["axis"])
+    return [program.add(slice_p, [x], {"index": i}) for i in _parts(atom_type(x), sizes, axis)]
+
+
+def _where_or_zero(program: Program, eqn: Equation) -> Any:
+    """One of two values, here this and there that one: the sum of each where it is, and zero elsewhere."""
+    (condition, *two), (out,) = eqn.inputs, eqn.outputs
+    if not is_differentiable(out.type.dtype):
+        return None
+    x, y = [_as_type(program, a, out.type) for a in two]
+    if isinstance(x, Var) and isinstance(y, Var):
+        parts = [program.add(where_p, [condition, *operands], {}) for operands in ((x, 0.0), (0.0, y))]
+        return Equation(add_p, parts, {}, eqn.outputs)
+    if isinstance(x, Var) or isinstance(y, Var):  # which has the type of the result: zeros need not
+        x, y = [0.0 if type(a) is numpy.ndarray and not a.any() else a for a in (x, y)]
+    return _changed(eqn, [condition, x, y])
+
+
+def _real_part(program: Program, eqn: Equation) -> Any:
+    (x,), (out,) = eqn.inputs, eqn.outputs
+    if atom_type(x) == out.type:
+        return x
+    return Equation(convert_p, eqn.inputs, {"dtype": eqn.outputs[0].type.dtype}, eqn.outputs)
+
+
+def _imaginary_part(program: Program, eqn: Equation) -> Any:
+    if atom_type(eqn.inputs[0]).dtype.kind != "c":
+        return None
+    turned = program.add(multiply_p, [*eqn.inputs, -1j], {})
+    return Equation(convert_p, [turned], {"dtype": eqn.outputs[0].type.dtype}, eqn.outputs)
+
+
+def _product_with_vector(program: Program, eqn: Equation) -> Any:
+    """A product with a vector is one number by number, and a sum."""
+    (x, y), (out,) = eqn.inputs, eqn.outputs
+    if not (is_differentiable(out.type.dtype) and 1 in (atom_type(x).ndim, atom_type(y).ndim)):
+        return None
+    if atom_type(y).ndim == 1:
+        axis = atom_type(x).ndim - 1
+    else:
+        axis = atom_type(y).ndim - 2
+        x = program.add(reshape_p, [x], {"shape": (atom_type(x).size, 1)})
+    return Equation(sum_p, [program.add(multiply_p, [x, y], {})], {"axes": (axis,)}, eqn.outputs)
+
+
+def _shared_by_all_steps(program: Program, eqn: Equation) -> Any:
+    """A carry that each step of a loop hands on as it is: a value that all steps share."""
+    params, body = eqn.params, eqn.params["body"]
+    n, m = params["consts"], params["carry"]
+    shared = {n + k for k in range(m) if body.outputs[k] is body.inputs[n + k] and isinstance(eqn.inputs[n + k], Var)}
+    if not shared:
+        return None
+    order = sorted(range(len(eqn.inputs)), key=lambda i: n if i in shared else i + (i >= n))
+    changing = [k for k in range(len(eqn.outputs)) if n + k not in shared]
+    tape = Tape([body.inputs[i] for i in order], body.equations, [body.outputs[k] for k in changing])
+    new = {**params, "body": tape, "consts": n + len(shared), "carry": m - len(shared)}
+    if changing:
+        inputs, outputs = [eqn.inputs[i] for i in order], [eqn.outputs[k] for k in changing]
+        program.results(Equation(scan_p, inputs, new, outputs, eqn.source))
+    return [eqn.inputs[n + k] if n + k in shared else v for k, v in enumerate(eqn.outputs)]
+
+
 #: What writes out what operations do by themselves.
 EXPLICIT: dict[Primitive, list[Rule]] = {
     **SHORTER,
@@ -160,6 +255,13 @@ EXPLICIT: dict[Primitive, list[Rule]] = {
     broadcast_to_p: [_repeated_once, _without_leading_ones],
     sum_p: [_sum_then_reshape, *SHORTER[sum_p]],
     mean_p: [_mean],
+    concatenate_p: [_sum_of_parts],
+    split_p: [_slices],
+    where_p: [_where_or_zero],
+    real_p: [_real_part],
+    imag_p: [_imaginary_part],
+    matmul_p: [_product_with_vector],
+    scan_p: [_shared_by_all_steps],
 }
 
 
@@ -190,7 +292,7 @@ class Rewriting(Program):
             if isinstance(found, Equation):
                 return self.results(found)
             if found is not None:
-                return [found]
+                return found if eqn.primitive.multiple_results else [found]
         self.equations.append(eqn)
         self.producer.update((v, eqn) for v in eqn.outputs)
         return eqn.outputs
@@ -297,9 +399,12 @@ class _Numbered:
             return self.through(eqn, operands, *boundary)
         if isinstance(p, Linear) and p.linear_operands is None and self._all_zero(eqn, operands):
             return [self.zero(t) for t in types]
+        params = eqn.params
         if p is multiply_p:
             operands = sorted(operands)
-        number = self.number(p, self.param(eqn.params), *operands, *types)
+        if p is scan_p:
+            params, operands = _in_order(params, operands)
+        number = self.number(p, self.param(params), *operands, *types)
         self.computed[number] += 1
         return [self.number("result", number, k) for k in range(len(types))]
 
@@ -363,3 +468,11 @@ class _Numbered:
         except TypeError:
             return id(value)
         return type(value), value
+
+
+def _in_order(params: dict, operands: list[int]) -> tuple[dict, list[int]]:
+    """A loop's parameters and operands, with those that all steps share in the order of their numbers."""
+    n, body = params["consts"], params["body"]
+    order = [*sorted(range(n), key=lambda i: operands[i]), *range(n, len(operands))]
+    tape = Tape([body.inputs[i] for i in order], body.equations, body.outputs)
+    return {**params, "body": tape}, [operands[i] for i in order]

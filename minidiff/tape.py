@@ -156,9 +156,10 @@ class Tape:
 
         They are if they compute the same values from the same inputs by the same operations, each as often, up to: the
         names; the order of independent equations, of the terms of sums and of the factors of products, and of the
-        operands and results of a `shard_map`; equations that no result needs, and zeros written down that are added
-        or carried along; and whether an operation broadcasts an operand, subtracts it, or keeps the axes that it sums
-        over by itself, or has that done by an operation of its own, before or after it (`minidiff/normal.py`).
+        operands and results of a `shard_map`, and of what all steps of a loop share; equations that no result needs,
+        and zeros written down that are added or carried along; and whether an operation does something by itself, or
+        has it done by others: broadcasts or converts an operand, subtracts it, keeps the axes that it sums over; joins
+        arrays, or adds them up with zeros where the others are; splits one, or slices it (`minidiff/normal.py`).
         """
         if not isinstance(other, Tape):
             return NotImplemented

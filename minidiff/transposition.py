@@ -29,12 +29,10 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     outputs' types; the results have the linear inputs' types. A constant term has no part in the transpose.
 
     Bodies are transposed too, that of a `shard_map` with its specs exchanged. Transposing twice gives the tape again:
-    `transpose(transpose(tape)) == tape` (see `Tape.__eq__` for what is equal). The exceptions are operations whose
-    transposes are made of others, and which come back as others: what joins or splits arrays as sums and slices,
-    products with vectors as products and sums of numbers, `real` and `imag` as conversions, `where` of two values as a
-    sum, a loop over a value that all steps share as one that hands it on, a `checkpoint` as its body; and arrays
-    that lie on the ranks of a mesh between one `shard_map` and the next, whose cotangents may lie there in another way.
-    Transposing these again and again changes nothing any more: no tape grows.
+    `transpose(transpose(tape)) == tape` (see `Tape.__eq__` for what is equal). There are two exceptions: a `checkpoint`
+    comes back as its body, since what is linear has nothing to be computed once more; and of arrays that lie on the
+    ranks of a mesh between one `shard_map` and the next, cotangents may lie there in another way, and be redistributed
+    for it. Transposing these again and again changes nothing any more: no tape grows.
 
     Raises TypeError, naming the operation and the type of its operand, where the tape is not linear in those inputs.
 

@@ -125,7 +125,13 @@ def _rearranged(x: Any, choose: Choices) -> Any:
             lambda: x[::-1],
             lambda: x[: max(1, x.shape[0] // 2)],
             lambda: x[0],
+            lambda: np.split(x, [1])[choose.of([1, 0])] if x.shape[0] > 1 else x,
         ]
+    if x.dtype.kind == "c":
+        options += [lambda: np.real(x) + 2j * np.imag(x), lambda: np.conj(x)]
+    if x.ndim and x.shape[-1] < 20:
+        weights = np.arange(1.0, x.shape[-1] + 1)
+        options += [lambda: x @ weights, lambda: weights @ x.T]
     return choose.of(options)()
 
 
@@ -140,7 +146,15 @@ def _fits(x: Any, y: Any) -> bool:
 def _combined(values: list, choose: Choices) -> Any:
     x = choose.of(values)
     y = choose.of([y for y in values if _fits(x, y)])
-    return choose.of([lambda: x + y, lambda: y + x, lambda: x - y])()
+    options = [
+        lambda: x + y,
+        lambda: y + x,
+        lambda: x - y,
+        lambda: np.where(np.arange(x.size).reshape(x.shape) > 1, x, y),
+    ]
+    if x.shape == y.shape and 0 < x.ndim < 3 and x.size < 50:
+        options += [lambda: np.concatenate([x, y, x], axis=-1), lambda: np.stack([y, x])]
+    return choose.of(options)()
 
 
 def _scaled(values: list, factors: list, choose: Choices) -> Any:
@@ -160,6 +174,7 @@ def _controlled(values: list, factors: list, choose: Choices, mesh: spmd.Mesh) -
         lambda: md.cond(positive, lambda y: total(y) * scalar, lambda y: -total(2.0 * y), x),
         lambda: md.cond(positive, lambda y: y, total, x),
         lambda: md.fori_loop(0, 2, lambda i, c: c * scalar + 0.5 * c, x),
+        lambda: md.fori_loop(0, 2, lambda i, c: c * scalar + values[0].sum() - x, x),
     ]
     if x.ndim and x.shape[0] < 20:
         options += [

@@ -108,6 +108,19 @@ UNLIKE = [
 ]
 
 
+M = np.array([True, False, True])
+
+
+def placed(x, part):
+    """Zeros [4,3] but for a part, which is x."""
+    return md.linear_transpose(part, np.ones((4, 3)))(x)[0]
+
+
+def shared(u, v, x):
+    """A loop whose steps share two values."""
+    return md.scan(lambda c, _: (u + c * v, None), x, length=3)[0]
+
+
 LIKE = {
     "terms in another order": [lambda x, y: x + y, lambda x, y: y + x],
     "sums in another order": [lambda x, y: (x + y) + np.sin(x), lambda x, y: x + (np.sin(x) + y)],
@@ -121,6 +134,28 @@ LIKE = {
     "broadcasting": [lambda x, y: x * y[0], lambda x, y: x * np.broadcast_to(y[0], (2, 3))],
     "a difference": [lambda x, y: x - y, lambda x, y: -y + x],
     "a mean": [lambda x, y: np.mean(x, axis=1), lambda x, y: x.sum(axis=1) / 3],
+    "arrays joined": [
+        lambda x, y: np.concatenate([x, y]),
+        lambda x, y: placed(y, lambda z: z[2:4]) + placed(x, lambda z: z[0:2]),
+    ],
+    "an array split": [lambda x, y: np.split(x, 3, axis=1)[1:], lambda x, y: [x[:, 1:2], x[:, 2:3]]],
+    "here this, there that": [lambda x, y: np.where(M, x, y), lambda x, y: np.where(M, 0.0, y) + np.where(M, x, 0.0)],
+    "a conversion that the operation does": [
+        lambda x, y: x + y.astype("f4"),
+        lambda x, y: x + y.astype("f4").astype("f8"),
+    ],
+    "products with vectors": [
+        lambda x, y: (x @ y[0], x[:, 0] @ y),
+        lambda x, y: ((x * y[0]).sum(1), (x[:, 0].reshape(2, 1) * y).sum(0)),
+    ],
+    "what all steps share": [
+        lambda x, y: shared(x[0], y[0], x),
+        lambda x, y: md.scan(lambda c, _: ((c[2] * c[0] + c[1], *c[1:]), None), (x, x[0], y[0]), length=3)[0][0],
+    ],
+    "what all steps share, in another order": [
+        lambda x, y: shared(x[0], y[0], x),
+        lambda x, y: (lambda v, u: md.scan(lambda c, _: (v * c + u, None), x, length=3)[0])(y[0], x[0]),
+    ],
     "reshapes": [lambda x, y: x.reshape(6).reshape(3, 2), lambda x, y: x.reshape(3, 2)],
 }
 DIFFERENT = {
@@ -135,6 +170,20 @@ DIFFERENT = {
     "true is not one": [lambda x, y: x * True, lambda x, y: x * 1],
     "a conversion": [lambda x, y: x + y.astype("f4"), lambda x, y: x + y],
     "a sum that converts": [lambda x, y: x.astype("f4"), lambda x, y: x.astype("f4") + np.zeros((2, 3))],
+    "arrays joined in another order": [lambda x, y: np.concatenate([x, y]), lambda x, y: np.concatenate([y, x])],
+    "parts in another order": [lambda x, y: (x[0], x[1]), lambda x, y: (x[1], x[0])],
+    "parts elsewhere": [lambda x, y: tuple(np.split(x, [1], 1)), lambda x, y: tuple(np.split(x, [2], 1))],
+    "here that, there this": [lambda x, y: np.where(M, x, y), lambda x, y: np.where(M, y, x)],
+    "a conversion that loses digits": [lambda x, y: x + y, lambda x, y: x + y.astype("f4").astype("f8")],
+    "another vector": [lambda x, y: x @ y[0], lambda x, y: x @ y[1]],
+    "shared values exchanged": [
+        lambda x, y: shared(x[0], y[0], x),
+        lambda x, y: shared(y[0], x[0], x),
+    ],
+    "a carry handed on, and one that is not": [
+        lambda x, y: md.fori_loop(0, 3, lambda i, c: (c[0] * c[1], c[1]), (x, y)),
+        lambda x, y: md.fori_loop(0, 3, lambda i, c: (c[0] * c[1], c[1] * 1.0), (x, y)),
+    ],
     "a product with two": [lambda x, y: x + x, lambda x, y: 2 * x],
 }
 
