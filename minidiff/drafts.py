@@ -134,7 +134,7 @@ def needed_equations(
     for eqn in reversed(equations):
         used = [v in needed and v not in given for v in eqn.outputs]
         if any(used):
-            if isinstance(eqn.primitive, BodyOperation) and not all(used):
+            if hasattr(eqn.primitive, "narrowed") and not all(used):
                 eqn = eqn.primitive.narrowed(eqn, used)
             kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))

@@ -27,7 +27,7 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.drafts import Parts, needed_equations
+from minidiff.drafts import Parts, chosen, names_used, needed_equations, prune_tape
 from minidiff.forward import JVP, JVPTracer, as_value
 from minidiff.reverse import Flat, Linearize, Sweep, backward_pass
 from minidiff.staging import Stage
@@ -241,6 +241,17 @@ class Checkpoint(Call):
         rest.spread = any(isinstance(x, Tracer) for x in (*operands, *cts))
         found = dict(zip(wanted, backward_pass(rest, [True] * len(wanted), wanted, cts, consume=True)))
         return [found.get(v) for v in tape.inputs]
+
+    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """The equation of those of its results that are used: no more than these need is computed once more."""
+        body = eqn.params["body"]
+        if not isinstance(body, Tape):
+            return eqn
+        tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
+        names = names_used(tape)
+        keep = [v in names for v in body.inputs]
+        params = {**eqn.params, "body": Tape(chosen(body.inputs, keep), tape.equations, tape.outputs)}
+        return Equation(self, chosen(eqn.inputs, keep), params, chosen(eqn.outputs, used), eqn.source)
 
     def show_params(self, params):
         policy = params["policy"]

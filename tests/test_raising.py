@@ -241,6 +241,35 @@ def test_past_collectives_along_other_axes():
         assert {name: counts.get(name, 0) for name in expected} == expected, counts
 
 
+@pytest.mark.parametrize("tiled", [True, False])
+@pytest.mark.parametrize("twice", [True, False])
+@pytest.mark.parametrize("wrap", [lambda f: f, md.checkpoint, lambda f: md.checkpoint(md.checkpoint(f))])
+def test_past_what_is_gathered_along_several_axes(wrap, twice, tiled):
+    """What is lifted along one of them is gathered varying along that, and the same along the other; also where it is
+    computed once more, and the input is wanted lifted and not."""
+
+    def layer(w):
+        whole = all_gather_invariant(w, IJ, tiled=tiled).reshape(4, *w.shape)
+        part = whole[0] * np.cos(whole[1]) * axis_index("j")
+        return part + np.sin(w) if twice else part
+
+    mesh = spmd.make_mesh((2, 2, 2), ("k", "i", "j"), backend="simulated")
+    axes = mesh.axis_names
+
+    def body(w, x):
+        return pmean(np.mean((x * wrap(layer)(w)) ** 2), axes)
+
+    w, x = rng.normal(size=3), rng.normal(size=(8, 3))
+    on_ranks = functools.partial(spmd.shard_map, body, mesh=mesh, in_specs=(P(), P(axes)), out_specs=P())
+    typed, old = md.grad(on_ranks()), md.grad(on_ranks(check_rep=False))
+    mesh.reset_calls()
+    assert_trees_close(typed(w, x), old(w, x))
+    md.make_tape(typed)(w, x).check()
+    fewer, more = (spmd.communication(f)(w, x).counts for f in (typed, old))
+    assert fewer["psum"] <= more["psum"] and sum(fewer.values()) <= sum(more.values())
+    assert fewer["psum_scatter"] == 1  # as transposes of the gathers, whatever they make of the blocks
+
+
 def test_weights_that_are_gathered_along_one_axis_are_summed_along_the_other_in_parts():
     """Fully sharded in groups of ranks, the same in each: one sum of all shards at the end, not one of each weight."""
 
