@@ -307,6 +307,15 @@ def test_with_more_operands_or_fewer_a_tape_is_refused_or_runs(name):
     assert refused > 10
 
 
+@pytest.mark.parametrize("missing", ["true_fun", "false_fun"])
+def test_a_missing_branch_is_found(missing):
+    tape = md.make_tape(CONTROL["cond"])(X)
+    eqn = next(eqn for eqn in tape.equations if eqn.primitive.name == "cond")
+    eqn.params = {k: v for k, v in eqn.params.items() if k != missing}
+    with pytest.raises(TypeError, match=r"^cond: the rules do not allow operands of types .*: it lacks a branch$"):
+        tape.check()
+
+
 NO_VALUES = (md.ShapedArray((4, 2), float), "x", {})
 
 

@@ -89,6 +89,8 @@ class Cond(BodyOperation):
     def check_fits(self, types, params, scope):
         if types[0].shape:
             raise ValueError(f"{SELECTORS[self.name]} is one number, not a {types[0]}")
+        if len(tapes_of(params)) < (2 if self is cond_p else 1):
+            raise ValueError("it lacks a branch")
 
     def typecheck(self, types, params):
         branches = tapes_of(params)
