@@ -59,10 +59,11 @@ from minidiff.ops.elementwise import (
 )
 from minidiff.ops.indexing import gather_p, slice_p, take
 from minidiff.ops.kinds import Elementwise
-from minidiff.ops.shape import expand_dims, reshape, squeeze
+from minidiff.ops.shape import concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.updates import scatter_set_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, parts_along
+from spmd.ranges import in_step, in_step_backwards, of_block, pieces
 from spmd.redistribution import Dims, Route, Sizes, redistributed, route, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
@@ -230,21 +231,55 @@ def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Where one place is taken of a dimension that is split, the rank that has it sends it to the others."""
+    """Where a part is taken of a dimension that is split, the ranks that have it send it to the others."""
     (t,) = types
-    labels, cut, index = _sliced(params["index"], t.shape)
-    taken = {("at", d): i % t.shape[d] for d, i in _by_dimension(index) if isinstance(i, int)}
-    labels = tuple(("at", d) if ("at", d) in taken else label for d, label in enumerate(labels))
+    labels, cut, index = map(list, _sliced(params["index"], t.shape))
+    entries = [k for k, i in enumerate(index) if i is not None]  # of each dimension, its own
+    taken = [d for d, _ in enumerate(entries) if labels[d] is None]
+    for d in taken:
+        i, labels[d] = index[entries[d]], ("at", d)
+        if isinstance(i, slice) and in_step_backwards(i, t.shape[d]):
+            cut[_kept_before(index, entries[d])] = labels[d]
 
     def run(way: Way, x: Value) -> Value:
-        size = {("at", d): n for d, n in enumerate(x.shape)}
-        places = iter([taken[label] % size[label] for label in taken])
-        y = slice_p.bind(x, index=tuple(next(places) if isinstance(i, int) else i for i in index))
-        for label in taken:
-            y = collectives.broadcast(y, way[label], taken[label] // size[label]) if label in way else y
-        return y
+        split = [(d, entries[d], way[labels[d]]) for d in taken if labels[d] in way]
+        # What is gathered comes first: so it is gathered once, and not for each piece of another dimension.
+        split.sort(key=lambda at: -len(pieces(index[at[1]], t.shape[at[0]], x.shape[at[0]])))
+        return _taken(x, tuple(index), split, t.shape)
 
-    return Rule((labels,), (cut,), moves=1, run=run)
+    return Rule((tuple(labels),), (tuple(cut),), moves=1, run=run)
+
+
+Split = Sequence[tuple[int, int, tuple[str, ...]]]  # dimensions that are split, their entries of an index, their axes
+MOST_SENT = 2  # pieces that are sent one by one; of a part that lies in more of them, the whole is gathered
+
+
+def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Value:
+    """The part at `index` of an array of this shape, of which `x` is a block."""
+    if not split:
+        return slice_p.bind(x, index=index)
+    (d, k, axes), *rest = split
+    i, n, length = index[k], shape[d], x.shape[d]
+    if isinstance(i, slice) and in_step_backwards(i, n):
+        y = _taken(x, _replaced(index, k, of_block(i, n)), rest, shape)
+        last = n // length - 1
+        return collectives.ppermute(y, axes, [(rank, last - rank) for rank in range(last + 1)])
+    parts = pieces(i, n, length)
+    if len(parts) > MOST_SENT:
+        return _taken(collectives.all_gather_invariant(x, axes, axis=d, tiled=True), index, rest, shape)
+    found = [
+        collectives.broadcast(_taken(x, _replaced(index, k, there), rest, shape), axes, rank) for rank, there in parts
+    ]
+    return found[0] if len(found) == 1 else concatenate(found, _kept_before(index, k))
+
+
+def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
+    return (*index[:k], entry, *index[k + 1 :])
+
+
+def _kept_before(index: Sequence, k: int) -> int:
+    """How many dimensions the entries of an index in front of one give its result."""
+    return sum(not isinstance(i, int) for i in index[:k])
 
 
 def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
@@ -269,18 +304,13 @@ def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple
         if i is None:
             cut.append(None)
         else:
-            kept = isinstance(i, slice) and i.indices(shape[d]) == (0, shape[d], 1)
-            i = slice(None) if kept else i
+            kept = isinstance(i, slice) and in_step(i, shape[d])
+            i = of_block(i, shape[d]) if kept else i
             labels.append(d if kept else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
     rest = range(len(labels), len(shape))
     return (*labels, *rest), (*cut, *rest), tuple(entries)
-
-
-def _by_dimension(index: tuple) -> Iterator[tuple[int, Any]]:
-    """The entries of an index of integers, slices and None that are about a dimension, with its number."""
-    return enumerate(i for i in index if i is not None)
 
 
 def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:

@@ -162,6 +162,18 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x[-1], (P(("j", "i")),), P(), {"broadcast": 1}),
         (lambda x: x[1, 4], (P("i", "j"),), P(), {"broadcast": 2}),
         (lambda x: x[None, 3, 1:3], (P("i"),), P(), {"broadcast": 1}),
+        # slices of a dimension that is split: in step with the blocks, from their end, of one, of two, of more of them
+        (lambda x: x[::2, 1::3], (P("i", "j"),), P("i", "j"), {}),
+        (lambda x: x[1::2], (P("i"),), P("i"), {}),
+        (lambda x: x[::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
+        (lambda x: x[::-1, 5::-2], (P(("j", "i")),), P(("j", "i")), {"ppermute": 1}),
+        (lambda x: x[2::-2, ::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 2}),
+        (lambda x: x[:2], (P("i", "j"),), P(None, "j"), {"broadcast": 1}),
+        (lambda x: x[1:3], (P("i"),), P(), {"broadcast": 2}),
+        (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"broadcast": 6}),
+        (lambda x: x[1:], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
+        (lambda x: x[1:1], (P("i"),), P(), {"broadcast": 1}),
+        (lambda x: np.flip(x, 0), (P("i"),), P("i"), {"ppermute": 1}),
         (lambda x: x[np.array([-4])], (P("i"),), P(), {"psum": 1}),
         (lambda x: x[[3, 0], [1, -1]], (P("i", "j"),), P(), {"psum": 1}),
         (lambda x: (x > 0)[[3]], (P("i"),), P(), {"pmax": 1}),
@@ -287,6 +299,45 @@ def test_an_embedding_that_is_split_along_its_words():
     g = md.grad(f)(table)
     numpy.testing.assert_allclose(g, md.grad(f)(B.T))
     assert g.spec == P("i")
+
+
+SLICES = st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2, st.sampled_from([None, 1, 2, 3, 4, -1, -2, -3, -4]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([(2, 2), (4, 2), (1, 4), (8, 1)]),
+    st.sampled_from([P("i"), P(None, "i"), P("i", "j"), P("j", "i"), P(("j", "i")), P("j", None, "i")]),
+    st.lists(SLICES | st.integers(-8, 7) | st.none(), max_size=3).filter(lambda i: i.count(None) < 2),
+)
+@example((4, 2), P("i", "j"), [slice(6, 0, -3), None, slice(3, 5)])
+@example((2, 2), P(("j", "i")), [slice(3, 3)])
+def test_any_slice(shape, spec, index):
+    """Its values, its gradient, an update at it: as of the whole. What is counted is done, and never dearer than it."""
+    mesh = spmd.make_mesh(shape, ("i", "j"), backend="simulated")
+    whole = numpy.sin(numpy.arange(8.0 * 8 * 8)).reshape(8, 8, 8)
+    x, index = spmd.distribute(whole, mesh, spec), tuple(index)
+    gathered = spmd.redistribution.route_of(x, mesh, spec, P()).bytes
+
+    def run(f):
+        mesh.reset_calls()
+        found = f(x)
+        report = spmd.communication(f)(x)
+        assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
+        return found, report
+
+    part, report = run(lambda x: x[index])
+    numpy.testing.assert_array_equal(part, whole[index])
+    assert report.bytes <= max(gathered, whole[index].nbytes)
+    f = lambda x: np.sum(np.sin(x[index]) * np.cos(whole[index]))  # noqa: E731
+    gradient = run(md.grad(f))[0]
+    assert gradient.spec == spec
+    numpy.testing.assert_allclose(gradient, md.grad(f)(whole))
+    written, report = run(lambda x: x.at[index].set(7 * np.cos(whole[index])))
+    assert written.spec == spec and not report.rows
+    expected = whole.copy()
+    expected[index] = 7 * np.cos(whole[index])
+    numpy.testing.assert_array_equal(written, expected)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint64", "int64"])
