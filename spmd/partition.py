@@ -275,15 +275,19 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
 
 
 class Layout(NamedTuple):
-    """How an array lies on the ranks of a mesh: what a type's `layout` is."""
+    """How an array lies on the ranks of a mesh: what a type's `layout` is.
+
+    `is_element`: it is one of a batch, which may lie along further axes. What is done with it is done with the batch.
+    """
 
     mesh: Any
     spec: PartitionSpec
+    is_element: bool = False
 
     def of_element(self, axis: int, ndim: int) -> Layout:
         """How the elements of an array of so many dimensions lie, that are along this one of them."""
         dims = self.spec.dims(ndim)
-        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])))
+        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
         """The spec of such an array whose elements lie as `element` says: the dimension stays split, where it can."""

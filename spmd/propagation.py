@@ -64,7 +64,7 @@ from minidiff.ops.updates import scatter_set_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, parts_along
 from spmd.ranges import in_step, in_step_backwards, of_block, pieces
-from spmd.redistribution import Dims, Route, Sizes, redistributed, route, sizes_of
+from spmd.redistribution import Dims, Route, Sizes, redistributed, reshard_p, route, settled, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
 
@@ -587,6 +587,11 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     if interpreter.scope is not None:
         return None
     layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
+    if any(layout is not None and layout.is_element for layout in layouts):
+        return None  # it is done with all elements at once, further down
+    if primitive is reshard_p:  # of what turned out to be the same for all elements
+        with running(interpreter):
+            return settled(*args, params["mesh"], params["want"])
     meshes = {id(layout.mesh): layout.mesh for layout in layouts if layout is not None}
     if interpreter is EVALUATE:
         _check_alive(args)
@@ -597,7 +602,7 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     mesh, *others = meshes.values()
     if others:
         with running(interpreter):
-            args = [x if t is None or t.mesh is mesh else redistributed(x, *t, P()) for x, t in zip(args, layouts)]
+            args = [x if t is None or t.mesh is mesh else redistributed(x, *t[:2], P()) for x, t in zip(args, layouts)]
         layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
     types = [typeof(x) for x in args]
     specs = [WHOLE if layout is None else layout.spec for layout in layouts]

@@ -596,6 +596,51 @@ def test_what_a_body_closes_over_is_gathered_in_sight():
     assert MESH.calls == spmd.communication(both)(y).counts
 
 
+def _of_one(e, w):
+    return np.sum(np.tanh(e @ w + e) * e.max())
+
+
+def _of_one_resharded(e, w):
+    e = spmd.distribute(2 * e, MESH, P("j"))
+    return np.sum(spmd.reshard(e, P()) * np.sin(e))
+
+
+def _of_one_mapped(e, w):
+    body = lambda e, w: psum((e * w.sum(1)).sum(), "j")  # noqa: E731
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P("j"), P("j")), out_specs=P())(e, w)
+
+
+EACH = {
+    "gradients": lambda f: md.vmap(md.grad(f), (0, None)),
+    "of what is closed over": lambda f: md.vmap(md.grad(f, 1), (0, None)),
+    "along another axis": lambda f: md.vmap(md.grad(f), (1, None), out_axes=1),
+    "second": lambda f: md.vmap(md.hessian(f), (0, None)),
+    "tangents": lambda f: md.vmap(lambda e, w: md.jvp(lambda e: f(e, w), (e,), (e,))[1], (0, None)),
+    "compiled": lambda f: md.vmap(md.jit(md.grad(f)), (0, None)),
+    "compiled as a whole": lambda f: md.jit(md.vmap(md.grad(f), (0, None))),
+    "from outside": lambda f: md.grad(lambda b, w: np.sum(md.vmap(f, (0, None))(b, w) ** 2), (0, 1)),
+    "of these, too": lambda f: md.grad(lambda b, w: np.sum(md.vmap(md.grad(f), (0, None))(b, w) ** 2), (0, 1)),
+    "computed again": lambda f: md.vmap(md.grad(md.checkpoint(f)), (0, None)),
+}
+
+
+@pytest.mark.parametrize("f", [_of_one, _of_one_resharded, _of_one_mapped])
+@pytest.mark.parametrize("name", EACH)
+def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
+    """As of the whole; what is counted is done; and of what depends on its element alone, no batch is gathered."""
+    each, (b, w) = EACH[name](f), (B[:6, :6], numpy.sin(B[:6, :6]))
+    expected = md.tree.leaves(each(b, w))
+    for spec, weights in [(P("i"), P()), (P("i", "j"), P()), (P("i"), P("j")), (P(None, "j"), P("i"))]:
+        args = spmd.distribute(b, MESH, spec), spmd.distribute(w, MESH, weights)
+        MESH.reset_calls()
+        found = md.tree.leaves(each(*args))
+        assert MESH.calls == spmd.communication(each, optimized=isinstance(each, md.jit))(*args).counts
+        if f is _of_one and spec == P("i") and weights == P() and not name.startswith(("along", "from", "of these")):
+            assert MESH.calls == {} and found[0].spec == P("i")
+        for x, e in zip(found, expected):
+            numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-9)
+
+
 def test_a_batch_that_is_split_through_a_shard_map():
     """What the body maps over is no more than its own dimensions: the batch is gathered, by a collective in sight."""
     y = sharded(X, P("i", "j"))
