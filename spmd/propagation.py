@@ -289,13 +289,18 @@ def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 def _update(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     x, v = types
-    labels, cut, index = _sliced(params["index"], x.shape)
+    labels, cut, index = _sliced(params["index"], x.shape, _is_all)
     values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
     return Rule((labels, values), (labels,), params={"index": index})
 
 
-def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple]:
-    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks."""
+def _sliced(
+    index: tuple, shape: tuple[int, ...], in_blocks: Callable[[slice, int], bool] = in_step
+) -> tuple[Labels, Labels, tuple]:
+    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks.
+
+    What is split stays so where a slice takes `in_blocks` what it does of the whole.
+    """
     labels: list[Label] = []
     cut: list[Label] = []
     entries = []
@@ -304,13 +309,17 @@ def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple
         if i is None:
             cut.append(None)
         else:
-            kept = isinstance(i, slice) and in_step(i, shape[d])
+            kept = isinstance(i, slice) and in_blocks(i, shape[d])
             i = of_block(i, shape[d]) if kept else i
             labels.append(d if kept else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
     rest = range(len(labels), len(shape))
     return (*labels, *rest), (*cut, *rest), tuple(entries)
+
+
+def _is_all(i: slice, n: int) -> bool:
+    return i.indices(n) == (0, n, 1)
 
 
 def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
@@ -488,7 +497,7 @@ def _axes(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
 
 
 def _written(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
-    return [d for d, label in enumerate(_sliced(params["index"], types[0].shape)[0]) if label is None]
+    return [d for d, label in enumerate(_sliced(params["index"], types[0].shape, _is_all)[0]) if label is None]
 
 
 def _indices(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
@@ -596,7 +605,7 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     if interpreter is EVALUATE:
         _check_alive(args)
         if not meshes:
-            return primitive.bind(*[x.gather() if isinstance(x, ShardedArray) else x for x in args], **params)
+            return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:
         return None
     mesh, *others = meshes.values()

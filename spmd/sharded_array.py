@@ -45,6 +45,17 @@ class ShardedArray(Tracer):
     def local(self) -> Any:
         return self.mesh.ranks.local(self.data, self.held)
 
+    @property
+    def as_split(self) -> ShardedArray:
+        """The same array, of the same blocks, where these are stacked along dimensions of their own: split along these.
+
+        So it lies as any array may, and operations on it leave it where it is.
+        """
+        ranks, lead = self.mesh.ranks, len(self.spec.lead)
+        shape = (*(1,) * lead, *ranks.block_shape(self.data, self.held))
+        spec = PartitionSpec.of_dims(self.spec.dims(self.ndim))
+        return ShardedArray(self.mesh, spec, ShapedArray(shape, self.dtype), ranks.reshape(self.data, self.held, shape))
+
     def gather(self) -> numpy.ndarray:
         """The whole array, on every rank: a copy, free to be written into. Under MPI every rank must call it."""
         ranks = self.mesh.ranks

@@ -312,6 +312,7 @@ SLICES = st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2, st.sampled_from
 )
 @example((4, 2), P("i", "j"), [slice(6, 0, -3), None, slice(3, 5)])
 @example((2, 2), P(("j", "i")), [slice(3, 3)])
+@example((4, 2), P("i"), [slice(None, None, 4)])
 def test_any_slice(shape, spec, index):
     """Its values, its gradient, an update at it: as of the whole. What is counted is done, and never dearer than it."""
     mesh = spmd.make_mesh(shape, ("i", "j"), backend="simulated")
@@ -475,6 +476,68 @@ def test_random_programs(shape, specs, steps):
     assert len(chosen) == 3 and spmd.communication(both)(*args).counts == calls
     tangent = md.jvp(f, args, args)[1]
     numpy.testing.assert_allclose(tangent, sum(np.sum(g * x) for g, x in zip(expected, whole)), rtol=1e-6, atol=1e-7)
+
+
+# ---------------------------------------------------------------- loops
+
+
+def _trained(w, xs):
+    def step(w, x):
+        value, gradient = md.value_and_grad(lambda w: np.sum(np.tanh(w @ x) ** 2))(w)
+        return w - 0.1 * gradient, value
+
+    return md.scan(step, w, xs)
+
+
+def _mapped(w, h):
+    """By a `shard_map` of its own, what the way back needs staying on its ranks."""
+    where = {"mesh": MESH, "in_specs": (P("i", "j"), P("j")), "out_specs": P("i")}
+    return spmd.shard_map(lambda w, h: np.tanh(psum(np.sin(w) @ h, "j")), **where)(w, h)
+
+
+LOOPS = {
+    "of shard_maps": lambda w, xs: md.scan(lambda h, x: (_mapped(w, h) * x, h[1]), xs[0], xs),
+    "recurrent": lambda w, xs: md.scan(lambda h, x: (np.tanh(h @ w + x), h.sum()), xs[1], xs),
+    "from zeros": lambda w, xs: md.scan(lambda h, x: (np.tanh(w @ h + x), h * x), np.zeros(4), xs, reverse=True),
+    "layers": lambda w, xs: md.scan(lambda h, w: (np.tanh(w @ h), h), xs, np.stack([w, 2 * w, w.T])),
+    "changing places": lambda w, xs: md.scan(lambda w, x: (w.T * x, w[1]), w, xs),
+    "trained": _trained,
+    "counted": lambda w, xs: [md.fori_loop(0, 3, lambda i, h: np.sin(w @ h), xs[:4].T)],
+}
+
+
+@pytest.mark.parametrize("specs", [(P("i"), P("i")), (P("j", "i"), P(None, "j")), (P(), P("i", "j"))], ids=str)
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name, specs, monkeypatch):
+    """Their values and gradients, run and compiled; and compiled, what is counted is done, that of each step too."""
+    w, xs = numpy.sin(numpy.arange(16.0)).reshape(4, 4), numpy.cos(numpy.arange(24.0).reshape(6, 4))
+    xs = xs[:4] if name == "layers" else xs
+    args = [spmd.distribute(x, MESH, spec) for x, spec in zip((w, xs), specs)]
+    loop = LOOPS[name]
+    total = md.grad(lambda *args: sum(np.sum(np.sin(y)) for y in loop(*args)), (0, 1))
+    for f in (loop, total):
+        expected, compiled = md.tree.leaves(f(w, xs)), md.jit(f)
+        MESH.reset_calls()
+        with monkeypatch.context() as patch:
+            patch.delattr(spmd.ShardedArray, "gather")  # which simulated ranks do not count
+            found = md.tree.leaves(compiled(*args))
+        report = spmd.communication(compiled, optimized=True)(*args)
+        assert (MESH.calls, sum(MESH.bytes.values())) == (report.counts, report.bytes)
+        tape = md.make_tape(f)(*args)
+        tape.check()
+        for ways in (found, md.tree.leaves(f(*args)), tape(*args)):
+            for x, e in zip(ways, expected):
+                numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-12)
+
+
+def test_what_a_loop_carries_lies_as_its_steps_leave_it():
+    """Not as it starts: it is brought there once, and no step moves it."""
+    w = spmd.distribute(numpy.ones((4, 4)), MESH, P("i"))
+    loop = lambda h: md.fori_loop(0, 5, lambda i, h: w * h.sum(), h)  # noqa: E731
+    for start, moved in [(P("i"), {}), (P(), {}), (P(None, "i"), {"all_to_all": 1})]:
+        h = spmd.distribute(numpy.ones((4, 4)), MESH, start)
+        assert spmd.communication(loop)(h).counts == {"psum": 5, **moved}
+        assert md.jit(loop)(h).spec == P("i")
 
 
 # ---------------------------------------------------------------- training
