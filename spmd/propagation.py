@@ -590,7 +590,7 @@ def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
 def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
 
-    Of operands that lie on several meshes, those stay that lie on the first operand's; the others are made whole.
+    Of operands that lie on several meshes, those stay that lie on one like the first operand's; others are made whole.
     Raises LeakedTracerError for operands that are dead.
     """
     if interpreter.scope is not None:
@@ -601,18 +601,19 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     if primitive is reshard_p:  # of what turned out to be the same for all elements
         with running(interpreter):
             return settled(*args, params["mesh"], params["want"])
-    meshes = {id(layout.mesh): layout.mesh for layout in layouts if layout is not None}
+    meshes = [layout.mesh for layout in layouts if layout is not None]
     if interpreter is EVALUATE:
         _check_alive(args)
         if not meshes:
             return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:
         return None
-    mesh, *others = meshes.values()
-    if others:
+    mesh = meshes[0]
+    if not all(other.is_like(mesh) for other in meshes):
+        here = [t is None or t.mesh.is_like(mesh) for t in layouts]
         with running(interpreter):
-            args = [x if t is None or t.mesh is mesh else redistributed(x, *t[:2], P()) for x, t in zip(args, layouts)]
-        layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
+            args = [x if yes else redistributed(x, *t[:2], P()) for x, t, yes in zip(args, layouts, here)]
+        layouts = [t if yes else None for t, yes in zip(layouts, here)]
     types = [typeof(x) for x in args]
     specs = [WHOLE if layout is None else layout.spec for layout in layouts]
     laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]

@@ -273,7 +273,7 @@ def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec
 def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
     """The whole batch redistributed: it stays split along the axes that its elements need not be."""
     t = typeof(args[0])
-    own = t.layout if t.layout is not None and t.layout.mesh is mesh else Layout(mesh, P())
+    own = t.layout if t.layout is not None and t.layout.mesh.is_like(mesh) else Layout(mesh, P())
     return settled(args[0], mesh, own.of_batch(0, t.ndim, want))
 
 
@@ -396,7 +396,7 @@ def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Valu
 def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """`x` laid out over `mesh` as `spec` says, wherever it is now."""
     here, have, _ = typeof(x).layout or Layout(mesh, P())
-    if here is not mesh:
+    if not here.is_like(mesh):
         x, have = redistributed(x, here, have, P()), P()
     return x if have == spec else redistributed(x, mesh, have, spec)
 

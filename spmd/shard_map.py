@@ -482,7 +482,7 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     """This value's blocks, as a value of the body."""
     outer = interpreter.outer
     if isinstance(x, ShardedArray):
-        lies_here = x.mesh is interpreter.mesh
+        lies_here = x.mesh.is_like(interpreter.mesh)
     else:
         lies_here = isinstance(x, SplitTracer) and x.interpreter is outer
     found = interpreter.enter_lying(x, spec) if lies_here else None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from collectives.backend import place_of
-from collectives.stacked import join_blocks
+from collectives.stacked import Stacked, join_blocks
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type, laid_out
@@ -84,7 +84,14 @@ class ShardedArray(Tracer):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError("a ShardedArray cannot be written into; make the new one instead: x = x.at[i].set(v)")
 
-    __reduce_ex__ = object.__reduce_ex__
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not isinstance(self.mesh.ranks, Stacked):
+            raise TypeError(
+                f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}, "
+                "and cannot be pickled: who loads it has other ranks. Pickle x.gather(), which every rank must call, "
+                f"or each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
+            )
+        return object.__reduce_ex__(self, protocol)
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())

@@ -1,6 +1,7 @@
 """ShardedArray: the global value, by its blocks."""
 
 import itertools
+import pickle
 
 import hypothesis.strategies as st
 import numpy
@@ -634,6 +635,23 @@ def test_operands_on_different_meshes():
     assert (dx.mesh, dx.spec, dy.mesh, dy.spec) == (x.mesh, x.spec, y.mesh, y.spec)
 
 
+def test_meshes_of_the_same_ranks_are_one():
+    """What lies on one lies on the other: after a cell of a notebook has run again, or an array has been unpickled."""
+    again = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    other = spmd.make_mesh((2, 2), ("j", "i"), backend="simulated")
+    x, y = sharded(X, P("i", "j")), spmd.distribute(2 * X, again, P("i", "j"))
+    mine = sharded(X, P("i", "j"))
+    assert MESH.is_like(again) and not MESH.is_like(other)
+    mapped = spmd.shard_map(np.sin, mesh=again, in_specs=P("i", "j"), out_specs=P("i", "j"))
+    f = lambda x, y: np.sum(x * mapped(x) + pickle.loads(pickle.dumps(mine)) * y)  # noqa: E731
+    both = md.value_and_grad(f, (0, 1))
+    for found, expected in [*zip(md.tree.leaves(both(x, y)), md.tree.leaves(both(X, 2 * X)))]:
+        numpy.testing.assert_allclose(found, expected)
+    assert spmd.communication(both)(x, y).counts == {"psum": 1}
+    assert spmd.communication(lambda y: spmd.reshard(y + x, P("i")))(y).counts == {"all_gather_invariant": 1}
+    assert not spmd.communication(md.vmap(lambda y, x: x + spmd.distribute(y, MESH, P("j"))))(y, x).rows
+
+
 def test_a_body_that_closes_over_it_has_it_whole():
     y = sharded(X, P("i"))
     f = spmd.shard_map(lambda r: r @ y, mesh=MESH, in_specs=P("j"), out_specs=P("j"))
@@ -711,6 +729,12 @@ def test_a_batch_that_is_split_through_a_shard_map():
     MESH.reset_calls()
     numpy.testing.assert_allclose(f(y), X * X.sum(1, keepdims=True))
     assert MESH.calls == spmd.communication(f)(y).counts == {"all_gather_invariant": 1, "psum": 1}
+
+
+def test_membership():
+    y = sharded(X, P("i"))
+    assert 7.0 in y and 7.5 not in y and X[1] in y
+    assert md.grad(lambda x: x.sum() * (7.0 in x))(y).tolist() == np.ones_like(X).tolist()
 
 
 def test_what_numpy_says_of_memory():

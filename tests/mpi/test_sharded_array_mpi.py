@@ -1,6 +1,8 @@
 """Sharded arrays on MPI ranks: the same values, specs and communication as on simulated ones."""
 
+import copy
 import functools
+import pickle
 
 import numpy
 import pytest
@@ -143,9 +145,26 @@ def test_what_is_not_here_says_so():
         assert f"; rank {mesh.rank} at mesh coordinates " in shown[0]
         with pytest.raises(ValueError, match=r"has only a block of it.*Call \.gather\(\) on every rank"):
             numpy.asarray(y)
+        with pytest.raises(TypeError, match=r"cannot be pickled.*Pickle x\.gather\(\), which every rank must call"):
+            pickle.dumps({"w": y})
+        assert copy.deepcopy({"w": y})["w"] is y
         assert mesh.calls == {}
         assert y.tolist() == X.tolist()  # all ranks gather
         assert mesh.calls == {"all_gather": 1}
+
+
+@everywhere
+def test_meshes_of_the_same_ranks_are_one():
+    """Whatever communicators they work on; those whose ranks are in another order are not."""
+    one, again = (spmd.make_mesh((RANKS,), ("i",)) for _ in range(2))
+    turned = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
+    other = spmd.make_mesh((RANKS,), ("i",), comm=turned)
+    assert one.is_like(again) and not one.is_like(other) and not one.is_like(mesh_of((RANKS,), "simulated"))
+    x, y, z = (spmd.distribute(X, mesh, P("i")) for mesh in (one, again, other))
+    numpy.testing.assert_array_equal(run_and_count(lambda x: x + y, one, x).local, 2 * x.local)
+    assert one.calls == {} and again.calls == {}
+    numpy.testing.assert_array_equal((x + z).local, 2 * x.local)
+    assert other.calls == {"all_gather_invariant": 1}
 
 
 @everywhere
