@@ -1,9 +1,10 @@
 """Operations on arrays that lie on the ranks of a mesh, outside of any body: each is a `shard_map` of itself.
 
 A rule says of an operation which dimensions belong together, as the subscripts of an einsum do: it gives each
-dimension of each operand and of each result a label. A dimension without a label must be whole. What has a label may be
-split: all dimensions of that label along the same mesh axes, each rank then computing its part. A label that the
-results lack is summed over (or what else `reduce` says), first by each rank, then between them.
+dimension of each operand and of each result a label. A dimension without a label must be whole: the axes that split it
+may split another one instead. What has a label may be split: all dimensions of that label along the same mesh axes,
+each rank then computing its part. A label that the results lack is summed over (or what else `reduce` says), first by
+each rank, then between them.
 
 How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
 the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
@@ -556,16 +557,21 @@ def choose(
 
 
 def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
-    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once."""
+    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once.
+
+    Or along more axes: those that split a dimension of the operand which must be whole.
+    """
     lengths: dict[Label, list[int]] = {}
     splits: dict[Label, set[tuple[str, ...]]] = {}
     for labels, shape, _ in (*[array for array, _ in operands], *results):
         for label, n in zip(labels, shape):
             lengths.setdefault(label, []).append(n)
     for (labels, _, _), have in operands:
+        freed = tuple(a for label, axes in zip(labels, have) if label is None for a in axes)
         for label, axes in zip(labels, have):
             if label is not None:
-                splits.setdefault(label, {()}).update(axes[: k + 1] for k in range(len(axes)))
+                more = (*axes, *freed)
+                splits.setdefault(label, {()}).update(more[: k + 1] for k in range(len(more)))
     for chosen in itertools.product(*map(sorted, splits.values())):
         named = [a for axes in chosen for a in axes]
         way = {label: axes for label, axes in zip(splits, chosen) if axes}

@@ -120,7 +120,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x.reshape(2, 2, 6), (P("i", "j"),), P("i", None, "j"), {}),
         (lambda x: x.reshape(4, 2, 3), (P("i", "j"),), P("i", "j"), {}),
         (lambda x: x.ravel(), (P("i"),), P("i"), {}),
-        (lambda x: x.ravel(), (P("i", "j"),), P("i"), {"all_gather_invariant": 1}),
+        (lambda x: x.ravel(), (P("i", "j"),), P(("i", "j")), {"all_to_all": 1}),
         (lambda x: np.broadcast_to(x, (3, 4, 6)), (P("i", "j"),), P(None, "i", "j"), {}),
         (lambda x: np.concatenate([x, x], axis=1), (P("i"),), P("i"), {}),
         (lambda x: np.concatenate([x, A], axis=1), (P("i"),), P("i"), {}),
@@ -159,6 +159,14 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: np.linalg.svd(x.reshape(4, 2, 3))[1], (P("i"),), P("i"), {}),
         (lambda x: np.linalg.solve(np.eye(4) + 0.1, x), (P(None, "j"),), P(None, "j"), {}),
         (lambda x, y: np.linalg.solve(x[:, :4].reshape(4, 2, 2), y[:, :2, None]), (P("i"), P("i")), P("i"), {}),
+        # along a dimension that is split: another one is split instead
+        (lambda x: np.sort(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 2}),
+        (lambda x: np.cumsum(x, axis=0), (P("j"),), P(None, "j"), {"all_to_all": 1}),
+        (lambda x: np.fft.fft(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+        (lambda x: np.concatenate([x, A]), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+        (lambda x: x.reshape(2, 2, 6).argmax(axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+        (lambda x: np.roll(x, 1, axis=0), (P("i", "j"),), P(None, "j"), {"all_gather_invariant": 1}),  # 4 ranks, of 6
+        (lambda x: (1j * x).max(axis=0), (P("i"),), P("i"), {"all_to_all": 1}),
         # a few places of a dimension that is split
         (lambda x: x[-1], (P(("j", "i")),), P(), {"broadcast": 1}),
         (lambda x: x[1, 4], (P("i", "j"),), P(), {"broadcast": 2}),
@@ -194,7 +202,6 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x, y: np.at(x)[1].set(y[2]), (P("i"), P("i")), P("i"), {"broadcast": 1}),
         # no rule: gathered
         (lambda x: np.linalg.inv(x[:, :4] + np.eye(4)), (P("i"),), P(), {"all_gather_invariant": 1}),
-        (lambda x: (1j * x).max(axis=0), (P("i"),), P(), {"all_gather_invariant": 1}),
         (lambda x: np.roll(x, 1), (P("i"),), P(), {"all_gather_invariant": 1}),
     ],
 )
