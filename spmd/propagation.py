@@ -245,14 +245,14 @@ def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: di
     def run(way: Way, x: Value) -> Value:
         split = [(d, entries[d], way[labels[d]]) for d in taken if labels[d] in way]
         # What is gathered comes first: so it is gathered once, and not for each piece of another dimension.
-        split.sort(key=lambda at: -len(pieces(index[at[1]], t.shape[at[0]], x.shape[at[0]])))
+        split.sort(key=lambda at: _is_sent(index[at[1]], t.shape[at[0]], x.shape[at[0]]))
         return _taken(x, tuple(index), split, t.shape)
 
     return Rule((tuple(labels),), (tuple(cut),), moves=1, run=run)
 
 
 Split = Sequence[tuple[int, int, tuple[str, ...]]]  # dimensions that are split, their entries of an index, their axes
-MOST_SENT = 2  # pieces that are sent one by one; of a part that lies in more of them, the whole is gathered
+MOST_SENT = 2  # pieces that are sent one by one
 
 
 def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Value:
@@ -265,13 +265,19 @@ def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Valu
         y = _taken(x, _replaced(index, k, of_block(i, n)), rest, shape)
         last = n // length - 1
         return collectives.ppermute(y, axes, [(rank, last - rank) for rank in range(last + 1)])
-    parts = pieces(i, n, length)
-    if len(parts) > MOST_SENT:
+    if not _is_sent(i, n, length):
         return _taken(collectives.all_gather_invariant(x, axes, axis=d, tiled=True), index, rest, shape)
     found = [
-        collectives.broadcast(_taken(x, _replaced(index, k, there), rest, shape), axes, rank) for rank, there in parts
+        collectives.broadcast(_taken(x, _replaced(index, k, there), rest, shape), axes, rank)
+        for rank, there in pieces(i, n, length)
     ]
     return found[0] if len(found) == 1 else concatenate(found, _kept_before(index, k))
+
+
+def _is_sent(i: int | slice, n: int, length: int) -> bool:
+    """Whether what stands at `i` of n places is sent by the blocks that have it. Otherwise all places are gathered."""
+    count = len(pieces(i, n, length))
+    return count == 1 or (count <= MOST_SENT and len(range(n)[i]) < n - length)
 
 
 def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
