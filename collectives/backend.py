@@ -33,6 +33,10 @@ class Backend(ABC):
         self.calls: Counter = Counter()  # how often each collective was run
         self.bytes: Counter = Counter()  # how many bytes each rank handed to it
 
+    def same_ranks(self, other: Backend) -> bool:
+        """Whether the ranks of another backend of these sizes are the same: whether a value of one is one of both."""
+        return type(self) is type(other)
+
     def size(self, axes: Iterable[str]) -> int:
         """How many ranks there are along `axes`."""
         return math.prod(self.sizes[a] for a in axes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import os
@@ -42,10 +43,19 @@ class Ranks(Backend):
     def __init__(self, sizes: dict[str, int], comm: Any = None):
         super().__init__(sizes)
         self._started: list[Started] = []
-        self._comms = _communicators(WORLD if comm is None else comm, sizes)
+        self._given = WORLD if comm is None else comm
+        self._comms = _communicators(self._given, sizes)
         self.comm = self._comms[tuple(sizes)]
         self.rank = self.comm.Get_rank()
         self.coordinates = coordinates_of(self.rank, sizes)
+
+    @functools.cached_property
+    def _places(self) -> list[int]:
+        """The ranks in the world of processes that these are."""
+        return list(self._given.Get_group().Translate_ranks(None, WORLD.Get_group()))
+
+    def same_ranks(self, other: Backend) -> bool:
+        return isinstance(other, Ranks) and self._places == other._places
 
     def index(self, axes: Axes) -> int:
         """This rank's index along `axes`, counted in the order given."""

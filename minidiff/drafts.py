@@ -30,7 +30,7 @@ from minidiff.core import (
 from minidiff.forward import JVP, as_value, instantiate
 from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
-from minidiff.reverse import Linearize
+from minidiff.reverse import Linearize, settled
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, Tape, Var
 
@@ -71,7 +71,7 @@ def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
 
 
 def instantiated(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
-    return fit([instantiate(x, t) for x, t in zip(values, types)], types)
+    return list(map(settled, fit([instantiate(x, t) for x, t in zip(values, types)], types), types))
 
 
 def zeros(t: ShapedArray) -> Value:

@@ -217,6 +217,10 @@ class SPMD(Interpreter):
         """A value that lies on the ranks, as one of this body, if nothing has to be moved for that."""
         if x.spec == spec:
             return RankTracer(self, x.data, x.held)
+        if spec.lead and x.spec.dims(x.ndim) == spec.dims(x.ndim):  # a stack of blocks, as a loop has handed it on
+            ranks = self.mesh.ranks
+            shape = ranks.block_shape(x.data, x.held)[len(spec.lead) - len(x.spec.lead) :]
+            return RankTracer(self, ranks.reshape(x.data, x.held, shape), x.held)
         rest = spec.rest_of(x.spec)
         if rest is None or not rest.axes.isdisjoint(self.scope.axes):
             return None

@@ -60,6 +60,17 @@ class Mesh:
         self.ranks.calls.clear()
         self.ranks.bytes.clear()
 
+    def is_like(self, other: Mesh) -> bool:
+        """Whether another mesh has the same axes over the same ranks: what lies on one lies on the other as well.
+
+        >>> one, two = (make_mesh((4,), (name,), backend='simulated') for name in 'ij')
+        >>> one.is_like(make_mesh((4,), ('i',), backend='simulated')), one.is_like(two)
+        (True, False)
+        """
+        if self is other:
+            return True
+        return [*self.shape.items()] == [*other.shape.items()] and self.ranks.same_ranks(other.ranks)
+
     def __repr__(self) -> str:
         axes = ", ".join(f"{a}: {n}" for a, n in self.shape.items())
         return f"Mesh({axes}; {self.size} ranks, {self.backend})"

@@ -275,15 +275,32 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
 
 
 class Layout(NamedTuple):
-    """How an array lies on the ranks of a mesh: what a type's `layout` is."""
+    """How an array lies on the ranks of a mesh: what a type's `layout` is.
+
+    `is_element`: it is one of a batch, which may lie along further axes. What is done with it is done with the batch.
+    """
 
     mesh: Any
     spec: PartitionSpec
+    is_element: bool = False
 
     def of_element(self, axis: int, ndim: int) -> Layout:
-        """How the elements of an array of so many dimensions lie, that are along this one of them."""
+        """How the elements of a batch, an array of so many dimensions, lie, that are along this one of them."""
         dims = self.spec.dims(ndim)
-        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])))
+        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
+
+    def of_part(self, ndim: int) -> Layout | None:
+        """How the parts of an array of so many dimensions lie, that are along the first, which is whole."""
+        spec = self.of_element(0, ndim).spec
+        return self._replace(spec=spec) if spec.axes else None
+
+    def of_stack(self) -> Layout:
+        """How the array lies that is stacked of parts that lie so."""
+        return self._replace(spec=self.spec.batched())
+
+    def whole_along_first(self, ndim: int) -> Layout:
+        """The same of an array of so many dimensions, but for the first, which is whole."""
+        return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
         """The spec of such an array whose elements lie as `element` says: the dimension stays split, where it can."""

@@ -1,9 +1,10 @@
 """Operations on arrays that lie on the ranks of a mesh, outside of any body: each is a `shard_map` of itself.
 
 A rule says of an operation which dimensions belong together, as the subscripts of an einsum do: it gives each
-dimension of each operand and of each result a label. A dimension without a label must be whole. What has a label may be
-split: all dimensions of that label along the same mesh axes, each rank then computing its part. A label that the
-results lack is summed over (or what else `reduce` says), first by each rank, then between them.
+dimension of each operand and of each result a label. A dimension without a label must be whole: the axes that split it
+may split another one instead. What has a label may be split: all dimensions of that label along the same mesh axes,
+each rank then computing its part. A label that the results lack is summed over (or what else `reduce` says), first by
+each rank, then between them.
 
 How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
 the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
@@ -59,11 +60,12 @@ from minidiff.ops.elementwise import (
 )
 from minidiff.ops.indexing import gather_p, slice_p, take
 from minidiff.ops.kinds import Elementwise
-from minidiff.ops.shape import expand_dims, reshape, squeeze
+from minidiff.ops.shape import concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.updates import scatter_set_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, parts_along
-from spmd.redistribution import Dims, Route, Sizes, redistributed, route, sizes_of
+from spmd.ranges import in_step, in_step_backwards, of_block, pieces
+from spmd.redistribution import Dims, Route, Sizes, redistributed, reshard_p, route, settled, sizes_of
 from spmd.shard_map import everywhere, shard_map_p
 from spmd.sharded_array import ShardedArray
 
@@ -230,21 +232,61 @@ def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Where one place is taken of a dimension that is split, the rank that has it sends it to the others."""
+    """Where a part is taken of a dimension that is split, the ranks that have it send it to the others."""
     (t,) = types
-    labels, cut, index = _sliced(params["index"], t.shape)
-    taken = {("at", d): i % t.shape[d] for d, i in _by_dimension(index) if isinstance(i, int)}
-    labels = tuple(("at", d) if ("at", d) in taken else label for d, label in enumerate(labels))
+    labels, cut, index = map(list, _sliced(params["index"], t.shape))
+    entries = [k for k, i in enumerate(index) if i is not None]  # of each dimension, its own
+    taken = [d for d, _ in enumerate(entries) if labels[d] is None]
+    for d in taken:
+        i, labels[d] = index[entries[d]], ("at", d)
+        if isinstance(i, slice) and in_step_backwards(i, t.shape[d]):
+            cut[_kept_before(index, entries[d])] = labels[d]
 
     def run(way: Way, x: Value) -> Value:
-        size = {("at", d): n for d, n in enumerate(x.shape)}
-        places = iter([taken[label] % size[label] for label in taken])
-        y = slice_p.bind(x, index=tuple(next(places) if isinstance(i, int) else i for i in index))
-        for label in taken:
-            y = collectives.broadcast(y, way[label], taken[label] // size[label]) if label in way else y
-        return y
+        split = [(d, entries[d], way[labels[d]]) for d in taken if labels[d] in way]
+        # What is gathered comes first: so it is gathered once, and not for each piece of another dimension.
+        split.sort(key=lambda at: _is_sent(index[at[1]], t.shape[at[0]], x.shape[at[0]]))
+        return _taken(x, tuple(index), split, t.shape)
 
-    return Rule((labels,), (cut,), moves=1, run=run)
+    return Rule((tuple(labels),), (tuple(cut),), moves=1, run=run)
+
+
+Split = Sequence[tuple[int, int, tuple[str, ...]]]  # dimensions that are split, their entries of an index, their axes
+MOST_SENT = 2  # pieces that are sent one by one
+
+
+def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Value:
+    """The part at `index` of an array of this shape, of which `x` is a block."""
+    if not split:
+        return slice_p.bind(x, index=index)
+    (d, k, axes), *rest = split
+    i, n, length = index[k], shape[d], x.shape[d]
+    if isinstance(i, slice) and in_step_backwards(i, n):
+        y = _taken(x, _replaced(index, k, of_block(i, n)), rest, shape)
+        last = n // length - 1
+        return collectives.ppermute(y, axes, [(rank, last - rank) for rank in range(last + 1)])
+    if not _is_sent(i, n, length):
+        return _taken(collectives.all_gather_invariant(x, axes, axis=d, tiled=True), index, rest, shape)
+    found = [
+        collectives.broadcast(_taken(x, _replaced(index, k, there), rest, shape), axes, rank)
+        for rank, there in pieces(i, n, length)
+    ]
+    return found[0] if len(found) == 1 else concatenate(found, _kept_before(index, k))
+
+
+def _is_sent(i: int | slice, n: int, length: int) -> bool:
+    """Whether what stands at `i` of n places is sent by the blocks that have it. Otherwise all places are gathered."""
+    count = len(pieces(i, n, length))
+    return count == 1 or (count <= MOST_SENT and len(range(n)[i]) < n - length)
+
+
+def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
+    return (*index[:k], entry, *index[k + 1 :])
+
+
+def _kept_before(index: Sequence, k: int) -> int:
+    """How many dimensions the entries of an index in front of one give its result."""
+    return sum(not isinstance(i, int) for i in index[:k])
 
 
 def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
@@ -254,13 +296,18 @@ def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 def _update(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     x, v = types
-    labels, cut, index = _sliced(params["index"], x.shape)
+    labels, cut, index = _sliced(params["index"], x.shape, _is_all)
     values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
     return Rule((labels, values), (labels,), params={"index": index})
 
 
-def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple]:
-    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks."""
+def _sliced(
+    index: tuple, shape: tuple[int, ...], in_blocks: Callable[[slice, int], bool] = in_step
+) -> tuple[Labels, Labels, tuple]:
+    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks.
+
+    What is split stays so where a slice takes `in_blocks` what it does of the whole.
+    """
     labels: list[Label] = []
     cut: list[Label] = []
     entries = []
@@ -269,8 +316,8 @@ def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple
         if i is None:
             cut.append(None)
         else:
-            kept = isinstance(i, slice) and i.indices(shape[d]) == (0, shape[d], 1)
-            i = slice(None) if kept else i
+            kept = isinstance(i, slice) and in_blocks(i, shape[d])
+            i = of_block(i, shape[d]) if kept else i
             labels.append(d if kept else None)
             cut += [labels[-1]] if isinstance(i, slice) else []
         entries.append(i)
@@ -278,9 +325,8 @@ def _sliced(index: tuple, shape: tuple[int, ...]) -> tuple[Labels, Labels, tuple
     return (*labels, *rest), (*cut, *rest), tuple(entries)
 
 
-def _by_dimension(index: tuple) -> Iterator[tuple[int, Any]]:
-    """The entries of an index of integers, slices and None that are about a dimension, with its number."""
-    return enumerate(i for i in index if i is not None)
+def _is_all(i: slice, n: int) -> bool:
+    return i.indices(n) == (0, n, 1)
 
 
 def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
@@ -458,7 +504,7 @@ def _axes(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
 
 
 def _written(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
-    return [d for d, label in enumerate(_sliced(params["index"], types[0].shape)[0]) if label is None]
+    return [d for d, label in enumerate(_sliced(params["index"], types[0].shape, _is_all)[0]) if label is None]
 
 
 def _indices(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
@@ -517,16 +563,21 @@ def choose(
 
 
 def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
-    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once."""
+    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once.
+
+    Or along more axes: those that split a dimension of the operand which must be whole.
+    """
     lengths: dict[Label, list[int]] = {}
     splits: dict[Label, set[tuple[str, ...]]] = {}
     for labels, shape, _ in (*[array for array, _ in operands], *results):
         for label, n in zip(labels, shape):
             lengths.setdefault(label, []).append(n)
     for (labels, _, _), have in operands:
+        freed = tuple(a for label, axes in zip(labels, have) if label is None for a in axes)
         for label, axes in zip(labels, have):
             if label is not None:
-                splits.setdefault(label, {()}).update(axes[: k + 1] for k in range(len(axes)))
+                more = (*axes, *freed)
+                splits.setdefault(label, {()}).update(more[: k + 1] for k in range(len(more)))
     for chosen in itertools.product(*map(sorted, splits.values())):
         named = [a for axes in chosen for a in axes]
         way = {label: axes for label, axes in zip(splits, chosen) if axes}
@@ -551,24 +602,30 @@ def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
 def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
 
-    Of operands that lie on several meshes, those stay that lie on the first operand's; the others are made whole.
+    Of operands that lie on several meshes, those stay that lie on one like the first operand's; others are made whole.
     Raises LeakedTracerError for operands that are dead.
     """
     if interpreter.scope is not None:
         return None
     layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
-    meshes = {id(layout.mesh): layout.mesh for layout in layouts if layout is not None}
+    if any(layout is not None and layout.is_element for layout in layouts):
+        return None  # it is done with all elements at once, further down
+    if primitive is reshard_p:  # of what turned out to be the same for all elements
+        with running(interpreter):
+            return settled(*args, params["mesh"], params["want"])
+    meshes = [layout.mesh for layout in layouts if layout is not None]
     if interpreter is EVALUATE:
         _check_alive(args)
         if not meshes:
-            return primitive.bind(*[x.gather() if isinstance(x, ShardedArray) else x for x in args], **params)
+            return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:
         return None
-    mesh, *others = meshes.values()
-    if others:
+    mesh = meshes[0]
+    if not all(other.is_like(mesh) for other in meshes):
+        here = [t is None or t.mesh.is_like(mesh) for t in layouts]
         with running(interpreter):
-            args = [x if t is None or t.mesh is mesh else redistributed(x, *t, P()) for x, t in zip(args, layouts)]
-        layouts = [None if t is None or t.mesh is not mesh else t for t in layouts]
+            args = [x if yes else redistributed(x, *t[:2], P()) for x, t, yes in zip(args, layouts, here)]
+        layouts = [t if yes else None for t, yes in zip(layouts, here)]
     types = [typeof(x) for x in args]
     specs = [WHOLE if layout is None else layout.spec for layout in layouts]
     laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -33,9 +33,10 @@ from collectives.backend import index_along
 from collectives.ops import pscatter_p
 from minidiff import tree
 from minidiff.batching import BatchTracer
-from minidiff.core import Value, current_interpreter, current_scope, lift_to, running, show_axes, typeof
+from minidiff.core import Value, current_scope, lift_to, show_axes, typeof
 from minidiff.forward import as_value
 from minidiff.normal import shorter, used_once
+from minidiff.ops.kinds import Linear
 from minidiff.optimize import Program
 from minidiff.tape import Atom, Equation, atom_type
 from spmd.mesh import Mesh
@@ -258,8 +259,9 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
-    if isinstance(x, BatchTracer) and x.interpreter is current_interpreter():
-        return _batch_redistributed(x, mesh, want)
+    layout = typeof(x).layout
+    if isinstance(x, BatchTracer) or (layout is not None and layout.is_element):
+        return reshard_p.bind(x, mesh=mesh, have=have, want=want)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
@@ -268,12 +270,23 @@ def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
 
-def _batch_redistributed(x: BatchTracer, mesh: Mesh, want: PartitionSpec) -> Value:
+def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
     """The whole batch redistributed: it stays split along the axes that its elements need not be."""
-    t = typeof(x.value)
-    own = t.layout if t.layout is not None and t.layout.mesh is mesh else Layout(mesh, P())
-    with running(x.interpreter.below):
-        return BatchTracer(x.interpreter, settled(x.value, mesh, own.of_batch(x.axis, t.ndim, want)), x.axis)
+    t = typeof(args[0])
+    own = t.layout if t.layout is not None and t.layout.mesh.is_like(mesh) else Layout(mesh, P())
+    return settled(args[0], mesh, own.of_batch(0, t.ndim, want))
+
+
+#: An element of a batch redistributed, derivatives being taken of it perhaps: what is done with all of them waits for
+#: the `vmap` further down.
+reshard_p = Linear(
+    "reshard",
+    lambda x, mesh, have, want: settled(x, mesh, want),
+    lambda x, mesh, have, want: (x.shape, x.dtype),
+    lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
+    _redistribute_batch,
+)
+reshard_p.show_params = lambda params: repr(params["want"])
 
 
 def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
@@ -339,7 +352,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
       all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 32 bytes
     """
     x = as_value(x)
-    mesh, have = layout_of(x, "explain_reshard: x")
+    mesh, have, _ = layout_of(x, "explain_reshard: x")
     check_is_spec("spec", spec)
     _check("explain_reshard: x", x, mesh, spec)
     steps = route_of(x, mesh, have, spec)
@@ -382,13 +395,13 @@ def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Valu
 
 def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """`x` laid out over `mesh` as `spec` says, wherever it is now."""
-    here, have = typeof(x).layout or (mesh, P())
-    if here is not mesh:
+    here, have, _ = typeof(x).layout or Layout(mesh, P())
+    if not here.is_like(mesh):
         x, have = redistributed(x, here, have, P()), P()
     return x if have == spec else redistributed(x, mesh, have, spec)
 
 
-def layout_of(x: Value, path: str) -> tuple[Mesh, PartitionSpec]:
+def layout_of(x: Value, path: str) -> Layout:
     """The mesh that `x` lies on, and its spec. Raises TypeError for what lies on none."""
     layout = typeof(x).layout
     if layout is None:

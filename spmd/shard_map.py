@@ -301,7 +301,8 @@ class ShardMap(Primitive):
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
             raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
-        return [laid_out(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)]
+        found = [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, out_specs)]
+        return found if params["around"] else [laid_out(t, mesh, spec) for t, spec in zip(found, out_specs)]
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         mesh, in_specs = params["mesh"], params["in_specs"]
@@ -481,7 +482,7 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     """This value's blocks, as a value of the body."""
     outer = interpreter.outer
     if isinstance(x, ShardedArray):
-        lies_here = x.mesh is interpreter.mesh
+        lies_here = x.mesh.is_like(interpreter.mesh)
     else:
         lies_here = isinstance(x, SplitTracer) and x.interpreter is outer
     found = interpreter.enter_lying(x, spec) if lies_here else None

@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from collectives.backend import place_of
-from collectives.stacked import join_blocks
+from collectives.stacked import Stacked, join_blocks
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type, laid_out
@@ -45,6 +45,17 @@ class ShardedArray(Tracer):
     def local(self) -> Any:
         return self.mesh.ranks.local(self.data, self.held)
 
+    @property
+    def as_split(self) -> ShardedArray:
+        """The same array, of the same blocks, where these are stacked along dimensions of their own: split along these.
+
+        So it lies as any array may, and operations on it leave it where it is.
+        """
+        ranks, lead = self.mesh.ranks, len(self.spec.lead)
+        shape = (*(1,) * lead, *ranks.block_shape(self.data, self.held))
+        spec = PartitionSpec.of_dims(self.spec.dims(self.ndim))
+        return ShardedArray(self.mesh, spec, ShapedArray(shape, self.dtype), ranks.reshape(self.data, self.held, shape))
+
     def gather(self) -> numpy.ndarray:
         """The whole array, on every rank: a copy, free to be written into. Under MPI every rank must call it."""
         ranks = self.mesh.ranks
@@ -73,7 +84,14 @@ class ShardedArray(Tracer):
     def __setitem__(self, index: Any, value: Any) -> None:
         raise TypeError("a ShardedArray cannot be written into; make the new one instead: x = x.at[i].set(v)")
 
-    __reduce_ex__ = object.__reduce_ex__
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if not isinstance(self.mesh.ranks, Stacked):
+            raise TypeError(
+                f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}, "
+                "and cannot be pickled: who loads it has other ranks. Pickle x.gather(), which every rank must call, "
+                f"or each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
+            )
+        return object.__reduce_ex__(self, protocol)
 
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())

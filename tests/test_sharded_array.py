@@ -1,6 +1,7 @@
 """ShardedArray: the global value, by its blocks."""
 
 import itertools
+import pickle
 
 import hypothesis.strategies as st
 import numpy
@@ -119,7 +120,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x.reshape(2, 2, 6), (P("i", "j"),), P("i", None, "j"), {}),
         (lambda x: x.reshape(4, 2, 3), (P("i", "j"),), P("i", "j"), {}),
         (lambda x: x.ravel(), (P("i"),), P("i"), {}),
-        (lambda x: x.ravel(), (P("i", "j"),), P("i"), {"all_gather_invariant": 1}),
+        (lambda x: x.ravel(), (P("i", "j"),), P(("i", "j")), {"all_to_all": 1}),
         (lambda x: np.broadcast_to(x, (3, 4, 6)), (P("i", "j"),), P(None, "i", "j"), {}),
         (lambda x: np.concatenate([x, x], axis=1), (P("i"),), P("i"), {}),
         (lambda x: np.concatenate([x, A], axis=1), (P("i"),), P("i"), {}),
@@ -158,10 +159,31 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: np.linalg.svd(x.reshape(4, 2, 3))[1], (P("i"),), P("i"), {}),
         (lambda x: np.linalg.solve(np.eye(4) + 0.1, x), (P(None, "j"),), P(None, "j"), {}),
         (lambda x, y: np.linalg.solve(x[:, :4].reshape(4, 2, 2), y[:, :2, None]), (P("i"), P("i")), P("i"), {}),
+        # along a dimension that is split: another one is split instead
+        (lambda x: np.sort(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 2}),
+        (lambda x: np.cumsum(x, axis=0), (P("j"),), P(None, "j"), {"all_to_all": 1}),
+        (lambda x: np.fft.fft(x, axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+        (lambda x: np.concatenate([x, A]), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+        (lambda x: x.reshape(2, 2, 6).argmax(axis=0), (P("i"),), P(None, "i"), {"all_to_all": 1}),
+        (lambda x: np.roll(x, 1, axis=0), (P("i", "j"),), P(None, "j"), {"all_gather_invariant": 1}),  # 4 ranks, of 6
+        (lambda x: (1j * x).max(axis=0), (P("i"),), P("i"), {"all_to_all": 1}),
         # a few places of a dimension that is split
         (lambda x: x[-1], (P(("j", "i")),), P(), {"broadcast": 1}),
         (lambda x: x[1, 4], (P("i", "j"),), P(), {"broadcast": 2}),
         (lambda x: x[None, 3, 1:3], (P("i"),), P(), {"broadcast": 1}),
+        # slices of a dimension that is split: in step with the blocks, from their end, of one, of two, of more of them
+        (lambda x: x[::2, 1::3], (P("i", "j"),), P("i", "j"), {}),
+        (lambda x: x[1::2], (P("i"),), P("i"), {}),
+        (lambda x: x[::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
+        (lambda x: x[::-1, 5::-2], (P(("j", "i")),), P(("j", "i")), {"ppermute": 1}),
+        (lambda x: x[2::-2, ::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 2}),
+        (lambda x: x[:2], (P("i", "j"),), P(None, "j"), {"broadcast": 1}),
+        (lambda x: x[1:3], (P(("i", "j")),), P(), {"broadcast": 2}),
+        (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"all_gather_invariant": 1, "broadcast": 2}),
+        (lambda x: x[2:0:-1], (P("i"),), P(), {"all_gather_invariant": 1}),  # which is no more than to send both rows
+        (lambda x: x[1:], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
+        (lambda x: x[1:1], (P("i"),), P(), {"broadcast": 1}),
+        (lambda x: np.flip(x, 0), (P("i"),), P("i"), {"ppermute": 1}),
         (lambda x: x[np.array([-4])], (P("i"),), P(), {"psum": 1}),
         (lambda x: x[[3, 0], [1, -1]], (P("i", "j"),), P(), {"psum": 1}),
         (lambda x: (x > 0)[[3]], (P("i"),), P(), {"pmax": 1}),
@@ -181,7 +203,6 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x, y: np.at(x)[1].set(y[2]), (P("i"), P("i")), P("i"), {"broadcast": 1}),
         # no rule: gathered
         (lambda x: np.linalg.inv(x[:, :4] + np.eye(4)), (P("i"),), P(), {"all_gather_invariant": 1}),
-        (lambda x: (1j * x).max(axis=0), (P("i"),), P(), {"all_gather_invariant": 1}),
         (lambda x: np.roll(x, 1), (P("i"),), P(), {"all_gather_invariant": 1}),
     ],
 )
@@ -287,6 +308,46 @@ def test_an_embedding_that_is_split_along_its_words():
     g = md.grad(f)(table)
     numpy.testing.assert_allclose(g, md.grad(f)(B.T))
     assert g.spec == P("i")
+
+
+SLICES = st.builds(slice, *[st.none() | st.integers(-9, 9)] * 2, st.sampled_from([None, 1, 2, 3, 4, -1, -2, -3, -4]))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.sampled_from([(2, 2), (4, 2), (1, 4), (8, 1)]),
+    st.sampled_from([P("i"), P(None, "i"), P("i", "j"), P("j", "i"), P(("j", "i")), P("j", None, "i")]),
+    st.lists(SLICES | st.integers(-8, 7) | st.none(), max_size=3).filter(lambda i: i.count(None) < 2),
+)
+@example((4, 2), P("i", "j"), [slice(6, 0, -3), None, slice(3, 5)])
+@example((2, 2), P(("j", "i")), [slice(3, 3)])
+@example((4, 2), P("i"), [slice(None, None, 4)])
+def test_any_slice(shape, spec, index):
+    """Its values, its gradient, an update at it: as of the whole. What is counted is done, and never dearer than it."""
+    mesh = spmd.make_mesh(shape, ("i", "j"), backend="simulated")
+    whole = numpy.sin(numpy.arange(8.0 * 8 * 8)).reshape(8, 8, 8)
+    x, index = spmd.distribute(whole, mesh, spec), tuple(index)
+    gathered = spmd.redistribution.route_of(x, mesh, spec, P()).bytes
+
+    def run(f):
+        mesh.reset_calls()
+        found = f(x)
+        report = spmd.communication(f)(x)
+        assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
+        return found, report
+
+    part, report = run(lambda x: x[index])
+    numpy.testing.assert_array_equal(part, whole[index])
+    assert report.bytes <= max(gathered, whole[index].nbytes)
+    f = lambda x: np.sum(np.sin(x[index]) * np.cos(whole[index]))  # noqa: E731
+    gradient = run(md.grad(f))[0]
+    assert gradient.spec == spec
+    numpy.testing.assert_allclose(gradient, md.grad(f)(whole))
+    written, report = run(lambda x: x.at[index].set(7 * np.cos(whole[index])))
+    assert written.spec == spec and not report.rows
+    expected = whole.copy()
+    expected[index] = 7 * np.cos(whole[index])
+    numpy.testing.assert_array_equal(written, expected)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint64", "int64"])
@@ -426,6 +487,68 @@ def test_random_programs(shape, specs, steps):
     numpy.testing.assert_allclose(tangent, sum(np.sum(g * x) for g, x in zip(expected, whole)), rtol=1e-6, atol=1e-7)
 
 
+# ---------------------------------------------------------------- loops
+
+
+def _trained(w, xs):
+    def step(w, x):
+        value, gradient = md.value_and_grad(lambda w: np.sum(np.tanh(w @ x) ** 2))(w)
+        return w - 0.1 * gradient, value
+
+    return md.scan(step, w, xs)
+
+
+def _mapped(w, h):
+    """By a `shard_map` of its own, what the way back needs staying on its ranks."""
+    where = {"mesh": MESH, "in_specs": (P("i", "j"), P("j")), "out_specs": P("i")}
+    return spmd.shard_map(lambda w, h: np.tanh(psum(np.sin(w) @ h, "j")), **where)(w, h)
+
+
+LOOPS = {
+    "of shard_maps": lambda w, xs: md.scan(lambda h, x: (_mapped(w, h) * x, h[1]), xs[0], xs),
+    "recurrent": lambda w, xs: md.scan(lambda h, x: (np.tanh(h @ w + x), h.sum()), xs[1], xs),
+    "from zeros": lambda w, xs: md.scan(lambda h, x: (np.tanh(w @ h + x), h * x), np.zeros(4), xs, reverse=True),
+    "layers": lambda w, xs: md.scan(lambda h, w: (np.tanh(w @ h), h), xs, np.stack([w, 2 * w, w.T])),
+    "changing places": lambda w, xs: md.scan(lambda w, x: (w.T * x, w[1]), w, xs),
+    "trained": _trained,
+    "counted": lambda w, xs: [md.fori_loop(0, 3, lambda i, h: np.sin(w @ h), xs[:4].T)],
+}
+
+
+@pytest.mark.parametrize("specs", [(P("i"), P("i")), (P("j", "i"), P(None, "j")), (P(), P("i", "j"))], ids=str)
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops(name, specs, monkeypatch):
+    """Their values and gradients, run and compiled; and compiled, what is counted is done, that of each step too."""
+    w, xs = numpy.sin(numpy.arange(16.0)).reshape(4, 4), numpy.cos(numpy.arange(24.0).reshape(6, 4))
+    xs = xs[:4] if name == "layers" else xs
+    args = [spmd.distribute(x, MESH, spec) for x, spec in zip((w, xs), specs)]
+    loop = LOOPS[name]
+    total = md.grad(lambda *args: sum(np.sum(np.sin(y)) for y in loop(*args)), (0, 1))
+    for f in (loop, total):
+        expected, compiled = md.tree.leaves(f(w, xs)), md.jit(f)
+        MESH.reset_calls()
+        with monkeypatch.context() as patch:
+            patch.delattr(spmd.ShardedArray, "gather")  # which simulated ranks do not count
+            found = md.tree.leaves(compiled(*args))
+        report = spmd.communication(compiled, optimized=True)(*args)
+        assert (MESH.calls, sum(MESH.bytes.values())) == (report.counts, report.bytes)
+        tape = md.make_tape(f)(*args)
+        tape.check()
+        for ways in (found, md.tree.leaves(f(*args)), tape(*args)):
+            for x, e in zip(ways, expected):
+                numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-12)
+
+
+def test_what_a_loop_carries_lies_as_its_steps_leave_it():
+    """Not as it starts: it is brought there once, and no step moves it."""
+    w = spmd.distribute(numpy.ones((4, 4)), MESH, P("i"))
+    loop = lambda h: md.fori_loop(0, 5, lambda i, h: w * h.sum(), h)  # noqa: E731
+    for start, moved in [(P("i"), {}), (P(), {}), (P(None, "i"), {"all_to_all": 1})]:
+        h = spmd.distribute(numpy.ones((4, 4)), MESH, start)
+        assert spmd.communication(loop)(h).counts == {"psum": 5, **moved}
+        assert md.jit(loop)(h).spec == P("i")
+
+
 # ---------------------------------------------------------------- training
 
 
@@ -520,6 +643,23 @@ def test_operands_on_different_meshes():
     assert (dx.mesh, dx.spec, dy.mesh, dy.spec) == (x.mesh, x.spec, y.mesh, y.spec)
 
 
+def test_meshes_of_the_same_ranks_are_one():
+    """What lies on one lies on the other: after a cell of a notebook has run again, or an array has been unpickled."""
+    again = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
+    other = spmd.make_mesh((2, 2), ("j", "i"), backend="simulated")
+    x, y = sharded(X, P("i", "j")), spmd.distribute(2 * X, again, P("i", "j"))
+    mine = sharded(X, P("i", "j"))
+    assert MESH.is_like(again) and not MESH.is_like(other)
+    mapped = spmd.shard_map(np.sin, mesh=again, in_specs=P("i", "j"), out_specs=P("i", "j"))
+    f = lambda x, y: np.sum(x * mapped(x) + pickle.loads(pickle.dumps(mine)) * y)  # noqa: E731
+    both = md.value_and_grad(f, (0, 1))
+    for found, expected in [*zip(md.tree.leaves(both(x, y)), md.tree.leaves(both(X, 2 * X)))]:
+        numpy.testing.assert_allclose(found, expected)
+    assert spmd.communication(both)(x, y).counts == {"psum": 1}
+    assert spmd.communication(lambda y: spmd.reshard(y + x, P("i")))(y).counts == {"all_gather_invariant": 1}
+    assert not spmd.communication(md.vmap(lambda y, x: x + spmd.distribute(y, MESH, P("j"))))(y, x).rows
+
+
 def test_a_body_that_closes_over_it_has_it_whole():
     y = sharded(X, P("i"))
     f = spmd.shard_map(lambda r: r @ y, mesh=MESH, in_specs=P("j"), out_specs=P("j"))
@@ -545,6 +685,51 @@ def test_what_a_body_closes_over_is_gathered_in_sight():
     assert MESH.calls == spmd.communication(both)(y).counts
 
 
+def _of_one(e, w):
+    return np.sum(np.tanh(e @ w + e) * e.max())
+
+
+def _of_one_resharded(e, w):
+    e = spmd.distribute(2 * e, MESH, P("j"))
+    return np.sum(spmd.reshard(e, P()) * np.sin(e))
+
+
+def _of_one_mapped(e, w):
+    body = lambda e, w: psum((e * w.sum(1)).sum(), "j")  # noqa: E731
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P("j"), P("j")), out_specs=P())(e, w)
+
+
+EACH = {
+    "gradients": lambda f: md.vmap(md.grad(f), (0, None)),
+    "of what is closed over": lambda f: md.vmap(md.grad(f, 1), (0, None)),
+    "along another axis": lambda f: md.vmap(md.grad(f), (1, None), out_axes=1),
+    "second": lambda f: md.vmap(md.hessian(f), (0, None)),
+    "tangents": lambda f: md.vmap(lambda e, w: md.jvp(lambda e: f(e, w), (e,), (e,))[1], (0, None)),
+    "compiled": lambda f: md.vmap(md.jit(md.grad(f)), (0, None)),
+    "compiled as a whole": lambda f: md.jit(md.vmap(md.grad(f), (0, None))),
+    "from outside": lambda f: md.grad(lambda b, w: np.sum(md.vmap(f, (0, None))(b, w) ** 2), (0, 1)),
+    "of these, too": lambda f: md.grad(lambda b, w: np.sum(md.vmap(md.grad(f), (0, None))(b, w) ** 2), (0, 1)),
+    "computed again": lambda f: md.vmap(md.grad(md.checkpoint(f)), (0, None)),
+}
+
+
+@pytest.mark.parametrize("f", [_of_one, _of_one_resharded, _of_one_mapped])
+@pytest.mark.parametrize("name", EACH)
+def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
+    """As of the whole; what is counted is done; and of what depends on its element alone, no batch is gathered."""
+    each, (b, w) = EACH[name](f), (B[:6, :6], numpy.sin(B[:6, :6]))
+    expected = md.tree.leaves(each(b, w))
+    for spec, weights in [(P("i"), P()), (P("i", "j"), P()), (P("i"), P("j")), (P(None, "j"), P("i"))]:
+        args = spmd.distribute(b, MESH, spec), spmd.distribute(w, MESH, weights)
+        MESH.reset_calls()
+        found = md.tree.leaves(each(*args))
+        assert MESH.calls == spmd.communication(each, optimized=isinstance(each, md.jit))(*args).counts
+        if f is _of_one and spec == P("i") and weights == P() and not name.startswith(("along", "from", "of these")):
+            assert MESH.calls == {} and found[0].spec == P("i")
+        for x, e in zip(found, expected):
+            numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-9)
+
+
 def test_a_batch_that_is_split_through_a_shard_map():
     """What the body maps over is no more than its own dimensions: the batch is gathered, by a collective in sight."""
     y = sharded(X, P("i", "j"))
@@ -552,6 +737,12 @@ def test_a_batch_that_is_split_through_a_shard_map():
     MESH.reset_calls()
     numpy.testing.assert_allclose(f(y), X * X.sum(1, keepdims=True))
     assert MESH.calls == spmd.communication(f)(y).counts == {"all_gather_invariant": 1, "psum": 1}
+
+
+def test_membership():
+    y = sharded(X, P("i"))
+    assert 7.0 in y and 7.5 not in y and X[1] in y
+    assert md.grad(lambda x: x.sum() * (7.0 in x))(y).tolist() == np.ones_like(X).tolist()
 
 
 def test_what_numpy_says_of_memory():

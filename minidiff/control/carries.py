@@ -46,6 +46,19 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
     )
 
 
+def as_carried(x: Any, t: ShapedArray) -> Value:
+    """`x` as a carry of type `t`: of what `as_type` makes of it, the one that lies on the ranks as `t` does."""
+    x = as_type(x, t)
+    have = typeof(x).layout
+    if have == t.layout or (have is not None and have.is_element):
+        return x
+    return have.gathered(x) if t.layout is None else t.layout.settled(x)
+
+
+#: How many layouts a loop's carries are tried in. Those that change place in each step are then brought back in each.
+LAYOUTS_TRIED = 3
+
+
 class Carry:
     """What a loop carries: the leaves it starts with, where they stand, and how a step's results are checked."""
 
@@ -125,8 +138,12 @@ class Carry:
         return [as_type(x, t) for x, t in zip(values, types)], [lift_to(y, t.variance) for y, t in zip(ys, y_types)]
 
     def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
-        """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint."""
+        """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
+
+        How they lie on the ranks of a mesh, too, is as a step leaves them, if it leaves them so wherever they lay.
+        """
         current: list[Any] = [x if is_weak(x) else typeof(x) for x in self.init]
+        tried = 0
         while True:
 
             def f(*values, current=current):
@@ -141,8 +158,14 @@ class Carry:
                     raise
                 current = list(map(typeof, current))
                 continue
-            types = self.types(current, draft.result[0])
+            types, same = self.types(current, draft.result[0]), False
             if types == current:
+                layouts = [typeof(x).layout for x in draft.result[0]]
+                same = tried == LAYOUTS_TRIED or layouts == [t.layout for t in current]
+                tried += 1
+                for t, old, layout in zip(types, current, layouts):
+                    t.layout = old.layout if same else layout
+            if same:
                 return draft, types
             current = types
 

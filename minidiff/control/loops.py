@@ -9,10 +9,10 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import BatchTracer
-from minidiff.control.carries import Carry, moved_body
+from minidiff.control.carries import Carry, as_carried, moved_body
 from minidiff.control.choices import cond_p
 from minidiff.control.scans import scan_steps
-from minidiff.control.values import as_type, check_invariant, if_known, is_weak, numeric, staging
+from minidiff.control.values import check_invariant, if_known, is_weak, numeric, staging
 from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
 from minidiff.drafts import (
     BodyOperation,
@@ -226,8 +226,8 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         draft, types = carry.recorded(step)
         condition = Draft(lambda *leaves: [test(leaves)], types)
         closed = _check_condition(carry, condition, types)
-        body = draft.close(lambda r: [as_type(x, t) for x, t in zip(r[0], types)])
-        init = [as_type(x, t) for x, t in zip(carry.init, types)]
+        body = draft.close(lambda r: map(as_carried, r[0], types))
+        init = [*map(as_carried, carry.init, types)]
         return carry.tree(while_p.bind_loop(closed, body, init))
 
     values, types = [as_value(x) for x in carry.init], None

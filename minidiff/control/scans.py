@@ -10,8 +10,8 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import BatchTracer
-from minidiff.control.carries import Carry, moved_body
-from minidiff.control.values import as_type, staging
+from minidiff.control.carries import Carry, as_carried, moved_body
+from minidiff.control.values import staging
 from minidiff.core import ShapedArray, Tracer, Value, typeof
 from minidiff.drafts import (
     BodyOperation,
@@ -44,8 +44,31 @@ from minidiff.tape import Equation, Tape
 # ---------------------------------------------------------------- all elements at once, and back
 
 
-def _without_axis(t: ShapedArray, axis: int = 0) -> ShapedArray:
-    return t.update(shape=t.shape[:axis] + t.shape[axis + 1 :])
+def _of_part(t: ShapedArray) -> ShapedArray:
+    """The type of the parts of an array along its first axis."""
+    part = t.update(shape=t.shape[1:])
+    part.layout = t.layout and t.layout.of_part(t.ndim)
+    return part
+
+
+def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
+    """The type of so many of these, stacked."""
+    stack = t.update(shape=(length, *t.shape))
+    stack.layout = t.layout and t.layout.of_stack()
+    return stack
+
+
+def _lying_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
+    """The type `t` of what lies on the ranks of a mesh as `other` does."""
+    t = t.update()
+    t.layout = other.layout
+    return t
+
+
+def _whole_along_first(x: Value) -> Value:
+    """An array of which all ranks have, of whatever else they have a part, all along the first axis."""
+    t = typeof(x)
+    return x if t.layout is None else t.layout.whole_along_first(t.ndim).settled(x)
 
 
 def _elements(x: Value) -> list[Value]:
@@ -88,11 +111,11 @@ class Scan(BodyOperation):
         for t in types[n + m :]:
             if t.shape[:1] != (length,):
                 raise TypeError(f"scan: {length} steps over an array of type {t}")
-        self._check_operands([*types[: n + m], *map(_without_axis, types[n + m :])], body.in_types)
+        self._check_operands([*types[: n + m], *map(_of_part, types[n + m :])], body.in_types)
         carry, ys = cut(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
-        return [*carry, *[t.update(shape=(length, *t.shape)) for t in ys]]
+        return [*carry, *[_of_stack(t, length) for t in ys]]
 
     def show_params(self, params):
         shown = ", ".join(f"{k}={params[k]}" for k in ("length", "consts", "carry"))
@@ -226,10 +249,17 @@ class Scan(BodyOperation):
             totals = [total if ct is None else add(total, ct) for total, ct in zip(totals, more)]
             return totals, instantiated(ct_carry, types[1]), ct_xs
 
-        draft = Draft(f, [*fixed_types[0], *sum_types, *types[1], *fixed_types[1], *chosen(out_types[m:], given[m:])])
+        def drafted() -> Draft:
+            others = [*types[1], *fixed_types[1], *chosen(out_types[m:], given[m:])]
+            return Draft(f, [*fixed_types[0], *sum_types, *others])
+
+        draft = drafted()
+        if any(typeof(x).layout != t.layout for x, t in zip(draft.result[0], sum_types)):  # sums lie as what is added
+            sum_types = [_lying_as(t, typeof(x)) for t, x in zip(sum_types, draft.result[0])]
+            draft = drafted()
         wanted = [ct is not None for ct in draft.result[2]]
         results = self.bind_loop(
-            draft.close(lambda r: [*r[0], *r[1], *chosen(r[2], wanted)], prune=True),
+            draft.close(lambda r: [*instantiated(r[0], sum_types), *r[1], *chosen(r[2], wanted)], prune=True),
             [
                 chosen(operands[:n], fixed[:n]),
                 [*map(zeros, sum_types), *instantiated(cts[:m], types[1])],
@@ -326,7 +356,8 @@ def scan(
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
     arrays, xs_structure = tree.flatten(xs)
-    element_types = [_without_axis(typeof(x)) for x in arrays]
+    arrays = [_whole_along_first(x) for x in arrays]
+    element_types = [_of_part(typeof(x)) for x in arrays]
     ys_structure = None
 
     def step(leaves, *elements):
@@ -358,8 +389,8 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
         return carry.tree(values), tree.unflatten(ys_structure, ys)
 
     draft, types = carry.recorded(step, element_types)
-    closed = draft.close(lambda r: [*[as_type(x, t) for x, t in zip(r[0], types)], *map(entered, r[1])])
-    groups = [[], [as_type(x, t) for x, t in zip(carry.init, types)], arrays]
+    closed = draft.close(lambda r: [*map(as_carried, r[0], types), *map(entered, r[1])])
+    groups = [[], [*map(as_carried, carry.init, types)], arrays]
     outs = scan_p.bind_loop(closed, groups, {"length": length, "reverse": bool(reverse)})
     values, ys = cut(outs, len(types))
     return carry.tree(values), tree.unflatten(ys_structure, ys)

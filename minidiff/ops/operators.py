@@ -113,6 +113,7 @@ _METHODS: dict[str, Callable] = {
     "partition": _in_place("partition", "x = np.partition(x, kth)"),
     "dot": linalg.dot,
     "__iter__": shape.iterate,
+    "__contains__": lambda x, value: bool(reduction.any(elementwise.equal(x, value))),
     "trace": linalg.trace,
     "ravel": shape.ravel,
     "flatten": shape.ravel,

@@ -1,6 +1,8 @@
 """Sharded arrays on MPI ranks: the same values, specs and communication as on simulated ones."""
 
+import copy
 import functools
+import pickle
 
 import numpy
 import pytest
@@ -87,6 +89,9 @@ PROGRAMS = {
     "a loop": lambda x, w: np.sum(md.scan(lambda c, r: (np.tanh(c + r @ w), c.sum()), np.zeros(24), x[:4])[0]),
     "computed again": lambda x, w: np.sum(md.checkpoint(lambda x: np.tanh(np.sum(x @ w, axis=0) + x) @ w.T)(2 * x)),
     "vmap": lambda x, w: np.sum(md.vmap(lambda r: np.sin(r @ w) * r.max(), out_axes=1)(x)),
+    "of each": lambda x, w: np.sum(md.vmap(md.grad(lambda r, w: np.sum(np.sin(r @ w))), (0, None))(x, w) ** 2),
+    "slices": lambda x, w: np.sum(x[5:9] @ w[::-1]) + np.sum(np.sin(x[::2, 10:14] * w[1::2, 3:7])),
+    "another dimension": lambda x, w: np.sum(np.sort(x, axis=0) * np.cumsum(w, axis=1)),
     "a shard_map": lambda x, w: np.sum(_doubled(x * w.sum(axis=1)) @ w),
     "updates": lambda x, w: np.sum(np.at(np.at(x)[1].set(w[0]))[[3, 0]].set(w[1:3]) * np.at(w)[:, 2::5].add(1.0)),
     "look-ups": lambda x, w: np.sum(np.sin(x[[2, -3, 2]])) + np.sum(x[5] * w[1, -1]),
@@ -102,19 +107,19 @@ def test_programs_equal_those_of_the_whole(name):
     f, both = PROGRAMS[name], md.value_and_grad(PROGRAMS[name], (0, 1))
     value, expected = both(X, W)
     expected = [whole(e) for e in expected]
-    counted = name != "a loop"  # from step to step, what it carries may be laid out in other ways
+    loop = name == "a loop"  # what it carries may be laid out in another way before its first step than after it
     for mesh in meshes()[-1:] if name in ("a shard_map", "closed over") else meshes():
         specs = specs_of(mesh)
         for k, xs in enumerate(specs[:3]):
             ws = specs[(2 * k + 1) % len(specs)]
             x, w = spmd.distribute(X, mesh, xs), spmd.distribute(W, mesh, ws)
             for way in (both, md.jit(both)):
-                found, grads = run_and_count(way, mesh, x, w, counted=counted)
+                found, grads = run_and_count(way, mesh, x, w, counted=not loop or isinstance(way, md.jit))
                 numpy.testing.assert_allclose(found, value, rtol=1e-9)
                 for g, e, spec in zip(grads, expected, (xs, ws)):
                     assert getattr(g, "spec", P()) == spec or not spec.axes
                     numpy.testing.assert_allclose(whole(g), e, rtol=1e-7, atol=1e-9)
-            tangent = run_and_count(lambda x, w: md.jvp(f, (x, w), (x, w)), mesh, x, w, counted=counted)[1]
+            tangent = run_and_count(lambda x, w: md.jvp(f, (x, w), (x, w)), mesh, x, w, counted=not loop)[1]
             numpy.testing.assert_allclose(whole(tangent), sum(np.sum(e * a) for e, a in zip(expected, (X, W))))
 
 
@@ -143,9 +148,26 @@ def test_what_is_not_here_says_so():
         assert f"; rank {mesh.rank} at mesh coordinates " in shown[0]
         with pytest.raises(ValueError, match=r"has only a block of it.*Call \.gather\(\) on every rank"):
             numpy.asarray(y)
+        with pytest.raises(TypeError, match=r"cannot be pickled.*Pickle x\.gather\(\), which every rank must call"):
+            pickle.dumps({"w": y})
+        assert copy.deepcopy({"w": y})["w"] is y
         assert mesh.calls == {}
         assert y.tolist() == X.tolist()  # all ranks gather
         assert mesh.calls == {"all_gather": 1}
+
+
+@everywhere
+def test_meshes_of_the_same_ranks_are_one():
+    """Whatever communicators they work on; those whose ranks are in another order are not."""
+    one, again = (spmd.make_mesh((RANKS,), ("i",)) for _ in range(2))
+    turned = MPI.COMM_WORLD.Split(0, -MPI.COMM_WORLD.rank)
+    other = spmd.make_mesh((RANKS,), ("i",), comm=turned)
+    assert one.is_like(again) and not one.is_like(other) and not one.is_like(mesh_of((RANKS,), "simulated"))
+    x, y, z = (spmd.distribute(X, mesh, P("i")) for mesh in (one, again, other))
+    numpy.testing.assert_array_equal(run_and_count(lambda x: x + y, one, x).local, 2 * x.local)
+    assert one.calls == {} and again.calls == {}
+    numpy.testing.assert_array_equal((x + z).local, 2 * x.local)
+    assert other.calls == {"all_gather_invariant": 1}
 
 
 @everywhere
