@@ -420,19 +420,20 @@ class _Numbered:
             self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("in", *rest, way, n)
             for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
         ]
-        operand_of = {(v, way): n for v, n, way in zip(body.inputs, operands, ways_in)}
+        lying = {  # what lies on ranks does so as it is taken in: given out as it is, it is the operand
+            (v, way): n
+            for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
+            if isinstance(a, Var) and a.type.layout is not None
+        }
         results, found = [], []
         for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out):
-            same = operand_of.get((a, way)) if isinstance(a, Var) else None
-            if ("lies", *rest, way, same) in self.numbers:  # the operand, as it came out of another such body
-                results.append(same)
+            if isinstance(a, Var) and (a, way) in lying:
+                results.append(lying[a, way])
             elif n == self.zero(atom_type(a)):
                 results.append(self.zero(v.type))
             else:
                 results.append(self.number("out", *rest, way, n))
                 found.append(results[-1])
-                if v.type.layout is not None:
-                    self.number("lies", *rest, way, results[-1])
         found.sort()
         if found:
             self.computed[self.number("body", *rest, *found)] += 1

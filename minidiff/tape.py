@@ -244,7 +244,7 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | 
     if found != derived:
         raise TypeError(f"{p}: the tape says {_listed(found)}, the rules say {_listed(derived)}")
     for t, u in zip(found, derived):
-        if u.layout is not None and t.layout != u.layout:
+        if u.layout is not None and not (t.layout is not None and t.layout.is_like(u.layout)):
             raise TypeError(f"{p}: the tape says that {t} has the layout {t.layout}, the rules say {u.layout}")
     if typed:
         p.check_variance(arrays, params)

@@ -284,6 +284,10 @@ class Layout(NamedTuple):
     spec: PartitionSpec
     is_element: bool = False
 
+    def is_like(self, other: Layout) -> bool:
+        """Whether it is the other one, but that one of both may be an element's."""
+        return self[:2] == other[:2]
+
     def of_element(self, axis: int, ndim: int) -> Layout:
         """How the elements of a batch, an array of so many dimensions, lie, that are along this one of them."""
         dims = self.spec.dims(ndim)

@@ -280,7 +280,7 @@ def several(line: spmd.Mesh, plane: spmd.Mesh) -> dict[str, Callable]:
         "closed over in both": lambda x: rows_of(
             lambda x: inner(lambda y: y * x.sum(), P("j"), P("j"))(np.ones(4)), P("i")
         )(x),
-        "in a scan": lambda x: md.scan(lambda c, a: (c + doubled(a), c), np.zeros(4), x.reshape(4, 4)),
+        "in a scan": lambda x: md.scan(lambda c, _: (doubled(c), c), x, None, length=4),
         "the derivative of one": lambda t: md.jvp(mapped(sine, out_specs=P()), (np.ones(16),), (t,))[1],
         "the backward pass of one": lambda ct: md.vjp(mapped(sine, out_specs=P()), np.ones(16))[1](ct[:4]),
         "compiled": lambda x: md.jit(mapped(lambda x: psum(2 * x, "i"), out_specs=P()))(x),
