@@ -103,7 +103,7 @@ ROWS = [
     *(row(f, positive(2, 3), axis=a) for f in (np.cumsum, np.cumprod) for a in (None, 0, -1)),
     *(
         row(f, positive(*s), axis=a, include_initial=i)
-        for f in (np.cumulative_sum, np.cumulative_prod)
+        for f in (getattr(np, name) for name in ("cumulative_sum", "cumulative_prod") if hasattr(np, name))
         for s, a, i in (((3,), None, False), ((2, 3), 1, True))
     ),
     # differences
