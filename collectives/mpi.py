@@ -8,11 +8,12 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import mpi4py
 import numpy
-from mpi4py import MPI as _mpi
 
 from collectives.along import most
 from collectives.backend import (
@@ -20,6 +21,7 @@ from collectives.backend import (
     Axes,
     Backend,
     Dims,
+    LauncherError,
     coordinates_of,
     index_along,
     show_block,
@@ -31,6 +33,34 @@ from collectives.stacked import Stacked, join_blocks
 from collectives.watch import Watch, Watched
 from minidiff.core import Primitive
 
+
+def _mpi4py() -> Any:
+    """mpi4py.MPI, started as mpi4py.rc has it: but not where MPI would end this process, and nobody would say why.
+
+    MPICH does where a launcher speaks PMIx (Open MPI's; `srun --mpi=pmix`), if it was built without.
+    """
+    rc = mpi4py.rc
+    starts, rc.initialize = rc.initialize, False
+    rc.finalize = starts if rc.finalize is None else rc.finalize
+    from mpi4py import MPI
+
+    rc.initialize = starts
+    if starts and not MPI.Is_initialized():
+        version = MPI.Get_library_version()
+        if "PMIX_NAMESPACE" in os.environ and version.startswith("MPICH") and "pmix" not in version:
+            raise LauncherError(_name(version))
+        with warnings.catch_warnings():  # where the launcher is another MPI's, make_mesh says so, and what to do
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+            MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE)
+    return MPI
+
+
+def _name(version: str) -> str:
+    """The name and number that the text of an MPI's version begins with."""
+    return " ".join(version.split("\n")[0].split(",")[0].replace("\0", "").replace(" Version:", "").split())
+
+
+_mpi = _mpi4py()
 WORLD = _mpi.COMM_WORLD
 
 
@@ -404,8 +434,7 @@ _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
 
 def library() -> str:
     """The name and version of the MPI that mpi4py found, and the standard's version that it implements."""
-    name = " ".join(_mpi.Get_library_version().split("\n")[0].replace("\0", "").replace(" Version:", "").split())
-    return f"{name}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
+    return f"{_name(_mpi.Get_library_version())}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
 
 
 # ---------------------------------------------------------------- ranks that fail

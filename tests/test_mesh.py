@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import spmd
+from collectives.backend import LauncherError
 from spmd import launch
 
 WITHOUT_MPI4PY = """
@@ -72,7 +73,7 @@ def test_a_mesh_of_another_size_than_mpi_has():
 
 def test_a_launcher_of_another_mpi(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="the launcher started 4 processes, but mpi4py sees 1"):
+    with pytest.raises(LauncherError, match="the launcher started 4 processes, but mpi4py sees 1"):
         spmd.make_mesh((4,), ("i",))
 
 
