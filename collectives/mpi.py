@@ -450,14 +450,18 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     end(f"{text}rank {WORLD.Get_rank()} of {WORLD.Get_size()} failed; the job ends.", 1)
 
 
-def end(text: str, code: int) -> None:
-    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once."""
+def end(text: str, code: int, patience: float = 1.0) -> None:
+    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once.
+
+    The others give it `patience` seconds to, and a little more: one that is in a call of MPI is not told of a signal.
+    """
     rank = WORLD.Get_rank()
     if rank:
-        time.sleep(min(1.0 + 0.05 * rank, 3.0))
+        time.sleep(min(patience + 0.05 * rank, 3.0))
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
     time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
     WORLD.Abort(code)
+    os._exit(code)  # it comes back where a scheduler is ending the job already

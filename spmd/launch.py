@@ -114,10 +114,13 @@ def end_job_on_exception() -> None:
         sys.excepthook = _end_job
 
 
-def end_job(text: str, code: int) -> None:
-    """Say why, and end this process with an exit code: where it is one of several ranks, all of them."""
+def end_job(text: str, code: int, patience: float = 1.0) -> None:
+    """Say why, and end this process with an exit code: where it is one of several ranks, all of them.
+
+    The lowest rank that ends the job speaks; the others give it `patience` seconds to.
+    """
     if (launcher_size() or 1) > 1:
-        import_mpi().end(text, code)
+        import_mpi().end(text, code, patience)
     else:
         print(text, file=sys.stderr)
     sys.exit(code)
