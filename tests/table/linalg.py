@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import Row, complex_, distinct, form, real, row, sequence
+from tests.table.rows import NUMPY, Row, complex_, distinct, form, real, row, sequence
 
 MATMUL = [((3,), (3,)), ((2, 3), (3,)), ((3,), (3, 2)), ((2, 3), (3, 4)), ((5, 2, 3), (5, 3, 4)), ((3,), (5, 3, 2))]
 MATMUL += [((5, 2, 3), (3,)), ((2, 3), (5, 3, 4)), ((4, 1, 2, 3), (5, 3, 1)), ((2, 0), (0, 3)), ((2, 4, 3), (3, 2))]
@@ -59,8 +59,7 @@ def cross(*args: Any, **options: Any) -> Any:
 
 
 def _cross() -> list[Row]:
-    two = np.lib.NumpyVersion(np.__version__) < "2.5.0"
-    shapes = [((3,), (3,)), *[((2,), (3,)), ((3,), (2,)), ((2,), (2,))] * two]
+    shapes = [((3,), (3,)), *[((2,), (3,)), ((3,), (2,)), ((2,), (2,))] * (NUMPY < (2, 5))]
     return [row(np.cross, real(*a), real(*b), f=cross) for a, b in shapes]
 
 
