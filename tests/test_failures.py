@@ -61,7 +61,7 @@ def launching(ranks, *command):
     The launcher is that of this Python's own MPI, if it has one. With None for ranks there is no launcher.
     """
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI", "HYDRA", "OMPI_COMM"))}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI_", "HYDRA", "OMPI_COMM"))}
     launched = [launcher, "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
         [*launched, sys.executable, *command],
