@@ -19,6 +19,9 @@ comma := ,
 export PATH := $(abspath $(VENV))/bin:$(PATH)
 # Ranks share the processors among themselves: more threads in each would only get in each other's way.
 export OMP_NUM_THREADS ?= 1
+# Open MPI, which starts no more ranks than there are processors, is told to (before version 5, and since).
+export OMPI_MCA_rmaps_base_oversubscribe ?= 1
+export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 
 .PHONY: demo test lab notebooks bench lint clean
 
@@ -52,5 +55,5 @@ $(VENV)/.installed-%: setup.cfg pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -22,6 +22,10 @@ Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split al
 GROUP = "the ranks of a group"  # the axis along which those of one group are counted
 
 
+class LauncherError(RuntimeError):
+    """This process was started as one of several by what does not belong to the MPI here: it cannot join the others."""
+
+
 class Backend(ABC):
     """The ranks of a mesh whose axes have the sizes `sizes`. Collectives are methods `_psum`, `_all_gather`, …"""
 

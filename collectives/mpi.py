@@ -9,11 +9,12 @@ import os
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import mpi4py
 import numpy
-from mpi4py import MPI as _mpi
 
 from collectives.along import most
 from collectives.backend import (
@@ -21,6 +22,7 @@ from collectives.backend import (
     Axes,
     Backend,
     Dims,
+    LauncherError,
     coordinates_of,
     index_along,
     show_block,
@@ -32,6 +34,34 @@ from collectives.stacked import Stacked, join_blocks
 from collectives.watch import Watch, Watched
 from minidiff.core import Primitive
 
+
+def _mpi4py() -> Any:
+    """mpi4py.MPI, started as mpi4py.rc has it: but not where MPI would end this process, and nobody would say why.
+
+    MPICH does where a launcher speaks PMIx (Open MPI's; `srun --mpi=pmix`), if it was built without.
+    """
+    rc = mpi4py.rc
+    starts, rc.initialize = rc.initialize, False
+    rc.finalize = starts if rc.finalize is None else rc.finalize
+    from mpi4py import MPI
+
+    rc.initialize = starts
+    if starts and not MPI.Is_initialized():
+        version = MPI.Get_library_version()
+        if "PMIX_NAMESPACE" in os.environ and version.startswith("MPICH") and "pmix" not in version:
+            raise LauncherError(_name(version))
+        with warnings.catch_warnings():  # where the launcher is another MPI's, make_mesh says so, and what to do
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+            MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE)
+    return MPI
+
+
+def _name(version: str) -> str:
+    """The name and number that the text of an MPI's version begins with."""
+    return " ".join(version.split("\n")[0].split(",")[0].replace("\0", "").replace(" Version:", "").split())
+
+
+_mpi = _mpi4py()
 WORLD = _mpi.COMM_WORLD
 
 
@@ -414,8 +444,7 @@ _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
 
 def library() -> str:
     """The name and version of the MPI that mpi4py found, and the standard's version that it implements."""
-    name = " ".join(_mpi.Get_library_version().split("\n")[0].replace("\0", "").replace(" Version:", "").split())
-    return f"{name}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
+    return f"{_name(_mpi.Get_library_version())}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
 
 
 # ---------------------------------------------------------------- ranks that fail
@@ -431,14 +460,18 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     end(f"{text}rank {WORLD.Get_rank()} of {WORLD.Get_size()} failed; the job ends.", 1)
 
 
-def end(text: str, code: int) -> None:
-    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once."""
+def end(text: str, code: int, patience: float = 1.0) -> None:
+    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once.
+
+    The others give it `patience` seconds to, and a little more: one that is in a call of MPI is not told of a signal.
+    """
     rank = WORLD.Get_rank()
     if rank:
-        time.sleep(min(1.0 + 0.05 * rank, 3.0))
+        time.sleep(min(patience + 0.05 * rank, 3.0))
     lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
     sys.stdout.flush()
     sys.stderr.flush()
     os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
     time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
     WORLD.Abort(code)
+    os._exit(code)  # it comes back where a scheduler is ending the job already

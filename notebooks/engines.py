@@ -12,6 +12,10 @@ _PROGRAMS = os.path.dirname(sys.executable)
 if shutil.which("mpiexec", path=_PROGRAMS):
     os.environ["PATH"] = os.pathsep.join([_PROGRAMS, os.environ.get("PATH", "")])
 
+# Open MPI, which starts no more ranks than there are processors, is told to (before version 5, and since).
+os.environ.setdefault("OMPI_MCA_rmaps_base_oversubscribe", "1")
+os.environ.setdefault("PRTE_MCA_rmaps_default_mapping_policy", ":oversubscribe")
+
 #: Waits until the kernel that started it has ended, in whatever way, and ends what is left of these processes.
 _GUARD = """
 import sys, psutil
@@ -50,6 +54,6 @@ def run_script(source: str, ranks: int, timeout: float = 20.0) -> subprocess.Com
     Its outputs are `stdout` and `stderr` of what is returned. Raises subprocess.TimeoutExpired, and ends the ranks,
     where it takes longer than `timeout` seconds.
     """
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI", "HYDRA", "OMPI"))}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI_", "HYDRA", "OMPI_COMM"))}
     command = ["mpiexec", "-n", str(ranks), sys.executable, "-c", source]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment)

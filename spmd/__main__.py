@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from spmd.environment import environment
-from spmd.launch import first_rank_speaks
+from spmd.launch import first_rank_speaks, the_first_has_spoken
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -17,6 +17,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.parse_args(argv)
         found = environment()
         print(found, flush=True)
+    if not found.works:
+        the_first_has_spoken()
     return int(not found.works)
 
 

@@ -20,7 +20,8 @@ import numpy
 
 import minidiff
 from collectives import psum
-from spmd.launch import import_mpi, launcher_size, launcher_variable
+from collectives.backend import LauncherError
+from spmd.launch import import_mpi, launcher_size, launcher_variable, other_launcher
 from spmd.mesh import make_mesh
 from spmd.partition import P
 from spmd.shard_map import shard_map
@@ -41,7 +42,7 @@ class Process(NamedTuple):
 
     rank: int
     host: str
-    processors: int
+    processors: int  # that the ranks on this host may use, between them
     threads: str  # OMP_NUM_THREADS
     versions: tuple[str, ...]  # of Python, NumPy and minidiff
 
@@ -83,24 +84,22 @@ def environment() -> Environment:
     try:
         mpi, missing = import_mpi(), ""
         facts["MPI library"] = mpi.library()
-    except ImportError as error:
+    except (ImportError, LauncherError) as error:
         mpi, missing = None, str(error)
-        facts["MPI library"] = "none can be loaded"
+        loaded = isinstance(error, LauncherError)
+        facts["MPI library"] = "does not start under this launcher" if loaded else "none can be loaded"
     launched, variable = launcher_size(), launcher_variable()
     facts["launcher"] = f"{launched} processes, says {variable}" if launched else "none: no MPI launcher started this"
     ranks = mpi.WORLD.Get_size() if mpi else 1
-    processes = mpi.WORLD.allgather(_process(mpi.WORLD.Get_rank())) if mpi else [_process(0)]
+    everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
+    processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0, everywhere((socket.gethostname(), _usable()))))
     facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
     facts["backend"] = _backend(launched)
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
     facts["pictures"] = _pictures()
     problems = [missing] if launched and missing else []
     if launched and mpi and launched != ranks:
-        problems.append(
-            f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than "
-            "the launcher's. Start the program with the mpiexec that belongs to mpi4py's MPI (`pip install "
-            "'minidiff[mpich]'` brings both), or install mpi4py for this one: pip install --no-binary mpi4py mpi4py"
-        )
+        problems.append(other_launcher(mpi.library(), ranks))
     problems += _shared(processes)
     works = not launched or (mpi is not None and launched == ranks)
     if works:
@@ -127,10 +126,16 @@ def _counted(n: int, thing: str) -> str:
     return f"{n} {thing}{'s' * (n != 1)}"
 
 
-def _process(rank: int) -> Process:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    versions = platform.python_version(), numpy.__version__, minidiff.__version__
-    return Process(rank, socket.gethostname(), usable, os.environ.get("OMP_NUM_THREADS", ""), versions)
+def _usable() -> set[int]:
+    """The numbers of the processors that this process may run on: a launcher may have bound it to some."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
+def _process(rank: int, usable: Sequence[tuple[str, set[int]]]) -> Process:
+    """What this rank says of itself, where the ranks on those hosts may use those processors."""
+    host, versions = socket.gethostname(), (platform.python_version(), numpy.__version__, minidiff.__version__)
+    processors = set().union(*[numbers for name, numbers in usable if name == host])
+    return Process(rank, host, len(processors), os.environ.get("OMP_NUM_THREADS", ""), versions)
 
 
 def _backend(launched: int | None) -> str:

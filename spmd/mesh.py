@@ -7,9 +7,9 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.backend import Backend
+from collectives.backend import Backend, LauncherError
 from collectives.stacked import Stacked
-from spmd.launch import import_mpi, launcher_size
+from spmd.launch import import_mpi, launcher_size, other_launcher
 
 
 class Mesh:
@@ -85,8 +85,8 @@ def make_mesh(
     launcher (`mpirun`, `srun`) started this process, else simulated. `comm` is the mpi4py communicator whose
     ranks the mesh takes, by default COMM_WORLD; the mesh works on a duplicate of it.
 
-    Raises ValueError where the sizes do not multiply to the number of ranks that MPI has, and ImportError where
-    a launcher is there but mpi4py is not.
+    Raises ValueError where the sizes do not multiply to the number of ranks that MPI has, ImportError where a
+    launcher is there but mpi4py is not, and LauncherError where it is another MPI's than mpi4py's.
 
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
     Mesh(x: 4, y: 2; 8 ranks, simulated)
@@ -103,10 +103,7 @@ def make_mesh(
     ranks = (mpi.WORLD if comm is None else comm).Get_size()
     size = math.prod(shape.values())
     if comm is None and launched is not None and launched != ranks:
-        raise RuntimeError(
-            f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than "
-            "the launcher's. Start the program with the mpiexec that belongs to mpi4py's MPI"
-        )
+        raise LauncherError(other_launcher(mpi.library(), ranks))
     if ranks != size:
         raise ValueError(
             f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "

@@ -105,7 +105,7 @@ def _branching(total):
     def apply(x, w):
         some = total(np.sum(x * w))
         y = md.cond(some > 0, lambda x: np.sin(x) * total(np.sum(x)) / 8, lambda x: np.broadcast_to(w, x.shape), x)
-        return y + md.switch(np.astype(some < 1, int), [lambda: w * w, lambda: total(np.sum(x, axis=0)) / 8])
+        return y + md.switch((some < 1).astype(int), [lambda: w * w, lambda: total(np.sum(x, axis=0)) / 8])
 
     return apply
 

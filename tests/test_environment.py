@@ -2,6 +2,7 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import pytest
 
 import minidiff as md
 from spmd import launch
-from spmd.environment import Process, _ranges, _shared
+from spmd.environment import Process, _process, _ranges, _shared
 from tests.test_failures import mpiexec
 
 HERE = [0, "here", 4, "1", ("3.11", "2.0", "0.1")]
@@ -53,9 +54,59 @@ def test_a_launcher_of_another_mpi():
     pytest.importorskip("mpi4py")
     variables = {"OMPI_COMM_WORLD_SIZE": "5"}
     first, other = (run(**variables, OMPI_COMM_WORLD_RANK=rank) for rank in "03")
-    assert first.returncode == other.returncode == 1 and other.stdout == ""
+    assert first.returncode == other.returncode == 1 and other.stdout == other.stderr == ""
     assert "- the launcher started 5 processes, but mpi4py sees 1: mpi4py is built on another MPI" in first.stdout
     assert "an all-reduce" not in first.stdout
+    assert re.search(r"It is on .*: start the program with its own .*mpiexec\. Or .* MPI4PY_LIBMPI", first.stdout)
+
+
+@pytest.mark.parametrize("library, how", [("MPICH 5.0.2, of MPI 5.0", "pmi2"), ("Open MPI v4.1.4, of MPI 3.1", "pmix")])
+def test_another_interface_than_that_of_srun(monkeypatch, library, how):
+    for name in launch.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    text = launch.other_launcher(library)
+    assert f"sees 1: mpi4py is built on another MPI than the launcher's. It is on {library.split(',')[0]}: " in text
+    assert f"write `srun --mpi={how}`" in text and "LIBMPI" not in text
+
+
+PMIX = {"OMPI_COMM_WORLD_SIZE": "3", "PMIX_NAMESPACE": "job", "PMIX_RANK": "0"}
+
+
+def without_pmix():
+    """Whether the MPI here is an MPICH that ends each process that a launcher with PMIx started."""
+    version = pytest.importorskip("mpi4py.MPI").Get_library_version()
+    return version.startswith("MPICH") and "pmix" not in version
+
+
+@pytest.mark.parametrize("command", [("-m", "spmd"), ("-c", "import spmd; spmd.make_mesh((3,), ('i',))")])
+def test_an_mpi_that_would_end_the_process(command):
+    """One that its launcher speaks to in a way that it does not know."""
+    if not without_pmix():
+        pytest.skip("this MPI starts, whoever the launcher is")
+    first, other = (run(*command, **PMIX, OMPI_COMM_WORLD_RANK=rank) for rank in "02")
+    assert first.returncode == other.returncode == 1 and other.stdout == other.stderr == ""
+    assert "the launcher started 3 processes, but mpi4py sees 1: " in first.stdout + first.stderr
+    assert re.search(r"It is on MPICH [\d.]+\S*: start the program with its own .*mpiexec", first.stdout + first.stderr)
+
+
+def test_mpi_starts_as_mpi4py_was_told():
+    """Whatever mpi4py.rc says holds, as if mpi4py.MPI had been imported itself."""
+    pytest.importorskip("mpi4py")
+    program = "import mpi4py; {}; from collectives import mpi; from mpi4py import MPI; print({})"
+    for told, asked, expected in [
+        ("0", "MPI.Query_thread() == MPI.THREAD_MULTIPLE, mpi4py.rc.initialize", "True True"),
+        ("mpi4py.rc.thread_level = 'serialized'", "MPI.Query_thread() == MPI.THREAD_SERIALIZED", "True"),
+        ("from mpi4py import MPI", "MPI.Is_initialized()", "True"),
+    ]:
+        done = run("-c", program.format(told, asked))
+        assert (done.returncode, done.stdout, done.stderr) == (0, expected + "\n", "")
+
+
+def test_processors_that_ranks_are_bound_to():
+    """Each to its own: between them, they have all of these."""
+    usable = [("here", {0}), ("here", {1}), ("here", {1}), ("there", {0, 1, 2})]
+    assert _process(0, [(socket.gethostname() if host == "here" else host, found) for host, found in usable])[2] == 2
 
 
 @pytest.mark.parametrize("why", ["ImportError('no module mpi4py')", "RuntimeError('cannot load MPI library')"])

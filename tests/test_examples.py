@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import minidiff as md
 from spmd.examples import training
@@ -161,6 +162,8 @@ def test_interrupted(tmp_path, ranks, which):
             time.sleep(0.05)
         job.send_signal(which)
         _, err = job.communicate(timeout=20)
-    assert job.returncode == 130
+    mpi = MPI.Get_library_version() if ranks else ""
+    assert job.returncode == (1 if mpi.startswith("Open MPI") else 130)  # its launcher has one of its own
     assert "Traceback" not in err
-    assert "Interrupted. Started again, with the same options, it goes on from what was saved last." in err
+    if not mpi.startswith("Open MPI v5"):  # whose launcher passes on nothing more, once it is told to end
+        assert "Interrupted. Started again, with the same options, it goes on from what was saved last." in err

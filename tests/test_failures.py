@@ -42,7 +42,7 @@ FAILURES = {
         "TypeError: ",
     ),
     "on one rank, before there is a mesh": (
-        SETUP + "import os\nif os.environ['PMI_RANK'] == '1': raise KeyError('data')\n" + RUN,
+        SETUP + "from spmd.launch import launcher_rank\nif launcher_rank() == 1: raise KeyError('data')\n" + RUN,
         1,
         "KeyError: 'data'",
     ),
@@ -61,7 +61,7 @@ def launching(ranks, *command):
     The launcher is that of this Python's own MPI, if it has one. With None for ranks there is no launcher.
     """
     launcher = shutil.which("mpiexec", path=os.path.dirname(sys.executable)) or "mpiexec"
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI", "HYDRA"))}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PMI", "MPI_", "HYDRA", "OMPI_COMM"))}
     launched = [launcher, "-n", str(ranks)] if ranks else []
     return subprocess.Popen(
         [*launched, sys.executable, *command],

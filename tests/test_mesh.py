@@ -6,6 +6,7 @@ import sys
 import pytest
 
 import spmd
+from collectives.backend import LauncherError
 from spmd import launch
 
 WITHOUT_MPI4PY = """
@@ -72,7 +73,7 @@ def test_a_mesh_of_another_size_than_mpi_has():
 
 def test_a_launcher_of_another_mpi(monkeypatch):
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    with pytest.raises(RuntimeError, match="the launcher started 4 processes, but mpi4py sees 1"):
+    with pytest.raises(LauncherError, match="the launcher started 4 processes, but mpi4py sees 1"):
         spmd.make_mesh((4,), ("i",))
 
 
@@ -83,3 +84,20 @@ def test_a_launcher_without_mpi4py():
     assert run.returncode != 0
     assert "an MPI launcher started this process as one of 4, but mpi4py cannot be imported" in run.stderr
     assert "pip install 'minidiff[mpich]'" in run.stderr
+
+
+def test_the_first_process_without_mpi4py_shows_where():
+    first, other = (
+        subprocess.run(
+            [sys.executable, "-c", WITHOUT_MPI4PY],
+            env={"PMI_SIZE": "4", "PMI_RANK": rank},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for rank in "02"
+    )
+    assert first.returncode == other.returncode == 1
+    assert "Traceback" in first.stderr
+    assert other.stderr.startswith("[rank 2] ImportError: an MPI launcher started this process as one of 4, but mpi4py")
+    assert other.stderr.count("\n") == 1

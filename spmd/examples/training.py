@@ -247,7 +247,8 @@ def main(example: Example, description: str, argv: Sequence[str] | None = None) 
         end_job(str(error), 1)
     except KeyboardInterrupt:
         go_on = "Started again, with the same options, it goes on from what was saved last."
-        end_job(f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}", 130)
+        text = f"Interrupted. {go_on if options.checkpoint else 'Nothing was saved: see --checkpoint.'}"
+        end_job(text, 130, patience=0.3)  # launchers give ranks no more than a second until they kill them
 
 
 def _main(example: Example, options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.table.rows import Row, complex_, form, real, row
+from tests.table.rows import NUMPY, Row, complex_, form, real, row
 
 
 def spread(*shape: int) -> np.ndarray:
@@ -157,7 +157,8 @@ ROWS = [
             ((4, 2), (4, 3), 1),
         )
     ),
-    *(row(LA.cond, x, p=p) for x, p in ((A, None), (A, -2), (Z, "fro"), (Z, 2), (A, 1))),
+    *(row(LA.cond, x, p=p) for x, p in ((A, None), (A, -2), (Z, 2), (A, 1))),
+    *[row(LA.cond, Z, p="fro")] * (NUMPY > (2, 2)),  # whose type was that of Z
     row(LA.cond, spread(2, 3, 2)),
     *(
         row(LA.matrix_rank, x, **options)

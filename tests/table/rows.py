@@ -12,6 +12,9 @@ import minidiff as md
 
 random = np.random.default_rng(0)
 
+#: Some rows are of newer NumPys, or of older ones: what they ask for came later, was wrong, or is gone.
+NUMPY = tuple(int(number) for number in np.__version__.split(".")[:2])
+
 
 def real(*shape: int) -> np.ndarray:
     return random.standard_normal(shape)
