@@ -17,7 +17,7 @@ from typing import Any
 import numpy
 
 from collectives.backend import Axes, Backend
-from collectives.kinds import INVARIANT, Collective
+from collectives.kinds import INVARIANT, Collective, grouped
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
 from minidiff.optimize import rewrites_tapes, with_equations
@@ -156,6 +156,9 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 # ---------------------------------------------------------------- communication while the program computes
 
+#: What a backend can begin, and end later.
+OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
+
 
 @rewrites_tapes()
 def overlap_communication(tape: Tape) -> Tape:
@@ -169,8 +172,7 @@ def overlap_communication(tape: Tape) -> Tape:
 
 def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
-    overlapped = (psum_p, untyped_psum_p, ppermute_p)
-    return isinstance(primitive, Exchange) and params["collective"] in overlapped and primitive.sends(params)
+    return isinstance(primitive, Exchange) and params["collective"] in OVERLAPPED and primitive.sends(params)
 
 
 class _Overlapped:
