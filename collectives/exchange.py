@@ -11,6 +11,7 @@ first used (`overlap_communication`): meanwhile the program computes, and MPI co
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,11 +64,36 @@ class ExchangeTogether(Exchange):
         self.impl = self.run = _run_together
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        if params.get("ready"):
+            return list(types)
         return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
 
 
-def _run_together(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
-    return [out for out, _ in ranks.together(collective.name, list(zip(xs, held)), collective.sends(params), params)]
+def _run_together(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+) -> list:
+    name, operands = collective.name, list(zip(xs, held))
+    if ready:
+        return [out for out, _ in ranks.reduced(name, operands, params)]
+    return [out for out, _ in ranks.together(name, operands, collective.sends(params), params)]
+
+
+class Ready(Exchange):
+    """An operand of a collective of several values, as the backend takes it before the others are there."""
+
+    shares_memory = False  # a sum, over several ranks
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective)
+        self.name, self.impl, self.communicates = f"{collective.name}_ready", _run_ready, False
+        self.run = self.impl
+
+    def sends(self, params):
+        return False
+
+
+def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
+    return ranks.ready(collective.name, x, held, params)[0]
 
 
 class Start(ExchangeTogether):
@@ -87,8 +113,10 @@ class Start(ExchangeTogether):
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
 
 
-def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
-    return ranks.start(collective.name, list(zip(xs, held)), params)
+def _run_start(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+) -> Any:
+    return (ranks.begin if ready else ranks.start)(collective.name, list(zip(xs, held)), params)
 
 
 class Wait(Primitive):
@@ -126,7 +154,9 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-exchange_p, exchange_together_p, start_p, wait_p = map(functools.cache, (Exchange, ExchangeTogether, Start, Wait))
+exchange_p, exchange_together_p, start_p, wait_p, ready_p = map(
+    functools.cache, (Exchange, ExchangeTogether, Start, Wait, Ready)
+)
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
@@ -158,6 +188,41 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 #: What a backend can begin, and end later.
 OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
+
+
+@rewrites_tapes()
+def add_up_at_once(tape: Tape) -> Tape:
+    """Of what simulated ranks sum in one call, each value added up when it is there: they need not hold the terms.
+
+    Real ranks do until the call begins: what they send together must be there.
+    """
+    parts: dict[Var, list[Equation]] = defaultdict(list)
+    instead: dict[Equation, Equation] = {}
+    for eqn in tape.equations:
+        if isinstance(eqn.primitive, ExchangeTogether) and eqn.params["ranks"].at_once and _can_overlap(eqn):
+            instead[eqn] = _of_parts(eqn, parts)
+    if not instead:
+        return tape
+    equations = [part for v in tape.inputs for part in parts[v]]
+    for eqn in tape.equations:
+        equations.append(instead.get(eqn, eqn))
+        equations += [part for v in eqn.outputs for part in parts[v]]
+    return with_equations(tape, equations)
+
+
+def _of_parts(eqn: Equation, parts: dict[Var, list[Equation]]) -> Equation:
+    """A sum of several values, of what each of them is by itself: that is put down in `parts`."""
+    inputs, helds, params = [], [], dict(eqn.params)
+    for a, held in zip(eqn.inputs, params.pop("held")):
+        if isinstance(a, Var):
+            part = Equation(ready_p(params["collective"]), [a], {**params, "held": held}, [], eqn.source)
+            (type,) = part.primitive.typecheck([a.type], part.params)
+            part.outputs = (Var(type),)
+            parts[a].append(part)
+            a = part.outputs[0]
+        inputs.append(a)
+        helds.append(held_after(held=held, **params))
+    return Equation(eqn.primitive, inputs, {**params, "held": tuple(helds), "ready": True}, eqn.outputs, eqn.source)
 
 
 @rewrites_tapes()

@@ -101,7 +101,7 @@ class Ranks(Backend):
         self._among(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
-    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         started = getattr(self, "_start_" + name)(name, operands, **params)
         self._started.append(started)
         return started

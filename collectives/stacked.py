@@ -33,6 +33,7 @@ class Stacked(Backend):
     """All ranks of a mesh, simulated."""
 
     name = "simulated"
+    at_once = True
 
     # ------------------------------------------------ operations
 
@@ -67,12 +68,16 @@ class Stacked(Backend):
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
-    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
-        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
-        return [self.collective(name, x, held, False, params) for x, held in operands]
+    def ready(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        # There is nothing to wait for: it is done, and nobody needs to hold what all ranks have for it.
+        return self.collective(name, x, held, False, params)
 
-    def wait(self, started: list) -> list[tuple[numpy.ndarray, Axes]]:
-        return started
+    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
+        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
+        return operands
+
+    def wait(self, started: Sequence) -> list[tuple[numpy.ndarray, Axes]]:
+        return list(started)
 
     def finish(self) -> None:
         pass

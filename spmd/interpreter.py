@@ -155,6 +155,15 @@ class SPMD(Interpreter):
         self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
         self.scope.bottom = self
 
+    @property
+    def backend(self) -> Backend | None:
+        """What runs operations, at once; None where they are recorded."""
+        return self.mesh.ranks if self.base is EVALUATE else None
+
+    def held(self, data: numpy.ndarray, held: Axes) -> RankTracer:
+        """What the backend holds, as a value of the body."""
+        return RankTracer(self, data, held)
+
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.has_body:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import tracemalloc
 import weakref
 
 import pytest
@@ -115,3 +116,37 @@ def test_the_backward_sweep_lets_go_of_the_tape():
 
     np.testing.assert_array_equal(md.grad(f)(np.zeros(3)), np.ones(3))
     assert found == [None]
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, md.jit], ids=["run", "compiled"])
+def test_simulated_ranks_add_up_at_once(transform):
+    """All gradients are summed in one call, but what all ranks have for it is held for one of them at a time."""
+    layers, side = 8, 100
+    weights, x = [np.ones((side, side)) / side] * layers, np.ones((4, side))
+
+    def loss(weights, x):
+        for w in weights:
+            x = np.tanh(x @ w)
+        return psum(np.sum(x), "i")
+
+    gradient = transform(md.grad(spmd.shard_map(loss, mesh=MESH, in_specs=(P(), P("i")), out_specs=P())))
+    gradient(weights, x)
+    MESH.reset_calls()
+    tracemalloc.start()
+    try:
+        gradients = gradient(weights, x)
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert MESH.calls["psum"] <= 2
+    # The gradients themselves; of two layers those of each rank; and some more.
+    assert held < (layers + 2 * MESH.size + 1) * weights[0].nbytes < layers * MESH.size * weights[0].nbytes
+    np.testing.assert_allclose(
+        gradients[-1], md.grad(lambda w: np.sum(np.tanh(activations(weights, x) @ w)))(weights[-1])
+    )
+
+
+def activations(weights, x):
+    for w in weights[:-1]:
+        x = np.tanh(x @ w)
+    return x
