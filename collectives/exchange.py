@@ -245,31 +245,39 @@ class _Overlapped:
 
     def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []
-        self.there = set(tape.inputs)
-        self.waiting = list(found)  # for their operands
+        self.place = {eqn: k for k, eqn in enumerate(found)}
+        #: What those that have not begun wait for; and by what is waited for, who waits.
+        self.missing = {eqn: {a for a in eqn.inputs if isinstance(a, Var)} for eqn in found}
+        self.waiting: dict[Var, list[Equation]] = defaultdict(list)
+        for eqn, atoms in self.missing.items():
+            for a in atoms:
+                self.waiting[a].append(eqn)
         self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> what it is of, and its beginning
-        self._start_those_ready()
+        for eqn in [eqn for eqn, atoms in self.missing.items() if not atoms]:
+            self._start(eqn)
+        self._there(tape.inputs)
         for eqn in tape.equations:
-            if eqn in self.waiting:
+            if eqn in self.missing:
                 self._need(eqn.inputs)
-                if eqn in self.waiting:  # it was not for these alone that it waited
-                    self._start(eqn)
-            elif not _can_overlap(eqn):
+            elif eqn not in self.place:
                 self._need(eqn.inputs)
-                self._add(eqn)
+                self.equations.append(eqn)
+                self._there(eqn.outputs)
         self._need(tape.outputs)
 
-    def _add(self, eqn: Equation) -> None:
-        self.equations.append(eqn)
-        self.there.update(eqn.outputs)
-        self._start_those_ready()
-
-    def _start_those_ready(self) -> None:
-        for eqn in [e for e in self.waiting if all(a in self.there for a in e.inputs if isinstance(a, Var))]:
+    def _there(self, names: Sequence[Var]) -> None:
+        """Start what has waited for these names, and for no others."""
+        ready = []
+        for v in names:
+            for eqn in self.waiting.pop(v, ()):
+                self.missing[eqn].discard(v)
+                if not self.missing[eqn]:
+                    ready.append(eqn)
+        for eqn in sorted(ready, key=self.place.__getitem__):
             self._start(eqn)
 
     def _start(self, eqn: Equation) -> None:
-        self.waiting.remove(eqn)
+        del self.missing[eqn]
         params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
         (type,) = start_p(params["collective"]).typecheck([atom_type(a) for a in eqn.inputs], params)
         start = Equation(start_p(params["collective"]), eqn.inputs, params, (Var(type),))
@@ -297,5 +305,4 @@ class _Overlapped:
                     eqn.outputs,
                 )
             )
-        self.there.update(eqn.outputs)
-        self._start_those_ready()
+        self._there(eqn.outputs)

@@ -242,7 +242,8 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
     roots, before = sharing(tape), sharing(original)
     number = {v: i for i, v in enumerate(tape.inputs)}
     number_before = {v: i for i, v in enumerate(original.inputs)}
-    equations, outputs, seen = list(tape.equations), [], []
+    equations, outputs = list(tape.equations), []
+    seen: set[tuple[frozenset, frozenset]] = set()  # of results, whose memory they look at, here and there
     for a, b in zip(tape.outputs, original.outputs):
         mine, allowed = roots_of(a, roots), roots_of(b, before)
         arguments = {number[r] for r in mine if r in number}
@@ -254,10 +255,10 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
         ):
             copied = Var(atom_type(a))
             equations.append(Equation(copy_p, [a], {}, [copied]))
-            a, mine = copied, frozenset([copied])
+            a = copied
+        elif mine:
+            seen.add((mine, allowed))
         outputs.append(a)
-        if mine:
-            seen.append((mine, allowed))
     out = Tape(tape.inputs, equations, outputs)
     out.linear = tape.linear
     return out
