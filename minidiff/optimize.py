@@ -251,7 +251,7 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
         if (
             any(isinstance(r, int) for r in mine)
             or not arguments <= allowed_arguments
-            or any(mine & other and not allowed & other_allowed for other, other_allowed in seen)
+            or any(allowed.isdisjoint(there) and not mine.isdisjoint(here) for here, there in seen)
         ):
             copied = Var(atom_type(a))
             equations.append(Equation(copy_p, [a], {}, [copied]))
