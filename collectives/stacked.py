@@ -40,11 +40,16 @@ class Stacked(Backend):
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        held = self.ordered({a for _, axes in operands for a in axes})
-        if not held:
+        along = {axes for _, axes in operands}
+        along.discard(())
+        if not along:
             return primitive.bind(*[x for x, _ in operands], **params), ()
-        batched = [bool(axes) for _, axes in operands]
-        values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
+        batched = [axes != () for _, axes in operands]
+        if len(along) == 1:
+            (held,), values = along, [x for x, _ in operands]
+        else:
+            held = self.ordered({a for axes in along for a in axes})
+            values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
         return primitive.batch(values, batched, params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
