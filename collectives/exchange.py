@@ -22,7 +22,7 @@ from collectives.kinds import INVARIANT, Collective, grouped
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
 from minidiff.optimize import rewrites_tapes, with_equations
-from minidiff.tape import Equation, Tape, Var, atom_type
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 
 class Exchange(Primitive):
@@ -99,13 +99,15 @@ def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Ba
 class Start(ExchangeTogether):
     """A collective that is begun. Its result is what `Wait` takes: the numbers that are on their way.
 
-    It shares memory: what its operands look at is not written into before it is over.
+    It shares memory: what its operands look at is not written into before it is over. Where ranks are simulated it is
+    `over` at once.
     """
 
     multiple_results = False
 
-    def __init__(self, collective: Collective):
+    def __init__(self, collective: Collective, over: bool = False):
         super().__init__(collective)
+        self.shares_memory = not over
         self.name, self.impl = f"{collective.name}_start", _run_start
         self.run = self.impl
 
@@ -200,7 +202,10 @@ def add_up_at_once(tape: Tape) -> Tape:
     instead: dict[Equation, Equation] = {}
     for eqn in tape.equations:
         if isinstance(eqn.primitive, ExchangeTogether) and eqn.params["ranks"].at_once and _can_overlap(eqn):
-            instead[eqn] = _of_parts(eqn, parts)
+            ready, inputs, params = _made_ready(eqn.inputs, eqn.params)
+            instead[eqn] = Equation(eqn.primitive, inputs, params, eqn.outputs, eqn.source)
+            for part in ready:
+                parts[part.inputs[0]].append(part)
     if not instead:
         return tape
     equations = [part for v in tape.inputs for part in parts[v]]
@@ -210,19 +215,18 @@ def add_up_at_once(tape: Tape) -> Tape:
     return with_equations(tape, equations)
 
 
-def _of_parts(eqn: Equation, parts: dict[Var, list[Equation]]) -> Equation:
-    """A sum of several values, of what each of them is by itself: that is put down in `parts`."""
-    inputs, helds, params = [], [], dict(eqn.params)
-    for a, held in zip(eqn.inputs, params.pop("held")):
+def _made_ready(inputs: Sequence[Atom], params: dict) -> tuple[list[Equation], list[Atom], dict]:
+    """What makes operands ready for a collective of them all; and that collective's operands and parameters then."""
+    equations, ready, helds, each = [], [], [], {k: v for k, v in params.items() if k != "held"}
+    for a, held in zip(inputs, params["held"]):
         if isinstance(a, Var):
-            part = Equation(ready_p(params["collective"]), [a], {**params, "held": held}, [], eqn.source)
-            (type,) = part.primitive.typecheck([a.type], part.params)
-            part.outputs = (Var(type),)
-            parts[a].append(part)
-            a = part.outputs[0]
-        inputs.append(a)
-        helds.append(held_after(held=held, **params))
-    return Equation(eqn.primitive, inputs, {**params, "held": tuple(helds), "ready": True}, eqn.outputs, eqn.source)
+            primitive, own = ready_p(params["collective"]), {**each, "held": held}
+            out = Var(*primitive.typecheck([a.type], own))
+            equations.append(Equation(primitive, [a], own, [out]))
+            a = out
+        ready.append(a)
+        helds.append(held_after(held=held, **each))
+    return equations, ready, {**params, "held": tuple(helds), "ready": True}
 
 
 @rewrites_tapes()
@@ -279,8 +283,10 @@ class _Overlapped:
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
         params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
-        (type,) = start_p(params["collective"]).typecheck([atom_type(a) for a in eqn.inputs], params)
-        start = Equation(start_p(params["collective"]), eqn.inputs, params, (Var(type),))
+        over = params["ranks"].at_once and not params.get("ready")
+        primitive = start_p(params["collective"], over)
+        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
+        start = Equation(primitive, eqn.inputs, params, (Var(type),))
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
