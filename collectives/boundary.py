@@ -51,7 +51,6 @@ def summed_backward_pass(
             for lift, total in zip(bucket.lifts, sums.of(bucket)):
                 own = totals[lift.inputs[0]]
                 totals[lift.inputs[0]] = total if own is None else own + total
-            del eqn
     return list(totals.values())
 
 

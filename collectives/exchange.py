@@ -22,7 +22,7 @@ from collectives.kinds import INVARIANT, Collective, grouped
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
 from minidiff.optimize import rewrites_tapes, with_equations
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+from minidiff.tape import Equation, Tape, Var, atom_type
 
 
 class Exchange(Primitive):
@@ -198,35 +198,35 @@ def add_up_at_once(tape: Tape) -> Tape:
 
     Real ranks do until the call begins: what they send together must be there.
     """
-    parts: dict[Var, list[Equation]] = defaultdict(list)
-    instead: dict[Equation, Equation] = {}
+    parts: dict[Var, list[Equation]] = defaultdict(list)  # by what they are made of
+    instead: dict[Equation, list[Equation]] = {}
     for eqn in tape.equations:
         if isinstance(eqn.primitive, ExchangeTogether) and eqn.params["ranks"].at_once and _can_overlap(eqn):
-            ready, inputs, params = _made_ready(eqn.inputs, eqn.params)
-            instead[eqn] = Equation(eqn.primitive, inputs, params, eqn.outputs, eqn.source)
+            *ready, of_parts = _in_parts(eqn)
+            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], of_parts]
             for part in ready:
-                parts[part.inputs[0]].append(part)
+                if isinstance(part.inputs[0], Var):
+                    parts[part.inputs[0]].append(part)
     if not instead:
         return tape
     equations = [part for v in tape.inputs for part in parts[v]]
     for eqn in tape.equations:
-        equations.append(instead.get(eqn, eqn))
+        equations += instead.get(eqn, [eqn])
         equations += [part for v in eqn.outputs for part in parts[v]]
     return with_equations(tape, equations)
 
 
-def _made_ready(inputs: Sequence[Atom], params: dict) -> tuple[list[Equation], list[Atom], dict]:
-    """What makes operands ready for a collective of them all; and that collective's operands and parameters then."""
-    equations, ready, helds, each = [], [], [], {k: v for k, v in params.items() if k != "held"}
-    for a, held in zip(inputs, params["held"]):
-        if isinstance(a, Var):
-            primitive, own = ready_p(params["collective"]), {**each, "held": held}
-            out = Var(*primitive.typecheck([a.type], own))
-            equations.append(Equation(primitive, [a], own, [out]))
-            a = out
-        ready.append(a)
-        helds.append(held_after(held=held, **each))
-    return equations, ready, {**params, "held": tuple(helds), "ready": True}
+def _in_parts(eqn: Equation) -> list[Equation]:
+    """A collective of several values: what makes each of them ready for it, and then itself, of these."""
+    each = {k: v for k, v in eqn.params.items() if k != "held"}
+    primitive, equations = ready_p(each["collective"]), []
+    for a, held in zip(eqn.inputs, eqn.params["held"]):
+        params = {**each, "held": held}
+        outputs = [Var(t) for t in primitive.typecheck([atom_type(a)], params)]
+        equations.append(Equation(primitive, [a], params, outputs))
+    helds = tuple([held_after(held=held, **each) for held in eqn.params["held"]])
+    ready, params = [out for part in equations for out in part.outputs], {**each, "held": helds, "ready": True}
+    return [*equations, Equation(eqn.primitive, ready, params, eqn.outputs, eqn.source)]
 
 
 @rewrites_tapes()
