@@ -7,8 +7,6 @@ of constants alone is computed here for all ranks, as if they were simulated, an
 
 from __future__ import annotations
 
-import math
-
 import numpy
 
 from collectives.backend import Axes
@@ -22,21 +20,22 @@ from minidiff.tape import Atom, Var, atom_type
 OPERATIONS = 32
 
 
-def own_axes(program: Program, index: Atom, rows: int | None) -> Axes | None:
-    """The axes along whose ranks, in this order, an index takes parts of one array: the first rank the first part.
+def own_axes(program: Program, index: Atom, rows: int | None, along: Axes) -> Axes | None:
+    """The order of the axes `along` in which an index takes parts of one array: the first rank the first part.
 
     A part is one entry, whose number is the index (`rows` is None), or so many rows: the index is the number of the
     first of them, or those of all. None where the index is anything else.
     """
     found = _Simulated(program).value(index) if isinstance(index, Var) else None
-    if found is None or not found[1] or not found[0].size:
+    if found is None or set(found[1]) != set(along) or not found[0].size:
         return None
     numbers, held = found
-    sizes = [program.scope.axes[a] for a in held]
-    numbers = numbers.reshape(*sizes, -1)
+    sizes = program.scope.axes
+    numbers = numbers.reshape(*[sizes[a] for a in held], -1)
     # One step along an axis, from the first rank on: the longest is that of the axis that counts most.
-    steps = {a: numbers[(*(int(b == a) for b in held), 0)] - numbers.flat[0] for a, n in zip(held, sizes) if n > 1}
-    axes = tuple(sorted(held, key=lambda a: -steps.get(a, math.inf)))
+    steps = {a: numbers[(*(int(b == a) for b in held), 0)] - numbers.flat[0] for a in held if sizes[a] > 1}
+    ordered = iter(sorted(steps, key=lambda a: -steps[a]))
+    axes = tuple([next(ordered) if a in steps else a for a in along])
     numbers = numbers.transpose(*map(held.index, axes), len(held)).reshape(-1, numbers.shape[-1])
     length = rows or 1
     wanted = length * numpy.arange(len(numbers))[:, None] + numpy.arange(numbers.shape[1])

@@ -343,12 +343,10 @@ def _cut(program: Program, eqn: Equation, index: Atom, before: Equation) -> dict
     sliced, size = eqn.primitive is dynamic_slice_p, before.params["size"]
     axis, tiled = eqn.params.get("axis", 0), sliced or atom_type(index).ndim == 1
     rows = eqn.outputs[0].type.shape[axis] if tiled else 1
-    if eqn.inputs[0].type.shape[axis] != size * rows:
+    if eqn.inputs[0].type.shape[axis] != size * rows or atom_type(index).ndim > 1:
         return None
-    axes = own_axes(program, index, rows if tiled else None)
-    if axes is None or set(axes) != set(before.params["axes"]):
-        return None
-    return {"axes": axes, "size": size, "axis": axis, "tiled": tiled}
+    axes = own_axes(program, index, rows if tiled else None, before.params["axes"])
+    return axes and {"axes": axes, "size": size, "axis": axis, "tiled": tiled}
 
 
 def _viewed(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:

@@ -403,6 +403,12 @@ CASES = {
         {"psum": 1},
         {"psum": 1},
     ),
+    "a sum, then a table of one entry": (
+        "own entry",
+        lambda x: psum(x[:2], "i")[axis_index("i").reshape(1, 1)][0],
+        {"psum": 1},
+        {"psum": 1},
+    ),
     "a sum, then the next rank's rows": (
         "own entry",
         lambda x: psum(x, "i")[(axis_index("i") + 1) % 2 * 2 + np.arange(2)],
@@ -569,6 +575,21 @@ def test_one_rewrite_after_the_other(body):
     assert communicating(tape) == {"psum": 1}
     np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-12)
     check_derivatives(md.make_tape(f)(x), tape, x, "float64")
+
+
+@pytest.mark.parametrize("axes", [IJ, ("j", "i"), ("j", "k", "i")])
+def test_own_entries_along_axes_of_one_rank(axes):
+    mesh = spmd.make_mesh((2, 1, 3), ("i", "j", "k"), backend="simulated")
+    x, size = data("float64", (36, 2)), math.prod(mesh.shape[a] for a in axes)
+    f = mapped(lambda x: all_gather(x, axes)[axis_index(axes)], P(("i", "j", "k")), P(("i", "j", "k")), mesh)
+    g = mapped(
+        lambda x: psum(np.stack([x] * size), axes)[axis_index(axes)], P(("i", "j", "k")), P(("i", "j", "k")), mesh
+    )
+    for function, expected in ((f, {}), (g, {"psum_scatter": 1})):
+        tape = spmd.rewritten(function)(x)
+        tape.check()
+        assert communicating(tape) == expected
+        np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(function(x)), rtol=1e-12)
 
 
 def test_what_is_used_again_is_kept():
