@@ -77,28 +77,33 @@ BUCKET_BYTES = 25 << 20
 
 @simplifies(psum_p, pbroadcast_p, pmax_p, pmin_p)
 def _twice_over_axes(program: Program, eqn: Equation) -> Equation | None:
-    before = _only_use(program, eqn.inputs[0], eqn.primitive)
+    before = _along_further_axes(program, eqn)
     if before is None:
         return None
-    params = {
-        "axes": (*before.params["axes"], *eqn.params["axes"]),
-        "size": before.params["size"] * eqn.params["size"],
-    }
-    return Equation(eqn.primitive, before.inputs, params, eqn.outputs)
+    return Equation(eqn.primitive, before.inputs, _along_both(before.params, eqn.params), eqn.outputs)
 
 
 @simplifies(psum_scatter_p, pscatter_p, all_gather_p, all_gather_invariant_p)
 def _twice_along_a_dimension(program: Program, eqn: Equation) -> Equation | None:
     """A part of a part, or what is gathered of what is gathered: in one, of the ranks along both axes."""
-    before = _only_use(program, eqn.inputs[0], eqn.primitive)
+    before = _along_further_axes(program, eqn)
     if before is None or before.params["axis"] != eqn.params["axis"]:
         return None
     if not (before.params["tiled"] and eqn.params["tiled"]):
         return None
     cuts = eqn.primitive in (psum_scatter_p, pscatter_p)
     outer, inner = (before.params, eqn.params) if cuts else (eqn.params, before.params)  # the outer ranks count most
-    params = {**outer, "axes": (*outer["axes"], *inner["axes"]), "size": outer["size"] * inner["size"]}
-    return Equation(eqn.primitive, before.inputs, params, eqn.outputs)
+    return Equation(eqn.primitive, before.inputs, _along_both(outer, inner), eqn.outputs)
+
+
+def _along_further_axes(program: Program, eqn: Equation) -> Equation | None:
+    """The same collective right before this one, for it alone, along other axes."""
+    before = _only_use(program, eqn.inputs[0], eqn.primitive)
+    return before if before is not None and set(before.params["axes"]).isdisjoint(eqn.params["axes"]) else None
+
+
+def _along_both(outer: dict, inner: dict) -> dict:
+    return {**outer, "axes": (*outer["axes"], *inner["axes"]), "size": outer["size"] * inner["size"]}
 
 
 @simplifies(ppermute_p)

@@ -160,6 +160,18 @@ CASES = {
         {"psum_scatter": 2},
         {"psum_scatter": 2},
     ),
+    "a part of a part, along one axis": (
+        "twice along a dimension",
+        lambda x: psum_scatter(psum_scatter(x, "i", tiled=True), "i", tiled=True),
+        {"psum_scatter": 2},
+        {"psum_scatter": 2},
+    ),
+    "gathered twice, along one axis": (
+        "twice along a dimension",
+        lambda x: all_gather(all_gather(x, "i", tiled=True), "i", tiled=True),
+        {"all_gather": 2},
+        {"all_gather": 2},
+    ),
     "gathered twice": (
         "twice along a dimension",
         lambda x: all_gather(all_gather(x, "i", axis=1, tiled=True), "j", axis=1, tiled=True),
@@ -961,6 +973,7 @@ def test_results_are_the_callers_own():
 @settings(deadline=None, max_examples=60)
 @given(random_programs(), st.booleans())
 @hypothesis.example(RandomProgram([("pmax", 0, 0, ("i", "j"))], {"i": 1, "j": 3}), True)  # along an axis of one rank
+@hypothesis.example(RandomProgram([("pmax", 0, 0, ("i",)), ("pmax", 0, 0, ("i",))], {"i": 2}), False)  # along one axis
 def test_random_programs(program, typed):
     """Optimised or not: the same values, types and derivatives, and never more collectives."""
     _, f = program.mapped(check_rep=typed)
