@@ -31,6 +31,7 @@ class Backend(ABC):
 
     name: str
     rank = 0
+    at_once = False  # whether a sum is over as soon as its terms are there: nobody has to hold them
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
@@ -71,18 +72,26 @@ class Backend(ABC):
         """An all-reduce of several values of one dtype in one call: the results, and the axes each is held along."""
         if not communicates:
             return [self.collective(name, x, held, False, params) for x, held in operands]
-        return self.reduced(name, operands, params)
+        return self.reduced(name, [self.ready(name, x, held, params) for x, held in operands], params)
 
     def reduced(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
-        """The results of `together`, where ranks communicate."""
-        return self.wait(self.start(name, operands, params))
+        """The results of `together` of what is `ready`, where ranks communicate."""
+        return self.wait(self.begin(name, operands, params))
 
-    @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
         """As `together`, or a `ppermute` of one value, but only begun: what `wait` takes.
 
         All ranks start, and wait, in one order.
         """
+        return self.begin(name, [self.ready(name, x, held, params) for x, held in operands], params)
+
+    def ready(self, name: str, x: Any, held: Axes, params: dict) -> tuple[Any, Axes]:
+        """A value as `begin` takes it: by itself, before others are there that are to be in the same call."""
+        return x, held
+
+    @abstractmethod
+    def begin(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
+        """As `start`, of what is `ready`."""
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:

@@ -11,13 +11,14 @@ first used (`overlap_communication`): meanwhile the program computes, and MPI co
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
 from collectives.backend import Axes, Backend
-from collectives.kinds import INVARIANT, Collective
+from collectives.kinds import INVARIANT, Collective, grouped
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from minidiff.core import Primitive, ShapedArray
 from minidiff.optimize import rewrites_tapes, with_equations
@@ -63,23 +64,50 @@ class ExchangeTogether(Exchange):
         self.impl = self.run = _run_together
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        if params.get("ready"):
+            return list(types)
         return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
 
 
-def _run_together(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
-    return [out for out, _ in ranks.together(collective.name, list(zip(xs, held)), collective.sends(params), params)]
+def _run_together(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+) -> list:
+    name, operands = collective.name, list(zip(xs, held))
+    if ready:
+        return [out for out, _ in ranks.reduced(name, operands, params)]
+    return [out for out, _ in ranks.together(name, operands, collective.sends(params), params)]
+
+
+class Ready(Exchange):
+    """An operand of a collective of several values, as the backend takes it before the others are there."""
+
+    shares_memory = False  # a sum, over several ranks
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective)
+        self.name, self.impl, self.communicates = f"{collective.name}_ready", _run_ready, False
+        self.run = self.impl
+
+    def sends(self, params):
+        return False
+
+
+def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
+    return ranks.ready(collective.name, x, held, params)[0]
 
 
 class Start(ExchangeTogether):
     """A collective that is begun. Its result is what `Wait` takes: the numbers that are on their way.
 
-    It shares memory: what its operands look at is not written into before it is over.
+    It shares memory: what its operands look at is not written into before it is over. Where ranks are simulated it is
+    `over` at once.
     """
 
     multiple_results = False
 
-    def __init__(self, collective: Collective):
+    def __init__(self, collective: Collective, over: bool = False):
         super().__init__(collective)
+        self.shares_memory = not over
         self.name, self.impl = f"{collective.name}_start", _run_start
         self.run = self.impl
 
@@ -87,8 +115,10 @@ class Start(ExchangeTogether):
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
 
 
-def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]):
-    return ranks.start(collective.name, list(zip(xs, held)), params)
+def _run_start(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+) -> Any:
+    return (ranks.begin if ready else ranks.start)(collective.name, list(zip(xs, held)), params)
 
 
 class Wait(Primitive):
@@ -126,7 +156,9 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-exchange_p, exchange_together_p, start_p, wait_p = map(functools.cache, (Exchange, ExchangeTogether, Start, Wait))
+exchange_p, exchange_together_p, start_p, wait_p, ready_p = map(
+    functools.cache, (Exchange, ExchangeTogether, Start, Wait, Ready)
+)
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
@@ -156,6 +188,46 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 # ---------------------------------------------------------------- communication while the program computes
 
+#: What a backend can begin, and end later.
+OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
+
+
+@rewrites_tapes()
+def add_up_at_once(tape: Tape) -> Tape:
+    """Of what simulated ranks sum in one call, each value added up when it is there: they need not hold the terms.
+
+    Real ranks do until the call begins: what they send together must be there.
+    """
+    parts: dict[Var, list[Equation]] = defaultdict(list)  # by what they are made of
+    instead: dict[Equation, list[Equation]] = {}
+    for eqn in tape.equations:
+        if isinstance(eqn.primitive, ExchangeTogether) and eqn.params["ranks"].at_once and _can_overlap(eqn):
+            *ready, of_parts = _in_parts(eqn)
+            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], of_parts]
+            for part in ready:
+                if isinstance(part.inputs[0], Var):
+                    parts[part.inputs[0]].append(part)
+    if not instead:
+        return tape
+    equations = [part for v in tape.inputs for part in parts[v]]
+    for eqn in tape.equations:
+        equations += instead.get(eqn, [eqn])
+        equations += [part for v in eqn.outputs for part in parts[v]]
+    return with_equations(tape, equations)
+
+
+def _in_parts(eqn: Equation) -> list[Equation]:
+    """A collective of several values: what makes each of them ready for it, and then itself, of these."""
+    each = {k: v for k, v in eqn.params.items() if k != "held"}
+    primitive, equations = ready_p(each["collective"]), []
+    for a, held in zip(eqn.inputs, eqn.params["held"]):
+        params = {**each, "held": held}
+        outputs = [Var(t) for t in primitive.typecheck([atom_type(a)], params)]
+        equations.append(Equation(primitive, [a], params, outputs))
+    helds = tuple([held_after(held=held, **each) for held in eqn.params["held"]])
+    ready, params = [out for part in equations for out in part.outputs], {**each, "held": helds, "ready": True}
+    return [*equations, Equation(eqn.primitive, ready, params, eqn.outputs, eqn.source)]
+
 
 @rewrites_tapes()
 def overlap_communication(tape: Tape) -> Tape:
@@ -169,8 +241,7 @@ def overlap_communication(tape: Tape) -> Tape:
 
 def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
-    overlapped = (psum_p, untyped_psum_p, ppermute_p)
-    return isinstance(primitive, Exchange) and params["collective"] in overlapped and primitive.sends(params)
+    return isinstance(primitive, Exchange) and params["collective"] in OVERLAPPED and primitive.sends(params)
 
 
 class _Overlapped:
@@ -178,34 +249,44 @@ class _Overlapped:
 
     def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []
-        self.there = set(tape.inputs)
-        self.waiting = list(found)  # for their operands
+        self.place = {eqn: k for k, eqn in enumerate(found)}
+        #: What those that have not begun wait for; and by what is waited for, who waits.
+        self.missing = {eqn: {a for a in eqn.inputs if isinstance(a, Var)} for eqn in found}
+        self.waiting: dict[Var, list[Equation]] = defaultdict(list)
+        for eqn, atoms in self.missing.items():
+            for a in atoms:
+                self.waiting[a].append(eqn)
         self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> what it is of, and its beginning
-        self._start_those_ready()
+        for eqn in [eqn for eqn, atoms in self.missing.items() if not atoms]:
+            self._start(eqn)
+        self._there(tape.inputs)
         for eqn in tape.equations:
-            if eqn in self.waiting:
+            if eqn in self.missing:
                 self._need(eqn.inputs)
-                if eqn in self.waiting:  # it was not for these alone that it waited
-                    self._start(eqn)
-            elif not _can_overlap(eqn):
+            elif eqn not in self.place:
                 self._need(eqn.inputs)
-                self._add(eqn)
+                self.equations.append(eqn)
+                self._there(eqn.outputs)
         self._need(tape.outputs)
 
-    def _add(self, eqn: Equation) -> None:
-        self.equations.append(eqn)
-        self.there.update(eqn.outputs)
-        self._start_those_ready()
-
-    def _start_those_ready(self) -> None:
-        for eqn in [e for e in self.waiting if all(a in self.there for a in e.inputs if isinstance(a, Var))]:
+    def _there(self, names: Sequence[Var]) -> None:
+        """Start what has waited for these names, and for no others."""
+        ready = []
+        for v in names:
+            for eqn in self.waiting.pop(v, ()):
+                self.missing[eqn].discard(v)
+                if not self.missing[eqn]:
+                    ready.append(eqn)
+        for eqn in sorted(ready, key=self.place.__getitem__):
             self._start(eqn)
 
     def _start(self, eqn: Equation) -> None:
-        self.waiting.remove(eqn)
+        del self.missing[eqn]
         params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
-        (type,) = start_p(params["collective"]).typecheck([atom_type(a) for a in eqn.inputs], params)
-        start = Equation(start_p(params["collective"]), eqn.inputs, params, (Var(type),))
+        over = params["ranks"].at_once and not params.get("ready")
+        primitive = start_p(params["collective"], over)
+        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
+        start = Equation(primitive, eqn.inputs, params, (Var(type),))
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
@@ -230,5 +311,4 @@ class _Overlapped:
                     eqn.outputs,
                 )
             )
-        self.there.update(eqn.outputs)
-        self._start_those_ready()
+        self._there(eqn.outputs)

@@ -16,7 +16,7 @@ from typing import Any
 import mpi4py
 import numpy
 
-from collectives.along import most
+from collectives.along import Groups, most
 from collectives.backend import (
     GROUP,
     Axes,
@@ -137,19 +137,23 @@ class Ranks(Backend):
         return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
 
     def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
-        started = self._packed(name, operands, params["axes"])
-        self.along(params["axes"]).Allreduce(started.given, started.buffer, _mpi.SUM)
+        started = self._packed(name, operands, **params)
+        self._among(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
-    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         started = getattr(self, "_start_" + name)(name, operands, **params)
         self._started.append(started)
         return started
 
-    def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size: int) -> Started:
-        started = self._packed(name, operands, axes)
-        started.requests = [self.along(axes).Iallreduce(started.given, started.buffer, _mpi.SUM)]
+    def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
+        started = self._packed(name, operands, **params)
+        started.requests = [self._among(**params).Iallreduce(started.given, started.buffer, _mpi.SUM)]
         return started
+
+    def _among(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
+        """The communicator of those with whom this rank sums."""
+        return self.along(axes) if groups is None else self.group(axes, groups).comm
 
     def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
         ((x, held),) = operands
@@ -169,13 +173,22 @@ class Ranks(Backend):
         while self._started:
             _wait_for(self._started.pop(0).requests, self.comm)
 
-    def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes) -> Started:
+    def _packed(
+        self,
+        name: str,
+        operands: Sequence[tuple[numpy.ndarray, Axes]],
+        axes: Axes,
+        size: int,
+        groups: Groups | None = None,
+    ) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
         arrays = [numpy.asarray(x) for x, _ in operands]
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
-        held = [self._without(self.ordered({*held, *axes}), axes) for _, held in operands]
+        held = [self.ordered({*held, *axes}) for _, held in operands]
+        if groups is None:
+            held = [self._without(axes_held, axes) for axes_held in held]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
         if len(arrays) == 1 and buffer.dtype == dtype and arrays[0].flags.c_contiguous:
             started.given = arrays[0]

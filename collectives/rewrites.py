@@ -1,22 +1,27 @@
 """Fewer collectives for the same result: what a tape with collectives may be simplified to.
 
 ============================================== ==================================
-psum of psum                                   one psum over both axes
+psum of psum, pmax of pmax, a gather of a      one over both axes
+gather, a part of a part
 pbroadcast of pbroadcast                       one pbroadcast
 psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
 one axis
-psum ± psum ± …, over the same axes            the psum of the sum
+all_gather of pbroadcast                       copies
+psum ± psum ± …, over the same axes; or        that of the sum
+another linear collective of several terms
 psum, then this rank's part, or on the root    psum_scatter, reduce
-psum_scatter, then all_gather                  psum
+psum_scatter (or a multiple), then all_gather  psum
 all_gather, then this rank's part              nothing
 pscatter, then all_gather                      nothing
+all_to_all, then back                          nothing
+ppermute of ppermute                           one ppermute, or nothing
 to the root, then from it: `ROUND_TRIPS`       without it
 this rank's entry, or rows, of what all have   pscatter
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-psums that meet further down are moved there first: `sinking.py`. All are declared by `minidiff.optimize`'s
-decorators, and can be left out by name: that of the function, in words.
+psums that meet further down are moved there first: `sinking.py`. Which part of an array is this rank's, says `own.py`.
+All are declared by `minidiff.optimize`'s decorators, and can be left out by name: that of the function, in words.
 """
 
 from __future__ import annotations
@@ -24,28 +29,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collectives.kinds import Collective, together
+from collectives.kinds import Collective, grouped, together
 from collectives.ops import (
     all_gather_invariant_p,
     all_gather_p,
+    all_to_all_p,
     as_factor,
-    axis_index_p,
     pbroadcast_p,
+    pmax_p,
+    pmin_p,
+    ppermute_p,
     pscatter_p,
     psum_p,
     psum_scatter_p,
     untyped_psum_p,
 )
+from collectives.own import own_axes
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
 from collectives.rooted import gather_p as gather_to_root_p
 from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
 from minidiff.core import Primitive, Scope, is_scalar_constant
 from minidiff.grouping import Groups
 from minidiff.location import joined, merged, parted
-from minidiff.ops.elementwise import add, multiply, negative, subtract
+from minidiff.ops.elementwise import add, divide, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
-from minidiff.ops.shape import reshape_p, transpose_p
-from minidiff.optimize import NARROWED, Program, rewrites_tapes, simplifies, with_equations
+from minidiff.ops.shape import broadcast_to_p, reshape_p, transpose_p
+from minidiff.optimize import NARROWED, Program, hashable, rewrites_tapes, simplifies, with_equations
 from minidiff.slices import dynamic_slice_p
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
@@ -53,7 +62,10 @@ add_p, subtract_p, negative_p = add.primitive, subtract.primitive, negative.prim
 #: With which signs operands are added up.
 SIGNED = {add_p: (1, 1), subtract_p: (1, -1), negative_p: (-1,)}
 
-PSUMS = (psum_p, untyped_psum_p)
+#: What makes a multiple of a value, where all its other operands are numbers, and none is divided by the value.
+MULTIPLES = (multiply.primitive, divide.primitive, negative_p)
+
+PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 TOGETHER = tuple(map(together, PSUMS))
 
 #: How many bytes at most are summed in one call, unless one array alone has more: enough for the network to be busy
@@ -63,16 +75,59 @@ BUCKET_BYTES = 25 << 20
 # ---------------------------------------------------------------- one after the other
 
 
-@simplifies(psum_p, pbroadcast_p)
+@simplifies(psum_p, pbroadcast_p, pmax_p, pmin_p)
 def _twice_over_axes(program: Program, eqn: Equation) -> Equation | None:
-    before = _only_use(program, eqn.inputs[0], eqn.primitive)
+    before = _along_further_axes(program, eqn)
     if before is None:
         return None
-    params = {
-        "axes": (*before.params["axes"], *eqn.params["axes"]),
-        "size": before.params["size"] * eqn.params["size"],
-    }
-    return Equation(eqn.primitive, before.inputs, params, eqn.outputs)
+    return Equation(eqn.primitive, before.inputs, _along_both(before.params, eqn.params), eqn.outputs)
+
+
+@simplifies(psum_scatter_p, pscatter_p, all_gather_p, all_gather_invariant_p)
+def _twice_along_a_dimension(program: Program, eqn: Equation) -> Equation | None:
+    """A part of a part, or what is gathered of what is gathered: in one, of the ranks along both axes."""
+    before = _along_further_axes(program, eqn)
+    if before is None or before.params["axis"] != eqn.params["axis"]:
+        return None
+    if not (before.params["tiled"] and eqn.params["tiled"]):
+        return None
+    cuts = eqn.primitive in (psum_scatter_p, pscatter_p)
+    outer, inner = (before.params, eqn.params) if cuts else (eqn.params, before.params)  # the outer ranks count most
+    return Equation(eqn.primitive, before.inputs, _along_both(outer, inner), eqn.outputs)
+
+
+def _along_further_axes(program: Program, eqn: Equation) -> Equation | None:
+    """The same collective right before this one, for it alone, along other axes."""
+    before = _only_use(program, eqn.inputs[0], eqn.primitive)
+    return before if before is not None and set(before.params["axes"]).isdisjoint(eqn.params["axes"]) else None
+
+
+def _along_both(outer: dict, inner: dict) -> dict:
+    return {**outer, "axes": (*outer["axes"], *inner["axes"]), "size": outer["size"] * inner["size"]}
+
+
+@simplifies(ppermute_p)
+def _sent_on(program: Program, eqn: Equation) -> Any:
+    """From rank to rank to rank: at once, from the first to the last; or not at all."""
+    inputs, params = eqn.inputs, eqn.params
+    before = _only_use(program, inputs[0], ppermute_p)
+    if before is not None and before.params["axes"] == params["axes"]:
+        came = {destination: source for source, destination in before.params["perm"]}
+        perm = tuple((came[source], destination) for source, destination in params["perm"] if source in came)
+        inputs, params = before.inputs, {**params, "perm": perm}
+    if sorted(params["perm"]) == [(rank, rank) for rank in range(params["size"])]:
+        return inputs[0]
+    return Equation(ppermute_p, inputs, params, eqn.outputs) if inputs is not eqn.inputs else None
+
+
+@simplifies(all_to_all_p)
+def _exchanged_back(program: Program, eqn: Equation) -> Atom | None:
+    before = program.made_by(eqn.inputs[0], all_to_all_p)
+    if before is None:
+        return None
+    there, back = before.params, eqn.params
+    undone = {**there, "split_axis": there["concat_axis"], "concat_axis": there["split_axis"]}
+    return before.inputs[0] if back == undone else None
 
 
 def _only_use(program: Program, atom: Atom, *primitives: Primitive) -> Equation | None:
@@ -107,17 +162,16 @@ def _copies(eqn: Equation) -> int:
 
 @simplifies(add_p, subtract_p)
 def _sum_of_sums(program: Program, eqn: Equation) -> Any:
-    """Whatever is added and subtracted, in whatever order: of what is summed over ranks alike, one psum."""
+    """Whatever is added and subtracted, in whatever order: of what is summed, or sent, alike, one collective."""
     if _added_further(program, eqn):
         return None
     terms = list(_terms(program, eqn))
     sums: dict[Any, list[tuple[int, Atom, Equation]]] = {}
     for sign, a in terms:
-        made = _only_use(program, a, *PSUMS)
-        if made is not None and isinstance(made.inputs[0], Var):
-            key = made.primitive, frozenset(made.params["axes"]), made.inputs[0].type
-            sums.setdefault(key, []).append((sign, a, made))
-    several = next((found for found in sums.values() if len(found) > 1), None)
+        made = program.producer.get(a) if isinstance(a, Var) and program.uses[a] <= 1 else None
+        if made is not None and type(made.primitive) is Collective and isinstance(made.inputs[0], Var):
+            sums.setdefault(_sent_alike(made), []).append((sign, a, made))
+    several = next((found for key, found in sums.items() if key is not None and len(found) > 1), None)
     if several is None:
         return None
     operands = [(sign, made.inputs[0]) for sign, _, made in several]
@@ -126,6 +180,20 @@ def _sum_of_sums(program: Program, eqn: Equation) -> Any:
     source = merged([made.source for _, _, made in several])
     summed = program.add(one.primitive, [_added(program, operands)], one.params, source)
     return _added(program, [(1, summed), *[(sign, a) for sign, a in terms if a not in gone]])
+
+
+def _sent_alike(eqn: Equation) -> Any:
+    """What linear collectives have in common whose terms can be added up before; None for what communicates nothing."""
+    p, params = eqn.primitive, eqn.params
+    if not p.communicates:
+        return None
+    return _over(eqn) if p in PSUMS else (p, hashable(params)), eqn.inputs[0].type
+
+
+def _over(eqn: Equation) -> Any:
+    """What is summed over: of all ranks along axes the order does not matter."""
+    axes, groups = eqn.params["axes"], eqn.params.get("groups")
+    return eqn.primitive, frozenset(axes) if groups is None else axes, groups
 
 
 def _added_further(program: Program, eqn: Equation) -> bool:
@@ -166,8 +234,19 @@ def _added(program: Program, terms: Sequence[tuple[int, Atom]]) -> Atom:
 
 
 def _undoes(eqn: Equation, before: Equation | None) -> bool:
-    """Whether the one cuts along the axes along which the other joins, or the reverse."""
-    return before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis", "tiled"))
+    """Whether the one cuts along the axes along which the other joins, or the reverse.
+
+    One of them may do so along an array axis that is there, and the other along a new one: that is a reshape.
+    """
+    return before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis"))
+
+
+def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
+    """A value in the place of an equation's result, which has its entries in their order."""
+    t, own = eqn.outputs[0].type, atom_type(a)
+    if t.variance != own.variance:
+        return None
+    return a if t.shape == own.shape else program.add(reshape_p, [a], {"shape": t.shape})
 
 
 @simplifies(*OF_A_SUM)
@@ -181,31 +260,63 @@ def _own_part_of_a_sum(program: Program, eqn: Equation) -> Equation | None:
 @simplifies(pscatter_p)
 def _own_part_of_what_was_gathered(program: Program, eqn: Equation) -> Atom | None:
     before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
-    return before.inputs[0] if _undoes(eqn, before) else None
+    return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
 
 
 @simplifies(all_gather_p, all_gather_invariant_p)
 def _gathered_own_parts(program: Program, eqn: Equation) -> Any:
     before = program.made_by(eqn.inputs[0], pscatter_p)
-    return _as_result_of(eqn, before.inputs[0]) if _undoes(eqn, before) else None
+    return _as_result_of(program, eqn, before.inputs[0]) if _undoes(eqn, before) else None
+
+
+@simplifies(all_gather_p, all_gather_invariant_p)
+def _gathered_copies(program: Program, eqn: Equation) -> Any:
+    """What is the same on all ranks, as often as there are ranks: each has it."""
+    before = program.made_by(eqn.inputs[0], pbroadcast_p)
+    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
+        return None
+    (x,), axis, size = before.inputs, eqn.params["axis"], eqn.params["size"]
+    shape = atom_type(x).shape
+    x = program.add(reshape_p, [x], {"shape": (*shape[:axis], 1, *shape[axis:])})
+    x = program.add(broadcast_to_p, [x], {"shape": (*shape[:axis], size, *shape[axis:])})
+    return _as_result_of(program, eqn, x)
 
 
 @simplifies(all_gather_p, all_gather_invariant_p)
 def _gathered_sum(program: Program, eqn: Equation) -> Any:
-    """All of a sum of which each rank has a part: psum says it in one collective."""
-    before = _only_use(program, eqn.inputs[0], psum_scatter_p)
+    """All of a sum of which each rank has a part, or a multiple of that: psum says it in one collective."""
+    part, multiples = _multiplied(program, eqn.inputs[0])
+    before = _only_use(program, part, psum_scatter_p)
     if not _undoes(eqn, before):
         return None
+    typed = eqn.inputs[0].type.variance.issuperset(eqn.params["axes"])
     params = {k: eqn.params[k] for k in ("axes", "size")}
-    if not eqn.inputs[0].type.variance.issuperset(params["axes"]):
-        return Equation(untyped_psum_p, before.inputs, params, eqn.outputs)
-    return _as_result_of(eqn, program.add(psum_p, before.inputs, params))
+    total = program.add(psum_p if typed else untyped_psum_p, before.inputs, params)
+    for multiple in reversed(multiples):
+        inputs = [a if is_scalar_constant(a) else total for a in multiple.inputs]
+        total = program.add(multiple.primitive, inputs, multiple.params)
+    return _as_result_of(program, eqn, total) if typed else _reshaped(program, total, eqn)
 
 
-def _as_result_of(eqn: Equation, a: Atom) -> Any:
+def _multiplied(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
+    """Of what an atom is a multiple, and what makes that of it, the last one first."""
+    multiples = []
+    while (found := _only_use(program, x, *MULTIPLES)) is not None:
+        variables = [a for a in found.inputs if not is_scalar_constant(a)]
+        if len(variables) != 1 or (found.primitive is divide.primitive and is_scalar_constant(found.inputs[0])):
+            break
+        multiples.append(found)
+        (x,) = variables
+    return x, multiples
+
+
+def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
     """An invariant value in the place of a gathered one, which may be typed as varying."""
     if eqn.primitive is all_gather_invariant_p:
-        return a
+        return _reshaped(program, a, eqn)
+    shape = eqn.outputs[0].type.shape
+    if atom_type(a).shape != shape:
+        a = program.add(reshape_p, [a], {"shape": shape})
     return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
 
 
@@ -215,40 +326,32 @@ def _own_entry(program: Program, eqn: Equation) -> Any:
 
     And of what is gathered it is nothing at all.
     """
-    x, *indices = eqn.inputs
-    cut, length = _cut(eqn)
-    index = _own_index(program, indices[0], length) if len(indices) == 1 and isinstance(x, Var) else None
-    if index is None:
+    if len(eqn.inputs) != 2:
         return None
-    cut["axes"] = index.params["axes"]
-    joined = program.made_by(x, all_gather_p)
-    if joined is not None and all(joined.params[k] == v for k, v in cut.items()):
-        return joined.inputs[0] if joined.inputs[0].type == eqn.outputs[0].type else None
-    if not index.params["typed"]:
-        return _own_entry_of_untyped_sum(program, eqn, cut, length)
-    copied, views = _viewed(program, x)
-    copies = program.made_by(copied, pbroadcast_p)
-    if copies is None or set(copies.params["axes"]) != set(cut["axes"]):
+    x, index = eqn.inputs
+    viewed, views = _viewed(program, x)
+    for before, part in (
+        (program.made_by(x, all_gather_p), None),
+        (program.made_by(viewed, pbroadcast_p), pscatter_p),
+        (_only_use(program, viewed, untyped_psum_p), psum_scatter_p),
+    ):
+        cut = before and _cut(program, eqn, index, before)
+        if cut and part is not None:
+            return _part(program, eqn, part, before, views, cut)
+        if cut and before.params["axes"] == cut["axes"] and before.params["axis"] == cut["axis"]:
+            return _reshaped(program, before.inputs[0], eqn)
+    return None
+
+
+def _cut(program: Program, eqn: Equation, index: Atom, before: Equation) -> dict | None:
+    """How each rank takes its own of as many parts as there are ranks in a collective before; None if it does not."""
+    sliced, size = eqn.primitive is dynamic_slice_p, before.params["size"]
+    axis, tiled = eqn.params.get("axis", 0), sliced or atom_type(index).ndim == 1
+    rows = eqn.outputs[0].type.shape[axis] if tiled else 1
+    if eqn.inputs[0].type.shape[axis] != size * rows or atom_type(index).ndim > 1:
         return None
-    return _part(program, eqn, pscatter_p, copies, views, cut, length)
-
-
-def _cut(eqn: Equation) -> tuple[dict, int]:
-    """How one of several parts is taken, and how long each is."""
-    if eqn.primitive is dynamic_slice_p:
-        return {"axis": eqn.params["axis"], "tiled": True}, eqn.params["size"]
-    return {"axis": 0, "tiled": False}, 1
-
-
-def _own_index(program: Program, a: Atom, times: int) -> Equation | None:
-    """The `axis_index` that, so many times, is this index: each rank's own."""
-    while (lifted := program.made_by(a, pbroadcast_p)) is not None:
-        (a,) = lifted.inputs
-    product = program.made_by(a, multiply.primitive)
-    if product is None:
-        return program.made_by(a, axis_index_p) if times == 1 else None
-    a, b = product.inputs[:: -1 if is_scalar_constant(product.inputs[0]) else 1]
-    return _own_index(program, a, 1) if is_scalar_constant(b) and b == times else None
+    axes = own_axes(program, index, rows if tiled else None, before.params["axes"])
+    return axes and {"axes": axes, "size": size, "axis": axis, "tiled": tiled}
 
 
 def _viewed(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
@@ -260,25 +363,14 @@ def _viewed(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
     return x, views
 
 
-def _own_entry_of_untyped_sum(program: Program, eqn: Equation, cut: dict, length: int) -> Equation | None:
-    summed, views = _viewed(program, eqn.inputs[0])
-    total = _only_use(program, summed, untyped_psum_p)
-    if total is None or set(total.params["axes"]) != set(cut["axes"]):
-        return None
-    return _part(program, eqn, psum_scatter_p, total, views, cut, length)
-
-
 def _part(
-    program: Program, eqn: Equation, of: Collective, before: Equation, views: list, cut: dict, length: int
-) -> Equation | None:
+    program: Program, eqn: Equation, of: Collective, before: Equation, views: Sequence[Equation], cut: dict
+) -> Equation:
     """A collective's part for each rank, of what was there `before` another one and is viewed in these ways."""
-    size = before.params["size"]
-    if eqn.inputs[0].type.shape[cut["axis"]] != size * length:
-        return None
     (x,) = before.inputs
     for view in reversed(views):
         x = program.add(view.primitive, [x], view.params)
-    return Equation(of, [x], {**cut, "size": size}, eqn.outputs)
+    return Equation(of, [x], cut, eqn.outputs)
 
 
 # ---------------------------------------------------------------- by way of a root
@@ -302,7 +394,7 @@ def _by_way_of_the_root(program: Program, eqn: Equation) -> Any:
         return None
     there, back = before.primitive, eqn.primitive
     if (there, back) == (gather_to_root_p, scatter_p):
-        return before.inputs[0] if _undoes(eqn, before) else None
+        return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
     if (there, back) not in ROUND_TRIPS:
         return None
     direct = ROUND_TRIPS[there, back]
@@ -384,7 +476,7 @@ def _summed_alike(eqn: Equation) -> Any:
     """What psums that can be one have in common; None for what is no psum, or one that costs nothing."""
     if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
-    return eqn.primitive, frozenset(eqn.params["axes"]), atom_type(eqn.inputs[0]).dtype
+    return _over(eqn), atom_type(eqn.inputs[0]).dtype
 
 
 def _size(eqn: Equation) -> int:

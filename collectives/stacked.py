@@ -33,17 +33,23 @@ class Stacked(Backend):
     """All ranks of a mesh, simulated."""
 
     name = "simulated"
+    at_once = True
 
     # ------------------------------------------------ operations
 
     def apply(
         self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
     ) -> tuple[numpy.ndarray, Axes]:
-        held = self.ordered({a for _, axes in operands for a in axes})
-        if not held:
+        along = {axes for _, axes in operands}
+        along.discard(())
+        if not along:
             return primitive.bind(*[x for x, _ in operands], **params), ()
-        batched = [bool(axes) for _, axes in operands]
-        values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
+        batched = [axes != () for _, axes in operands]
+        if len(along) == 1:
+            (held,), values = along, [x for x, _ in operands]
+        else:
+            held = self.ordered({a for axes in along for a in axes})
+            values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
         return primitive.batch(values, batched, params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
@@ -67,12 +73,16 @@ class Stacked(Backend):
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
-    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
-        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
-        return [self.collective(name, x, held, False, params) for x, held in operands]
+    def ready(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        # There is nothing to wait for: it is done, and nobody needs to hold what all ranks have for it.
+        return self.collective(name, x, held, False, params)
 
-    def wait(self, started: list) -> list[tuple[numpy.ndarray, Axes]]:
-        return started
+    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
+        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
+        return operands
+
+    def wait(self, started: Sequence) -> list[tuple[numpy.ndarray, Axes]]:
+        return list(started)
 
     def finish(self) -> None:
         pass

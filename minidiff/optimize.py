@@ -17,7 +17,7 @@ lambda a:f64[]:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -95,17 +95,26 @@ def name_of_rewrite(rewrite: Callable) -> str:
     return rewrite.__name__.strip("_").replace("_", " ")
 
 
-def optimize(tape: Tape, scope: Scope | None = None, without: Sequence[str] = (), **settings: Any) -> Tape:
+def optimize(
+    tape: Tape,
+    scope: Scope | None = None,
+    without: Sequence[str] = (),
+    known: Mapping[int, numpy.ndarray] | None = None,
+    **settings: Any,
+) -> Tape:
     """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is.
+
+    `known` are those of its inputs, by number, that are the same array always.
 
     Rewrites named in `without` are left out; `settings` are for this tape what `SETTINGS` are for all. Raises
     ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
-    smaller = _bodies_optimized(without_unused(smaller), scope, {"without": without, **settings})
+    arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
+    smaller = _bodies_optimized(without_unused(smaller), scope, arrays, {"without": without, **settings})
     while True:
-        before, smaller = smaller, without_unused(Program(smaller, without).simplified())
+        before, smaller = smaller, without_unused(Program(smaller, without, scope, arrays).simplified())
         if _same_equations(before, smaller):
             break
     return _keeping_memory_apart(_passed(LAST, smaller, scope, without, settings), tape)
@@ -138,13 +147,20 @@ def _same_equations(one: Tape, two: Tape) -> bool:
     return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
 
 
-def _bodies_optimized(tape: Tape, scope: Scope | None, options: dict) -> Tape:
+def _bodies_optimized(tape: Tape, scope: Scope | None, arrays: dict[Var, numpy.ndarray], options: dict) -> Tape:
     """The tape with `optimize` applied to the tapes among its parameters. A loop and its body have one scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
-            inner = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else scope
-            params = {k: optimize(v, inner, **options) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+            inner, known = scope, None
+            if hasattr(eqn.primitive, "body_scope"):
+                inner = eqn.primitive.body_scope(eqn.params)
+                inputs = [arrays.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
+                known = eqn.primitive.known_in_body(inputs, eqn.params)
+            params = {
+                k: optimize(v, inner, known=known, **options) if isinstance(v, Tape) else v
+                for k, v in eqn.params.items()
+            }
             eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         equations.append(eqn)
     return with_equations(tape, equations)
@@ -226,7 +242,8 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
     roots, before = sharing(tape), sharing(original)
     number = {v: i for i, v in enumerate(tape.inputs)}
     number_before = {v: i for i, v in enumerate(original.inputs)}
-    equations, outputs, seen = list(tape.equations), [], []
+    equations, outputs = list(tape.equations), []
+    seen: set[tuple[frozenset, frozenset]] = set()  # of results, whose memory they look at, here and there
     for a, b in zip(tape.outputs, original.outputs):
         mine, allowed = roots_of(a, roots), roots_of(b, before)
         arguments = {number[r] for r in mine if r in number}
@@ -234,14 +251,14 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
         if (
             any(isinstance(r, int) for r in mine)
             or not arguments <= allowed_arguments
-            or any(mine & other and not allowed & other_allowed for other, other_allowed in seen)
+            or any(allowed.isdisjoint(there) and not mine.isdisjoint(here) for here, there in seen)
         ):
             copied = Var(atom_type(a))
             equations.append(Equation(copy_p, [a], {}, [copied]))
-            a, mine = copied, frozenset([copied])
+            a = copied
+        elif mine:
+            seen.add((mine, allowed))
         outputs.append(a)
-        if mine:
-            seen.append((mine, allowed))
     out = Tape(tape.inputs, equations, outputs)
     out.linear = tape.linear
     return out
@@ -250,8 +267,16 @@ def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
 class Program:
     """A tape as it is rewritten, equation by equation."""
 
-    def __init__(self, tape: Tape, without: Sequence[str] = ()):
+    def __init__(
+        self,
+        tape: Tape,
+        without: Sequence[str] = (),
+        scope: Scope | None = None,
+        arrays: Mapping[Var, numpy.ndarray] | None = None,
+    ):
         self.tape = tape
+        self.scope = scope
+        self.arrays = arrays or {}  # what those of its inputs are that are the same always
         self.without = {REWRITES[name] for name in without}
         self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
         self.producer: dict[Var, Equation] = {}  # of the new one
@@ -351,15 +376,15 @@ def _key(eqn: Equation) -> Any:
     if eqn.primitive.has_body or eqn.primitive is recompute_p:
         return None
     atoms = tuple([(type(a), repr(a)) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
-    return eqn.primitive, atoms, _hashable(eqn.params) if eqn.params else ()
+    return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""
     if isinstance(value, (tuple, list)):
-        return type(value), tuple(map(_hashable, value))
+        return type(value), tuple(map(hashable, value))
     if isinstance(value, dict):
-        return tuple([(k, _hashable(value[k])) for k in sorted(value)])
+        return tuple([(k, hashable(value[k])) for k in sorted(value)])
     if isinstance(value, slice):
         return slice, value.start, value.stop, value.step
     try:

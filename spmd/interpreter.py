@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy
 import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
 from collectives.backend import Axes, Backend
 from collectives.exchange import exchange, exchange_together, index
-from collectives.kinds import Collective, Together
+from collectives.kinds import Together
 from collectives.ops import axis_index_p
 from minidiff.core import (
     EVALUATE,
@@ -48,6 +49,10 @@ _BLOCKS = (
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
 
+#: The type of what ranks hold along some axes: always the same object, as long as it is in use, as `array_type`.
+_type_of_blocks = functools.lru_cache(maxsize=4096)(ShapedArray)
+
+
 class RankTracer(Tracer):
     """A value on the ranks of a mesh: `data` as the backend holds it, `held` the axes along which it may differ."""
 
@@ -68,7 +73,9 @@ class RankTracer(Tracer):
 
     @property
     def type(self) -> ShapedArray:
-        return ShapedArray(self.shape, self.data.dtype, self.held if self.interpreter.scope.typed else INVARIANT)
+        interpreter, data, held = self.interpreter, self.data, self.held
+        shape = interpreter.mesh.ranks.block_shape(data, held)
+        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else INVARIANT)
 
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
@@ -155,6 +162,15 @@ class SPMD(Interpreter):
         self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
         self.scope.bottom = self
 
+    @property
+    def backend(self) -> Backend | None:
+        """What runs operations, at once; None where they are recorded."""
+        return self.mesh.ranks if self.base is EVALUATE else None
+
+    def held(self, data: numpy.ndarray, held: Axes) -> RankTracer:
+        """What the backend holds, as a value of the body."""
+        return RankTracer(self, data, held)
+
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.has_body:
@@ -169,22 +185,12 @@ class SPMD(Interpreter):
         spec = self._common_spec(primitive, args)
         if spec is not None:
             return self._on_blocks(primitive, args, params, spec)
-        operands = [self.operand(x) for x in args]
+        operands = [
+            (x.data, x.held) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
+        ]
         with running(self.base):
-            if primitive is axis_index_p:
-                axes = params["axes"]
-                return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
-            if isinstance(primitive, Together):
-                if recorded:
-                    found = exchange_together(primitive.each, operands, ranks, params)
-                else:
-                    found = ranks.together(primitive.name, operands, primitive.sends(params), params)
-                return [RankTracer(self, *x) for x in found]
-            if isinstance(primitive, Collective):
-                ((x, held),) = operands
-                if recorded:
-                    return RankTracer(self, *exchange(primitive, x, held, ranks, params))
-                return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
+            if primitive.on_ranks:
+                return self._across(primitive, operands, params, recorded)
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # it speaks of all ranks' blocks
@@ -193,11 +199,28 @@ class SPMD(Interpreter):
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
 
+    def _across(self, primitive: Primitive, operands: Sequence[tuple], params: dict, recorded: bool) -> Value:
+        """A collective, or which rank this is."""
+        ranks = self.mesh.ranks
+        if primitive is axis_index_p:
+            axes = params["axes"]
+            return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
+        if isinstance(primitive, Together):
+            if recorded:
+                found = exchange_together(primitive.each, operands, ranks, params)
+            else:
+                found = ranks.together(primitive.name, operands, primitive.sends(params), params)
+            return [RankTracer(self, *x) for x in found]
+        ((x, held),) = operands
+        if recorded:
+            return RankTracer(self, *exchange(primitive, x, held, ranks, params))
+        return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
+
     def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
         """How operands lie split, of which an elementwise operation has only to be applied to the blocks."""
-        split = [x for x in args if type(x) is SplitTracer]
-        if not split or not is_elementwise(primitive):
+        if SplitTracer not in map(type, args) or not is_elementwise(primitive):
             return None
+        split = [x for x in args if type(x) is SplitTracer]
         spec, shape = split[0].spec, split[0].shape
         alike = all(x.spec == spec for x in split) and all(numpy.shape(x) in ((), shape) for x in args)
         return spec if alike else None

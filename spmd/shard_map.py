@@ -38,6 +38,8 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+import numpy
+
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
 from collectives.kinds import Collective
@@ -335,6 +337,11 @@ class ShardMap(Primitive):
     def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
         """The same operation with another body."""
         return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
+
+    def known_in_body(self, inputs: Sequence[Any], params: dict) -> dict[int, numpy.ndarray]:
+        """Those inputs of the body, by number, that are an array which all ranks have whole, of the inputs outside."""
+        pairs = enumerate(zip(inputs, params["in_specs"]))
+        return {k: x for k, (x, spec) in pairs if type(x) is numpy.ndarray and spec == P()}
 
     def body_scope(self, params: dict) -> Scope:
         """What the body is recorded in, or its tape rewritten."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,11 @@ def _entries(x: Any, size: int) -> Any:
     return np.stack([x * (k + 1) for k in range(size)])
 
 
+def _halves(size: int) -> list:
+    """Two groups of ranks, or one; not of one size where that cannot be."""
+    return [group for group in ([*range(0, size, 2)], [*range(1, size, 2)]) if group]
+
+
 #: An instruction takes two values, some axes, and how many ranks there are along them.
 INSTRUCTIONS: dict[str, Callable] = {
     "sine": lambda x, y, axes, size: np.sin(x),
@@ -74,6 +80,30 @@ INSTRUCTIONS: dict[str, Callable] = {
     ),
     "own rows of what is gathered": lambda x, y, axes, size: md.dynamic_slice_in_dim(
         all_gather(np.sin(x), axes, tiled=True), axis_index(axes) * SIDE, SIDE
+    ),
+    "own rows by their numbers": lambda x, y, axes, size: all_gather(
+        psum(x, axes)[np.arange(SIDE // size) + SIDE // size * axis_index(axes)], axes, tiled=True
+    ),
+    "gather a multiple of the sum's parts": lambda x, y, axes, size: all_gather(
+        psum_scatter(x, axes, tiled=True) / size, axes
+    ).reshape(SIDE, 2),
+    "scatter in steps, gather at once": lambda x, y, axes, size: all_gather(
+        functools.reduce(lambda part, a: psum_scatter(part, a, tiled=True), axes, x), axes, tiled=True
+    ),
+    "gather in steps": lambda x, y, axes, size: np.sum(
+        functools.reduce(lambda part, a: all_gather(part, a, tiled=True), axes, np.sin(x)).reshape(size, SIDE, 2), 0
+    ),
+    "terms sent alike": lambda x, y, axes, size: (
+        psum_scatter(_entries(x, size), axes) - psum_scatter(_entries(np.sin(y), size), axes)
+    ),
+    "send on": lambda x, y, axes, size: ppermute(
+        ppermute(x, axes, [(i, (i + 1) % size) for i in range(size)]), axes, [(i, size - 1 - i) for i in range(1, size)]
+    ),
+    "exchange, and back": lambda x, y, axes, size: all_to_all(
+        all_to_all(x, axes, 0, 1, tiled=True), axes, 1, 0, tiled=True
+    ),
+    "psum in groups": lambda x, y, axes, size: (
+        psum(x, axes, axis_index_groups=_halves(size)) - psum(np.cos(y), axes, axis_index_groups=_halves(size))
     ),
     "own entry of the sum": lambda x, y, axes, size: psum(_entries(x, size), axes)[axis_index(axes)],
 }

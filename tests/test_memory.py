@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import tracemalloc
 import weakref
 
 import pytest
@@ -115,3 +116,41 @@ def test_the_backward_sweep_lets_go_of_the_tape():
 
     np.testing.assert_array_equal(md.grad(f)(np.zeros(3)), np.ones(3))
     assert found == [None]
+
+
+@pytest.mark.parametrize(
+    "transform, calls",
+    [(lambda f: f, 2), (md.jit, 1), (lambda f: md.jit(f, bucket_bytes=1), 8)],
+    ids=["run", "compiled", "compiled, each by itself"],
+)
+def test_simulated_ranks_add_up_at_once(transform, calls):
+    """Summed in one call (and one for the value), or each by itself: what all ranks have is held for one at a time."""
+    layers, side = 8, 100
+    weights, x = [np.ones((side, side)) / side] * layers, np.ones((4, side))
+
+    def loss(weights, x):
+        for w in weights:
+            x = np.tanh(x @ w)
+        return psum(np.sum(x), "i")
+
+    gradient = transform(md.grad(spmd.shard_map(loss, mesh=MESH, in_specs=(P(), P("i")), out_specs=P())))
+    gradient(weights, x)
+    MESH.reset_calls()
+    tracemalloc.start()
+    try:
+        gradients = gradient(weights, x)
+        held = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert MESH.calls["psum"] == calls
+    # The gradients themselves; of two layers those of each rank; and some more.
+    assert held < (layers + 2 * MESH.size + 1) * weights[0].nbytes < layers * MESH.size * weights[0].nbytes
+    np.testing.assert_allclose(
+        gradients[-1], md.grad(lambda w: np.sum(np.tanh(activations(weights, x) @ w)))(weights[-1])
+    )
+
+
+def activations(weights, x):
+    for w in weights[:-1]:
+        x = np.tanh(x @ w)
+    return x

@@ -15,12 +15,16 @@ import spmd
 from collectives import (
     all_gather,
     all_gather_invariant,
+    all_to_all,
     at_root,
     axis_index,
+    axis_size,
     broadcast,
     broadcast_varying,
     gather,
     pbroadcast,
+    pmax,
+    ppermute,
     pscatter,
     psum,
     psum_scatter,
@@ -41,6 +45,7 @@ SIZES = {"i": 2, "j": 2}
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 ALONE = ("fuse psums", "join shard maps")  # without these, each psum is for itself
 IJ = ("i", "j")
+PAIRS = [[0, 2], [3, 1]]
 
 
 def equations(tape):
@@ -94,6 +99,126 @@ CASES = {
         lambda x: psum(x, IJ) + psum(2 * x, ("j", "i")),
         {"psum": 2},
         {"psum": 1},
+    ),
+    "scattered sums, of one dimension": (
+        "sum of sums",
+        lambda x: psum_scatter(x, "i", tiled=True) - psum_scatter(x * x, "i", tiled=True) + x[:2],
+        {"psum_scatter": 2},
+        {"psum_scatter": 1},
+    ),
+    "scattered sums, of two dimensions": (
+        "sum of sums",
+        lambda x: psum_scatter(x, IJ, tiled=True) + psum_scatter(x[:, 0] * x.T, IJ, scatter_dimension=1).T,
+        {"psum_scatter": 2},
+        {"psum_scatter": 2},
+    ),
+    "gathered terms": (
+        "sum of sums",
+        lambda x: all_gather(x, "i") + all_gather(x * x, "i") - all_gather(-x, "j"),
+        {"all_gather": 3},
+        {"all_gather": 2},
+    ),
+    "terms sent the same way": (
+        "sum of sums",
+        lambda x: ppermute(x, "i", [(0, 1)]) - ppermute(x * x, "i", [(0, 1)]) + ppermute(x + 1, "i", [(1, 0)]),
+        {"ppermute": 3},
+        {"ppermute": 2},
+    ),
+    "maxima are not added up": (
+        "sum of sums",
+        lambda x: pmax(x.real, "i") + pmax(x.real**2, "i"),
+        {"pmax": 2},
+        {"pmax": 2},
+    ),
+    "sums in groups": (
+        "sum of sums",
+        lambda x: psum(x, IJ, axis_index_groups=PAIRS) + psum(x * x, IJ, axis_index_groups=PAIRS),
+        {"psum": 2},
+        {"psum": 1},
+    ),
+    "sums in different groups": (
+        "sum of sums",
+        lambda x: psum(x, IJ, axis_index_groups=PAIRS) + psum(x * x, IJ, axis_index_groups=[[0, 1], [2, 3]]),
+        {"psum": 2},
+        {"psum": 2},
+    ),
+    "a maximum along one axis, then another": (
+        "twice over axes",
+        lambda x: pmax(pmax(x.real, "j"), "i"),
+        {"pmax": 2},
+        {"pmax": 1},
+    ),
+    "a part of a part": (
+        "twice along a dimension",
+        lambda x: psum_scatter(psum_scatter(x, "j", tiled=True), "i", tiled=True),
+        {"psum_scatter": 2},
+        {"psum_scatter": 1},
+    ),
+    "a part along another dimension": (
+        "twice along a dimension",
+        lambda x: psum_scatter(psum_scatter(x[:, :2], "j", tiled=True), "i", scatter_dimension=1, tiled=True),
+        {"psum_scatter": 2},
+        {"psum_scatter": 2},
+    ),
+    "a part of a part, along one axis": (
+        "twice along a dimension",
+        lambda x: psum_scatter(psum_scatter(x, "i", tiled=True), "i", tiled=True),
+        {"psum_scatter": 2},
+        {"psum_scatter": 2},
+    ),
+    "gathered twice, along one axis": (
+        "twice along a dimension",
+        lambda x: all_gather(all_gather(x, "i", tiled=True), "i", tiled=True),
+        {"all_gather": 2},
+        {"all_gather": 2},
+    ),
+    "gathered twice": (
+        "twice along a dimension",
+        lambda x: all_gather(all_gather(x, "i", axis=1, tiled=True), "j", axis=1, tiled=True),
+        {"all_gather": 2},
+        {"all_gather": 1},
+    ),
+    "gathered twice, as invariant": (
+        "twice along a dimension",
+        lambda x: all_gather_invariant(all_gather_invariant(x, "j", tiled=True), "i", tiled=True),
+        {"all_gather_invariant": 2},
+        {"all_gather_invariant": 1},
+    ),
+    "copies, gathered": (
+        "gathered copies",
+        lambda x: all_gather(psum(x, "i"), "i", axis=1).reshape(8, 3),
+        {"psum": 1, "all_gather": 1},
+        {"psum": 1},
+    ),
+    "copies, gathered as invariant": (
+        "gathered copies",
+        lambda x: all_gather_invariant(psum(x, IJ), ("j", "i"), axis=1, tiled=True),
+        {"psum": 1, "all_gather_invariant": 1},
+        {"psum": 1},
+    ),
+    "sent on, and back": (
+        "sent on",
+        lambda x: ppermute(ppermute(x, IJ, [(0, 3), (3, 0), (1, 2), (2, 1)]), IJ, [(0, 3), (3, 0), (1, 2), (2, 1)]),
+        {"ppermute": 2},
+        {},
+    ),
+    "sent on, to some": (
+        "sent on",
+        lambda x: ppermute(ppermute(x, IJ, [(0, 1), (2, 3), (1, 0)]), IJ, [(1, 2), (0, 0), (2, 1)]),
+        {"ppermute": 2},
+        {"ppermute": 1},
+    ),
+    "exchanged, and back": (
+        "exchanged back",
+        lambda x: all_to_all(all_to_all(x, IJ, 0, 1, tiled=True), IJ, 1, 0, tiled=True),
+        {"all_to_all": 2},
+        {},
+    ),
+    "exchanged twice": (
+        "exchanged back",
+        lambda x: all_to_all(all_to_all(x, IJ, 0, 1), IJ, 1, 1),
+        {"all_to_all": 2},
+        {"all_to_all": 2},
     ),
     "one axis, then another": ("twice over axes", lambda x: psum(psum(x, "i"), "j"), {"psum": 2}, {"psum": 1}),
     "a sum of copies": (
@@ -222,6 +347,18 @@ CASES = {
         {"psum_scatter": 1, "all_gather": 1},
         {"psum": 1},
     ),
+    "multiples of a scattered sum, gathered": (
+        "gathered sum",
+        lambda x: all_gather_invariant(-psum_scatter(x, "i", tiled=True) * 3, "i").reshape(4, 3),
+        {"psum_scatter": 1, "all_gather_invariant": 1},
+        {"psum": 1},
+    ),
+    "what a scattered sum divides, gathered": (
+        "gathered sum",
+        lambda x: all_gather(3 / (1 + psum_scatter(x, "i", tiled=True) ** 2), "i", tiled=True),
+        {"psum_scatter": 1, "all_gather": 1},
+        {"psum_scatter": 1, "all_gather": 1},
+    ),
     "scattered along one dimension, gathered along another": (
         "gathered sum",
         lambda x: all_gather(psum_scatter(x, "i", tiled=True), "i", axis=1, tiled=True),
@@ -266,6 +403,36 @@ CASES = {
         {"all_gather": 1},
     ),
     "a sum, then some entry": ("own entry", lambda x: psum(x, "i")[axis_index("i")], {"psum": 1}, {"psum": 1}),
+    "gathered, then the own rows by their numbers": (
+        "own entry",
+        lambda x: all_gather(x, IJ, tiled=True)[2 * axis_index("j") * 2 + 8 * axis_index("i") + np.arange(4)],
+        {"all_gather": 1},
+        {},
+    ),
+    "a sum, then rows in another order": (
+        "own entry",
+        lambda x: psum(x, "i")[axis_index("i") * 2 + np.array([1, 0])],
+        {"psum": 1},
+        {"psum": 1},
+    ),
+    "a sum, then a table of one entry": (
+        "own entry",
+        lambda x: psum(x[:2], "i")[axis_index("i").reshape(1, 1)][0],
+        {"psum": 1},
+        {"psum": 1},
+    ),
+    "a sum, then the next rank's rows": (
+        "own entry",
+        lambda x: psum(x, "i")[(axis_index("i") + 1) % 2 * 2 + np.arange(2)],
+        {"psum": 1},
+        {"psum": 1},
+    ),
+    "sums apart, in groups": (
+        "fuse psums",
+        lambda x: psum(x, IJ, axis_index_groups=PAIRS) * psum(x * x, IJ, axis_index_groups=PAIRS),
+        {"psum": 2},
+        {"psum": 1},
+    ),
     "sums apart": ("fuse psums", lambda x: psum(x, "i") * psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
     "sums apart, and one before": (
         "fuse psums",
@@ -356,6 +523,13 @@ def test_a_sum_of_very_many_terms():
         lambda x: md.dynamic_slice_in_dim(psum(x, "i"), 2 * axis_index("i"), 2),
         lambda x: md.dynamic_slice(psum(x.T, IJ) / 2, (0, axis_index(IJ)), (3, 1)),
         lambda x: md.dynamic_index_in_dim(psum(x, IJ) * 3, axis_index(IJ), keepdims=False),
+        lambda x: np.take(psum(x, "i"), axis_index("i") * 2 + np.arange(2), axis=0),
+        lambda x: psum(x, "i")[np.arange(2) + 2 * axis_index("i")],
+        lambda x: psum(x[:, :2], "i")[:, axis_index("i") + np.arange(1)],
+        lambda x: psum(x, IJ)[axis_index("i") * axis_size("j") + axis_index("j")],
+        lambda x: psum(x, IJ)[axis_index("j") * 2 + axis_index("i")],
+        lambda x: psum(x, IJ)[axis_index(("j", "i")).astype("int32")],
+        lambda x: md.dynamic_slice_in_dim(psum(x, "i"), axis_index("i") + axis_index("i"), 2),
     ],
 )
 def test_what_a_part_of_a_sum_becomes(body):
@@ -395,6 +569,39 @@ def test_without_types(body, before, after):
     tape.check(), smaller.check()
     np.testing.assert_allclose(np.asarray(smaller(x)[0]), np.asarray(f(x)), rtol=1e-12)
     check_derivatives(tape, smaller, x, "float64")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: all_gather(psum_scatter(psum_scatter(x, "i", tiled=True), "j", tiled=True), IJ, tiled=True),
+        lambda x: all_gather(all_gather(psum_scatter(x, IJ, tiled=True), "j", tiled=True), "i", tiled=True),
+        lambda x: all_gather(md.dynamic_slice_in_dim(psum(x, "i"), 2 * axis_index("i"), 2) / 4, "i").reshape(4, 3),
+    ],
+)
+def test_one_rewrite_after_the_other(body):
+    """Scattered in some way, gathered in another: a psum."""
+    x, f = data("float64"), mapped(body)
+    tape = spmd.rewritten(f)(x)
+    tape.check()
+    assert communicating(tape) == {"psum": 1}
+    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-12)
+    check_derivatives(md.make_tape(f)(x), tape, x, "float64")
+
+
+@pytest.mark.parametrize("axes", [IJ, ("j", "i"), ("j", "k", "i")])
+def test_own_entries_along_axes_of_one_rank(axes):
+    mesh = spmd.make_mesh((2, 1, 3), ("i", "j", "k"), backend="simulated")
+    x, size = data("float64", (36, 2)), math.prod(mesh.shape[a] for a in axes)
+    f = mapped(lambda x: all_gather(x, axes)[axis_index(axes)], P(("i", "j", "k")), P(("i", "j", "k")), mesh)
+    g = mapped(
+        lambda x: psum(np.stack([x] * size), axes)[axis_index(axes)], P(("i", "j", "k")), P(("i", "j", "k")), mesh
+    )
+    for function, expected in ((f, {}), (g, {"psum_scatter": 1})):
+        tape = spmd.rewritten(function)(x)
+        tape.check()
+        assert communicating(tape) == expected
+        np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(function(x)), rtol=1e-12)
 
 
 def test_what_is_used_again_is_kept():
@@ -766,6 +973,7 @@ def test_results_are_the_callers_own():
 @settings(deadline=None, max_examples=60)
 @given(random_programs(), st.booleans())
 @hypothesis.example(RandomProgram([("pmax", 0, 0, ("i", "j"))], {"i": 1, "j": 3}), True)  # along an axis of one rank
+@hypothesis.example(RandomProgram([("pmax", 0, 0, ("i",)), ("pmax", 0, 0, ("i",))], {"i": 2}), False)  # along one axis
 def test_random_programs(program, typed):
     """Optimised or not: the same values, types and derivatives, and never more collectives."""
     _, f = program.mapped(check_rep=typed)

@@ -10,10 +10,12 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import axis_index
 from minidiff import slices
+from minidiff.core import TracerError, VarianceError
 from spmd import P
 from tests.table import TABLE
 
 X = np.arange(12.0).reshape(3, 4)
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 
 
 def test_every_one_is_in_the_table():
@@ -180,6 +182,16 @@ ERRORS = {
         lambda: md.dynamic_update_index_in_dim(X, np.ones((2, 4)), 0, 0),
         ValueError,
         "f64.2,4.; dynamic_update_slice_in_dim updates several",
+    ),
+    "traced bound": (
+        lambda: md.make_tape(lambda x, i: x[:, i : i + 2])(X, 1),
+        TracerError,
+        r"a bound of a slice needs a concrete value, .* i64\[\] is only a name.* write md\.dynamic_slice_in_dim\(x, ",
+    ),
+    "bound that varies": (
+        lambda: spmd.shard_map(lambda x: x[axis_index("i") :], mesh=MESH, in_specs=P(), out_specs=P("i"))(X),
+        VarianceError,
+        r"a bound of a slice needs one value, but i64\[\]\{i\} varies along 'i'.* write md\.dynamic_slice_in_dim\(x, ",
     ),
     "axis": (lambda: md.dynamic_slice_in_dim(X, 0, 1, 2), np.exceptions.AxisError, "dynamic_slice_in_dim: axis 2"),
 }

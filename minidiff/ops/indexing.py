@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.core import ShapedArray, Tracer, TracerError, Value, VarianceError, implements, typeof
 from minidiff.ops.kinds import Linear
 
 # ---------------------------------------------------------------- slices: the index is known
@@ -270,7 +270,20 @@ def _known(i: Any) -> Any:
     """A slice's bounds are part of the program, not values in it."""
     if type(i) is not slice or all(type(n) in (int, type(None)) for n in (i.start, i.stop, i.step)):
         return i
-    return slice(*[None if n is None else operator.index(n) for n in (i.start, i.stop, i.step)])
+    return slice(*[None if n is None else _bound(n) for n in (i.start, i.stop, i.step)])
+
+
+def _bound(n: Any) -> int:
+    """What begins or ends a slice, as an integer: how many elements there are must be known."""
+    if not isinstance(n, Tracer):
+        return operator.index(n)
+    try:
+        return operator.index(n.concrete("a bound of a slice"))
+    except (TracerError, VarianceError) as error:
+        what = str(error).rstrip(".")
+        raise type(error)(
+            f"{what}. For so many elements that begin there, write md.dynamic_slice_in_dim(x, start, size, axis)"
+        ) from None
 
 
 def _is_mask(i: Any) -> bool:
