@@ -205,7 +205,7 @@ class _Overlapped:
         self.waiting.remove(eqn)
         params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
         (type,) = start_p(params["collective"]).typecheck([atom_type(a) for a in eqn.inputs], params)
-        start = Equation(start_p(params["collective"]), eqn.inputs, params, (Var(type),))
+        start = Equation(start_p(params["collective"]), eqn.inputs, params, (Var(type),), eqn.source)
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
@@ -228,6 +228,7 @@ class _Overlapped:
                     start.outputs,
                     {"ranks": eqn.params["ranks"], "types": types},
                     eqn.outputs,
+                    eqn.source,
                 )
             )
         self.there.update(eqn.outputs)

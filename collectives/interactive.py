@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from collectives.lockstep import Lockstep
+
 FAILED, COMING = 31998, 31999  # tags of messages
 LONGEST = 2e-4  # seconds between two looks at whether others have come
 LOOKS = 50
@@ -115,6 +117,8 @@ class Communicator:
     def _renew(self) -> None:
         self.session.meet(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
+        ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
+        self._lockstep = Lockstep(self._comm.Dup(), ranks, self.wait_for, [None], each=True)
         self._generation = self.session.generation
 
     def _current(self) -> Any:
@@ -126,6 +130,12 @@ class Communicator:
                 "have to be started anew"
             )
         return self._comm
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """What is called on it, as its ranks compare it; from its beginning where they went over to a new one."""
+        self._current()
+        return self._lockstep
 
     def __getattr__(self, name: str) -> Any:
         comm = self._current()

@@ -104,12 +104,14 @@ WAITS = {
     "rank 0, that left": ("if mesh.rank: total(np.ones(4))", [(0, "has come to the end of its program")]),
     "one that is in another collective": (
         "gather = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.ones(4)).gather\n"
+        "gather()\n"
         "total(np.ones(4)) if mesh.rank != 2 else gather()",
         [(0, "is in an MPI Allreduce with "), (2, "is in an MPI Allgather with ")],
     ),
     "one that permutes": (
         "turn = lambda x: ppermute(x, 'i', [(0, 1), (1, 2), (2, 3), (3, 0)])\n"
         "turned = spmd.shard_map(turn, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\n"
+        "turned(np.ones(4))\n"
         "total(np.ones(4)) if mesh.rank != 3 else turned(np.ones(4))",
         [(0, "is in an MPI Allreduce with "), (3, "is in an MPI Waitall with ")],
     ),
@@ -119,6 +121,22 @@ WAITS = {
         "along('x'), along('y'), along('y' if mesh.rank == 3 else 'x')",
         [(3, "is in an MPI Allreduce with 2; line "), (1, "is in an MPI Allreduce with 3; line ")],
     ),
+    "one that came to a call of a new kind": (
+        "total(np.ones(8 if mesh.rank == 1 else 4))",
+        [
+            (1, "has come to psum over 'i' of f64[2], and asks whether 0, 2, 3 have; line "),
+            (2, "is in an MPI Allreduce"),
+        ],
+    ),
+    "one that left, on ranks of a user's": (
+        "from mpi4py import MPI\n"
+        "half = MPI.COMM_WORLD.Split(mesh.rank // 2, -mesh.rank)\n"
+        "pair = spmd.make_mesh((2,), ('i',), comm=half)\n"
+        "both = spmd.shard_map(lambda x: psum(x, 'i'), mesh=pair, in_specs=P('i'), out_specs=P())\n"
+        "both(np.ones(2))\n"
+        "if mesh.rank != 2: both(np.ones(2))",
+        [(2, "has come to the end of its program"), (3, "is in an MPI Allreduce with 2; line ")],
+    ),
 }
 
 
@@ -127,9 +145,21 @@ def test_ranks_that_would_wait_for_ever(what):
     program, said = WAITS[what]
     run = mpiexec(4, "-c", "import sys\nfrom collectives import ppermute\n" + SETUP + RUN + program)
     assert run.returncode != 0
-    assert re.search(r"^\[rank 0\] (Ranks wait|A rank waits) for others that never come:$", run.stderr, re.M)
+    speaks = re.search(r"^\[rank (\d)\] (Ranks wait|A rank waits) for others that never come:$", run.stderr, re.M)
+    assert speaks[1] == ("3" if "user's" in what else "0")  # the first rank of those
     for rank, text in said:
-        assert f"[rank 0]   rank {rank} {text}" in run.stderr
+        assert f"[rank {speaks[1]}]   rank {rank} {text}" in run.stderr
+
+
+def test_what_is_not_the_same_at_the_end():
+    """All of them come to it: what they called since they last compared is compared there."""
+    order = "for t in ('f4', 'i4'): total(np.ones(4, t))\n"
+    swapped = "for t in (('i4', 'f4') if mesh.rank == 2 else ('f4', 'i4')): total(np.ones(4, t))\n"
+    run = mpiexec(4, "-c", SETUP + RUN + order + swapped)
+    assert run.returncode != 0
+    assert "[rank 0] ranks do not call the same collective, of values of the same types:\n" in run.stderr
+    assert "[rank 0]   ranks 0, 1, 3: psum over 'i' of f32[1]; line " in run.stderr
+    assert "[rank 0]   rank 2: psum over 'i' of i32[1]; line " in run.stderr
 
 
 def test_ranks_that_are_late_are_waited_for():
