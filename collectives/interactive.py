@@ -118,7 +118,8 @@ class Communicator:
         self.session.meet(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
         ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
-        self._lockstep = Lockstep(self._comm.Dup(), ranks, self.wait_for, [None], each=True)
+        further = self._comm.Dup()  # while all of them are here
+        self._lockstep = Lockstep(lambda: further, ranks, self.wait_for, [None], each=True)
         self._generation = self.session.generation
 
     def _current(self) -> Any:

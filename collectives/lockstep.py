@@ -51,13 +51,21 @@ class Kind(NamedTuple):
 class Lockstep:
     """What this rank called on a communicator since its ranks last compared.
 
-    `comm` is a duplicate of it, for messages about calls alone, and `wait` waits for such. `ranks` are what its ranks
-    are called. `latest` holds one thing, the latest call on any of several communicators. With `each`, whatever waits
-    for all ranks is compared each time.
+    `make` makes a duplicate of it, for messages about calls alone, and `wait` waits for such. Its ranks are called
+    `ranks`. `latest` holds one thing, the latest call on any of several communicators. With `each`, whatever waits for
+    all ranks is compared each time.
     """
 
-    def __init__(self, comm: Any, ranks: Sequence[int], wait: Callable[[list], None], latest: list, each: bool = False):
-        self.comm = comm
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        ranks: Sequence[int],
+        wait: Callable[[list], None],
+        latest: list,
+        each: bool = False,
+    ):
+        self.make = make
+        self.comm: Any = None
         self.ranks = ranks
         self.wait = wait
         self.latest = latest
@@ -84,6 +92,7 @@ class Lockstep:
             self._compare()
 
     def _compare(self) -> None:
+        self.comm = self.comm or self.make()
         low, high = self._extremes(_digest(kind.text for kind in self.since))
         if low != high:
             *before, last = self.since

@@ -51,7 +51,7 @@ class State(NamedTuple):
     begun: dict[tuple, int]
     place: str = ""  # the line of the program
     latest: str | None = None  # what the program asked for last
-    since: dict[tuple, list[str]] | None = None  # at its end: what it called on communicators, and has yet to compare
+    since: dict[tuple, list[str]] | None = None  # what it called on communicators and never compared, at its end
 
     def has_come_to(self, call: Call) -> bool:
         if self.call is not None and self.call[:2] == call[:2]:
@@ -123,12 +123,17 @@ class Watch:
                 self._judge()
 
     def _place(self) -> str:
-        frame = sys._current_frames().get(self._program)
-        return str(location_of(frame) or "")
+        """The line that the program is at, and the error that it is about to clear up after."""
+        place = str(location_of(sys._current_frames().get(self._program)) or "")
+        error = sys._current_exceptions().get(self._program)
+        error = error[1] if isinstance(error, tuple) else error  # as it was before Python 3.12
+        return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"
 
     def _say(self, call: Call | None) -> None:
         begun = {comm.name: comm.begun for comm in self.communicators}
-        since = None if call else {(comm.name, comm.ranks): comm.uncompared() for comm in self.communicators}
+        since = (
+            None if call else {(comm.name, comm.ranks): [*map(str, comm.lockstep.since)] for comm in self.communicators}
+        )
         state = State(self.rank, call, begun, self._place(), self.latest[0] and self.latest[0].text, since)
         if self._judges:
             self._hear(state)
@@ -211,6 +216,12 @@ class Watched:
         self.name = name
         self.ranks = tuple(comm.Get_group().Translate_ranks(None, watch.names))
         watch.communicators.append(self)
+        self.lockstep = Lockstep(
+            functools.partial(self._waiting, COMPARISON, comm.Dup),
+            self.ranks,
+            functools.partial(self.wait_for, method=COMPARISON),
+            watch.latest,
+        )
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self._comm, method)
@@ -240,13 +251,3 @@ class Watched:
     def wait_for(self, requests: Sequence[Any], method: str = "Waitall") -> None:
         """Wait until all of these are done."""
         self._waiting(method, lambda: requests and requests[0].Waitall(requests))
-
-    @functools.cached_property
-    def lockstep(self) -> Lockstep:
-        """What is called on it, as its ranks compare it. All of them ask for it first at the same call."""
-        compare = functools.partial(self.wait_for, method=COMPARISON)
-        return Lockstep(self._waiting("Dup", self._comm.Dup), self.ranks, compare, self._watch.latest)
-
-    def uncompared(self) -> list[str]:
-        """What was called on it since ranks compared."""
-        return [str(kind) for kind in self.lockstep.since] if "lockstep" in self.__dict__ else []

@@ -128,6 +128,17 @@ WAITS = {
             (2, "is in an MPI Allreduce"),
         ],
     ),
+    "one that clears up after an error": (
+        "try:\n    if mesh.rank == 1: raise ValueError('no file')\n    total(np.ones(4))\nfinally: total(np.ones(8))",
+        [(1, "has come to psum over 'i' of f64[2], and asks whether 0, 2, 3 have; line ")],
+    ),
+    "one that uses another mesh": (
+        "on = [spmd.make_mesh((4,), (a,)) for a in 'ab']\n"
+        "for m in on if mesh.rank else on[::-1]:\n"
+        "    a = m.axis_names[0]\n"
+        "    spmd.shard_map(lambda x: psum(x, a), mesh=m, in_specs=P(a), out_specs=P())(np.ones(4))",
+        [(0, "has come to psum over 'b' of f64[1], and asks "), (3, "has come to psum over 'a' of f64[1], and asks ")],
+    ),
     "one that left, on ranks of a user's": (
         "from mpi4py import MPI\n"
         "half = MPI.COMM_WORLD.Split(mesh.rank // 2, -mesh.rank)\n"
@@ -149,6 +160,7 @@ def test_ranks_that_would_wait_for_ever(what):
     assert speaks[1] == ("3" if "user's" in what else "0")  # the first rank of those
     for rank, text in said:
         assert f"[rank {speaks[1]}]   rank {rank} {text}" in run.stderr
+    assert ("; it is handling ValueError: no file\n" in run.stderr) == ("after an error" in what)
 
 
 def test_what_is_not_the_same_at_the_end():
