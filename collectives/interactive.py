@@ -119,7 +119,9 @@ class Communicator:
         self._comm = self._make()
         ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
         further = self._comm.Dup()  # while all of them are here
-        self._lockstep = Lockstep(lambda: further, ranks, self.wait_for, [None], each=True)
+        self._lockstep = Lockstep(
+            lambda: further, ranks, lambda requests, here: self.wait_for(requests, check=not here), [None], each=True
+        )
         self._generation = self.session.generation
 
     def _current(self) -> Any:
@@ -150,8 +152,11 @@ class Communicator:
         name = (*self._name, self._splits)
         return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
 
-    def wait_for(self, requests: Sequence[Any], buffers: Any = ()) -> None:
-        """Wait until all of these are done. `buffers` are what they read and write."""
+    def wait_for(self, requests: Sequence[Any], buffers: Any = (), check: bool = True) -> None:
+        """Wait until all of these are done; with `check`, as long as no rank fails.
+
+        `buffers` are what they read and write.
+        """
         if not self.session.in_step:  # they are cleared away; nothing will come of them
             self.session.abandoned.append((requests, buffers))
             return
@@ -160,7 +165,7 @@ class Communicator:
             while requests and not requests[0].Testall(requests):
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST)
-                if pause == LONGEST:
+                if check and pause == LONGEST:
                     self.session.check()
         except BaseException:
             self.session.in_step = False

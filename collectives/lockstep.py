@@ -51,16 +51,16 @@ class Kind(NamedTuple):
 class Lockstep:
     """What this rank called on a communicator since its ranks last compared.
 
-    `make` makes a duplicate of it, for messages about calls alone, and `wait` waits for such. Its ranks are called
-    `ranks`. `latest` holds one thing, the latest call on any of several communicators. With `each`, whatever waits for
-    all ranks is compared each time.
+    `make` makes a duplicate of it, for messages about calls alone. `wait` waits for such, and is told whether all ranks
+    are known to be here. They are called `ranks`. `latest` holds one thing, the latest call on any of several
+    communicators. With `each`, whatever waits for all ranks is compared each time.
     """
 
     def __init__(
         self,
         make: Callable[[], Any],
         ranks: Sequence[int],
-        wait: Callable[[list], None],
+        wait: Callable[[list, bool], None],
         latest: list,
         each: bool = False,
     ):
@@ -107,7 +107,7 @@ class Lockstep:
         here, size = self.comm.Get_rank(), self.comm.Get_size()
         known, coming = numpy.array([mine, mine]), numpy.empty(2, int)
         for step in range((size - 1).bit_length()):
-            self._exchange(known, (here + 2**step) % size, coming, (here - 2**step) % size)
+            self._exchange(known, (here + 2**step) % size, coming, (here - 2**step) % size, False)
             known = numpy.array([min(known[0], coming[0]), max(known[1], coming[1])])
         return int(known[0]), int(known[1])
 
@@ -117,11 +117,11 @@ class Lockstep:
         mine = text.encode()[:LONGEST]
         said[here, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
         for step in range(1, size):
-            self._exchange(said[here], (here + step) % size, said[here - step], (here - step) % size)
+            self._exchange(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in said]
 
-    def _exchange(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int) -> None:
-        self.wait([self.comm.Irecv(coming, source), self.comm.Isend(given, to)])
+    def _exchange(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
+        self.wait([self.comm.Irecv(coming, source), self.comm.Isend(given, to)], here)
 
 
 def disagreement(calls: Mapping[int, Sequence[str]]) -> str:

@@ -219,7 +219,7 @@ class Watched:
         self.lockstep = Lockstep(
             functools.partial(self._waiting, COMPARISON, comm.Dup),
             self.ranks,
-            functools.partial(self.wait_for, method=COMPARISON),
+            lambda requests, here: self.wait_for(requests, COMPARISON),
             watch.latest,
         )
 
