@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -137,12 +138,19 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
     for rank, call in zip(ranks, made):
         who[call].append(rank)
     lines = [f"  {ranks_named(members)}: {call}" for call, members in who.items()]
-    return (
-        "\n".join(["ranks do not call the same collective, of values of the same types:", *lines]) + "\n"
-        "Every rank runs the whole program: let all call the same, in one order (not under an `if mesh.rank == 0:`), "
-        "and give arrays the same shapes and dtypes on all, as in np.asarray(x, np.float64); "
-        "spmd.check_invariant(x, mesh) says which of them are not the same"
-    )
+    alike = len({re.sub(" of [^(;]*", "", call.partition("; ")[0]).strip() for call in who}) == 1
+    advice = _OTHER_TYPES if alike else _OTHER_CALLS
+    return "\n".join(["ranks do not call the same collective, of values of the same types:", *lines, advice])
+
+
+_OTHER_TYPES = (
+    "An array has another shape or dtype there, or calls have another order. Make it the same on all ranks, as in "
+    "np.asarray(x, np.float64); spmd.check_invariant(x, mesh) says whether x is"
+)
+_OTHER_CALLS = (
+    "Every rank runs the whole program, and all call the same, in one order: what communicates does not stand under "
+    "an `if mesh.rank == 0:`, nor in a loop that is longer on some"
+)
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
