@@ -7,8 +7,9 @@ that make them differ from rank to rank: a file that only one of them has, a dty
 So ranks compare what they are about to do: when a call is the first of its kind (a collective, over these axes, of
 values of this type), and after so many calls of known ones, fewer where they are large. Since ranks that agreed so far
 know the same kinds, they compare at the same calls; where they do not, one waits to compare what another never does,
-and `watch` finds that. What is left at the end of the program is compared there. Between two comparisons, all that a
-call does for it is to look up its kind, and to note it.
+and `watch` finds that. (Where known ones of different sizes meet, MPI may notice first, and end the job in its own
+words.) What is left at the end of the program is compared there. Between two comparisons, all that a call does for it
+is to look up its kind, and to note it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from minidiff.location import here
 OFTEN = 64  # calls are compared, if they are small
 LARGE = 2**17  # bytes that count as one call more
 ALONE = {"ppermute"}  # in these a rank does not wait for all others
-LONGEST = 2**13  # bytes that a rank says of its calls, once they are found to differ
+LINE = 2**9  # bytes that a rank says of a call, once they are found to differ
 
 _TYPE = operator.attrgetter("shape", "dtype")
 
@@ -46,7 +47,8 @@ class Kind(NamedTuple):
     weight: int  # in small calls
 
     def __str__(self) -> str:
-        return f"{self.text}; {self.place}" if self.place else self.text
+        text = f"{self.text}; {self.place}" if self.place else self.text
+        return text.encode()[: LINE - 1].decode(errors="ignore")
 
 
 class Lockstep:
@@ -96,7 +98,7 @@ class Lockstep:
         self.comm = self.comm or self.make()
         low, high = self._extremes(_digest(kind.text for kind in self.since))
         if low != high:
-            *before, last = self.since
+            *before, last = self.since  # no more than OFTEN
             said = self._from_all("\n".join([*map(str, before), str(last._replace(place=_place()))]))
             self.kinds, self.since = {}, []
             raise DisagreementError(disagreement({r: text.split("\n") for r, text in zip(self.ranks, said)}))
@@ -114,8 +116,8 @@ class Lockstep:
 
     def _from_all(self, text: str) -> list[str]:
         here, size = self.comm.Get_rank(), self.comm.Get_size()
-        said = numpy.zeros((size, LONGEST), numpy.uint8)
-        mine = text.encode()[:LONGEST]
+        said = numpy.zeros((size, LINE * OFTEN), numpy.uint8)
+        mine = text.encode()
         said[here, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
         for step in range(1, size):
             self._exchange(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
@@ -125,20 +127,29 @@ class Lockstep:
         self.wait([self.comm.Irecv(coming, source), self.comm.Isend(given, to)], here)
 
 
+def agree(made: Iterable[Sequence[str]]) -> bool:
+    """Whether these ranks made the same calls, in whatever lines.
+
+    >>> agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
+    True
+    """
+    return len({tuple(map(_without_place, calls)) for calls in made}) == 1
+
+
+def _without_place(call: str) -> str:
+    return call.partition("; ")[0]
+
+
 def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
     """What is said of ranks whose calls are not the same: the first that is not, and who makes which."""
     ranks = sorted(calls)
-    for column in itertools.zip_longest(*[calls[r] for r in ranks]):
-        made = ["no further one" if call is None else call for call in column]
-        if len({call.partition("; ")[0] for call in made}) > 1:
-            break
-    else:
-        made = [calls[r][-1] for r in ranks]
+    columns = itertools.zip_longest(*[calls[r] for r in ranks], fillvalue="no further one")
+    made = next(column for column in columns if len({*map(_without_place, column)}) > 1)
     who = defaultdict(list)
     for rank, call in zip(ranks, made):
         who[call].append(rank)
     lines = [f"  {ranks_named(members)}: {call}" for call, members in who.items()]
-    alike = len({re.sub(" of [^(;]*", "", call.partition("; ")[0]).strip() for call in who}) == 1
+    alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in who}) == 1
     advice = _OTHER_TYPES if alike else _OTHER_CALLS
     return "\n".join(["ranks do not call the same collective, of values of the same types:", *lines, advice])
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collectives.lockstep import Lockstep, disagreement
+from collectives.lockstep import Lockstep, agree, disagreement
 from minidiff.location import location_of
 
 TICK = 0.5  # seconds between two looks
@@ -131,9 +131,8 @@ class Watch:
 
     def _say(self, call: Call | None) -> None:
         begun = {comm.name: comm.begun for comm in self.communicators}
-        since = (
-            None if call else {(comm.name, comm.ranks): [*map(str, comm.lockstep.since)] for comm in self.communicators}
-        )
+        ended = [] if call else self.communicators
+        since = {(comm.name, comm.ranks): [*map(str, comm.lockstep.since)] for comm in ended}
         state = State(self.rank, call, begun, self._place(), self.latest[0] and self.latest[0].text, since)
         if self._judges:
             self._hear(state)
@@ -179,7 +178,7 @@ class Watch:
         since = {rank: s.since or {} for rank, (s, *_) in sorted(self._heard.items())}
         for comm in {comm for found in since.values() for comm in found}:
             calls = {rank: found[comm] for rank, found in since.items() if comm in found}
-            if any(made != calls[min(calls)] for made in calls.values()):
+            if not agree(calls.values()):
                 self.end(disagreement(calls), 1)
 
 

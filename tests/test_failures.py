@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.lockstep import LINE, Kind, agree, disagreement
 from collectives.watch import Call, State, stuck
 
 SETUP = """
@@ -174,6 +175,18 @@ def test_what_is_not_the_same_at_the_end():
     assert "[rank 0]   rank 2: psum over 'i' of i32[1]; line " in run.stderr
 
 
+def test_the_same_in_other_lines():
+    """What ranks call must be the same; in which lines is up to the program."""
+    program = (
+        "x = spmd.distribute(np.ones(8), mesh, P('i'))\n"
+        "if mesh.rank:\n    x.gather()\nelse:\n    spmd.distribute(np.ones(8), mesh, P('i')).gather()\n"
+        "spmd.distribute(np.ones(8), mesh, P('i')).gather()\n"
+        "print('done')"
+    )
+    run = mpiexec(4, "-c", SETUP + RUN + program)
+    assert (run.returncode, run.stderr, run.stdout.count("done")) == (0, "", 4)
+
+
 def test_ranks_that_are_late_are_waited_for():
     """In a program that computes, and where rank 0 is the first to end, or the last."""
     program = (
@@ -241,6 +254,24 @@ def test_ranks_of_one_program_never_wait_for_ever(data):
         elif r in groups[k] and min(done[m] for m in groups[k] if m != r) < len(groups) and data.draw(st.booleans()):
             states[r] = State(r, Call((groups[k],), begun[groups[k],], "Allreduce", groups[k]), begun)
     assert stuck(states) == []
+
+
+KINDS = st.builds(Kind, st.sampled_from("abc"), st.sampled_from(["", "line 1", "ü" * 900]), st.just(1))
+
+
+@given(st.lists(st.lists(KINDS, max_size=5), min_size=2, max_size=3))
+def test_the_first_call_that_is_not_the_same(made):
+    """Whatever the lines are, which may be too long to be said in full."""
+    texts = [[kind.text for kind in kinds] for kinds in made]
+    said = {rank: [str(kind) for kind in kinds] for rank, kinds in enumerate(made)}
+    assert all(len(line.encode()) < LINE for lines in said.values() for line in lines)
+    assert agree(said.values()) == all(t == texts[0] for t in texts)
+    if not agree(said.values()):
+        same = next(n for n in range(6) if len({tuple(t[: n + 1]) for t in texts}) > 1)
+        report = disagreement(said)
+        for rank, kinds in enumerate(made):
+            call = str(kinds[same]) if same < len(kinds) else "no further one"
+            assert re.search(rf"  ranks? ([0-9, ]+, )?{rank}(, [0-9, ]+)?: {re.escape(call)}\n", report)
 
 
 def test_a_job_that_succeeds_exits_with_zero():
