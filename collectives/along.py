@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import operator
 from collections import Counter
@@ -80,6 +81,16 @@ def along(name: str, axis_name: AxisName) -> list[Along]:
     return runs
 
 
+def did_you_mean(axis: Any, known: Iterable[str]) -> str:
+    """What is added to the error for a name of an axis that is none, where there is one much like it.
+
+    >>> did_you_mean('batches', ('batch', 'model'))
+    ". Did you mean 'batch'?"
+    """
+    found = difflib.get_close_matches(str(axis).lower(), {name.lower(): name for name in known}, 1)
+    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)
+
+
 def check_distinct(name: str, axes: Sequence[str]) -> None:
     """Raise ValueError where an axis is named twice."""
     if len(set(axes)) != len(axes):
@@ -102,7 +113,8 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
     if axis not in mesh and axis not in vmapped:
         bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
         bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []
-        raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}")
+        meant = did_you_mean(axis, [*mesh, *vmapped])
+        raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}{meant}")
     if axis in mesh and axis in vmapped:
         raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
 

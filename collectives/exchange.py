@@ -286,7 +286,7 @@ class _Overlapped:
         over = params["ranks"].at_once and not params.get("ready")
         primitive = start_p(params["collective"], over)
         (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
-        start = Equation(primitive, eqn.inputs, params, (Var(type),))
+        start = Equation(primitive, eqn.inputs, params, (Var(type),), eqn.source)
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
@@ -309,6 +309,7 @@ class _Overlapped:
                     start.outputs,
                     {"ranks": eqn.params["ranks"], "types": types},
                     eqn.outputs,
+                    eqn.source,
                 )
             )
         self._there(eqn.outputs)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from collectives.lockstep import Lockstep
+
 FAILED, COMING = 31998, 31999  # tags of messages
 LONGEST = 2e-4  # seconds between two looks at whether others have come
 LOOKS = 50
@@ -115,6 +117,11 @@ class Communicator:
     def _renew(self) -> None:
         self.session.meet(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
+        ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
+        further = self._comm.Dup()  # while all of them are here
+        self._lockstep = Lockstep(
+            lambda: further, ranks, lambda requests, here: self.wait_for(requests, check=not here), [None], each=True
+        )
         self._generation = self.session.generation
 
     def _current(self) -> Any:
@@ -126,6 +133,12 @@ class Communicator:
                 "have to be started anew"
             )
         return self._comm
+
+    @property
+    def lockstep(self) -> Lockstep:
+        """What is called on it, as its ranks compare it; from its beginning where they went over to a new one."""
+        self._current()
+        return self._lockstep
 
     def __getattr__(self, name: str) -> Any:
         comm = self._current()
@@ -139,8 +152,11 @@ class Communicator:
         name = (*self._name, self._splits)
         return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
 
-    def wait_for(self, requests: Sequence[Any], buffers: Any = ()) -> None:
-        """Wait until all of these are done. `buffers` are what they read and write."""
+    def wait_for(self, requests: Sequence[Any], buffers: Any = (), check: bool = True) -> None:
+        """Wait until all of these are done; with `check`, as long as no rank fails.
+
+        `buffers` are what they read and write.
+        """
         if not self.session.in_step:  # they are cleared away; nothing will come of them
             self.session.abandoned.append((requests, buffers))
             return
@@ -149,7 +165,7 @@ class Communicator:
             while requests and not requests[0].Testall(requests):
                 time.sleep(pause)
                 pause = min(2 * pause, LONGEST)
-                if pause == LONGEST:
+                if check and pause == LONGEST:
                     self.session.check()
         except BaseException:
             self.session.in_step = False

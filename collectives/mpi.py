@@ -31,7 +31,7 @@ from collectives.backend import (
 )
 from collectives.interactive import Communicator, Session, is_interactive
 from collectives.stacked import Stacked, join_blocks
-from collectives.watch import Watch, Watched
+from collectives.watch import Watch, Watched, leave
 from minidiff.core import Primitive
 
 
@@ -94,6 +94,7 @@ class Ranks(Backend):
     def along(self, axes: Axes) -> Any:
         """The communicator of the ranks that differ from this one along `axes` only, in the order of those axes."""
         if axes not in self._comms:
+            self.comm.lockstep.note(_FIRST, {"axes": axes})
             rest = tuple(a for a in self.sizes if a not in axes)
             self._comms[axes] = self.comm.Split(self.index(rest), self.index(axes))
         return self._comms[axes]
@@ -103,6 +104,7 @@ class Ranks(Backend):
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         if (axes, groups) not in self._comms:
+            self.comm.lockstep.note(_FIRST, {"axes": axes, "groups": groups})
             rest = tuple(a for a in self.sizes if a not in axes)
             colour = self.index(rest) * len(groups) + number
             self._comms[axes, groups] = self.comm.Split(colour, groups[number].index(here))
@@ -124,9 +126,13 @@ class Ranks(Backend):
             return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
         if params["size"] == 1:
             return self._alone(name, x, held, params)
+        if communicates:
+            self.along(params["axes"]).lockstep.note(name, params, x)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
 
     def _in_groups(self, name, x, axes, size, groups, **params):
+        if self.size(axes) > 1:
+            self.along(axes).lockstep.note(name, {"axes": axes, "groups": groups, **params}, x)
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 
@@ -158,6 +164,7 @@ class Ranks(Backend):
     def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
         ((x, held),) = operands
         x = numpy.asarray(x, order="C")
+        self.along(axes).lockstep.note(name, {"axes": axes, "perm": perm}, x)
         self.count(name, x.nbytes)
         started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
         started.given = x
@@ -183,6 +190,7 @@ class Ranks(Backend):
     ) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
         arrays = [numpy.asarray(x) for x, _ in operands]
+        self.along(axes).lockstep.note(name, {"axes": axes}, *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
@@ -326,6 +334,7 @@ class Ranks(Backend):
             return x
         if self.is_here(held):
             return x[None]
+        self.along(held).lockstep.note("all_gather", {"axes": held}, x)
         self.count("all_gather", x.nbytes)
         return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
 
@@ -361,6 +370,7 @@ class Started:
 
 
 _MADE = _mpi.Comm.Create_keyval()
+_FIRST = "the first collective"
 
 
 def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
@@ -374,23 +384,25 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
         parent.Set_attr(_MADE, made)
     like = tuple(sizes.items())
     if like not in made:
-        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else _watched(parent).Dup()}
+        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else _watched(parent, made).Dup()}
     return made[like]
 
 
-_WATCHED: list[Watched] = []  # the world, once it is
-
-
-def _watched(parent: Any) -> Any:
-    """The world as a watch sees it; other communicators, which not all ranks have, as they are."""
-    if parent is not WORLD or WORLD.Get_size() == 1 or _mpi.Query_thread() < _mpi.THREAD_MULTIPLE:
+def _watched(parent: Any, made: dict) -> Watched:
+    """A communicator as a watch of its ranks sees it: one for all that is made from it."""
+    if isinstance(parent, Watched):
         return parent
-    if not _WATCHED:
-        watch = Watch(WORLD.Dup(), end)
-        _WATCHED.append(Watched(WORLD, watch))
-        leaves = _mpi.Comm.Create_keyval(delete_fn=lambda *_: watch.leave())
-        _mpi.COMM_SELF.Set_attr(leaves, None)  # it is deleted when somebody calls Finalize
-    return _WATCHED[0]
+    if () not in made:
+        threads = parent.Get_size() > 1 and _mpi.Query_thread() >= _mpi.THREAD_MULTIPLE
+        made[()] = Watched(parent, Watch(parent.Dup(), WORLD.Get_group(), end, threads))
+        _leave_at_finalize()
+    return made[()]
+
+
+@functools.cache
+def _leave_at_finalize() -> None:
+    """Where somebody calls Finalize, that is the end of the program."""
+    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)
 
 
 _SESSION: list[Session] = []  # the only one, where there is one
@@ -405,10 +417,7 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _wait_for(requests: Sequence[Any], comm: Any) -> None:
-    if isinstance(comm, (Communicator, Watched)):
-        comm.wait_for(requests)
-    else:
-        _mpi.Request.Waitall(requests)
+    comm.wait_for(requests)
 
 
 def _bytes(x: numpy.ndarray) -> list:

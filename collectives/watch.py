@@ -6,7 +6,8 @@ tells rank 0 in which, and whom it waits for. Rank 0 puts that together: a rank 
 for ranks that may go on; those that are left over never will. A program that merely is slow is left alone: what it
 waits for may go on.
 
-The calls themselves are as they were: all that they do for it is to say when they begin and end.
+The calls themselves are as they were: all that they do for it is to say when they begin and end. (What they are of,
+`lockstep` compares; what it had yet to compare when the program ends is compared here.)
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from collectives.lockstep import Lockstep, agree, disagreement
 from minidiff.location import location_of
 
 TICK = 0.5  # seconds between two looks
@@ -29,6 +31,7 @@ STATE = 1  # tag of messages
 #: Calls that wait for other ranks.
 WAITING = {"Allgather", "Allreduce", "Alltoall", "Alltoallv", "Bcast", "Gather", "Reduce", "Scatter"}
 WAITING |= {"Reduce_scatter_block"}
+COMPARISON = "comparison of calls"
 
 
 class Call(NamedTuple):
@@ -47,6 +50,8 @@ class State(NamedTuple):
     call: Call | None
     begun: dict[tuple, int]
     place: str = ""  # the line of the program
+    latest: str | None = None  # what the program asked for last
+    since: dict[tuple, list[str]] | None = None  # what it called on communicators and never compared, at its end
 
     def has_come_to(self, call: Call) -> bool:
         if self.call is not None and self.call[:2] == call[:2]:
@@ -57,7 +62,10 @@ class State(NamedTuple):
         if self.call is None:
             return f"rank {self.rank} has come to the end of its program"
         others = ", ".join(str(r) for r in self.call.ranks if r != self.rank)
-        return f"rank {self.rank} is in an MPI {self.call.method} with {others}; {self.place}"
+        if self.call.method == COMPARISON:
+            return f"rank {self.rank} has come to {self.latest}, and asks whether {others} have; {self.place}"
+        latest = f"; its latest call is {self.latest}" if self.latest else ""
+        return f"rank {self.rank} is in an MPI {self.call.method} with {others}; {self.place}{latest}"
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
@@ -79,21 +87,29 @@ def _missing(call: Call, rank: int, states: Mapping[int, State]) -> list[int]:
 
 
 class Watch:
-    """The thread of this rank. `world` is a communicator of its own, `end(text, code)` ends the job."""
+    """The thread of this rank. `world` is a communicator of its own, `end(text, code)` ends the job.
 
-    def __init__(self, world: Any, end: Callable[[str, int], None]):
+    Ranks are called as in `names`, a group that has them all. Where MPI bears no threads, there is none.
+    """
+
+    def __init__(self, world: Any, names: Any, end: Callable[[str, int], None], threads: bool = True):
         self.world = world
+        self.names = names
         self.end = end
         self.call: tuple[Watched, int, str] | None = None  # in which the program is now
+        self.latest: list = [None]  # what it asked for last
         self.communicators: list[Watched] = []
+        (self.rank,) = world.Get_group().Translate_ranks([world.Get_rank()], names)
+        self._judges = world.Get_rank() == 0
         self._heard: dict[int, tuple[State, float, float]] = {}  # of each rank: since when, until when
         self._looked = time.monotonic()
         self._sent: list = []
         self._leaving = threading.Event()
         self._program = threading.current_thread().ident
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        atexit.register(self.leave)
+        if threads:
+            self._thread.start()
+            _WATCHES.append(self)
 
     def _run(self) -> None:
         last = None
@@ -103,17 +119,22 @@ class Watch:
                 on, number, method = call
                 self._say(Call(on.name, number, method, on.ranks))
             last = call
-            if self.world.Get_rank() == 0:
+            if self._judges:
                 self._judge()
 
     def _place(self) -> str:
-        frame = sys._current_frames().get(self._program)
-        return str(location_of(frame) or "")
+        """The line that the program is at, and the error that it is about to clear up after."""
+        place = str(location_of(sys._current_frames().get(self._program)) or "")
+        error = sys._current_exceptions().get(self._program)
+        error = error[1] if isinstance(error, tuple) else error  # as it was before Python 3.12
+        return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"
 
     def _say(self, call: Call | None) -> None:
         begun = {comm.name: comm.begun for comm in self.communicators}
-        state = State(self.world.Get_rank(), call, begun, self._place())
-        if self.world.Get_rank() == 0:
+        ended = [] if call else self.communicators
+        since = {(comm.name, comm.ranks): [*map(str, comm.lockstep.since)] for comm in ended}
+        state = State(self.rank, call, begun, self._place(), self.latest[0] and self.latest[0].text, since)
+        if self._judges:
             self._hear(state)
         else:
             self._sent = [r for r in self._sent if not r.Test()]
@@ -141,18 +162,37 @@ class Watch:
             self.end(_report([s for _, s in known], ranks), 1)
 
     def leave(self) -> None:
-        """The end of the program. Rank 0 stays until all have come to theirs, as MPI has them wait anyway."""
-        if self._leaving.is_set():
-            return
-        self._leaving.set()
-        self._thread.join()
-        self._say(None)
-        rank = self.world.Get_rank()
+        """The end of the program."""
+        if not self._leaving.is_set():
+            self._leaving.set()
+            self._thread.join()
+            self._say(None)
+
+    def stay(self) -> None:
+        """Rank 0 stays until all have come to their end, as MPI has them wait anyway."""
         pause = 1e-3
-        while rank == 0 and sum(s.call is None for s, *_ in self._heard.values()) < self.world.Get_size():
+        while self._judges and sum(s.call is None for s, *_ in self._heard.values()) < self.world.Get_size():
             self._judge()
             time.sleep(pause)
             pause = min(2 * pause, TICK)
+        since = {rank: s.since or {} for rank, (s, *_) in sorted(self._heard.items())}
+        for comm in {comm for found in since.values() for comm in found}:
+            calls = {rank: found[comm] for rank, found in since.items() if comm in found}
+            if not agree(calls.values()):
+                self.end(disagreement(calls), 1)
+
+
+_WATCHES: list[Watch] = []
+
+
+@atexit.register
+def leave() -> None:
+    """The end of the program: all watches are told so before one waits for other ranks."""
+    for watch in _WATCHES:
+        watch.leave()
+    for watch in _WATCHES:
+        watch.stay()
+    _WATCHES.clear()
 
 
 def _report(states: Sequence[State], ranks: Sequence[int]) -> str:
@@ -173,8 +213,14 @@ class Watched:
         self._made = 0  # communicators from this one
         self.begun = 0  # calls
         self.name = name
-        self.ranks = tuple(comm.Get_group().Translate_ranks(None, watch.world.Get_group()))
+        self.ranks = tuple(comm.Get_group().Translate_ranks(None, watch.names))
         watch.communicators.append(self)
+        self.lockstep = Lockstep(
+            functools.partial(self._waiting, COMPARISON, comm.Dup),
+            self.ranks,
+            lambda requests, here: self.wait_for(requests, COMPARISON),
+            watch.latest,
+        )
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self._comm, method)
@@ -201,6 +247,6 @@ class Watched:
         self._made += 1
         return Watched(self._waiting(method, make, *args), self._watch, (*self.name, self._made))
 
-    def wait_for(self, requests: Sequence[Any]) -> None:
+    def wait_for(self, requests: Sequence[Any], method: str = "Waitall") -> None:
         """Wait until all of these are done."""
-        self._waiting("Waitall", lambda: requests and requests[0].Waitall(requests))
+        self._waiting(method, lambda: requests and requests[0].Waitall(requests))

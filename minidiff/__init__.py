@@ -12,7 +12,7 @@ keeps less for the way back; `custom_jvp` and `custom_vjp` take rules of one's o
 """
 
 import importlib as _importlib
-from typing import Any as _Any
+import typing as _typing
 
 from minidiff import numpy, tree
 from minidiff.batching import vmap
@@ -110,7 +110,26 @@ _LATER = {
 }
 
 
-def __getattr__(name: str) -> _Any:
+if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
+    from minidiff import nn, numerical, testing
+    from minidiff.control import cond, fori_loop, scan, switch, while_loop
+    from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
+    from minidiff.graph import draw
+    from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
+    from minidiff.rematerialise import checkpoint, checkpoint_name, checkpoint_policies, remat
+    from minidiff.slices import (
+        dynamic_index_in_dim,
+        dynamic_slice,
+        dynamic_slice_in_dim,
+        dynamic_update_index_in_dim,
+        dynamic_update_slice,
+        dynamic_update_slice_in_dim,
+    )
+    from minidiff.trace import trace_table
+    from minidiff.transposition import linear_transpose, transpose
+
+
+def __getattr__(name: str) -> _typing.Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     path, inside = _LATER[name]

@@ -22,7 +22,7 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.forward import as_value
+from minidiff.forward import as_value, as_values
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 
 AxisName = Hashable
@@ -128,7 +128,7 @@ def vmap(
     def mapped(*args: Any) -> Any:
         leaves, structure = tree.flatten_with_paths(args, "args")
         axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")
-        values = [as_value(x) for _, x in leaves]
+        values = as_values("vmap", [x for _, x in leaves], lambda: [path for path, _ in leaves])
         axes = [a if a is None else normalize_axis(a, typeof(x).ndim, "vmap") for a, x in zip(axes, values)]
         sizes = {typeof(x).shape[a] for a, x in zip(axes, values) if a is not None}
         if axis_size is not None:

@@ -62,7 +62,7 @@ class ShapedArray:
 
     __slots__ = ("shape", "dtype", "variance", "layout")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, variance=INVARIANT):
+    def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT):
         self.shape = tuple(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         self.variance = frozenset(variance)
@@ -83,7 +83,7 @@ class ShapedArray:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
-    def update(self, **changes) -> ShapedArray:
+    def update(self, **changes: Any) -> ShapedArray:
         """The same type with some of `shape`, `dtype`, `variance` changed."""
         fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
         return ShapedArray(**fields)

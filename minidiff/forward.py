@@ -142,6 +142,18 @@ def as_value(x: Any) -> Value:
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 
 
+def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
+    """Leaves as arrays or tracers, in a call of `what`. Raises TypeError for one that is neither, and says which."""
+    values: list[Value] = []
+    try:
+        values += map(as_value, leaves)
+    except LeakedTracerError:
+        raise
+    except TypeError as error:
+        raise TypeError(f"{what}: {paths()[len(values)]}: {error}") from None
+    return values
+
+
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:
     """Raise TypeError where primals and tangents are not in sequences: a single array would be taken to pieces."""
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
@@ -168,7 +180,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     flat_tangents, tangent_structure = tree.flatten(tuple(tangents))
     if structure != tangent_structure:
         raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
-    flat_primals = [as_value(x) for _, x in paths]
+    flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
     flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
     out_structure = None
     forward = JVP(current_interpreter())

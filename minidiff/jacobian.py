@@ -11,8 +11,8 @@ import numpy
 from minidiff import tree
 from minidiff.batching import vmap
 from minidiff.core import ShapedArray, Value, is_differentiable, name_of, typeof
-from minidiff.forward import as_value, check_sequences, instantiate, jvp
-from minidiff.reverse import Flat, arguments_of, chosen_arguments, grad, linearize_flat, pull_back
+from minidiff.forward import as_values, check_sequences, instantiate, jvp
+from minidiff.reverse import Flat, arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
 
 Argnums = int | Sequence[int]
 
@@ -105,9 +105,9 @@ class _Linearized:
         self.has_aux = has_aux
         numbers = chosen_arguments(what, argnums)
         paths, self.structure = tree.flatten_with_paths(arguments_of(what, args, numbers, name))
-        values = [as_value(x) for _, x in paths]
+        self.in_names = [named_argument(path, numbers, name) for path, _ in paths]
+        values = as_values(what, [x for _, x in paths], lambda: self.in_names)
         self.in_types = [typeof(x) for x in values]
-        self.in_names = [_named(path, numbers, name) for path, _ in paths]
         _check_kinds(what, self.in_names, self.in_types, "fc")
 
         def of_chosen(*replaced):
@@ -159,11 +159,6 @@ def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
     if axis == 0:
         return [x[i:j].reshape((*t.shape, *x.shape[1:])) for t, i, j in zip(types, ends, ends[1:])]
     return [x[..., i:j].reshape((*x.shape[:-1], *t.shape)) for t, i, j in zip(types, ends, ends[1:])]
-
-
-def _named(path: str, numbers: Sequence[int], name: str) -> str:
-    index, _, rest = path[1:].partition("]")
-    return f"argument {numbers[int(index)]}{rest} of {name}"
 
 
 def _check_kinds(what: str, names: Sequence[str], types: Sequence[ShapedArray], kinds: str, holomorphic=False) -> None:

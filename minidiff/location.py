@@ -2,7 +2,8 @@
 
 A tape is written while the program runs, so the line is on the stack: the nearest frame that is not the library's.
 Where a tape is run again, or transposed, operations come from those on that tape: the functions that do so are marked
-(`@replays`, `@transposes`), and the equation that they are at, their local variable `eqn`, says where it is from.
+(`@replays`, `@transposes`), and the equation that they are at, their local variable `eqn`, says where it is from. Of a
+compiled program its own table says it.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ LIBRARY: list[str] = [os.path.dirname(os.path.abspath(f)) + os.sep for f in (__f
 #: Programs that come with a library are programs: examples, and networks on many ranks.
 _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
 
+ASKED_FOR = "__asked_for__"  # in a compiled program: what lines of a user's it has, by its own
+
 _is_library: dict[str, bool] = {}
 _marked: dict[int, str] = {}  # id of a function's code -> what it is marked as
 
@@ -121,7 +124,8 @@ def location_of(frame: FrameType | None) -> Location | None:
             if found is not None and mark == "transposes":
                 return found.on_the_way_back()
         elif not _belongs_to_library(code.co_filename):
-            found = Location(code.co_filename, frame.f_lineno)
+            compiled = frame.f_globals.get(ASKED_FOR)
+            found = Location(code.co_filename, frame.f_lineno) if compiled is None else compiled.get(frame.f_lineno)
         frame = frame.f_back
     if found is None or found.backward:
         return found

@@ -37,7 +37,7 @@ from minidiff.core import (
     typeof,
     variance_of,
 )
-from minidiff.forward import JVP, JVPTracer, as_value, checked_tangent, float0, instantiate
+from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
@@ -482,10 +482,11 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         leaves, structure = tree.flatten(arguments_of("grad", args, numbers, name))
         values = leaves
         if not all(type(x) is numpy.ndarray and x.dtype is _FLOAT64 for x in leaves):
-            values = [as_value(x) for x in leaves]
+            named = lambda: [named_argument(path, numbers, name) for path in tree.paths(structure)]  # noqa: E731
+            values = as_values("grad", leaves, named)
             for i, x in enumerate(values):
                 if x.dtype.kind not in "fc":
-                    raise TypeError(_not_differentiable(tree.paths(structure)[i], x, numbers, name))
+                    raise TypeError(_not_differentiable(named()[i], x))
 
         def of_chosen(*replaced):
             full = list(args)
@@ -552,10 +553,15 @@ def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tu
     return numbers
 
 
-def _not_differentiable(path: str, x: Value, numbers: Sequence[int], name: str) -> str:
+def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
+    """A leaf of chosen arguments, by its path among them, in words."""
     index, _, rest = path[1:].partition("]")
+    return f"argument {numbers[int(index)]}{rest} of {name}"
+
+
+def _not_differentiable(argument: str, x: Value) -> str:
     return (
-        f"grad: argument {numbers[int(index)]}{rest} of {name} has type {typeof(x)}; gradients are of floating-point "
+        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
         "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
     )
 

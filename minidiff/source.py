@@ -25,6 +25,7 @@ from minidiff.core import (
     is_scalar_constant,
     typeof,
 )
+from minidiff.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.optimize import copy_p, optimize, sharing
 from minidiff.rematerialise import recompute_p
@@ -155,6 +156,8 @@ class Source:
         #: The last equation that could write into free memory of a type.
         self.wanted = {e.outputs[0].type: k for k, e in enumerate(tape.equations) if _writes(e)}
         self._numbers: dict[str, int] = {}
+        #: By line of the text: the line of the program that asked for what is done there.
+        self.asked_for: dict[int, Location | None] = {}
         self.own_text = "\n".join(self._lines())
 
     @property
@@ -174,7 +177,7 @@ class Source:
         return self._compile(f"{head}    return [{'' if last == '()' else last}]")
 
     def _compile(self, text: str) -> Callable:
-        scope = dict(self.namespace)
+        scope = {**self.namespace, ASKED_FOR: self.asked_for}
         exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
         return scope[self.name]
 
@@ -184,11 +187,15 @@ class Source:
         for c in self.tape.constants:
             self.namespace[self.names[id(c)]] = c
             yield f"    # {self.names[id(c)]} is a constant, {typeof(c)}"
+        line = 1 + len(self.tape.constants)
         for k, eqn in enumerate(self.tape.equations):
             ending = self.memory.ending[k]
+            line += 1
+            self.asked_for[line] = eqn.source
             yield f"    {self._targets(eqn)} = {self._expression(eqn, ending)}  # {_comment(eqn)}"
             forgotten = [n for v in ending for n in self._released(v, k)]
             if forgotten:
+                line += 1
                 yield f"    del {', '.join(forgotten)}"
         yield f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy
 
+from collectives.lockstep import ranks_named
 from minidiff import tree
 from minidiff.core import ShapedArray
 from spmd.mesh import Mesh
@@ -77,6 +78,5 @@ def _who(said: list[str]) -> str:
     """Who says what."""
     ranks = defaultdict(list)
     for rank, text in enumerate(said):
-        ranks[text].append(str(rank))
-    shown = [f"{'ranks' if len(who) > 1 else 'rank'} {', '.join(who)}: {text}" for text, who in ranks.items()]
-    return "; ".join(shown)
+        ranks[text].append(rank)
+    return "; ".join(f"{ranks_named(who)}: {text}" for text, who in ranks.items())

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from collectives.along import did_you_mean
 from minidiff.core import ShapedArray, show_axes
 
 Entry = Any  # None, an axis's name, or a tuple of names
@@ -191,7 +192,7 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
         if a not in sizes:
             raise ValueError(
                 f"{what} = {spec} names the axis {a!r}, but the axes of the mesh are {_with_sizes(sizes, sizes)}: name "
-                "one of them, or write None for a dimension that is not split"
+                f"one of them, or write None for a dimension that is not split{did_you_mean(a, sizes)}"
             )
         if named.count(a) > 1:
             raise ValueError(

@@ -69,7 +69,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.drafts import names_used
-from minidiff.forward import JVP, as_value
+from minidiff.forward import JVP, as_value, as_values
 from minidiff.jit import DEPENDS_ON
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
@@ -636,7 +636,12 @@ def shard_map(
         if is_spec(spec):
             check_not_summed(spec, path)
 
-    def mapped(*args: Any) -> Any:
+    def mapped(*args: Any, **named: Any) -> Any:
+        if named:
+            raise TypeError(
+                f"shard_map: {name_of(f)} takes its arguments by position, as in_specs has an entry for each in their "
+                f"order; got {', '.join(f'{name}=' for name in named)} by name"
+            )
         typed, around = check_rep and not _forgetting.get(), current_scope()
         explicit = typed and (not auto_pbroadcast or (around is not None and around.explicit))
         where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": not explicit}
@@ -644,7 +649,7 @@ def shard_map(
         _check_axes(paths, where)
         leaves, structure = tree.flatten_with_paths(args, "args")
         specs = tuple(tree.broadcast_prefix(in_specs, args, is_spec, "in_specs"))
-        values = [as_value(x) for _, x in leaves]
+        values = as_values("shard_map", [x for _, x in leaves], lambda: [path for path, _ in leaves])
         for (path, _), x, spec in zip(leaves, values, specs):
             shape = tuple(x.shape)
             check_ndim(spec, shape, "in_specs", path)

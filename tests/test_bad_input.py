@@ -287,6 +287,18 @@ INTEGERS = {
     ),
     "objects": (lambda: md.grad(total)(numpy.array([1.0, None])), r"argument 0 of .* has type object\[2\]"),
     "text": (lambda: md.grad(total)("a"), "expected an array or a number, got str: 'a'"),
+    "text, in a tree": (
+        lambda: md.grad(lambda x, y: x * y["w"], argnums=1)(1.0, {"w": "a"}),
+        r"grad: argument 1\['w'\] of <lambda>: expected an array or a number, got str: 'a'",
+    ),
+    "text, of several": (
+        lambda: md.jacfwd(lambda x, y: x * y, argnums=(0, 1))(1.0, "a"),
+        "jacfwd: argument 1 of <lambda>: expected an array or a number, got str: 'a'",
+    ),
+    "text, mapped": (
+        lambda: md.vmap(lambda x, y: x)(X, "a"),
+        r"vmap: args\[1\]: expected an array or a number",
+    ),
 }
 COMPLEX = {
     "grad": (lambda: md.grad(lambda x: (x * 1j).sum())(X), r"got c128\[\]; take \.real.*holomorphic=True"),

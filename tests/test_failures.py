@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from collectives.lockstep import LINE, Kind, agree, disagreement
 from collectives.watch import Call, State, stuck
 
 SETUP = """
@@ -104,12 +105,14 @@ WAITS = {
     "rank 0, that left": ("if mesh.rank: total(np.ones(4))", [(0, "has come to the end of its program")]),
     "one that is in another collective": (
         "gather = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.ones(4)).gather\n"
+        "gather()\n"
         "total(np.ones(4)) if mesh.rank != 2 else gather()",
         [(0, "is in an MPI Allreduce with "), (2, "is in an MPI Allgather with ")],
     ),
     "one that permutes": (
         "turn = lambda x: ppermute(x, 'i', [(0, 1), (1, 2), (2, 3), (3, 0)])\n"
         "turned = spmd.shard_map(turn, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\n"
+        "turned(np.ones(4))\n"
         "total(np.ones(4)) if mesh.rank != 3 else turned(np.ones(4))",
         [(0, "is in an MPI Allreduce with "), (3, "is in an MPI Waitall with ")],
     ),
@@ -119,6 +122,33 @@ WAITS = {
         "along('x'), along('y'), along('y' if mesh.rank == 3 else 'x')",
         [(3, "is in an MPI Allreduce with 2; line "), (1, "is in an MPI Allreduce with 3; line ")],
     ),
+    "one that came to a call of a new kind": (
+        "total(np.ones(8 if mesh.rank == 1 else 4))",
+        [
+            (1, "has come to psum over 'i' of f64[2], and asks whether 0, 2, 3 have; line "),
+            (2, "is in an MPI Allreduce"),
+        ],
+    ),
+    "one that clears up after an error": (
+        "try:\n    if mesh.rank == 1: raise ValueError('no file')\n    total(np.ones(4))\nfinally: total(np.ones(8))",
+        [(1, "has come to psum over 'i' of f64[2], and asks whether 0, 2, 3 have; line ")],
+    ),
+    "one that uses another mesh": (
+        "on = [spmd.make_mesh((4,), (a,)) for a in 'ab']\n"
+        "for m in on if mesh.rank else on[::-1]:\n"
+        "    a = m.axis_names[0]\n"
+        "    spmd.shard_map(lambda x: psum(x, a), mesh=m, in_specs=P(a), out_specs=P())(np.ones(4))",
+        [(0, "has come to psum over 'b' of f64[1], and asks "), (3, "has come to psum over 'a' of f64[1], and asks ")],
+    ),
+    "one that left, on ranks of a user's": (
+        "from mpi4py import MPI\n"
+        "half = MPI.COMM_WORLD.Split(mesh.rank // 2, -mesh.rank)\n"
+        "pair = spmd.make_mesh((2,), ('i',), comm=half)\n"
+        "both = spmd.shard_map(lambda x: psum(x, 'i'), mesh=pair, in_specs=P('i'), out_specs=P())\n"
+        "both(np.ones(2))\n"
+        "if mesh.rank != 2: both(np.ones(2))",
+        [(2, "has come to the end of its program"), (3, "is in an MPI Allreduce with 2; line ")],
+    ),
 }
 
 
@@ -127,9 +157,34 @@ def test_ranks_that_would_wait_for_ever(what):
     program, said = WAITS[what]
     run = mpiexec(4, "-c", "import sys\nfrom collectives import ppermute\n" + SETUP + RUN + program)
     assert run.returncode != 0
-    assert re.search(r"^\[rank 0\] (Ranks wait|A rank waits) for others that never come:$", run.stderr, re.M)
+    speaks = re.search(r"^\[rank (\d)\] (Ranks wait|A rank waits) for others that never come:$", run.stderr, re.M)
+    assert speaks[1] == ("3" if "user's" in what else "0")  # the first rank of those
     for rank, text in said:
-        assert f"[rank 0]   rank {rank} {text}" in run.stderr
+        assert f"[rank {speaks[1]}]   rank {rank} {text}" in run.stderr
+    assert ("; it is handling ValueError: no file\n" in run.stderr) == ("after an error" in what)
+
+
+def test_what_is_not_the_same_at_the_end():
+    """All of them come to it: what they called since they last compared is compared there."""
+    order = "for t in ('f4', 'i4'): total(np.ones(4, t))\n"
+    swapped = "for t in (('i4', 'f4') if mesh.rank == 2 else ('f4', 'i4')): total(np.ones(4, t))\n"
+    run = mpiexec(4, "-c", SETUP + RUN + order + swapped)
+    assert run.returncode != 0
+    assert "[rank 0] ranks do not call the same collective, of values of the same types:\n" in run.stderr
+    assert "[rank 0]   ranks 0, 1, 3: psum over 'i' of f32[1]; line " in run.stderr
+    assert "[rank 0]   rank 2: psum over 'i' of i32[1]; line " in run.stderr
+
+
+def test_the_same_in_other_lines():
+    """What ranks call must be the same; in which lines is up to the program."""
+    program = (
+        "x = spmd.distribute(np.ones(8), mesh, P('i'))\n"
+        "if mesh.rank:\n    x.gather()\nelse:\n    spmd.distribute(np.ones(8), mesh, P('i')).gather()\n"
+        "spmd.distribute(np.ones(8), mesh, P('i')).gather()\n"
+        "print('done')"
+    )
+    run = mpiexec(4, "-c", SETUP + RUN + program)
+    assert (run.returncode, run.stderr, run.stdout.count("done")) == (0, "", 4)
 
 
 def test_ranks_that_are_late_are_waited_for():
@@ -199,6 +254,24 @@ def test_ranks_of_one_program_never_wait_for_ever(data):
         elif r in groups[k] and min(done[m] for m in groups[k] if m != r) < len(groups) and data.draw(st.booleans()):
             states[r] = State(r, Call((groups[k],), begun[groups[k],], "Allreduce", groups[k]), begun)
     assert stuck(states) == []
+
+
+KINDS = st.builds(Kind, st.sampled_from("abc"), st.sampled_from(["", "line 1", "ü" * 900]), st.just(1))
+
+
+@given(st.lists(st.lists(KINDS, max_size=5), min_size=2, max_size=3))
+def test_the_first_call_that_is_not_the_same(made):
+    """Whatever the lines are, which may be too long to be said in full."""
+    texts = [[kind.text for kind in kinds] for kinds in made]
+    said = {rank: [str(kind) for kind in kinds] for rank, kinds in enumerate(made)}
+    assert all(len(line.encode()) < LINE for lines in said.values() for line in lines)
+    assert agree(said.values()) == all(t == texts[0] for t in texts)
+    if not agree(said.values()):
+        same = next(n for n in range(6) if len({tuple(t[: n + 1]) for t in texts}) > 1)
+        report = disagreement(said)
+        for rank, kinds in enumerate(made):
+            call = str(kinds[same]) if same < len(kinds) else "no further one"
+            assert re.search(rf"  ranks? ([0-9, ]+, )?{rank}(, [0-9, ]+)?: {re.escape(call)}\n", report)
 
 
 def test_a_job_that_succeeds_exits_with_zero():

@@ -88,16 +88,38 @@ def test_a_mistake_that_all_make():
     assert found[3] == found[4] == [waiting, "OSError: mistake on 1", waiting, waiting]
 
 
+def test_what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
+    """A dtype, a collective, and the order of two that were called before."""
+    sums = "[float(on_ranks(lambda x: psum(x.astype(t), both))[0]) for t in "
+    differ = [
+        "_ = on_ranks(lambda x: psum(x.astype('f4' if rank == 1 else 'i4'), both))",
+        "_ = on_ranks(lambda x: pmax(x, both) if rank == 1 else psum(x, both))",
+        sums + "('f4', 'i4')]\n_ = " + sums + "(('i4', 'f4') if rank == 1 else ('f4', 'i4'))]\n" + ALL,
+    ]
+    found = run(ALL, *[cell for d in differ for cell in (d, ALL)])
+    assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
+    said = [
+        ("psum", "i32[1]", "psum", "f32[1]"),
+        ("psum", "f64[1]", "pmax", "f64[1]"),
+        ("psum", "f32[1]", "psum", "i32[1]"),
+    ]
+    for errors, (name, type, other, another) in zip(found[1::2], said):
+        assert len(set(errors)) == 1 and errors[0].startswith("DisagreementError: ranks do not call the same")
+        assert f"\n  ranks 0, 2, 3: {name} over 'i', 'j' of {type}; line " in errors[0]
+        assert f"\n  rank 1: {other} over 'i', 'j' of {another}; line " in errors[0]
+
+
 def test_what_waits_can_be_interrupted():
-    """Rank 3 does not come. (Of the permutation, it is the source: nobody but rank 0 waits.)"""
+    """Rank 3 does not come the second time. (Of the permutation, it is the source: nobody but rank 0 waits.)"""
     interrupt = """
+_ = on_ranks(lambda x: {}, {})
 if rank == 0:
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
 if rank != 3:
     _ = on_ranks(lambda x: {}, {})
 """
     calls = [("psum(x, both)", "P()"), ("pmax(x, both)", "P()"), ("ppermute(x, both, [(3, 0)])", "P(both)")]
-    cells = [cell for call in calls for cell in (interrupt.format(*call), ALL)]
+    cells = [cell for call in calls for cell in (interrupt.format(*call, *call), ALL)]
     found = run(ALL, *cells)
     assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
     waiting = waited_for(0, "KeyboardInterrupt: ")

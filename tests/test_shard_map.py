@@ -385,6 +385,26 @@ ERRORS = {
     ),
     "writing": (lambda: mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4)), TypeError, "cannot be written into"),
     "no array": (lambda: mapped(abs)("text"), TypeError, "expected an array or a number, got str"),
+    "no array, which": (
+        lambda: mapped(abs)({"w": "text"}),
+        TypeError,
+        r"shard_map: args\[0\]\['w'\]: expected an array or a number",
+    ),
+    "by name": (
+        lambda: mapped(abs)(x=np.ones(4)),
+        TypeError,
+        "shard_map: abs takes its arguments by position, as in_specs has .* got x= by name",
+    ),
+    "nearly an axis": (
+        lambda: mapped(lambda x: psum(x, "I"))(np.ones(4)),
+        md.UnboundAxisError,
+        r"\('i',\)\. Did you mean 'i'\?$",
+    ),
+    "nearly an axis, in a spec": (
+        lambda: mapped(abs, P("ii"))(np.ones(4)),
+        ValueError,
+        r"a dimension that is not split\. Did you mean 'i'\?$",
+    ),
 }
 
 

@@ -1,0 +1,61 @@
+"""What type checkers and editors are told of the packages: that they are typed, and what is in them."""
+
+import ast
+import configparser
+import importlib
+import inspect
+from pathlib import Path
+
+import pytest
+
+import minidiff
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ["minidiff", "collectives", "spmd"]
+PUBLIC = [*PACKAGES, "collectives.algorithms", "minidiff.nn", "minidiff.tree", "spmd.parallel"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_marker_is_installed(package):
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    assert (ROOT / package / "py.typed").read_text() == ""
+    assert "py.typed" in settings["options.package_data"][package].split()
+
+
+def test_names_that_are_imported_late_are_there_for_type_checkers():
+    body = ast.parse(Path(minidiff.__file__).read_text()).body
+    told = {
+        name.name: (statement.module, statement.module != "minidiff")
+        for block in body
+        if isinstance(block, ast.If)
+        for statement in block.body
+        for name in statement.names
+    }
+    assert {name: (f"{m}.{name}", i) if not i else (m, i) for name, (m, i) in told.items()} == minidiff._LATER
+
+
+def public():
+    for module in map(importlib.import_module, PUBLIC):
+        for name in getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")]):
+            value = getattr(module, name)
+            if getattr(value, "__module__", "").startswith(tuple(PACKAGES)) and callable(value):
+                yield f"{module.__name__}.{name}", value
+                for attribute, method in vars(value).items() if inspect.isclass(value) else ():
+                    if inspect.isfunction(method) and not attribute.startswith("_"):
+                        yield f"{module.__name__}.{name}.{attribute}", method
+
+
+def test_signatures_are_typed_and_described():
+    found = list(public())
+    assert len(found) > 150
+    for name, value in found:
+        assert inspect.getdoc(value), name
+        made = next((vars(value)[k] for k in ("__new__", "__init__") if k in vars(value)), None)
+        if not inspect.isclass(value):
+            assert inspect.signature(value).return_annotation is not inspect.Signature.empty, name
+        elif made is None:
+            continue
+        first, *others = inspect.signature(made if inspect.isclass(value) else value).parameters.values()
+        own = others if first.name in ("self", "cls", "_cls") else [first, *others]
+        assert [p.name for p in own if p.annotation is p.empty and p.kind is not p.VAR_KEYWORD] == [], name
