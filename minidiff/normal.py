@@ -336,6 +336,7 @@ class _Numbered:
     def __init__(self, numbers: dict[Hashable, int]):
         self.numbers = numbers
         self.computed: Counter = Counter()
+        self.lying: set[int] = set()  # inputs of a loop's body or a branch that lie on the ranks of a mesh
 
     def number(self, *key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
@@ -348,6 +349,11 @@ class _Numbered:
         inputs = [self.number("input", i, t) for i, t in enumerate(tape.in_types)]
         outputs = self.outputs(rewritten(tape, EXPLICIT), inputs)
         return tuple(tape.in_types), tuple(tape.out_types), tuple(outputs), frozenset(self.computed.items())
+
+    def body(self, tape: Tape) -> Hashable:
+        """The same of a tape in an operation's parameters, whose inputs lie as that operation has them."""
+        self.lying = {self.number("input", i, v.type) for i, v in enumerate(tape.inputs) if v.type.layout is not None}
+        return self.tape(tape)
 
     def outputs(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
         """The numbers of a rewritten tape's outputs, from those of its inputs."""
@@ -420,20 +426,20 @@ class _Numbered:
             self.zero(v.type) if n == self.zero(atom_type(a)) else self.number("in", *rest, way, n)
             for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
         ]
-        lying = {  # what lies on ranks does so as it is taken in: given out as it is, it is the operand
-            (v, way): n
-            for v, a, n, way in zip(body.inputs, eqn.inputs, operands, ways_in)
-            if isinstance(a, Var) and a.type.layout is not None
-        }
+        operand_of = {(v, way): n for v, n, way in zip(body.inputs, operands, ways_in)}
         results, found = [], []
         for v, a, n, way in zip(eqn.outputs, body.outputs, self.outputs(body, blocks), ways_out):
-            if isinstance(a, Var) and (a, way) in lying:
-                results.append(lying[a, way])
+            same = operand_of.get((a, way)) if isinstance(a, Var) else None
+            # What lies on ranks is taken in as it lies: it came out of another such body, or is handed on by a loop.
+            if same in self.lying or ("lies", *rest, way, same) in self.numbers:
+                results.append(same)
             elif n == self.zero(atom_type(a)):
                 results.append(self.zero(v.type))
             else:
                 results.append(self.number("out", *rest, way, n))
                 found.append(results[-1])
+                if v.type.layout is not None:
+                    self.number("lies", *rest, way, results[-1])
         found.sort()
         if found:
             self.computed[self.number("body", *rest, *found)] += 1
@@ -459,7 +465,7 @@ class _Numbered:
         if isinstance(value, slice):
             return slice, value.start, value.stop, value.step
         if isinstance(value, Tape):
-            return _Numbered(self.numbers).tape(value)
+            return _Numbered(self.numbers).body(value)
         if isinstance(value, numpy.ndarray):
             return self.constant(value)
         if hasattr(value, "same_as"):  # a function made anew for each call of one with a rule (`custom.py`)
