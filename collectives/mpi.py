@@ -190,7 +190,7 @@ class Ranks(Backend):
     ) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
         arrays = [numpy.asarray(x) for x, _ in operands]
-        self.along(axes).lockstep.note(name, {"axes": axes}, *arrays)
+        self.along(axes).lockstep.note(name, {"axes": axes} | ({} if groups is None else {"groups": groups}), *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
