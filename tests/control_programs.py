@@ -85,6 +85,17 @@ def branch_by_values(total, x, w):
     return md.cond(total > 0, lambda: x, lambda: w), md.switch((total > 0).astype(int), [lambda: np.sin(w), lambda: x])
 
 
+def stepwise_gradients(scan, grad, w, x, turns):
+    """Steps of derivatives in carries that all ranks share at first, and that turn into each other and into `x`."""
+
+    def step(c, t):
+        found = [grad(lambda v: (v * v * x).sum())(v) for v in c]
+        new = [v - 0.1 * t * g for v, g in zip(c, found)]
+        return (new[turns[0]] * x, new[turns[1]], new[turns[2]]), found[0]
+
+    return scan(step, (w, np.sin(w), np.cos(w)), np.arange(1.0, 4.0))
+
+
 RANKS = {"scan": ranks_scan, "cond": ranks_cond, "nested": ranks_nested, "while_loop": ranks_while}
 rng = np.random.default_rng(0)
 ARGS = (rng.normal(size=3) / 4, rng.normal(size=12) / 4)

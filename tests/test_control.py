@@ -12,7 +12,7 @@ import spmd
 from collectives import axis_index, pmean, psum
 from minidiff.source import CompiledTape
 from spmd import P
-from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks
+from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.programs import assert_trees_close
 
 # ---------------------------------------------------------------- programs
@@ -518,6 +518,36 @@ def test_types_do_not_depend_on_how_often_a_loop_runs(steps):
         "f64[2]{i}",
         "f64[2]{i}",
     ]
+
+
+def gradient_in_a_body(f):
+    """As `md.grad`, of a value that all ranks share along an axis that a shard_map around does not map over."""
+    return lambda v: spmd.shard_map(md.grad(f), in_specs=P(), out_specs=P())(v)
+
+
+def as_while_loop(step, init, ts):
+    state = 0, init
+    c = md.while_loop(lambda s: s[0] < len(ts), lambda s: (s[0] + 1, step(s[1], s[0] + 1.0)[0]), state)[1]
+    return c, c[0]
+
+
+@pytest.mark.parametrize("turns", [(0, 1, 2), (1, 0, 1)], ids=["straight", "turning"])
+@pytest.mark.parametrize("how", ["scan", "while_loop", "jit", "shard_map"])
+def test_derivatives_in_steps_are_of_the_types_that_stay(how, turns):
+    """A cotangent is the sum over ranks of what they share: so values depend on types, and these are as recorded."""
+    loop = as_while_loop if how == "while_loop" else md.scan
+    jitted = md.jit(lambda v, x: md.grad(lambda v: (v * v * x).sum())(v))  # recorded in the first loop that uses it
+
+    def body(w, x):
+        ways = {"jit": lambda _: lambda v: jitted(v, x), "shard_map": gradient_in_a_body}
+        return md.tree.map(lambda y: y[None], stepwise_gradients(loop, ways.get(how, md.grad), w, x, turns))
+
+    axes = {"i"} if how == "shard_map" else {"i", "j"}
+    mapped = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=P("i"), axis_names=axes)
+    args = np.array([0.5, -0.3]), np.arange(4.0) / 3
+    expected = md.make_tape(mapped)(*args)(*args)
+    for _ in range(2):
+        assert_trees_close(md.tree.leaves(mapped(*args)), expected)
 
 
 def test_a_step_whose_types_are_settled_is_not_recorded():

@@ -327,7 +327,8 @@ def scan(
     `xs` and `ys` are trees of arrays, `ys` stacked from what the steps return; `carry` starts as `init`, a tree whose
     structure and types stay (a Python number takes the dtype that a step gives it). With `xs=None`, `length` says how
     many steps there are. `reverse` goes from the last element to the first. `unroll` means nothing here: a loop is
-    run step by step, and recorded (under `make_tape`) as one operation, of one step.
+    run step by step, and recorded (under `make_tape`) as one operation, of one step. (In a `shard_map` with types the
+    first step is run again if it took derivatives, and a carry, the same on all ranks as yet, is to vary from now on.)
 
     Raises TypeError for a carry that does not keep its type, ValueError where lengths are missing or differ.
 
