@@ -42,7 +42,8 @@ class Draft:
 
     def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
         self.stage = Stage(current_interpreter())
-        self.stage.origin = origin
+        if origin is not None:
+            self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
         try:
             with running(self.stage):

@@ -933,6 +933,20 @@ CARRIES = {
     "pred": (lambda x: md.cond(x > 0, np.sin, np.cos, x), r"cond: pred must be one boolean or number, got bool\[3\]"),
     "index": (lambda x: md.switch(x[0], [np.sin], x), r"switch: index must be one integer, got f64\[\]"),
     "bounds": (lambda x: md.fori_loop(0, x[0], lambda i, c: c, x), r"fori_loop: lower and upper must be integers, got"),
+    "a value for a branch": (
+        lambda x: md.cond(x[0] > 0, x, np.cos),
+        r"cond: true_fun must be a function, got .*: between values that are there, np.where chooses",
+    ),
+    "a value among branches": (
+        lambda x: md.switch(0, [np.sin, 1.0], x),
+        r"switch: branches\[1\] must be a function, got float: between values",
+    ),
+    "a value for a step": (lambda x: md.scan(1.0, x, x), "scan: f must be a function, got float"),
+    "a value for a condition": (
+        lambda x: md.while_loop(True, np.sin, x),
+        "while_loop: cond_fun must be a function, got bool",
+    ),
+    "a value for a body": (lambda x: md.fori_loop(0, 3, x, x), "fori_loop: body_fun must be a function, got "),
 }
 
 
@@ -955,6 +969,7 @@ LENGTHS = {
         lambda x: md.scan(lambda c, v: (c, v), x, (x, 1.0)),
         r"scan: xs\[1\] has type f64\[\], which has no axis",
     ),
+    "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
     "branches": (lambda x: md.switch(0, [], x), "switch: there must be a branch"),
 }
 
@@ -965,6 +980,16 @@ def test_lengths_that_do_not_fit(case):
     for run in both_ways(f, X):
         with pytest.raises(ValueError, match=message):
             run()
+
+
+def test_what_only_a_value_can_decide_names_the_function():
+    def decide(c, v):
+        return (c if v > 0 else -c), None
+
+    with pytest.raises(md.TracerError, match=r"bool\[\] is only a name: scan of decide records a program"):
+        md.jit(lambda x: md.scan(decide, x, x)[0])(X)
+    with pytest.raises(md.TracerError, match=r"the length of scan needs a concrete value"):
+        md.jit(lambda n: md.scan(decide, 1.0, None, length=n))(3)
 
 
 BRANCHES = {

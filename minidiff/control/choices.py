@@ -11,6 +11,7 @@ from minidiff import tree
 from minidiff.batching import BatchTracer
 from minidiff.control.values import (
     as_type,
+    check_functions,
     check_invariant,
     for_types_alone,
     if_known,
@@ -342,6 +343,8 @@ def _drafted(primitive: Cond, f: Callable, leaves: Sequence[Value], function: Ca
 
 # ---------------------------------------------------------------- what users call
 
+_BETWEEN_VALUES = ": between values that are there, np.where chooses"
+
 
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
     """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
@@ -357,6 +360,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
     3.0
     """
+    check_functions("cond", {"true_fun": true_fun, "false_fun": false_fun}, _BETWEEN_VALUES)
     pred = entered(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
@@ -383,6 +387,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     if not branches:
         raise ValueError("switch: there must be a branch at least")
     names = [f"branches[{i}]" for i in range(len(branches))]
+    check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
     if isinstance(index, Tracer):
         index = minimum(maximum(index, 0), len(branches) - 1)
     else:
