@@ -30,7 +30,7 @@ from minidiff.core import (
 from minidiff.drafts import Parts, chosen, names_used, needed_equations, prune_tape
 from minidiff.forward import JVP, JVPTracer, as_value
 from minidiff.reverse import Flat, Linearize, Sweep, backward_pass
-from minidiff.staging import Stage
+from minidiff.staging import Stage, check_function
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
 
 Policy = Callable[..., bool]
@@ -306,6 +306,12 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
 
     Source: shard_map tutorial, "8-way fully sharded data parallelism".
     """
+    check_function("checkpoint", f)
+    if not (policy is None or callable(policy)):
+        raise TypeError(
+            f"checkpoint: policy must be a function of an operation and the types of its operands, got {policy!r}; "
+            "md.checkpoint_policies has some"
+        )
 
     @functools.wraps(f)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
