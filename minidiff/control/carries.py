@@ -113,7 +113,7 @@ class Carry:
         if scope is not None and scope.typed and scope.transposed != before:
             while any(typeof(x).variance != t.variance for x, t in zip(init, types)):
                 with for_types_alone():
-                    stay = self.recorded(step, list(map(typeof, args)))[1]
+                    stay = self.recorded(step, list(map(typeof, args)), for_types=True)[1]
                     types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
                 self.lifted, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
@@ -144,11 +144,13 @@ class Carry:
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
         if not (self.fixed or vary_everywhere([*values, *ys])):
             with for_types_alone():
-                draft, types = self.recorded(step, others)
+                draft, types = self.recorded(step, others, for_types=True)
                 y_types = [typeof(y) for y in draft.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [lift_to(y, t.variance) for y, t in zip(ys, y_types)]
 
-    def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
+    def recorded(
+        self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
+    ) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
 
         How they lie on the ranks of a mesh, too, is as a step leaves them, if it leaves them so wherever they lay.
@@ -163,7 +165,7 @@ class Carry:
                 return step(carry, *values)
 
             try:
-                draft = Draft(f, [t for t in [*current, *others] if not is_weak(t)], self.origin)
+                draft = Draft(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
             except (AttributeError, TypeError):  # a step may want of a number what only arrays have
                 if not any(map(is_weak, current)):
                     raise

@@ -332,13 +332,15 @@ def _typed_choice(
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = _drafted(primitive, f, *_flat_function(f, operands)).result
+                results[k] = _drafted(primitive, f, *_flat_function(f, operands), for_types=True).result
     types = _joined(primitive.name, names, results)
     return tree.unflatten(structure, [as_type(x, t) for (_, x), t in zip(found, types)])
 
 
-def _drafted(primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable) -> Draft:
-    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)))
+def _drafted(
+    primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable, for_types: bool = False
+) -> Draft:
+    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
 # ---------------------------------------------------------------- what users call
