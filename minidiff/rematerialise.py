@@ -218,8 +218,9 @@ class Checkpoint(Call):
         equations, needed = needed_equations([*known.equations, *pushed], outputs, given)
         operands = [v for v in (*given, *moved.inputs) if v in needed]
         if outputs:
-            body = Tape(operands, equations, outputs)
-            results = outside.record(self, [env[v] for v in operands], {"body": body, "policy": None})
+            body, constants = Tape(operands, equations, outputs).close()  # lifted zeros, say, of the tape around
+            operands = [*constants, *[env[v] for v in operands]]
+            results = outside.record(self, operands, {"body": body, "policy": None})
             env.update(zip(outputs, results))
         return [read(env, named(x)) for x in parts.outs]
 

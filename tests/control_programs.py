@@ -96,6 +96,34 @@ def stepwise_gradients(scan, grad, w, x, turns):
     return scan(step, (w, np.sin(w), np.cos(w)), np.arange(1.0, 4.0))
 
 
+def positive(x):
+    return psum(x.sum(), ("i", "j")) > 0
+
+
+#: What runs a function of blocks in a body of its own: and what that is, in Python.
+BODIES = {
+    "scan": (
+        lambda f: lambda x: md.scan(lambda c, t: (f(c * t), None), x, np.array([0.5, 1.5]))[0],
+        lambda f: lambda x: f(1.5 * f(0.5 * x)),
+    ),
+    "fori_loop": (lambda f: lambda x: md.fori_loop(1, 3, lambda i, c: f(c / i), x), lambda f: lambda x: f(f(x) / 2)),
+    "cond": (
+        lambda f: lambda x: md.cond(positive(x), f, lambda x: 0.5 * f(-x), x),
+        lambda f: lambda x: f(x) if positive(x) else 0.5 * f(-x),
+    ),
+    "switch": (
+        lambda f: lambda x: md.switch(positive(x).astype(int), [lambda: x, lambda: f(x)]),
+        lambda f: lambda x: f(x) if positive(x) else x,
+    ),
+    "checkpoint": (md.checkpoint, lambda f: f),
+    "jit": (lambda f: md.jit(f), lambda f: f),
+    "vmap": (
+        lambda f: lambda x: md.vmap(lambda x: psum(f(x), "v"), axis_name="v")(np.stack([x, -x]))[0],
+        lambda f: lambda x: f(x) + f(-x),
+    ),
+}
+
+
 RANKS = {"scan": ranks_scan, "cond": ranks_cond, "nested": ranks_nested, "while_loop": ranks_while}
 rng = np.random.default_rng(0)
 ARGS = (rng.normal(size=3) / 4, rng.normal(size=12) / 4)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as np
@@ -12,7 +14,7 @@ import spmd
 from collectives import axis_index, pmean, psum
 from minidiff.source import CompiledTape
 from spmd import P
-from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
+from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.programs import assert_trees_close
 
 # ---------------------------------------------------------------- programs
@@ -529,6 +531,32 @@ def as_while_loop(step, init, ts):
     state = 0, init
     c = md.while_loop(lambda s: s[0] < len(ts), lambda s: (s[0] + 1, step(s[1], s[0] + 1.0)[0]), state)[1]
     return c, c[0]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.sampled_from(sorted(BODIES)), min_size=2, max_size=4))
+@example(["cond", "checkpoint", "scan"])  # what is known of a choice may be zeros, lifted around it
+def test_bodies_inside_one_another(names):
+    """Innermost first: run, recorded, and compiled, as Python runs them."""
+    assume(names.count("vmap") == 0 or not {"cond", "switch"}.intersection(names[: names.index("vmap")]))
+    assume(names.count("vmap") < 2)
+
+    def loss(which):
+        def body(w, x):
+            f = lambda x: np.sin(x) * w + psum(x * w, "i") / 4  # noqa: E731
+            for name in names:
+                f = BODIES[name][which](f)
+            return psum((f(x) * x).sum(), ("i", "j"))
+
+        return spmd.shard_map(body, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P())
+
+    gradient, meaning = (md.value_and_grad(loss(which), (0, 1)) for which in (0, 1))
+    expected = meaning(*ARGS)
+    assert_trees_close(gradient(*ARGS), expected)
+    assert_trees_close(md.jit(gradient)(*ARGS), expected)
+    tape = md.make_tape(gradient)(*ARGS)
+    tape.check()
+    assert_trees_close(tape(*ARGS), md.tree.leaves(expected))
 
 
 @pytest.mark.parametrize("turns", [(0, 1, 2), (1, 0, 1)], ids=["straight", "turning"])

@@ -268,19 +268,20 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
     types = []
     for entries in zip(*[leaves for leaves, _ in results]):
         found = [typeof(x) for _, x in entries]
+        path = entries[0][0]
+        at = f" at [...]{path}" if path else ""
         strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
         dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
-        for name, t, (path, x) in zip(names, found, entries):
+        for name, t, (_, x) in zip(names, found, entries):
             fits = numpy.result_type(dtype, x) == dtype if is_weak(x) else t.dtype == dtype
             if t.shape != found[0].shape or not fits:
-                at = f" at [...]{path}" if path else ""
                 raise TypeError(
                     f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
                     f"{name} returns {t}; convert one of them (with .astype, say, or np.broadcast_to)"
                 )
         shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
         labels = [f"that of {name}" for name in names]
-        variance = joint_variance(f"{what}: the results {shown}", labels, [x for _, x in entries])
+        variance = joint_variance(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
         types.append(ShapedArray(found[0].shape, dtype, variance))
     return types
 
