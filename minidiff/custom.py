@@ -28,6 +28,7 @@ from minidiff.core import (
     current_interpreter,
     is_differentiable,
     lift_to,
+    name_of,
     running,
     transforming,
     typeof,
@@ -67,6 +68,8 @@ class Guard(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         for x in args:
             self.check(x)
+        if primitive.in_place:
+            params = {**params, "body": self.around(params["body"])}
         with running(self.below):
             return primitive.apply(self.below, args, params)
 
@@ -93,6 +96,7 @@ class Guard(Interpreter):
                     guard.check(x)
             return outs
 
+        guarded.__name__ = name_of(body)
         return guarded if not isinstance(body, Tape) else body
 
 

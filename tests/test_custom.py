@@ -278,13 +278,14 @@ def test_documentation_is_the_functions_own():
 # ---------------------------------------------------------------- closing over values
 
 
-def closing(kind, y):
+def closing(kind, y, within=lambda f: f):
+    times_y = within(lambda x: x * y)
     if kind == "jvp":
-        f = md.custom_jvp(lambda x: x * y)
-        f.defjvp(lambda primals, tangents: (primals[0] * y, tangents[0] * y))
+        f = md.custom_jvp(lambda x: times_y(x))
+        f.defjvp(lambda primals, tangents: (times_y(primals[0]), times_y(tangents[0])))
     else:
-        f = md.custom_vjp(lambda x: x * y)
-        f.defvjp(lambda x: (x * y, None), lambda _, ct: (ct * y,))
+        f = md.custom_vjp(lambda x: times_y(x))
+        f.defvjp(lambda x: (times_y(x), None), lambda _, ct: (times_y(ct),))
     return f
 
 
@@ -307,8 +308,13 @@ KINDS = pytest.mark.parametrize("kind", ["jvp", "vjp"])
         lambda kind: md.vmap(md.grad(lambda y: closing(kind, y)(y)))(X),
         lambda kind: md.grad(lambda y, t=None: md.make_tape(lambda x: closing(kind, y)(x))(2.0)(y)[0])(3.0),
         lambda kind: md.grad(lambda y: np.sum(in_a_body(lambda x: closing(kind, y)(x))))(3.0),
+        lambda kind: md.grad(lambda y: closing(kind, y, md.checkpoint)(y))(3.0),
+        lambda kind: md.grad(lambda y: np.sum(in_a_body(lambda x: closing(kind, y, md.checkpoint)(x))))(3.0),
     ],
-    ids=["constant", "itself", "staged", "staged itself", "vmap", "in vmap", "tape", "in a body"],
+    ids=[
+        *("constant", "itself", "staged", "staged itself", "vmap", "in vmap", "tape", "in a body"),
+        *("checkpoint", "checkpoint in a body"),
+    ],
 )
 def test_rules_do_not_differentiate_what_they_close_over(kind, use):
     with pytest.raises(TypeError, match=r"<lambda> closes over a value of type f64\[\] that is being differentiated"):
