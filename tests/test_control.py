@@ -676,6 +676,22 @@ def test_types_that_cannot_be_lifted(name, staged):
 
 
 @BOTH
+def test_what_must_be_lifted_by_hand_is_named(staged):
+    """Which leaf of the results, and of which branch."""
+
+    def body(x):
+        chosen = md.cond(psum(x.sum(), "i") > 0, lambda: {"a": x}, lambda: {"a": np.ones(2)})
+        return chosen["a"]
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"), auto_pbroadcast=False)
+    message = (
+        r"cond: the results at \[...\]\['a'\] f64\[2\]\{i\} of true_fun, f64\[2\] of false_fun disagree in variance"
+    )
+    with pytest.raises(md.VarianceError, match=message + r": write pbroadcast\(x, 'i'\) for that of false_fun"):
+        (md.make_tape(f) if staged else f)(np.ones(4))
+
+
+@BOTH
 def test_python_numbers_all_the_way(staged):
     f = lambda x: md.scan(lambda c, t: ((c[0] + 1.0, c[1] * t), c[0]), (0.0, 1), x)  # noqa: E731
     x = np.array([2.0, 3.0])
