@@ -33,8 +33,10 @@ def summed_backward_pass(
     inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
     alike: dict[Any, list[Equation]] = defaultdict(list)
     for eqn in tape.equations:
-        if eqn.primitive is pbroadcast_p and eqn.inputs[0] in inputs and psum_p.sends(eqn.params):
-            alike[eqn.params["axes"], eqn.inputs[0].type.dtype].append(eqn)
+        if eqn.primitive is pbroadcast_p and psum_p.sends(eqn.params):
+            (x,) = eqn.inputs
+            if isinstance(x, Var) and x in inputs:  # zeros, too, are lifted
+                alike[eqn.params["axes"], x.type.dtype].append(eqn)
     groups = [(_Sums(lifts[0].params), lifts) for lifts in alike.values() if len(lifts) > 1]
     if not groups:
         return backward_pass(tape, linear, values, cts, consume)

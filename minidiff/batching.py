@@ -24,6 +24,7 @@ from minidiff.core import (
 )
 from minidiff.forward import as_value, as_values
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
+from minidiff.staging import check_function
 
 AxisName = Hashable
 
@@ -116,20 +117,25 @@ def vmap(
     """`f`, applied along an axis of its arguments at once, its results stacked.
 
     `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each, itself an int,
-    None, or a tree of them that is a prefix of the argument. `out_axes` says likewise where the results' new axis
-    stands. In `f`, collectives may be used over the `axis_name`: the elements are its ranks. `axis_size` says how many
-    there are where no argument is mapped. Raises ValueError where mapped axes differ in size.
+    None, or a tree of them that is a prefix of the argument. Arguments given by keyword are mapped along their first
+    axis. `out_axes` says likewise where the results' new axis stands. In `f`, collectives may be used over the
+    `axis_name`: the elements are its ranks. `axis_size` says how many there are where no argument is mapped. Raises
+    ValueError where mapped axes differ in size.
 
     >>> import numpy as np
     >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
     array([0., 2., 4.])
     """
 
-    def mapped(*args: Any) -> Any:
+    check_function("vmap", f)
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten_with_paths(args, "args")
         axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")
+        named, names = tree.flatten_with_paths(kwargs, "kwargs")
+        leaves, axes = [*leaves, *named], [*axes, *[0] * len(named)]
         values = as_values("vmap", [x for _, x in leaves], lambda: [path for path, _ in leaves])
-        axes = [a if a is None else normalize_axis(a, typeof(x).ndim, "vmap") for a, x in zip(axes, values)]
+        axes = [a if a is None else _axis_of(x, a, path) for x, a, (path, _) in zip(values, axes, leaves)]
         sizes = {typeof(x).shape[a] for a, x in zip(axes, values) if a is not None}
         if axis_size is not None:
             sizes.add(axis_size)
@@ -142,14 +148,23 @@ def vmap(
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name)
         batch.origin = "vmap", name_of(f)
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
+        count = len(inputs) - len(named)
         with transforming(batch):
-            out = f(*tree.unflatten(structure, inputs))
+            out = f(*tree.unflatten(structure, inputs[:count]), **tree.unflatten(names, inputs[count:]))
             outs, out_structure = tree.flatten(out)
             outs = [as_value(x) for x in outs]
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
         return tree.unflatten(out_structure, [stacked(batch, x, a) for x, a in zip(outs, places)])
 
     return mapped
+
+
+def _axis_of(x: Value, axis: int, path: str) -> int:
+    t = typeof(x)
+    try:
+        return normalize_axis(axis, t.ndim, "vmap")
+    except numpy.exceptions.AxisError as error:
+        raise numpy.exceptions.AxisError(f"{error} ({path}: {t})") from None
 
 
 def _is_axis(x: Any) -> bool:

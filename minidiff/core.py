@@ -162,7 +162,7 @@ class Scope:
     (`auto_pbroadcast=False`) the user's operations are not lifted, but checked, where they must agree.
     """
 
-    __slots__ = ("axes", "typed", "explicit", "checks", "bottom", "views", "function")
+    __slots__ = ("axes", "typed", "explicit", "checks", "bottom", "views", "function", "transposed")
 
     def __init__(self, axes: dict, typed: bool = True, explicit: bool = False):
         self.axes = dict(axes)
@@ -172,6 +172,17 @@ class Scope:
         self.bottom: Interpreter | None = None
         self.function = ""  # the name of the function whose body it is
         self.views: dict = {}  # id of value -> (value, primitive, operand, params): see `remember`
+        self.transposed = 0  # how often, in this body, something was: see `transposes`
+
+    def transposes(self) -> None:
+        """Keep in mind, also in the bodies around this one, that something is transposed.
+
+        What comes of that depends on types: the cotangent of what is the same on all ranks is their sum.
+        """
+        self.transposed += 1
+        outer = self.bottom.outer if self.bottom is not None else None
+        if outer is not None and outer.scope is not None:
+            outer.scope.transposes()
 
     def remember(self, out: Value, primitive: Primitive, operand: Value, params: dict) -> None:
         """Keep in mind how a view was made of a value that does not vary along all axes.

@@ -28,6 +28,7 @@ from minidiff.core import (
     current_interpreter,
     is_differentiable,
     lift_to,
+    name_of,
     running,
     transforming,
     typeof,
@@ -67,12 +68,22 @@ class Guard(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         for x in args:
             self.check(x)
+        if primitive.in_place:
+            params = {**params, "body": self.around(params["body"])}
         with running(self.below):
             return primitive.apply(self.below, args, params)
 
+    def adopt(self, x: Value) -> Value:
+        self.check(x)
+        return super().adopt(x)
+
     def check(self, x: Value) -> None:
-        if isinstance(x, Tracer) and x.interpreter is self.outside:
-            raise closed_over(self.what, x)
+        if isinstance(x, Tracer):
+            outside = self.outside
+            while outside is not None:  # as it is around the body of a shard_map, too
+                if x.interpreter is outside:
+                    raise closed_over(self.what, x)
+                outside = outside.outer
 
     def around(self, body: Body) -> Body:
         """A body, guarded wherever it is run."""
@@ -85,13 +96,15 @@ class Guard(Interpreter):
                     guard.check(x)
             return outs
 
+        guarded.__name__ = name_of(body)
         return guarded if not isinstance(body, Tape) else body
 
 
 def closed_over(what: str, x: Value) -> TypeError:
     return TypeError(
         f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
-        "its arguments alone: pass the value as an argument (or through stop_gradient, if it is to be a constant)"
+        "its arguments alone (but for those of nondiff_argnums): pass the value as one, or through stop_gradient, if "
+        "it is to be a constant"
     )
 
 
@@ -279,6 +292,11 @@ class _Call:
 
     def __init__(self, function: _Function, args: tuple):
         self.function = function
+        for n in function.nondiff_argnums:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"{function.what}: nondiff_argnums names argument {n}, but it was called with {len(args)}"
+                )
         self.static = {n % len(args): args[n] for n in sorted(function.nondiff_argnums)}
         self.moving = [i for i in range(len(args)) if i not in self.static]
         leaves, self.structure = tree.flatten_with_paths([args[i] for i in self.moving])
@@ -328,6 +346,13 @@ def _name(rule: Callable) -> str:
     return getattr(rule, "__name__", str(rule))
 
 
+def _array(x: Any, what: str, advice: str = "") -> Value:
+    try:
+        return as_value(x)
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}{advice}") from None
+
+
 def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
     """A tangent or cotangent `x` as a value of the type `like`: lifted, where it varies along fewer axes.
 
@@ -336,7 +361,7 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
     """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number has whatever precision is asked for
-    x = as_value(x)
+    x = _array(x, f"{what} must have the type {like}")
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
@@ -483,7 +508,7 @@ class custom_vjp(_Function):
                 raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
             residuals, structure = tree.flatten(pair[1])
             residual_structure[:] = [structure]
-            return call.results_of_rule(pair[0], who), [as_value(x) for x in residuals]
+            return call.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
 
         def bwd(residuals, cts):
             residuals = tree.unflatten(residual_structure[0], residuals)
@@ -500,6 +525,11 @@ class custom_vjp(_Function):
         rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd)}
         outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
         return tree.unflatten(call.out_structure, outs)
+
+
+def _residual(x: Any, who: str) -> Value:
+    advice = "; what is none is an argument of its own, named by nondiff_argnums: both rules get it"
+    return _array(x, f"{who} must return residuals that are arrays", advice)
 
 
 def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:

@@ -38,11 +38,18 @@ from minidiff.tape import Atom, Equation, Tape, Var
 
 
 class Draft:
-    """A function that has run on a tape of its own, which can be finished once it is known what is asked of it."""
+    """A function that has run on a tape of its own, which can be finished once it is known what is asked of it.
 
-    def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
+    One `for_types` is never finished: nobody will ask which line an equation comes from.
+    """
+
+    def __init__(
+        self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None, for_types: bool = False
+    ):
         self.stage = Stage(current_interpreter())
-        self.stage.origin = origin
+        self.stage.is_program = not for_types
+        if origin is not None:
+            self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
         try:
             with running(self.stage):

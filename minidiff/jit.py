@@ -54,9 +54,14 @@ class Inlined:
     """A function recorded for arguments of one type, to be applied under a transformation, operation by operation."""
 
     def __init__(self, f: Callable, args: Any, name: str):
+        scope = current_scope()
+        before = scope and scope.transposed
         self.tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
+        self.transposes = scope is not None and scope.transposed != before
 
     def __call__(self, values: list[Value]) -> Any:
+        if self.transposes:
+            current_scope().transposes()
         return tree.unflatten(self.out_structure, self.tape(*values))
 
     @property

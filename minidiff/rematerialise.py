@@ -30,7 +30,7 @@ from minidiff.core import (
 from minidiff.drafts import Parts, chosen, names_used, needed_equations, prune_tape
 from minidiff.forward import JVP, JVPTracer, as_value
 from minidiff.reverse import Flat, Linearize, Sweep, backward_pass
-from minidiff.staging import Stage
+from minidiff.staging import Stage, check_function
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
 
 Policy = Callable[..., bool]
@@ -218,8 +218,9 @@ class Checkpoint(Call):
         equations, needed = needed_equations([*known.equations, *pushed], outputs, given)
         operands = [v for v in (*given, *moved.inputs) if v in needed]
         if outputs:
-            body = Tape(operands, equations, outputs)
-            results = outside.record(self, [env[v] for v in operands], {"body": body, "policy": None})
+            body, constants = Tape(operands, equations, outputs).close()  # lifted zeros, say, of the tape around
+            operands = [*constants, *[env[v] for v in operands]]
+            results = outside.record(self, operands, {"body": body, "policy": None})
             env.update(zip(outputs, results))
         return [read(env, named(x)) for x in parts.outs]
 
@@ -306,6 +307,12 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
 
     Source: shard_map tutorial, "8-way fully sharded data parallelism".
     """
+    check_function("checkpoint", f)
+    if not (policy is None or callable(policy)):
+        raise TypeError(
+            f"checkpoint: policy must be a function of an operation and the types of its operands, got {policy!r}; "
+            "md.checkpoint_policies has some"
+        )
 
     @functools.wraps(f)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:

@@ -233,9 +233,12 @@ def backward_pass(
     `consume` the tape is emptied on the way, so that what it holds can be freed.
     """
     interpreter = current_interpreter()
-    if interpreter.scope is not None and interpreter.scope.checks:
-        with checking(interpreter.scope, False):
-            return backward_pass(tape, linear, values, cts, consume)
+    scope = interpreter.scope
+    if scope is not None:
+        scope.transposes()
+        if scope.checks:
+            with checking(scope, False):
+                return backward_pass(tape, linear, values, cts, consume)
     env, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen

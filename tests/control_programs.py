@@ -85,6 +85,45 @@ def branch_by_values(total, x, w):
     return md.cond(total > 0, lambda: x, lambda: w), md.switch((total > 0).astype(int), [lambda: np.sin(w), lambda: x])
 
 
+def stepwise_gradients(scan, grad, w, x, turns):
+    """Steps of derivatives in carries that all ranks share at first, and that turn into each other and into `x`."""
+
+    def step(c, t):
+        found = [grad(lambda v: (v * v * x).sum())(v) for v in c]
+        new = [v - 0.1 * t * g for v, g in zip(c, found)]
+        return (new[turns[0]] * x, new[turns[1]], new[turns[2]]), found[0]
+
+    return scan(step, (w, np.sin(w), np.cos(w)), np.arange(1.0, 4.0))
+
+
+def positive(x):
+    return psum(x.sum(), ("i", "j")) > 0
+
+
+#: What runs a function of blocks in a body of its own: and what that is, in Python.
+BODIES = {
+    "scan": (
+        lambda f: lambda x: md.scan(lambda c, t: (f(c * t), None), x, np.array([0.5, 1.5]))[0],
+        lambda f: lambda x: f(1.5 * f(0.5 * x)),
+    ),
+    "fori_loop": (lambda f: lambda x: md.fori_loop(1, 3, lambda i, c: f(c / i), x), lambda f: lambda x: f(f(x) / 2)),
+    "cond": (
+        lambda f: lambda x: md.cond(positive(x), f, lambda x: 0.5 * f(-x), x),
+        lambda f: lambda x: f(x) if positive(x) else 0.5 * f(-x),
+    ),
+    "switch": (
+        lambda f: lambda x: md.switch(positive(x).astype(int), [lambda: x, lambda: f(x)]),
+        lambda f: lambda x: f(x) if positive(x) else x,
+    ),
+    "checkpoint": (md.checkpoint, lambda f: f),
+    "jit": (lambda f: md.jit(f), lambda f: f),
+    "vmap": (
+        lambda f: lambda x: md.vmap(lambda x: psum(f(x), "v"), axis_name="v")(np.stack([x, -x]))[0],
+        lambda f: lambda x: f(x) + f(-x),
+    ),
+}
+
+
 RANKS = {"scan": ranks_scan, "cond": ranks_cond, "nested": ranks_nested, "while_loop": ranks_while}
 rng = np.random.default_rng(0)
 ARGS = (rng.normal(size=3) / 4, rng.normal(size=12) / 4)

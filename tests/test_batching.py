@@ -30,6 +30,14 @@ def test_axes_may_be_trees():
     np.testing.assert_array_equal(out["z"][0], np.moveaxis(X, 1, 2))
 
 
+def test_arguments_by_keyword_are_mapped_along_their_first_axis():
+    f = lambda x, *, k: x * k["a"].sum()  # noqa: E731
+    k = {"a": np.arange(9.0).reshape(3, 3)}
+    expected = np.stack([f(X[:, i], k={"a": k["a"][i]}) for i in range(3)])
+    np.testing.assert_allclose(md.vmap(f, in_axes=1)(X, k=k), expected)
+    np.testing.assert_allclose(md.vmap(lambda *, k: f(2.0, k=k))(k=k), 2 * k["a"].sum(1))
+
+
 def test_results_that_do_not_depend_are_repeated():
     out = md.vmap(lambda x: (7.0, np.arange(2.0), x), out_axes=(0, 1, 0))(np.ones(3))
     assert out[0].tolist() == [7.0] * 3 and out[1].tolist() == [[0.0] * 3, [1.0] * 3]
@@ -105,8 +113,14 @@ ERRORS = {
         r"one size, got sizes \[2, 3\] \(args\[0\]: f64\[2\] along 0, args\[1\]\['w'\]: f64\[2,3\] along 1\)",
     ),
     "nothing mapped": (lambda: md.vmap(abs, in_axes=None)(X), r"no argument is mapped .* give axis_size"),
-    "axis": (lambda: md.vmap(abs, in_axes=3)(X), r"vmap: axis 3 is out of bounds for an array of 3 dimensions"),
-    "number": (lambda: md.vmap(abs, in_axes=0)(1.0), r"vmap: axis 0 is out of bounds for an array of 0 dimensions"),
+    "axis": (
+        lambda: md.vmap(abs, in_axes=3)(X),
+        r"vmap: axis 3 is out of bounds for an array of 3 dimensions \(args\[0\]: f64\[2,3,4\]\)",
+    ),
+    "number": (
+        lambda: md.vmap(lambda x, *, k: x * k["a"])(X, k={"a": 1.0}),
+        r"vmap: axis 0 is out of bounds for an array of 0 dimensions \(kwargs\['k'\]\['a'\]: f64\[\]\)",
+    ),
     "prefix": (lambda: md.vmap(abs, in_axes=(0, 0))(X), r"in_axes has 2 entries, but stands against 1"),
     "no axis": (lambda: md.vmap(abs, in_axes="i")(X), r"in_axes is 'i', which is neither an entry for arrays"),
     "out": (
@@ -114,6 +128,11 @@ ERRORS = {
         r"out_axes is None for a result of type f64\[3,4\] that depends on the mapped arguments",
     ),
 }
+
+
+def test_what_is_no_function():
+    with pytest.raises(TypeError, match=r"vmap takes a function, got ndarray: write vmap\(f\)\(x\)"):
+        md.vmap(np.sin(X))
 
 
 @pytest.mark.parametrize("case", ERRORS)

@@ -410,3 +410,7 @@ def test_tapes_show_the_body():
 def test_what_cannot_be_an_argument():
     with pytest.raises(TypeError, match="expected an array or a number, got str"):
         md.checkpoint(lambda x, mode: x)(1.0, "mode")
+    with pytest.raises(TypeError, match=r"checkpoint takes a function, got float: write checkpoint\(f\)\(x\)"):
+        md.checkpoint(1.0)
+    with pytest.raises(TypeError, match=r"policy must be a function of .*, got 'dots'; md\.checkpoint_policies has"):
+        md.checkpoint(np.sin, policy="dots")

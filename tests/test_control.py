@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as np
@@ -12,7 +14,7 @@ import spmd
 from collectives import axis_index, pmean, psum
 from minidiff.source import CompiledTape
 from spmd import P
-from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks
+from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.programs import assert_trees_close
 
 # ---------------------------------------------------------------- programs
@@ -520,6 +522,62 @@ def test_types_do_not_depend_on_how_often_a_loop_runs(steps):
     ]
 
 
+def gradient_in_a_body(f):
+    """As `md.grad`, of a value that all ranks share along an axis that a shard_map around does not map over."""
+    return lambda v: spmd.shard_map(md.grad(f), in_specs=P(), out_specs=P())(v)
+
+
+def as_while_loop(step, init, ts):
+    state = 0, init
+    c = md.while_loop(lambda s: s[0] < len(ts), lambda s: (s[0] + 1, step(s[1], s[0] + 1.0)[0]), state)[1]
+    return c, c[0]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.lists(st.sampled_from(sorted(BODIES)), min_size=2, max_size=4))
+@example(["cond", "checkpoint", "scan"])  # what is known of a choice may be zeros, lifted around it
+def test_bodies_inside_one_another(names):
+    """Innermost first: run, recorded, and compiled, as Python runs them."""
+    assume(names.count("vmap") == 0 or not {"cond", "switch"}.intersection(names[: names.index("vmap")]))
+    assume(names.count("vmap") < 2)
+
+    def loss(which):
+        def body(w, x):
+            f = lambda x: np.sin(x) * w + psum(x * w, "i") / 4  # noqa: E731
+            for name in names:
+                f = BODIES[name][which](f)
+            return psum((f(x) * x).sum(), ("i", "j"))
+
+        return spmd.shard_map(body, mesh=MESH, in_specs=(P(), P(("i", "j"))), out_specs=P())
+
+    gradient, meaning = (md.value_and_grad(loss(which), (0, 1)) for which in (0, 1))
+    expected = meaning(*ARGS)
+    assert_trees_close(gradient(*ARGS), expected)
+    assert_trees_close(md.jit(gradient)(*ARGS), expected)
+    tape = md.make_tape(gradient)(*ARGS)
+    tape.check()
+    assert_trees_close(tape(*ARGS), md.tree.leaves(expected))
+
+
+@pytest.mark.parametrize("turns", [(0, 1, 2), (1, 0, 1)], ids=["straight", "turning"])
+@pytest.mark.parametrize("how", ["scan", "while_loop", "jit", "shard_map"])
+def test_derivatives_in_steps_are_of_the_types_that_stay(how, turns):
+    """A cotangent is the sum over ranks of what they share: so values depend on types, and these are as recorded."""
+    loop = as_while_loop if how == "while_loop" else md.scan
+    jitted = md.jit(lambda v, x: md.grad(lambda v: (v * v * x).sum())(v))  # recorded in the first loop that uses it
+
+    def body(w, x):
+        ways = {"jit": lambda _: lambda v: jitted(v, x), "shard_map": gradient_in_a_body}
+        return md.tree.map(lambda y: y[None], stepwise_gradients(loop, ways.get(how, md.grad), w, x, turns))
+
+    axes = {"i"} if how == "shard_map" else {"i", "j"}
+    mapped = spmd.shard_map(body, mesh=MESH, in_specs=(P(), P("i")), out_specs=P("i"), axis_names=axes)
+    args = np.array([0.5, -0.3]), np.arange(4.0) / 3
+    expected = md.make_tape(mapped)(*args)(*args)
+    for _ in range(2):
+        assert_trees_close(md.tree.leaves(mapped(*args)), expected)
+
+
 def test_a_step_whose_types_are_settled_is_not_recorded():
     """A step is recorded for its types only where they might still change."""
     calls = []
@@ -614,6 +672,22 @@ def test_types_that_cannot_be_lifted(name, staged):
     body, message = CONDITIONS[name]
     f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
     with pytest.raises((md.VarianceError, TypeError), match=message):
+        (md.make_tape(f) if staged else f)(np.ones(4))
+
+
+@BOTH
+def test_what_must_be_lifted_by_hand_is_named(staged):
+    """Which leaf of the results, and of which branch."""
+
+    def body(x):
+        chosen = md.cond(psum(x.sum(), "i") > 0, lambda: {"a": x}, lambda: {"a": np.ones(2)})
+        return chosen["a"]
+
+    f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"), auto_pbroadcast=False)
+    message = (
+        r"cond: the results at \[...\]\['a'\] f64\[2\]\{i\} of true_fun, f64\[2\] of false_fun disagree in variance"
+    )
+    with pytest.raises(md.VarianceError, match=message + r": write pbroadcast\(x, 'i'\) for that of false_fun"):
         (md.make_tape(f) if staged else f)(np.ones(4))
 
 
@@ -903,6 +977,20 @@ CARRIES = {
     "pred": (lambda x: md.cond(x > 0, np.sin, np.cos, x), r"cond: pred must be one boolean or number, got bool\[3\]"),
     "index": (lambda x: md.switch(x[0], [np.sin], x), r"switch: index must be one integer, got f64\[\]"),
     "bounds": (lambda x: md.fori_loop(0, x[0], lambda i, c: c, x), r"fori_loop: lower and upper must be integers, got"),
+    "a value for a branch": (
+        lambda x: md.cond(x[0] > 0, x, np.cos),
+        r"cond: true_fun must be a function, got .*: between values that are there, np.where chooses",
+    ),
+    "a value among branches": (
+        lambda x: md.switch(0, [np.sin, 1.0], x),
+        r"switch: branches\[1\] must be a function, got float: between values",
+    ),
+    "a value for a step": (lambda x: md.scan(1.0, x, x), "scan: f must be a function, got float"),
+    "a value for a condition": (
+        lambda x: md.while_loop(True, np.sin, x),
+        "while_loop: cond_fun must be a function, got bool",
+    ),
+    "a value for a body": (lambda x: md.fori_loop(0, 3, x, x), "fori_loop: body_fun must be a function, got "),
 }
 
 
@@ -925,6 +1013,7 @@ LENGTHS = {
         lambda x: md.scan(lambda c, v: (c, v), x, (x, 1.0)),
         r"scan: xs\[1\] has type f64\[\], which has no axis",
     ),
+    "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
     "branches": (lambda x: md.switch(0, [], x), "switch: there must be a branch"),
 }
 
@@ -935,6 +1024,16 @@ def test_lengths_that_do_not_fit(case):
     for run in both_ways(f, X):
         with pytest.raises(ValueError, match=message):
             run()
+
+
+def test_what_only_a_value_can_decide_names_the_function():
+    def decide(c, v):
+        return (c if v > 0 else -c), None
+
+    with pytest.raises(md.TracerError, match=r"bool\[\] is only a name: scan of decide records a program"):
+        md.jit(lambda x: md.scan(decide, x, x)[0])(X)
+    with pytest.raises(md.TracerError, match=r"the length of scan needs a concrete value"):
+        md.jit(lambda n: md.scan(decide, 1.0, None, length=n))(3)
 
 
 BRANCHES = {

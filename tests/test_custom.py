@@ -278,14 +278,19 @@ def test_documentation_is_the_functions_own():
 # ---------------------------------------------------------------- closing over values
 
 
-def closing(kind, y):
+def closing(kind, y, within=lambda f: f):
+    times_y = within(lambda x: x * y)
     if kind == "jvp":
-        f = md.custom_jvp(lambda x: x * y)
-        f.defjvp(lambda primals, tangents: (primals[0] * y, tangents[0] * y))
+        f = md.custom_jvp(lambda x: times_y(x))
+        f.defjvp(lambda primals, tangents: (times_y(primals[0]), times_y(tangents[0])))
     else:
-        f = md.custom_vjp(lambda x: x * y)
-        f.defvjp(lambda x: (x * y, None), lambda _, ct: (ct * y,))
+        f = md.custom_vjp(lambda x: times_y(x))
+        f.defvjp(lambda x: (times_y(x), None), lambda _, ct: (times_y(ct),))
     return f
+
+
+def in_a_body(f):
+    return spmd.shard_map(f, mesh=PLANE, in_specs=P("i"), out_specs=P("i"))(BLOCKS)
 
 
 KINDS = pytest.mark.parametrize("kind", ["jvp", "vjp"])
@@ -302,8 +307,14 @@ KINDS = pytest.mark.parametrize("kind", ["jvp", "vjp"])
         lambda kind: md.grad(lambda y: md.vmap(closing(kind, y))(X).sum())(3.0),
         lambda kind: md.vmap(md.grad(lambda y: closing(kind, y)(y)))(X),
         lambda kind: md.grad(lambda y, t=None: md.make_tape(lambda x: closing(kind, y)(x))(2.0)(y)[0])(3.0),
+        lambda kind: md.grad(lambda y: np.sum(in_a_body(lambda x: closing(kind, y)(x))))(3.0),
+        lambda kind: md.grad(lambda y: closing(kind, y, md.checkpoint)(y))(3.0),
+        lambda kind: md.grad(lambda y: np.sum(in_a_body(lambda x: closing(kind, y, md.checkpoint)(x))))(3.0),
     ],
-    ids=["constant", "itself", "staged", "staged itself", "vmap", "in vmap", "tape"],
+    ids=[
+        *("constant", "itself", "staged", "staged itself", "vmap", "in vmap", "tape", "in a body"),
+        *("checkpoint", "checkpoint in a body"),
+    ],
 )
 def test_rules_do_not_differentiate_what_they_close_over(kind, use):
     with pytest.raises(TypeError, match=r"<lambda> closes over a value of type f64\[\] that is being differentiated"):
@@ -357,6 +368,11 @@ def fine(x, p):
     return x * p["w"], x
 
 
+def with_rule(f):
+    f.defjvp(lambda static, primals, tangents: (primals, tangents))
+    return f
+
+
 ERRORS = {
     "no pair": (
         lambda: jvp_returning(lambda p, t: p[0]),
@@ -398,7 +414,15 @@ ERRORS = {
     ),
     "no array": (
         lambda: vjp_returning(fine, lambda r, ct: (ct, {"w": "one"})),
-        "expected an array or a number, got str",
+        r"bwd_rule, .* of argument 1\['w'\]: it must have the type f64\[\]: expected an array or a number, got str",
+    ),
+    "no array kept": (
+        lambda: vjp_returning(lambda x, p: (x, np.sin), lambda r, ct: (ct, None)),
+        r"fwd_rule, .* must return residuals that are arrays: .* got ufunc: .*named by nondiff_argnums",
+    ),
+    "no such argument": (
+        lambda: with_rule(md.custom_jvp(by_jvp.fun, nondiff_argnums=2))(X, X),
+        r"by_jvp: nondiff_argnums names argument 2, but it was called with 2",
     ),
 }
 

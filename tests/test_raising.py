@@ -10,6 +10,10 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, all_gather_invariant, axis_index, broadcast, pbroadcast, pmean, ppermute, psum
+from collectives.boundary import summed_backward_pass
+from collectives.ops import pbroadcast_p
+from minidiff.ops.elementwise import add
+from minidiff.tape import Equation, Tape, Var
 from spmd import P
 from tests.programs import assert_trees_close, run_and_count
 
@@ -310,6 +314,24 @@ def test_one_after_the_other(fs, seed):
     w, ws = np.random.default_rng(seed).normal(size=3), WS
     assert_trees_close(md.grad(on_ranks(), (0, 1, 2))(X, w, ws), md.grad(whole, (0, 1, 2))(X, w, ws), rtol=1e-7)
     run_and_count(md.grad(on_ranks(), 2), MESH, X, w, ws)
+
+
+def test_zeros_that_are_lifted_are_no_inputs():
+    """A transpose may write zeros down, and lift them: they wait for no sum."""
+
+    def twice_lifted(ct):
+        v, w = (Var(md.ShapedArray((2,), float)) for _ in range(2))
+        lifted = [Var(ct.type) for _ in range(4)]
+        along_i = {"axes": ("i",), "size": 2}
+        equations = [Equation(pbroadcast_p, [x], along_i, [y]) for x, y in zip([np.zeros(2), v, w], lifted)]
+        equations.append(Equation(add.primitive, lifted[:2], {}, lifted[3:]))
+        tape = Tape([v, w], equations, [lifted[3], lifted[2]])
+        return summed_backward_pass(tape, [True, True], [None, None], [ct, 2 * ct])
+
+    mapped = spmd.shard_map(twice_lifted, mesh=MESH, in_specs=P("i"), out_specs=P())
+    MESH.reset_calls()
+    assert_trees_close(mapped(np.arange(4.0)), [np.array([2.0, 4.0]), np.array([4.0, 8.0])])
+    assert MESH.calls == {"psum": 1}
 
 
 def test_what_cannot_be_saved_is_not_searched_for(monkeypatch):

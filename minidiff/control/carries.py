@@ -72,6 +72,7 @@ class Carry:
         self.seen: list[ShapedArray] = []  # the types that the carries have had, while they are known
         self.last: list[ShapedArray] = []  # those that they had last
         self.fixed = False  # whether a step that took what was `seen` made nothing else of it, as no further one will
+        self.lifted = False  # whether the carries are lifted to their types before each step, the first one too
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
@@ -94,8 +95,10 @@ class Carry:
         """The first step: the carries it starts with, their types, and what it returns.
 
         A Python number shows only now of what dtype it must be; if that is another than its own, the step is repeated.
+        So it is where it takes derivatives, and carries will vary along more axes: what they are depends on that.
         """
-        start = self.init
+        start, scope = self.init, current_scope()
+        before = scope and scope.transposed
         try:
             new, rest = step(start, *args)
         except (AttributeError, TypeError):  # a step may want of a number what only arrays have
@@ -107,6 +110,14 @@ class Carry:
         init = [numeric(x, t) for x, t in zip(start, types)]
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
+        if scope is not None and scope.typed and scope.transposed != before:
+            while any(typeof(x).variance != t.variance for x, t in zip(init, types)):
+                with for_types_alone():
+                    stay = self.recorded(step, list(map(typeof, args)), for_types=True)[1]
+                    types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
+                self.lifted, init = True, [as_type(x, t) for x, t in zip(init, types)]
+                new, rest = step(init, *args)
+                types = self.types(init, new)
         self.seen, self.last = types, list(map(typeof, init))
         return init, types, (self.settled(types, new), rest)
 
@@ -116,7 +127,7 @@ class Carry:
         for path, x, t in zip(self.paths, new, types):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
-            out.append(x)
+            out.append(as_type(x, t) if self.lifted else x)
         if current_scope() is not None:
             seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
             self.fixed = self.last == self.seen == seen
@@ -133,11 +144,13 @@ class Carry:
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
         if not (self.fixed or vary_everywhere([*values, *ys])):
             with for_types_alone():
-                draft, types = self.recorded(step, others)
+                draft, types = self.recorded(step, others, for_types=True)
                 y_types = [typeof(y) for y in draft.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [lift_to(y, t.variance) for y, t in zip(ys, y_types)]
 
-    def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[Draft, list[ShapedArray]]:
+    def recorded(
+        self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
+    ) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
 
         How they lie on the ranks of a mesh, too, is as a step leaves them, if it leaves them so wherever they lay.
@@ -152,7 +165,7 @@ class Carry:
                 return step(carry, *values)
 
             try:
-                draft = Draft(f, [t for t in [*current, *others] if not is_weak(t)], self.origin)
+                draft = Draft(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
             except (AttributeError, TypeError):  # a step may want of a number what only arrays have
                 if not any(map(is_weak, current)):
                     raise

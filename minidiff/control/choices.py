@@ -11,6 +11,7 @@ from minidiff import tree
 from minidiff.batching import BatchTracer
 from minidiff.control.values import (
     as_type,
+    check_functions,
     check_invariant,
     for_types_alone,
     if_known,
@@ -267,19 +268,20 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
     types = []
     for entries in zip(*[leaves for leaves, _ in results]):
         found = [typeof(x) for _, x in entries]
+        path = entries[0][0]
+        at = f" at [...]{path}" if path else ""
         strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
         dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
-        for name, t, (path, x) in zip(names, found, entries):
+        for name, t, (_, x) in zip(names, found, entries):
             fits = numpy.result_type(dtype, x) == dtype if is_weak(x) else t.dtype == dtype
             if t.shape != found[0].shape or not fits:
-                at = f" at [...]{path}" if path else ""
                 raise TypeError(
                     f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
                     f"{name} returns {t}; convert one of them (with .astype, say, or np.broadcast_to)"
                 )
         shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
         labels = [f"that of {name}" for name in names]
-        variance = joint_variance(f"{what}: the results {shown}", labels, [x for _, x in entries])
+        variance = joint_variance(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
         types.append(ShapedArray(found[0].shape, dtype, variance))
     return types
 
@@ -331,16 +333,20 @@ def _typed_choice(
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = _drafted(primitive, f, *_flat_function(f, operands)).result
+                results[k] = _drafted(primitive, f, *_flat_function(f, operands), for_types=True).result
     types = _joined(primitive.name, names, results)
     return tree.unflatten(structure, [as_type(x, t) for (_, x), t in zip(found, types)])
 
 
-def _drafted(primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable) -> Draft:
-    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)))
+def _drafted(
+    primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable, for_types: bool = False
+) -> Draft:
+    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
 # ---------------------------------------------------------------- what users call
+
+_BETWEEN_VALUES = ": between values that are there, np.where chooses"
 
 
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
@@ -357,6 +363,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
     3.0
     """
+    check_functions("cond", {"true_fun": true_fun, "false_fun": false_fun}, _BETWEEN_VALUES)
     pred = entered(pred)
     t = typeof(pred)
     if t.shape or t.dtype.kind not in "biufc":
@@ -383,6 +390,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     if not branches:
         raise ValueError("switch: there must be a branch at least")
     names = [f"branches[{i}]" for i in range(len(branches))]
+    check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
     if isinstance(index, Tracer):
         index = minimum(maximum(index, 0), len(branches) - 1)
     else:

@@ -12,7 +12,7 @@ from minidiff.batching import BatchTracer
 from minidiff.control.carries import Carry, as_carried, moved_body
 from minidiff.control.choices import cond_p
 from minidiff.control.scans import scan_steps
-from minidiff.control.values import check_invariant, if_known, is_weak, numeric, staging
+from minidiff.control.values import check_functions, check_invariant, if_known, is_weak, numeric, staging
 from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
 from minidiff.drafts import (
     BodyOperation,
@@ -209,6 +209,7 @@ def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
     """
+    check_functions("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun})
     return _while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val))
 
 
@@ -275,6 +276,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0
     """
+    check_functions("fori_loop", {"body_fun": body_fun})
     bounds = [x if is_weak(x) else entered(x) for x in (lower, upper)]
     for t in map(typeof, bounds):
         if t.shape or t.dtype.kind not in "iu":

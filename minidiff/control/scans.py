@@ -11,7 +11,7 @@ import numpy
 from minidiff import tree
 from minidiff.batching import BatchTracer
 from minidiff.control.carries import Carry, as_carried, moved_body
-from minidiff.control.values import staging
+from minidiff.control.values import check_functions, staging
 from minidiff.core import ShapedArray, Tracer, Value, typeof
 from minidiff.drafts import (
     BodyOperation,
@@ -20,6 +20,7 @@ from minidiff.drafts import (
     Parts,
     batched_type,
     chosen,
+    concrete_value,
     cut,
     depends,
     entered,
@@ -327,7 +328,8 @@ def scan(
     `xs` and `ys` are trees of arrays, `ys` stacked from what the steps return; `carry` starts as `init`, a tree whose
     structure and types stay (a Python number takes the dtype that a step gives it). With `xs=None`, `length` says how
     many steps there are. `reverse` goes from the last element to the first. `unroll` means nothing here: a loop is
-    run step by step, and recorded (under `make_tape`) as one operation, of one step.
+    run step by step, and recorded (under `make_tape`) as one operation, of one step. (In a `shard_map` with types the
+    first step is run again if it took derivatives, and a carry, the same on all ranks as yet, is to vary from now on.)
 
     Raises TypeError for a carry that does not keep its type, ValueError where lengths are missing or differ.
 
@@ -336,6 +338,7 @@ def scan(
     >>> float(total), sums
     (6.0, array([1., 3., 6.]))
     """
+    check_functions("scan", {"f": f})
     leaves = tree.flatten_with_paths(xs, "xs")[0]
     values = [entered(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
@@ -343,7 +346,10 @@ def scan(
             raise ValueError(f"scan: {path} has type {typeof(x)}, which has no axis to go along")
     lengths = {typeof(x).shape[0] for x in values}
     if length is not None:
-        lengths.add(operator.index(length))
+        length = operator.index(concrete_value(length, "the length of scan"))
+        if length < 0:
+            raise ValueError(f"scan: length is the number of steps, got {length}")
+        lengths.add(length)
     if not lengths:
         raise ValueError("scan: without xs, length must say how many steps there are")
     if len(lengths) > 1:

@@ -40,6 +40,13 @@ def if_known(x: Value, use: str) -> Any:
         return None
 
 
+def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
+    """TypeError where one of them is no function; `otherwise` is what to write instead."""
+    for name, f in functions.items():
+        if not callable(f):
+            raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
+
+
 def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
         axes = ", ".join(map(repr, sorted(t.variance)))

@@ -9,7 +9,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks
+from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.programs import assert_trees_close
 
 
@@ -56,3 +56,19 @@ def test_types_do_not_depend_on_values(compiled, sign):
         run(mapped("mpi", P()))(x, w)
     gradient, expected = (md.value_and_grad(loss(mapped(on, P(("i", "j")))), (0, 1)) for on in ("mpi", "simulated"))
     assert_trees_close(run(gradient)(x, w), expected(x, w))
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("turns", [(0, 1, 2), (1, 0, 1)], ids=["straight", "turning"])
+def test_derivatives_in_steps_are_of_the_types_that_stay(turns):
+    """All ranks run the first step again, or none."""
+
+    def mapped(backend):
+        body = lambda w, x: stepwise_gradients(md.scan, md.grad, w, psum(x, "j"), turns)  # noqa: E731
+        out_specs = (P(("i", "j")),) * 3, P(None, ("i", "j"))
+        return spmd.shard_map(body, mesh=mesh_on(backend), in_specs=(P(), P(("i", "j"))), out_specs=out_specs)
+
+    args = np.array([0.5, -0.3]), np.arange(8.0) / 3
+    expected = md.tree.leaves(mapped("simulated")(*args))
+    assert_trees_close(md.tree.leaves(mapped("mpi")(*args)), expected)
+    assert_trees_close(md.make_tape(mapped("mpi"))(*args)(*args), expected)
