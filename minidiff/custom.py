@@ -222,6 +222,8 @@ class PullBack(Primitive):
         super().__init__("pull_back")
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        if not any(map(outside.owns, args)):  # forward mode of its own, in a rule
+            return self.bind(*args, **params)
         return outside.record(self, args, params)
 
     def transpose(self, cts, operands, params):

@@ -287,6 +287,14 @@ def test_examples(base, names):
     assert check(base, names)
 
 
+@pytest.mark.parametrize(
+    "base, names",
+    [("products", ["custom_vjp", "jvp", "custom_vjp"])],  # forward mode in a rule, of a function with a backward one
+)
+def test_examples_with_no_derivative_of_a_kind(base, names):
+    assert not check(base, names)
+
+
 # ---------------------------------------------------------------- perturbation confusion
 
 
