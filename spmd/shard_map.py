@@ -496,7 +496,8 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     if found is not None:
         return found
     if isinstance(x, ShardedArray):  # a step of a loop, say, is compiled before it is known how values lie
-        return _place(interpreter, _lying(x, interpreter.mesh, spec), spec)
+        x = x.as_split
+        return _place(interpreter, x.gather() if spec.stays else _lying(x, interpreter.mesh, spec), spec)
     data, held = (outer or interpreter).operand(x)  # raises, if it is a traced value that has leaked
     return RankTracer(interpreter, *place(interpreter.mesh.ranks, data, held, spec))
 

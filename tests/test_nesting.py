@@ -281,6 +281,7 @@ def test_layers_in_any_order(base, names):
         ("pieces", ["grad", "shard_map", "hvp", "shard_map along i"]),
         ("updates", ["scan", "hessian"]),  # the zero that a loop hands to the transpose of an update
         ("updates", ["scan", "jacrev", "vjp", "shard_map, closed over"]),  # which ranks have each for themselves
+        ("matrix", ["shard_map, closed over", "hessian", "hessian"]),  # what ranks have each, and what is split, added
     ],
 )
 def test_examples(base, names):
