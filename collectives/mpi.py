@@ -143,7 +143,7 @@ class Ranks(Backend):
         return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
 
     def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
-        started = self._packed(name, operands, **params)
+        started = self._packed(name, operands, params)
         self._among(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
@@ -153,7 +153,7 @@ class Ranks(Backend):
         return started
 
     def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
-        started = self._packed(name, operands, **params)
+        started = self._packed(name, operands, params)
         started.requests = [self._among(**params).Iallreduce(started.given, started.buffer, _mpi.SUM)]
         return started
 
@@ -180,22 +180,15 @@ class Ranks(Backend):
         while self._started:
             _wait_for(self._started.pop(0).requests, self.comm)
 
-    def _packed(
-        self,
-        name: str,
-        operands: Sequence[tuple[numpy.ndarray, Axes]],
-        axes: Axes,
-        size: int,
-        groups: Groups | None = None,
-    ) -> Started:
+    def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
-        arrays = [numpy.asarray(x) for x, _ in operands]
-        self.along(axes).lockstep.note(name, {"axes": axes} | ({} if groups is None else {"groups": groups}), *arrays)
+        arrays, axes = [numpy.asarray(x) for x, _ in operands], params["axes"]
+        self.along(axes).lockstep.note(name, params, *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
         held = [self.ordered({*held, *axes}) for _, held in operands]
-        if groups is None:
+        if "groups" not in params:
             held = [self._without(axes_held, axes) for axes_held in held]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
         if len(arrays) == 1 and buffer.dtype == dtype and arrays[0].flags.c_contiguous:

@@ -33,7 +33,7 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.forward import JVP, as_value, instantiate
+from minidiff.forward import JVP, as_named_value, as_value, instantiate
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
@@ -348,13 +348,6 @@ def _name(rule: Callable) -> str:
     return getattr(rule, "__name__", str(rule))
 
 
-def _array(x: Any, what: str, advice: str = "") -> Value:
-    try:
-        return as_value(x)
-    except TypeError as error:
-        raise TypeError(f"{what}: {error}{advice}") from None
-
-
 def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
     """A tangent or cotangent `x` as a value of the type `like`: lifted, where it varies along fewer axes.
 
@@ -363,7 +356,7 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
     """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number has whatever precision is asked for
-    x = _array(x, f"{what} must have the type {like}")
+    x = as_named_value(x, f"{what} must have the type {like}")
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
@@ -531,7 +524,7 @@ class custom_vjp(_Function):
 
 def _residual(x: Any, who: str) -> Value:
     advice = "; what is none is an argument of its own, named by nondiff_argnums: both rules get it"
-    return _array(x, f"{who} must return residuals that are arrays", advice)
+    return as_named_value(x, f"{who} must return residuals that are arrays", advice)
 
 
 def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:

@@ -142,16 +142,22 @@ def as_value(x: Any) -> Value:
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 
 
-def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
-    """Leaves as arrays or tracers, in a call of `what`. Raises TypeError for one that is neither, and says which."""
-    values: list[Value] = []
+def as_named_value(x: Any, what: str, advice: str = "") -> Value:
+    """`as_value`, of what errors call `what`; `advice` is what to write instead."""
     try:
-        values += map(as_value, leaves)
+        return as_value(x)
     except LeakedTracerError:
         raise
     except TypeError as error:
-        raise TypeError(f"{what}: {paths()[len(values)]}: {error}") from None
-    return values
+        raise TypeError(f"{what}: {error}{advice}") from None
+
+
+def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
+    """Leaves as arrays or tracers, in a call of `what`. Raises TypeError for one that is neither, and says which."""
+    try:
+        return list(map(as_value, leaves))
+    except TypeError:
+        return [as_named_value(x, f"{what}: {path}") for x, path in zip(leaves, paths())]
 
 
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:

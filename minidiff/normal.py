@@ -205,7 +205,7 @@ def _real_part(program: Program, eqn: Equation) -> Any:
     (x,), (out,) = eqn.inputs, eqn.outputs
     if atom_type(x) == out.type:
         return x
-    return Equation(convert_p, eqn.inputs, {"dtype": eqn.outputs[0].type.dtype}, eqn.outputs)
+    return Equation(convert_p, eqn.inputs, {"dtype": out.type.dtype}, eqn.outputs)
 
 
 def _imaginary_part(program: Program, eqn: Equation) -> Any:

@@ -286,8 +286,8 @@ class Layout(NamedTuple):
     is_element: bool = False
 
     def is_like(self, other: Layout) -> bool:
-        """Whether it is the other one, but that one of both may be an element's."""
-        return self[:2] == other[:2]
+        """Whether what lies in this way lies in the other one as well, but that one of both may be an element's."""
+        return self.spec == other.spec and self.mesh.is_like(other.mesh)
 
     def of_element(self, axis: int, ndim: int) -> Layout:
         """How the elements of a batch, an array of so many dimensions, lie, that are along this one of them."""

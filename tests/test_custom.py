@@ -659,3 +659,12 @@ def test_without_types_the_boundary_sums():
     body = lambda w, x: psum(f(w, x).sum(), ("i", "j")) / 2  # noqa: E731
     loss = spmd.shard_map(body, mesh=PLANE, in_specs=(P(), P("i")), out_specs=P(), check_rep=False)
     np.testing.assert_array_equal(md.grad(loss)(W, BLOCKS), [2.0, 4.0])
+
+
+def test_a_leaked_value_among_residuals_is_said_to_have_leaked():
+    kept = []
+    md.grad(lambda x: kept.append(x) or x)(1.0)
+    f = md.custom_vjp(lambda x: x)
+    f.defvjp(lambda x: (x, kept[0]), lambda _, ct: (ct,))
+    with pytest.raises(md.LeakedTracerError, match="used outside the transformation"):
+        md.grad(f)(2.0)
