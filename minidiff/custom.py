@@ -2,19 +2,23 @@
 
 A function with a rule is an operation with a body: evaluated, vectorised and staged it is its body, and a derivative
 takes the rule instead. Rules are functions like others, and have derivatives themselves.
+
+A jvp rule is linear in the tangents, and reverse mode transposes it. With a backward rule, the derivative is a linear
+operation, `linear_call`, whose transpose is that rule; forward mode evaluates it by the jvp rule, if there is one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.batching import BatchTracer, stacked
+from minidiff.batching import Batch, BatchTracer, stacked
 from minidiff.calls import BatchInside, Body, Call, batched_body
 from minidiff.core import (
     Interpreter,
@@ -33,10 +37,12 @@ from minidiff.core import (
     transforming,
     typeof,
 )
+from minidiff.drafts import batched_type, chosen, cut, placed, positions, present
 from minidiff.forward import JVP, as_named_value, as_value, instantiate
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
+from minidiff.staging import Stage
 from minidiff.tape import Tape
 
 # ---------------------------------------------------------------- stop_gradient
@@ -85,8 +91,10 @@ class Guard(Interpreter):
                     raise closed_over(self.what, x)
                 outside = outside.outer
 
-    def around(self, body: Body) -> Body:
-        """A body, guarded wherever it is run."""
+    def around(self, body: Body | None) -> Body | None:
+        """A body, guarded wherever it is run. (A tape closes over nothing.)"""
+        if body is None or isinstance(body, Tape):
+            return body
 
         def guarded(*args):
             guard = Guard(current_interpreter(), self.outside, self.what)
@@ -97,7 +105,7 @@ class Guard(Interpreter):
             return outs
 
         guarded.__name__ = name_of(body)
-        return guarded if not isinstance(body, Tape) else body
+        return guarded
 
 
 def closed_over(what: str, x: Value) -> TypeError:
@@ -159,27 +167,39 @@ class CustomJVP(Custom):
 
 
 class CustomVJP(Custom):
-    """Its rules are `fwd`, from leaves to lists of results and of residuals, and `bwd`, from residuals and cotangents.
+    """A call of a function with a backward rule. Its derivative runs `fwd`, then applies one `linear_call`.
 
-    Forward mode makes of it one linear equation, `pull_back_p`, which can do nothing but be transposed.
+    Its rules are functions of leaves: `fwd` returns a list of results and one of residuals; `bwd` takes residuals and
+    cotangents; `jvp` is a rule as in `CustomJVP`, or None.
     """
 
-    rules = ("fwd", "bwd")
+    rules = ("fwd", "bwd", "jvp")
 
     def apply_rule(self, primals, tangents, params):
         outs, residuals = params["fwd"](*primals)
-        active = tuple(i for i, t in enumerate(tangents) if t is not None)
-        moving = [i for i, x in enumerate(outs) if is_differentiable(typeof(x).dtype)]
-        out_tangents = pull_back_p.bind(
+        jvp, types, moving = params["jvp"], [typeof(x) for x in outs], [t is not None for t in tangents]
+        differentiable = [is_differentiable(t.dtype) for t in types]
+
+        def push_forward(*values):
+            _, primals, given = cut(values, len(residuals), len(moving))
+            given = [instantiate(t, p) for t, p in zip(placed(given, moving), primals)]
+            found = cut(jvp(*primals, *given), len(types))[1]
+            what = f"the jvp rule of {params['what']} returns a tangent that"
+            return [_fitted(t, like, what, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+
+        out_tangents = linear_call_p.bind(
             *residuals,
-            *[tangents[i] for i in active],
+            *([] if jvp is None else primals),
+            *present(tangents),
             what=params["what"],
+            body=None if jvp is None else push_forward,
             bwd=params["bwd"],
-            active=active,
-            out_types=tuple(typeof(x) for x in outs),
+            consts=0,
+            residuals=len(residuals),
+            active=tuple(positions(moving)),
+            out_types=tuple(types),
         )
-        found = dict(zip(moving, out_tangents))
-        return outs, [found.get(i) for i in range(len(outs))]
+        return outs, placed(out_tangents, differentiable)
 
     def batched_params(self, params, outside, batched):
         arguments = batched[params["consts"] :]
@@ -195,66 +215,97 @@ class CustomVJP(Custom):
             residuals_batched[:] = map(inside.owns, residuals)
             return [stacked(inside, x, 0) for x in outs], [inside.in_front(x) for x in residuals]
 
-        def bwd(residuals, cts):
-            flat = batched_body(
-                lambda *xs: params["bwd"](xs[: len(residuals)], xs[len(residuals) :]),
-                outside,
-                [*residuals_batched, *[True] * len(cts)],
-            )
-            return [
-                ct if b or ct is None else reduction.sum(ct, axis=0) for ct, b in zip(flat(*residuals, *cts), arguments)
-            ]
-
-        return {**super().batched_params(params, outside, batched), "fwd": fwd, "bwd": bwd}
+        jvp = params["jvp"] and batched_body(params["jvp"], outside, [*arguments, *arguments])
+        bwd = batched_bwd(params["bwd"], outside, residuals_batched, dict(enumerate(arguments)))
+        return {**super().batched_params(params, outside, batched), "fwd": fwd, "bwd": bwd, "jvp": jvp}
 
 
-class PullBack(Primitive):
-    """The linear part of a function with a backward rule: from tangents to tangents, known by its transpose alone.
+def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], arguments: dict[int, bool]) -> Callable:
+    """Vectorise a backward rule along a leading axis of all cotangents, and of the residuals that are batched.
 
-    Its operands are the residuals, then the tangents of the `active` ones among the arguments.
+    `arguments` says which arguments are batched; the cotangents of the others are summed along the axis.
     """
 
-    has_body = True
-    multiple_results = True
-    lifts_operands = False
+    def along_axis(values, cts):
+        flat = batched_body(
+            lambda *xs: bwd(xs[: len(values)], xs[len(values) :]), outside, [*residuals, *[True] * len(cts)]
+        )
+        return [
+            ct if ct is None or arguments.get(i, True) else reduction.sum(ct, axis=0)
+            for i, ct in enumerate(flat(*values, *cts))
+        ]
 
-    def __init__(self):
-        super().__init__("pull_back")
+    return along_axis
+
+
+class LinearCall(Custom):
+    """The derivative of a function with a backward rule: a linear map of tangents, whose transpose is `bwd`.
+
+    The operands are, in order: `consts` values that the body closes over; the `residuals`, so many of them; the
+    primals, if there is a body; the tangents of the `active` arguments. The body takes them all and applies the jvp
+    rule. Without a jvp rule it is None: the operation can be recorded, batched and transposed, but not evaluated.
+    """
+
+    def forward_rule(self, params: dict) -> Body:
+        """The body. Raises TypeError if there is none."""
+        if params["body"] is None:
+            what = params["what"]
+            raise TypeError(
+                f"{what} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
+                f"function that linearize returned); take reverse mode, or declare a forward rule with {what}.defjvp, "
+                "or make it a custom_jvp, whose rule serves both"
+            )
+        return params["body"]
+
+    def evaluate(self, args, params):
+        return self.forward_rule(params)(*args)
+
+    def jvp_body(self, outside, args, params):
+        with running(outside):
+            return self.forward_rule(params)(*args)
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        if not any(map(outside.owns, args)):  # forward mode of its own, in a rule
+        if not any(map(outside.owns, args)):
             return self.bind(*args, **params)
         return outside.record(self, args, params)
 
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        # Forward mode cannot be refused here: reverse mode of a recorded body runs forward mode too, then transposes.
+        if params["body"] is None:
+            return outside.record(self, args, params)
+        return super().stage_body(outside, args, params)
+
     def transpose(self, cts, operands, params):
-        active, types = params["active"], params["out_types"]
-        residuals = operands[: len(operands) - len(active)]
+        active, types, consts = params["active"], params["out_types"], params["consts"]
+        known = operands[: len(operands) - len(active)]
+        for x in known:
+            if isinstance(x, ShapedArray):
+                raise TypeError(
+                    f"the derivative of {params['what']} is linear in its tangents, not in the value of type {x} that "
+                    "it is taken at"
+                )
         given = iter(cts)
         cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t) for t in types]
-        found = params["bwd"](residuals, cts)
-        return [None] * len(residuals) + [found[i] for i in active]
+        found = params["bwd"](known[consts : consts + params["residuals"]], cts)
+        return [None] * len(known) + [found[i] for i in active]
+
+    def batched_params(self, params, outside, batched):
+        known, moving = cut(batched, len(batched) - len(params["active"]))
+        _, residuals, _ = cut(known, params["consts"], params["residuals"])
+        body = params["body"] and batched_body(params["body"], outside, batched)
+        bwd = batched_bwd(params["bwd"], outside, residuals, dict(zip(params["active"], moving)))
+        out_types = tuple(batched_type(t, outside.size_of_batch, True) for t in params["out_types"])
+        return {**params, "body": body, "bwd": bwd, "out_types": out_types}
 
     def typecheck(self, types, params):
+        if isinstance(params["body"], Tape):
+            super().typecheck(types, params)
         return [t for t in params["out_types"] if is_differentiable(t.dtype)]
-
-    def show_params(self, params):
-        return params["what"]
-
-    def evaluate(self, args, params):
-        raise TypeError(
-            f"{params['what']} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, "
-            "jacfwd, a function that linearize returned); take reverse mode, or give it a custom_jvp: it serves both"
-        )
-
-    def jvp_body(self, outside, args, params):
-        return self.evaluate(args, params)
-
-    batch_body = stage_body = jvp_body
 
 
 custom_jvp_p = CustomJVP("custom_jvp")
 custom_vjp_p = CustomVJP("custom_vjp")
-pull_back_p = PullBack()
+linear_call_p = LinearCall("linear_call")
 
 
 # ---------------------------------------------------------------- what users call
@@ -262,6 +313,8 @@ pull_back_p = PullBack()
 
 class _Function:
     """What `custom_jvp` and `custom_vjp` share: they stand for a function, some of whose arguments may be static."""
+
+    jvp: Callable | None = None
 
     def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
         functools.update_wrapper(self, fun)
@@ -271,6 +324,44 @@ class _Function:
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
+
+    def defjvp(self, jvp: Callable) -> Callable:
+        """Declare the rule for forward mode: `jvp(*nondiff_args, primals, tangents)` returns (result, tangent).
+
+        `primals` and `tangents` are tuples of the arguments and of their tangents, which are like them (zeros, where
+        an argument is constant; of dtype `float0` for integers). The tangent of the result is like the result, and
+        is linear in `tangents`. Raises TypeError, when it is used, where it returns anything else; VarianceError, where
+        in the body of a `shard_map` a tangent varies along an axis along which the result does not. (One that varies
+        along fewer is lifted.)
+        """
+        self.jvp = jvp
+        return jvp
+
+    def defjvps(self, *jvps: Callable | None) -> None:
+        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None where it does not contribute."""
+        if self.nondiff_argnums:
+            raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
+
+        def jvp(primals, tangents):
+            out = self(*primals)
+            terms = [rule(t, out, *primals) for rule, t in zip(jvps, tangents, strict=True) if rule is not None]
+            zeros = tree.map(lambda x: instantiate(None, as_value(x)), out)
+            return out, functools.reduce(lambda a, b: tree.map(lambda x, y: x + y, a, b), terms) if terms else zeros
+
+        self.jvp = jvp
+
+    def _jvp_rule(self, call: _Call) -> Callable:
+        """The forward rule as a function of leaves and their tangents, for one call."""
+
+        def rule(*leaves):
+            count = len(leaves) // 2
+            primals, tangents = (tuple(tree.unflatten(call.structure, x)) for x in (leaves[:count], leaves[count:]))
+            who = f"{_name(self.jvp)}, the jvp rule of {self.what},"
+            with _runs_later(who, _WHEN_DIFFERENTIATED):
+                pair = self.jvp(*call.static.values(), primals, tangents)
+            return _checked_jvp(pair, call, who)
+
+        return call.rule(rule, self.jvp)
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """All arguments by position, defaults put in: rules take them that way."""
@@ -387,47 +478,12 @@ class custom_jvp(_Function):
     0.5
     """
 
-    jvp: Callable | None = None
-
-    def defjvp(self, jvp: Callable) -> Callable:
-        """Declare the rule: `jvp(*nondiff_args, primals, tangents)` returns a pair, the result and its tangent.
-
-        `primals` and `tangents` are tuples of the arguments and of their tangents, which are like them (zeros, where
-        an argument is constant; of dtype `float0` for integers). The tangent of the result is like the result, and
-        is linear in `tangents`. Raises TypeError, when it is used, where it returns anything else; VarianceError, where
-        in the body of a `shard_map` a tangent varies along an axis along which the result does not. (One that varies
-        along fewer is lifted.)
-        """
-        self.jvp = jvp
-        return jvp
-
-    def defjvps(self, *jvps: Callable | None) -> None:
-        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None where it does not contribute."""
-        if self.nondiff_argnums:
-            raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
-
-        def jvp(primals, tangents):
-            out = self(*primals)
-            terms = [rule(t, out, *primals) for rule, t in zip(jvps, tangents, strict=True) if rule is not None]
-            zeros = tree.map(lambda x: instantiate(None, as_value(x)), out)
-            return out, functools.reduce(lambda a, b: tree.map(lambda x, y: x + y, a, b), terms) if terms else zeros
-
-        self.jvp = jvp
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self.jvp is None:
             raise AttributeError(f"{self.what} is a custom_jvp without a rule: declare one with {self.what}.defjvp")
         args = self._positional(args, kwargs)
         call = _Call(self, args)
-
-        def rule(*leaves):
-            count = len(leaves) // 2
-            primals, tangents = (tuple(tree.unflatten(call.structure, x)) for x in (leaves[:count], leaves[count:]))
-            return _checked_jvp(self.jvp(*call.static.values(), primals, tangents), call, _name(self.jvp))
-
-        outs = custom_jvp_p.bind(
-            *call.leaves(args), what=self.what, body=call.body, jvp=call.rule(rule, self.jvp), consts=0
-        )
+        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._jvp_rule(call), consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 
@@ -443,9 +499,8 @@ _OF_AN_ARGUMENT = (
 )
 
 
-def _checked_jvp(pair: Any, call: _Call, name: str) -> list[Value | None]:
+def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
     """What a rule returned, as results and their tangents."""
-    who = f"{name}, the jvp rule of {call.function.what},"
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         raise TypeError(f"{who} must return a pair (result, tangent), got {tree.structure(pair)}")
     outs = call.results_of_rule(pair[0], who)
@@ -463,7 +518,11 @@ def _checked_jvp(pair: Any, call: _Call, name: str) -> list[Value | None]:
 
 
 class custom_vjp(_Function):
-    """A function whose derivative in reverse mode is given by two rules. Forward mode it has none.
+    """A function whose derivative in reverse mode is given by two rules, `fwd` and `bwd`.
+
+    Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a rule for it is
+    declared too, with `defjvp` or `defjvps` as for a `custom_jvp`. The two must agree: `bwd` is the transpose of the
+    map from tangents to the tangent. `minidiff.testing.check_grads` checks both.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -473,6 +532,17 @@ class custom_vjp(_Function):
     >>> clipped.defvjp(lambda x: (x, None), lambda _, ct: (np.clip(ct, -1.0, 1.0),))
     >>> float(grad(lambda x: 5.0 * clipped(x))(3.0))
     1.0
+
+    With both rules:
+
+    >>> from minidiff import jvp
+    >>> @custom_vjp
+    ... def twice(x):
+    ...     return 2.0 * x
+    >>> twice.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (2.0 * ct,))
+    >>> twice.defjvps(lambda t, out, x: 2.0 * t)
+    >>> float(grad(twice)(3.0)), float(jvp(twice, (3.0,), (1.0,))[1])
+    (2.0, 2.0)
     """
 
     fwd: Callable | None = None
@@ -498,7 +568,8 @@ class custom_vjp(_Function):
 
         def fwd(*leaves):
             who = f"{_name(self.fwd)}, the forward rule of {self.what},"
-            pair = self.fwd(*call.all_args(leaves))
+            with _runs_later(who, _WHEN_DIFFERENTIATED):
+                pair = self.fwd(*call.all_args(leaves))
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
             residuals, structure = tree.flatten(pair[1])
@@ -507,19 +578,35 @@ class custom_vjp(_Function):
 
         def bwd(residuals, cts):
             residuals = tree.unflatten(residual_structure[0], residuals)
-            try:
+            who = f"{_name(self.bwd)}, the backward rule of {self.what},"
+            with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.fwd))):
                 cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
-            except LeakedTracerError as error:
-                raise LeakedTracerError(
-                    f"{_name(self.bwd)}, the backward rule of {self.what}, runs in the backward pass, and what it "
-                    f"closes over is of the forward pass: {error} A rule gets such a value as a residual: return it "
-                    f"from {_name(self.fwd)}, the forward rule, beside the result"
-                ) from None
-            return _checked_cotangents(cts, call, f"{_name(self.bwd)}, the backward rule of {self.what},")
+            return _checked_cotangents(cts, call, who)
 
-        rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd)}
+        rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd), "jvp": None}
+        if self.jvp is not None:
+            rules["jvp"] = self._jvp_rule(call)
         outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
         return tree.unflatten(call.out_structure, outs)
+
+
+_WHEN_DIFFERENTIATED = (
+    "runs when the derivative is taken, and what it closes over belongs to a program that was recorded before: {error} "
+    "A rule gets such a value as an argument: pass it to the function"
+)
+_IN_THE_BACKWARD_PASS = (
+    "runs in the backward pass, and what it closes over is of the forward pass: {{error}} A rule gets such a value as "
+    "a residual: return it from {fwd}, the forward rule, beside the result"
+)
+
+
+@contextlib.contextmanager
+def _runs_later(who: str, message: str) -> Iterator[None]:
+    """Around a call of a rule: what it closes over may have ended, and the error says how else to give it the value."""
+    try:
+        yield
+    except LeakedTracerError as error:
+        raise LeakedTracerError(f"{who} {message.format(error=error)}") from None
 
 
 def _residual(x: Any, who: str) -> Value:

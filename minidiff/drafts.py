@@ -241,6 +241,8 @@ class LinearPart:
 class BodyOperation(Primitive):
     """An operation whose parameters hold tapes; its operands have exactly the types that these take.
 
+    `jvp_operands(outside, primals, tangents, params)` and `batch_operands(outside, args, batched, params)`
+        differentiate and vectorise it, for the interpreter `outside`, where at least one operand is active.
     `split(args, linear, params)`
         runs the part that does not depend on the operands that are `linear` (which may be types, or names on a
         linear tape): a dict of known results, by their number, and the LinearPart.
@@ -257,7 +259,7 @@ class BodyOperation(Primitive):
         primals, tangents = outside.split(args)
         if all(t is None for t in tangents):
             return self.bind(*primals, **params)
-        outs, out_tangents = self.jvp(primals, tangents, params)
+        outs, out_tangents = self.jvp_operands(outside, primals, tangents, params)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:

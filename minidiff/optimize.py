@@ -180,7 +180,7 @@ class WriteOut(Stage):
     """Recording once more: of operations that stand for others, those others are recorded."""
 
     def process(self, primitive, args, params):
-        if isinstance(primitive, Call):
+        if isinstance(primitive, Call) and params["body"] is not None:
             return params["body"].apply(*args)
         if primitive.has_body:
             return self.record(primitive, args, params)

@@ -140,3 +140,32 @@ def on_ranks(f, lax, mesh, **options):
         return spmd.shard_map(body, mesh=mesh, in_specs=P(("i", "j")), out_specs=out_specs, **options)(x)
 
     return mapped
+
+
+# ---------------------------------------------------------------- a function with a backward rule, in bodies
+
+
+def modulated(w, x):
+    return np.sin(w * x) + w
+
+
+def modulated_by_rules():
+    """The same, of a weight that ranks share: its cotangent is the sum over them, which the rule takes."""
+    f = md.custom_vjp(modulated)
+
+    def bwd(residuals, ct):
+        w, x = residuals
+        slope = ct * np.cos(w * x)
+        return psum(slope * x + ct, ("i", "j")), slope * w
+
+    f.defvjp(lambda w, x: (modulated(w, x), (w, x)), bwd)
+    return f
+
+
+def loss_in_body(f, body, mesh):
+    """A loss of rows on ranks, by a function of the weight and of a rank's rows that runs in a body."""
+
+    def of_rows(w, x):
+        return psum((body(lambda x: f(w, x))(x) ** 2).sum(), ("i", "j"))
+
+    return spmd.shard_map(of_rows, mesh=mesh, in_specs=(P(), P(("i", "j"))), out_specs=P())

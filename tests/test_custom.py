@@ -4,12 +4,17 @@ import functools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
+import minidiff.numpy as mnp
 import spmd
 from collectives import axis_index, psum
 from minidiff.testing import check_grads
 from spmd import P
+from tests import control_programs
+from tests.programs import assert_trees_close
 
 X = np.array([0.3, -0.7, 1.1])
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
@@ -54,7 +59,16 @@ def by_vjp_bwd(residuals, ct):
 
 by_vjp.defvjp(by_vjp_fwd, by_vjp_bwd)
 
-ALL = pytest.mark.parametrize("f", [by_jvp, by_jvps, by_vjp], ids=["jvp", "jvps", "vjp"])
+
+def both_fwd(x, y):
+    return by_both(x, y), (x, {"y": y})
+
+
+by_both = md.custom_vjp(plain)
+by_both.defvjp(both_fwd, by_vjp_bwd)
+by_both.defjvp(by_jvp_rule)
+
+ALL = pytest.mark.parametrize("f", [by_jvp, by_jvps, by_vjp, by_both], ids=["jvp", "jvps", "vjp", "both"])
 
 
 def total(f):
@@ -116,7 +130,7 @@ def test_rules_hold_everywhere(f, use):
         np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("f", [by_jvp, by_jvps], ids=["jvp", "jvps"])
+@pytest.mark.parametrize("f", [by_jvp, by_jvps, by_both], ids=["jvp", "jvps", "both"])
 def test_jvp_rules_serve_forward_mode(f):
     check_grads(f, (X, X**2))
     np.testing.assert_allclose(md.jacfwd(f)(X, X), md.jacfwd(plain)(X, X))
@@ -143,14 +157,211 @@ FORWARD = {
     "jvp of vmap": lambda: md.jvp(md.vmap(by_vjp), (X, X), (X, X)),
     "vmap of jvp": lambda: md.vmap(lambda x: md.jvp(by_vjp, (x, x), (x, x)))(X),
     "grad of jvp": lambda: md.grad(lambda x: md.jvp(by_vjp, (x, x), (x, x))[1])(0.5),
-    "staged jvp": lambda: md.make_tape(lambda x: md.jvp(by_vjp, (x, x), (x, x)))(X),
+    "jit of jvp": lambda: md.jit(lambda x: md.jvp(by_vjp, (x, x), (x, x)))(X),
+    "jvp of jit": lambda: md.jvp(md.jit(lambda x: by_vjp(x, x)), (X,), (X,)),
+    "jvp of jit of vmap": lambda: md.jvp(md.jit(lambda x: md.vmap(by_vjp)(x, x)), (X,), (X,)),
+    "jvp in a loop": lambda: md.jit(md.jacfwd(lambda x: in_steps(by_vjp, x, x)))(X),
+    "jvp of a loop of unknown length": lambda: md.jit(
+        lambda n, x: md.jvp(lambda x: md.fori_loop(0, n, lambda i, c: by_vjp(c, c), x), (x,), (x,))
+    )(2, X),
+    "jvp of checkpoint": lambda: md.jvp(md.checkpoint(by_vjp), (X, X), (X, X)),
+    "linear part of a loop": lambda: md.linearize(md.jit(lambda x: in_steps(by_vjp, x, x)), X)[1](X),
 }
+
+
+def in_steps(f, x, y):
+    return md.scan(lambda c, _: (f(c, y), None), x, length=2)[0]
 
 
 @pytest.mark.parametrize("use", FORWARD)
 def test_vjp_rules_do_not_serve_forward_mode(use):
-    with pytest.raises(TypeError, match=r"by_vjp has a backward rule only .*forward mode.*custom_jvp"):
+    with pytest.raises(TypeError, match=r"by_vjp has a backward rule only .*forward mode.*by_vjp\.defjvp.*custom_jvp"):
         FORWARD[use]()
+
+
+# ---------------------------------------------------------------- in the bodies of loops, branches and the like
+
+
+def step(c, w):
+    return np.sin(c) * w + 0.5 * c
+
+
+def step_fwd(c, w):
+    return step(c, w), {"c": c, "w": (w,)}
+
+
+def step_bwd(residuals, ct):
+    c, (w,) = residuals["c"], residuals["w"]
+    return (np.cos(c) * w + 0.5) * ct, np.sin(c) * ct
+
+
+step_by_vjp, step_by_both = md.custom_vjp(step), md.custom_vjp(step)
+step_by_vjp.defvjp(step_fwd, step_bwd)
+step_by_both.defvjp(step_fwd, step_bwd)
+step_by_both.defjvps(lambda t, out, c, w: (np.cos(c) * w + 0.5) * t, lambda t, out, c, w: np.sin(c) * t)
+
+TWO = np.array([0.5, 2.0])
+
+
+def sharded_rows(f):
+    body = lambda c, w: md.scan(lambda c, _: (f(c, w) + psum(c, "i"), None), c, length=2)[0]  # noqa: E731
+    return spmd.shard_map(body, mesh=MESH, in_specs=(P("i"), P("i")), out_specs=P("i"))
+
+
+# What runs a function like `step` in a body, as a function like `step`.
+BODIES = {
+    "scan": lambda f: lambda c, w: md.scan(lambda c, k: (f(c, w) * k, f(k * w, c)), c, TWO)[0],
+    "scan, reverse": lambda f: lambda c, w: md.scan(lambda c, k: (c, f(c, w) * k), c, TWO, reverse=True)[1].sum(0),
+    "scan over its argument": lambda f: lambda c, w: md.scan(lambda c, w: (f(c, w), c), c, np.stack([w, c]))[0],
+    "scan of what all steps share": lambda f: lambda c, w: md.scan(lambda s, _: (s + f(c, w), s), 0 * c, length=2)[0],
+    "fori_loop": lambda f: lambda c, w: md.fori_loop(0, 2, lambda i, c: f(c, w) + i, c),
+    "cond": lambda f: lambda c, w: md.cond(c.sum() > 0, f, lambda c, w: c * w, c, w),
+    "switch": lambda f: lambda c, w: md.switch((w.sum() > 9).astype(int), [lambda: f(c, f(w, c)), lambda: w]),
+    "checkpoint": lambda f: md.checkpoint(lambda c, w: f(f(c, w), w)),
+    "jit": lambda f: lambda c, w: md.jit(lambda c: f(f(c, w), w))(c),
+    "vmap": lambda f: lambda c, w: md.vmap(f, (0, None))(mnp.stack([c, 2 * c]), w)[1],
+    "grad": lambda f: lambda c, w: md.grad(lambda c: f(c, w).sum())(c),
+    "shard_map": sharded_rows,
+}
+
+
+def weighted(f):
+    return lambda c, w: (f(c, w) * np.cos(w)).sum()
+
+
+def compiled(f):
+    return md.jit(lambda *args: f(*args))
+
+
+def by_tape(f):
+    return lambda *args: md.make_tape(f)(*args)(*args)
+
+
+REVERSE = {
+    "value": compiled,
+    "grad": lambda f: md.grad(weighted(f), (0, 1)),
+    "jit of grad": lambda f: compiled(md.grad(weighted(f), (0, 1))),
+    "grad of jit": lambda f: md.grad(compiled(weighted(f)), (0, 1)),
+    "tape of grad": lambda f: by_tape(md.grad(weighted(f), (0, 1))),
+    "grad of checkpoint": lambda f: md.grad(md.checkpoint(weighted(f)), (0, 1)),
+    "vmap of grad": lambda f: lambda c, w: md.vmap(compiled(md.grad(weighted(f))))(np.stack([c, w]), np.stack([w, c])),
+    "grad of vmap": lambda f: md.grad(
+        compiled(lambda c, w: md.vmap(weighted(f), (0, None))(mnp.stack([c, c * w]), w).sum()), (0, 1)
+    ),
+    "jit of grad of grad": lambda f: compiled(md.grad(lambda c, w: md.grad(weighted(f))(c, w) @ c, (0, 1))),
+    "grad of jit of grad": lambda f: md.grad(lambda c, w: compiled(md.grad(weighted(f)))(c, w) @ c, (0, 1)),
+    "vjp": lambda f: compiled(lambda c, w: md.vjp(f, c, w)[1](c)),
+    "jacrev": lambda f: md.jacrev(compiled(f), (0, 1)),
+    "jacrev of grad": lambda f: compiled(md.jacrev(md.grad(weighted(f)))),
+    "hessian": lambda f: compiled(md.hessian(weighted(f))),
+}
+BOTH = {
+    **REVERSE,
+    "jvp": lambda f: compiled(lambda c, w: md.jvp(f, (c, w), (w, c))),
+    "jvp of jit": lambda f: lambda c, w: md.jvp(compiled(f), (c, w), (w, c)),
+    "jacfwd": lambda f: compiled(md.jacfwd(f, (0, 1))),
+    "linearize": lambda f: lambda c, w: md.linearize(compiled(f), c, w)[1](w, c),
+    "grad of jvp": lambda f: compiled(md.grad(lambda c, w: md.jvp(f, (c, w), (w, c))[1].sum())),
+    "jacfwd of jacfwd": lambda f: md.jacfwd(compiled(md.jacfwd(f))),
+}
+
+
+# With maps over ranks they are nested in `test_nesting`: not every choice is one that ranks agree about.
+TWO_BODIES = st.lists(st.sampled_from([name for name in BODIES if name != "shard_map"]), min_size=1, max_size=2)
+
+
+def compare(f, bodies, composition):
+    g, expected = f, step
+    for name in bodies:
+        g, expected = BODIES[name](g), BODIES[name](expected)
+    actual, expected = (composition(h)(X, X**2 - 0.5) for h in (g, expected))
+    for a, e in zip(md.tree.leaves(actual), md.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("composition", ["jit of grad", "grad of jit", "tape of grad", "grad of checkpoint"])
+@pytest.mark.parametrize("body", BODIES)
+def test_backward_rules_serve_in_bodies(body, composition):
+    compare(step_by_vjp, [body], REVERSE[composition])
+
+
+@settings(max_examples=30, deadline=None)
+@given(TWO_BODIES, st.sampled_from([*REVERSE]))
+def test_a_backward_rule_may_replace_the_rules_of_operations(bodies, composition):
+    """In any two bodies, and in any derivative by reverse mode."""
+    compare(step_by_vjp, bodies, REVERSE[composition])
+
+
+@settings(max_examples=30, deadline=None)
+@given(TWO_BODIES, st.sampled_from([*BOTH]))
+def test_both_rules_may_replace_the_rules_of_operations(bodies, composition):
+    compare(step_by_both, bodies, BOTH[composition])
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        lambda f: lambda x: md.scan(lambda c, _: (f(c), None), x, None, length=2)[0],
+        lambda f: lambda x: md.fori_loop(0, 2, lambda i, c: f(c), x),
+        lambda f: lambda x: md.cond(x > 0, lambda c: f(f(c)), lambda c: c, x),
+        lambda f: lambda x: md.switch((x > 0).astype(int), [lambda c: c, lambda c: f(f(c))], x),
+    ],
+    ids=["scan", "fori_loop", "cond", "switch"],
+)
+def test_examples_of_backward_rules_in_bodies(loop):
+    foo = md.custom_vjp(lambda x: 2.0 * x)
+    foo.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (2.0 * ct,))
+    f = loop(foo)
+    assert md.jit(md.grad(f))(1.0) == md.grad(md.jit(f))(1.0) == 4.0
+    assert md.make_tape(md.grad(f))(1.0)(1.0) == [4.0]
+    assert md.grad(md.checkpoint(f))(np.float64(1.0)) == 4.0
+    clipped = md.custom_vjp(lambda x: x)  # not linear in the cotangent: no other rule can stand for it
+    clipped.defvjp(lambda x: (x, None), lambda _, ct: (np.clip(ct, -1.0, 1.0),))
+    assert md.jit(md.grad(lambda x: 5.0 * loop(clipped)(x)))(1.0) == 1.0
+
+
+def test_the_two_rules_are_transposes():
+    for f in (step_by_both, md.jit(step_by_both), lambda c, w: in_steps(step_by_both, c, w)):
+        check_grads(f, (X, X**2))
+        out, tangent = md.jvp(f, (X, X**2), (X**2, X))
+        cts = md.vjp(f, X, X**2)[1](out)
+        np.testing.assert_allclose(out @ tangent, cts[0] @ X**2 + cts[1] @ X)
+
+
+def test_each_mode_takes_its_own_rule():
+    f = md.custom_vjp(lambda x: x**2)
+    f.defvjp(lambda x: (x**2, None), lambda _, ct: (10.0 * ct,))
+    f.defjvp(lambda primals, tangents: (primals[0] ** 2, 20.0 * tangents[0]))
+    for wrapped in (f, md.jit(lambda x: f(x)), lambda x: md.vmap(f)(mnp.stack([x, x]))[1]):
+        assert md.grad(wrapped)(3.0) == 10.0
+        assert md.jvp(wrapped, (3.0,), (1.0,)) == (9.0, 20.0)
+        assert md.linearize(wrapped, 3.0)[1](1.0) == 20.0
+
+
+def test_integers_and_static_arguments_in_loops():
+    for declare in (lambda f: None, lambda f: f.defjvp(lambda g, p, t: (g(p[1]) * p[0] + p[2].sum(), t[1] * p[0] * 2))):
+        f = md.custom_vjp(lambda n, x, k, g: g(x) * n + k.sum(), nondiff_argnums=(3,))
+        f.defvjp(lambda n, x, k, g: (g(x) * n + k.sum(), n), lambda g, n, ct: (None, 2.0 * n * ct, None))
+        declare(f)
+
+        def loop(x, k, f=f):
+            return md.scan(lambda c, n: (f(n, c, k, lambda v: 2.0 * v), None), x, np.arange(1, 3))[0]
+
+        for gradient in (md.grad(loop, (0, 1)), md.jit(md.grad(loop, (0, 1))), md.grad(md.jit(loop), (0, 1))):
+            x_bar, k_bar = gradient(1.0, X)
+            assert x_bar == 8.0 and k_bar.tolist() == [0.0] * 3
+    assert md.jvp(md.jit(loop), (1.0, 0 * X), (1.0, X)) == (8.0, 8.0)
+
+
+def test_a_derivative_with_a_backward_rule_is_linear_in_tangents_alone():
+    push = lambda x, t: md.vmap(lambda x: md.jvp(step_by_vjp, (x, x), (t, t))[1])(x)  # noqa: E731
+    plainly = lambda x, t: md.vmap(lambda x: md.jvp(step, (x, x), (t, t))[1])(x)  # noqa: E731
+    tape, expected = md.make_tape(push)(X, 1.0), md.make_tape(plainly)(X, 1.0)
+    tape.check()
+    assert "linear_call" in str(tape)
+    np.testing.assert_allclose(md.transpose(tape, 1)(X, X), md.transpose(expected, 1)(X, X))
+    with pytest.raises(TypeError, match=r"derivative of step is linear in its tangents, not in the value of type f64"):
+        md.transpose(tape, 0)
 
 
 def test_the_rule_is_what_counts():
@@ -319,6 +530,53 @@ KINDS = pytest.mark.parametrize("kind", ["jvp", "vjp"])
 def test_rules_do_not_differentiate_what_they_close_over(kind, use):
     with pytest.raises(TypeError, match=r"<lambda> closes over a value of type f64\[\] that is being differentiated"):
         use(kind)
+
+
+CLOSING = {
+    "the function": lambda x: (lambda y: y * x, lambda y: (y * x, None), lambda _, ct: (ct * x,)),
+    "the forward rule": lambda x: (lambda y: y, lambda y: (y * x, None), lambda _, ct: (ct,)),
+    "the backward rule": lambda x: (lambda y: y, lambda y: (y, None), lambda _, ct: (ct * x,)),
+}
+
+
+TRANSFORMS = {
+    "grad": md.grad,
+    "jit of grad": lambda f: md.jit(md.grad(f)),
+    "grad of jit": lambda f: md.grad(md.jit(f)),
+    "grad of checkpoint": lambda f: md.grad(md.checkpoint(f)),
+}
+
+
+@pytest.mark.parametrize("what", CLOSING)
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_rules_in_loops_do_not_differentiate_what_they_close_over(what, transform):
+    """They say so, wherever the loop is, and whichever of the three closes over it: no term is lost in silence."""
+
+    def f(x):
+        function, fwd, bwd = CLOSING[what](x)
+        g = md.custom_vjp(function)
+        g.defvjp(fwd, bwd)
+        return in_steps(lambda c, _: g(c), x, x)
+
+    with pytest.raises(TypeError, match="closes over"):
+        TRANSFORMS[transform](f)(3.0)
+
+    def by_jvp_rule(x):
+        g = md.custom_jvp(lambda y: y)
+        g.defjvp(lambda primals, tangents: (primals[0] * x, tangents[0]))
+        return in_steps(lambda c, _: g(c), x, x)
+
+    with pytest.raises(TypeError, match="closes over"):
+        TRANSFORMS[transform](by_jvp_rule)(3.0)
+
+
+def test_what_a_rule_in_a_recorded_loop_closes_over_is_to_be_an_argument():
+    def f(x, ys):
+        return md.scan(lambda c, y: (closing("vjp", y)(c), None), x, ys)[0]
+
+    assert md.grad(f)(1.0, X) == pytest.approx(X.prod())
+    with pytest.raises(md.LeakedTracerError, match=r"the forward rule of <lambda>, runs when .* an argument: pass it"):
+        md.grad(md.jit(f))(1.0, X)
 
 
 @KINDS
@@ -652,6 +910,30 @@ def test_what_a_backward_rule_closes_over_in_a_body_must_be_a_residual(staged):
     message = r"<lambda>, the backward rule of <lambda>, .*f64\[2\].*\(.*shard_map of body\).*return it from <lambda>"
     with pytest.raises(md.LeakedTracerError, match=message):
         on_ranks(closing_over, staged)(W, BLOCKS)
+
+
+@pytest.mark.parametrize("name", control_programs.BODIES)
+def test_cotangents_are_summed_by_the_rule_in_bodies_too(name):
+    in_body, meaning = control_programs.BODIES[name]
+    args = W, np.arange(8.0) / 4
+    expected = md.grad(control_programs.loss_in_body(control_programs.modulated, meaning, PLANE), (0, 1))(*args)
+    loss = control_programs.loss_in_body(control_programs.modulated_by_rules(), in_body, PLANE)
+    gradient = md.grad(loss, (0, 1))
+    for run in (gradient, compiled(gradient), md.grad(compiled(loss), (0, 1)), tape_that_checks(gradient, args)):
+        assert_trees_close(run(*args), md.tree.leaves(expected))
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_wrong_variances_are_named_in_loops_too(transform):
+    def body(w, x):
+        f = scaled(lambda w, x, ct: (ct * x, ct * w))
+        return psum(md.scan(lambda c, _: (f(w, c), None), x, length=2)[0].sum(), "i")
+
+    loss = spmd.shard_map(body, mesh=PLANE, in_specs=(P(), P("i")), out_specs=P())
+    with pytest.raises(
+        md.VarianceError, match=r"scaled_bwd, .* argument 0: .*got f64\[2\]\{i\}.*psum\(cotangent, 'i'\)"
+    ):
+        TRANSFORMS[transform](loss)(W, BLOCKS)
 
 
 def test_without_types_the_boundary_sums():

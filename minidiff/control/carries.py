@@ -183,7 +183,9 @@ class Carry:
             current = types
 
 
-def moved_body(body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]):
+def moved_body(
+    outside: JVP, body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]
+):
     """A loop's body in forward mode: a Draft of its results and their tangents, and which inputs move.
 
     Inputs and tangents are given in groups, the carries in the second; in the draft's inputs each group is followed by
@@ -198,7 +200,7 @@ def moved_body(body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Seq
             values = iter(values)
             groups = [([next(values) for _ in ts], placed(values, mask)) for ts, mask in zip(types, masks)]
             primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
-            return push_forward(body, primals, moved, JVP(current_interpreter()))
+            return push_forward(body, primals, moved, JVP(current_interpreter(), outer=outside))
 
         draft = Draft(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
         return draft, [t is not None for t in draft.result[1][: len(carry_moving)]]

@@ -127,7 +127,7 @@ class Cond(BodyOperation):
         tapes = [Tape(chosen(t.inputs, used), t.equations, t.outputs) for t in tapes]
         return self.bind(selector, *chosen(args, used), **dict(zip(params, tapes)))
 
-    def jvp(self, primals, tangents, params):
+    def jvp_operands(self, outside, primals, tangents, params):
         selector, *operands = primals
         moving = [t is not None for t in tangents[1:]]
         types = tapes_of(params)[0].in_types
@@ -135,7 +135,7 @@ class Cond(BodyOperation):
         def derived(branch):
             def f(*values):
                 unmoved, rest = cut(values, len(types))
-                return push_forward(branch, unmoved, placed(rest, moving), JVP(current_interpreter()))
+                return push_forward(branch, unmoved, placed(rest, moving), JVP(current_interpreter(), outer=outside))
 
             return Draft(f, [*types, *chosen(types, moving)])
 

@@ -106,12 +106,12 @@ class While(BodyOperation):
         counts = {"cond_consts": len(cond_consts), "body_consts": len(body_consts)}
         return self.bind(*args, cond=cond_tape, body=body_tape, **counts)
 
-    def jvp(self, primals, tangents, params):
+    def jvp_operands(self, outside, primals, tangents, params):
         cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
         cond_consts, consts, init = cut(primals, k, n)
         _, t_consts, t_init = cut(tangents, k, n)
         types = cut(body.in_types, n)
-        draft, (_, moving) = moved_body(body, types, (t_consts, t_init))
+        draft, (_, moving) = moved_body(outside, body, types, (t_consts, t_init))
         moved_types = chosen(types[1], moving)
         tape, constants = draft.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
         cond = Tape([*cond.inputs, *map(Var, moved_types)], cond.equations, cond.outputs)

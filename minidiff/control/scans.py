@@ -155,12 +155,12 @@ class Scan(BodyOperation):
         inputs, outputs = chosen(eqn.inputs, keep), chosen(eqn.outputs, wanted)
         return Equation(self, inputs, {**eqn.params, **new}, outputs, eqn.source)
 
-    def jvp(self, primals, tangents, params):
+    def jvp_operands(self, outside, primals, tangents, params):
         body, (n, m) = params["body"], (params["consts"], params["carry"])
         types = cut(body.in_types, n, m)
         consts, init, xs = cut(primals, n, m)
         t_consts, t_init, t_xs = cut(tangents, n, m)
-        draft, (_, moving, _) = moved_body(body, types, (t_consts, t_init, t_xs))
+        draft, (_, moving, _) = moved_body(outside, body, types, (t_consts, t_init, t_xs))
         moved_types = chosen(types[1], moving)
         y_moving = [t is not None for t in draft.result[1][m:]]
         y_types = chosen(body.out_types[m:], y_moving)
