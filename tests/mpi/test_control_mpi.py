@@ -9,7 +9,18 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
-from tests.control_programs import ARGS, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
+from tests.control_programs import (
+    ARGS,
+    BODIES,
+    RANKS,
+    Unrolled,
+    branch_by_values,
+    loss_in_body,
+    modulated,
+    modulated_by_rules,
+    on_ranks,
+    stepwise_gradients,
+)
 from tests.programs import assert_trees_close
 
 
@@ -72,3 +83,16 @@ def test_derivatives_in_steps_are_of_the_types_that_stay(turns):
     expected = md.tree.leaves(mapped("simulated")(*args))
     assert_trees_close(md.tree.leaves(mapped("mpi")(*args)), expected)
     assert_trees_close(md.make_tape(mapped("mpi"))(*args)(*args), expected)
+
+
+@pytest.mark.parallel(2)
+@pytest.mark.parametrize("name", BODIES)
+def test_backward_rules_in_bodies(name):
+    """In reverse mode all ranks run the rules in the body, and take the sums that these ask for."""
+    real, simulated = (spmd.make_mesh((2, 1), ("i", "j"), backend=on) for on in ("mpi", "simulated"))
+    args = np.array([0.5, -0.3]), np.arange(1.0, 5.0) / 3
+    expected = md.tree.leaves(md.grad(loss_in_body(modulated, BODIES[name][1], simulated), (0, 1))(*args))
+    loss = loss_in_body(modulated_by_rules(), BODIES[name][0], real)
+    gradient = md.grad(loss, (0, 1))
+    for run in (gradient, md.jit(gradient), md.grad(md.jit(loss), (0, 1)), md.make_tape(gradient)(*args)):
+        assert_trees_close(run(*args), expected)
