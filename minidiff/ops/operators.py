@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core import Tracer, Value, is_differentiable
+from minidiff.core import WEAK_TYPES, Tracer, Value, WeakTracer, as_weak, is_differentiable
 from minidiff.ops import (
     composed,
     discrete,
@@ -137,6 +137,43 @@ _METHODS: dict[str, Callable] = {
 }
 
 
+#: What Python's operators on numbers alone give, they compute for booleans as for integers.
+_NO_ARITHMETIC = {"__and__", "__or__", "__xor__", "__truediv__", *[f"__{name}__" for name in _COMPARISONS]}
+
+
+def _of_numbers(function: Callable, of_bools: bool) -> Callable:
+    """A Python operator on traced Python numbers: of such alone it is another one, as it is in Python."""
+
+    def number(x: Value) -> Value:
+        if type(x) is WeakTracer:
+            x = x.value
+            return x if of_bools or x.dtype.kind != "b" else elementwise.convert(x, int)
+        return x if of_bools or type(x) is not bool else int(x)
+
+    def operator(x: Value, *others: Value) -> Value:
+        for y in others:
+            if type(y) not in WEAK_TYPES:
+                return function(x, *others)
+        out = function(number(x), *map(number, others))
+        return tuple(map(as_weak, out)) if type(out) is tuple else as_weak(out)
+
+    return operator
+
+
+def _attach_to_numbers() -> None:
+    names = [f"__{name}__" for name in _BINARY | _COMPARISONS | _UNARY if name != "matmul"] + ["__pow__"]
+    for name in names:
+        of_bools = name in _NO_ARITHMETIC
+        function, reflected = vars(Tracer)[name], name.replace("__", "__r", 1)
+        setattr(WeakTracer, name, _of_numbers(function, of_bools))
+        if reflected in vars(Tracer):
+            setattr(WeakTracer, reflected, _of_numbers(vars(Tracer)[reflected], of_bools))
+    WeakTracer.__hash__ = Tracer.__hash__
+    WeakTracer.conjugate = _of_numbers(elementwise.conjugate, False)
+    WeakTracer.real = property(_of_numbers(elementwise.real, False), doc="The real part.")
+    WeakTracer.imag = property(_of_numbers(elementwise.imag, False), doc="The imaginary part.")
+
+
 def _attach() -> None:
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
@@ -154,3 +191,4 @@ def _attach() -> None:
 
 
 _attach()
+_attach_to_numbers()
