@@ -395,7 +395,7 @@ def current_scope() -> Scope | None:
 
 def enter(x: Value) -> Value:
     """`x` as the running `shard_map` body sees it: closed-over tracers become unmapped inputs."""
-    return current_interpreter().adopt(x) if isinstance(x, Tracer) else x
+    return current_interpreter().adopt(strong(x)) if isinstance(x, Tracer) else x
 
 
 # ---------------------------------------------------------------- variance

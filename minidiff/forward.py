@@ -25,7 +25,6 @@ from minidiff.core import (
     lift_to,
     name_of,
     running,
-    strong,
     transforming,
     typeof,
     weak_where,
@@ -141,7 +140,7 @@ def as_value(x: Any) -> Value:
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return enter(strong(x))
+        return enter(x)
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         return numpy.asarray(x)[()]
     dtype = typeof(x).dtype  # raises for what is no array
