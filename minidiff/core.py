@@ -930,11 +930,13 @@ class WeakTracer(Tracer):
     what the user's function sees, and no more: interpreters and tapes get its `value`, converted (`Primitive.strong`).
     """
 
-    __slots__ = ("value",)
+    __slots__ = ("value", "is_bool")
+    __hash__ = object.__hash__
+    interpreter = property(lambda self: self.value.interpreter)
 
-    def __init__(self, value: Tracer):
-        self.interpreter = value.interpreter
+    def __init__(self, value: Tracer, is_bool: bool = False):
         self.value = value
+        self.is_bool = is_bool
 
     @property
     def type(self) -> ShapedArray:
@@ -986,7 +988,8 @@ def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]
 
 def as_weak(x: Value) -> Value:
     """A number as a Python number, or as a tracer that promotes like one."""
-    return WeakTracer(x) if isinstance(x, Tracer) else x.item() if x.dtype.kind in _PYTHON_TYPES else x
+    kind = x.dtype.kind
+    return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x
 
 
 def strong(x: Any) -> Any:

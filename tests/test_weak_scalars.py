@@ -17,9 +17,9 @@ MESH = make_mesh((2,), ("i",), backend="simulated")
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
 NUMBERS = [True, False, 2, -3, 0, 2.5, -0.1, 1e5, 1.5 - 2j]
 
-UNARY = [operator.neg, abs, np.sin, np.square, np.isnan]
+UNARY = [operator.neg, abs, operator.attrgetter("real"), lambda x: x**2, np.sin, np.square, np.isnan]
 BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.lt]
-BINARY += [operator.eq, operator.and_, np.add, np.multiply, np.maximum, np.less]
+BINARY += [operator.eq, operator.and_, operator.or_, operator.xor, np.add, np.multiply, np.maximum, np.less]
 CHOICE = lambda x, y: np.where(x != y, x, y)  # noqa: E731
 
 leaves = st.sampled_from(["s", "s", "x", "x", *NUMBERS])

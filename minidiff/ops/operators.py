@@ -137,41 +137,39 @@ _METHODS: dict[str, Callable] = {
 }
 
 
-#: What Python's operators on numbers alone give, they compute for booleans as for integers.
-_NO_ARITHMETIC = {"__and__", "__or__", "__xor__", "__truediv__", *[f"__{name}__" for name in _COMPARISONS]}
+def _of_number(function: Callable, arithmetic: bool) -> Callable:
+    """A Python operator on one traced Python number, or on two numbers, the first of them traced, gives another.
+
+    As in Python, arithmetic takes a boolean for an integer. With an array it is what it is for any traced value.
+    """
+
+    def unary(x: WeakTracer) -> Value:
+        return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
+
+    def binary(x: WeakTracer, y: Value) -> Value:
+        if type(y) not in WEAK_TYPES:
+            return function(x, y)
+        first = elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value
+        out = function(first, y.value if type(y) is WeakTracer else y)
+        return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
+
+    return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary
 
 
-def _of_numbers(function: Callable, of_bools: bool) -> Callable:
-    """A Python operator on traced Python numbers: of such alone it is another one, as it is in Python."""
-
-    def number(x: Value) -> Value:
-        if type(x) is WeakTracer:
-            x = x.value
-            return x if of_bools or x.dtype.kind != "b" else elementwise.convert(x, int)
-        return x if of_bools or type(x) is not bool else int(x)
-
-    def operator(x: Value, *others: Value) -> Value:
-        for y in others:
-            if type(y) not in WEAK_TYPES:
-                return function(x, *others)
-        out = function(number(x), *map(number, others))
-        return tuple(map(as_weak, out)) if type(out) is tuple else as_weak(out)
-
-    return operator
+#: What of a Python number, too, is one.
+_PARTS = {"real": elementwise.real, "imag": elementwise.imag, "conjugate": elementwise.conjugate}
 
 
 def _attach_to_numbers() -> None:
-    names = [f"__{name}__" for name in _BINARY | _COMPARISONS | _UNARY if name != "matmul"] + ["__pow__"]
-    for name in names:
-        of_bools = name in _NO_ARITHMETIC
-        function, reflected = vars(Tracer)[name], name.replace("__", "__r", 1)
-        setattr(WeakTracer, name, _of_numbers(function, of_bools))
-        if reflected in vars(Tracer):
-            setattr(WeakTracer, reflected, _of_numbers(vars(Tracer)[reflected], of_bools))
-    WeakTracer.__hash__ = Tracer.__hash__
-    WeakTracer.conjugate = _of_numbers(elementwise.conjugate, False)
-    WeakTracer.real = property(_of_numbers(elementwise.real, False), doc="The real part.")
-    WeakTracer.imag = property(_of_numbers(elementwise.imag, False), doc="The imaginary part.")
+    for name in (*_BINARY, *_COMPARISONS, *_UNARY, "pow"):
+        arithmetic = name not in ("and", "or", "xor", *_COMPARISONS)
+        for attribute in {f"__{name}__", f"__r{name}__"} & vars(Tracer).keys():
+            setattr(WeakTracer, attribute, _of_number(vars(Tracer)[attribute], arithmetic))
+    WeakTracer.__divmod__ = lambda x, y: (x // y, x % y)
+    WeakTracer.__rdivmod__ = lambda x, y: (y // x, y % x)
+    WeakTracer.conjugate = _of_number(_PARTS["conjugate"], True)
+    for name in ("real", "imag"):
+        setattr(WeakTracer, name, property(_of_number(_PARTS[name], True), doc=getattr(Tracer, name).__doc__))
 
 
 def _attach() -> None:
