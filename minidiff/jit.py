@@ -83,9 +83,10 @@ class jit:
 
     The function is run once for each structure and types of arguments, on names in the place of arrays, and what it
     does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
-    then only. Arrays that it closes over are constants. Arguments named by `static_argnums` are not arrays but
-    settings: they are hashable, the program is compiled for their values, and Python may branch on them. A Python
-    branch on any other value raises TracerError. On a method, `self` is the first argument.
+    then only. Arrays that it closes over are constants. Python numbers promote as in NumPy: there is one program for
+    `2.0`, and another for `np.float64(2.0)`. Arguments named by `static_argnums` are not arrays but settings: they are
+    hashable, the program is compiled for their values, and Python may branch on them. A Python branch on any other
+    value raises TracerError. On a method, `self` is the first argument.
 
     Rewrites named in `without` (those of `minidiff.optimize.REWRITES`) are not made; `settings` are what rewrites can
     be told (`minidiff.optimize.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown name is an error

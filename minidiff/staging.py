@@ -65,8 +65,9 @@ def check_function(name: str, f: Any, args: tuple = ()) -> None:
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
 
-    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Printing
-    the tape shows the typed program; bodies of `shard_map` are indented beneath their equation.
+    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Python numbers
+    promote as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Printing the tape shows
+    the typed program; bodies of `shard_map` are indented beneath their equation.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))
