@@ -960,6 +960,9 @@ class WeakTracer(Tracer):
     def __format__(self, spec: str) -> str:
         return format(self.value, spec)
 
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        return strong(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
+
     def __array_function__(self, func, types, args, kwargs):
         return strong(super().__array_function__(func, types, args, kwargs))
 
@@ -974,6 +977,11 @@ _PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 def python_type(x: Any) -> type:
     """Of a value that promotes weakly, the type of the Python number that it is."""
     return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
+
+
+def promoting(x: Value) -> Any:
+    """What `numpy.result_type` takes for a value: its dtype, or a Python number."""
+    return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
 
 
 def are_weak(leaves: Iterable[Any]) -> list[bool]:

@@ -309,7 +309,7 @@ class _Call:
         self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
         self.types = [typeof(as_value(x)) for _, x in leaves]
         self.weak = are_weak(x for _, x in leaves)
-        #: What rules take as Python numbers: where there are no others, they may well divide by one that is zero.
+        #: Rules get Python numbers beside arrays only: one of numbers alone may divide by zero, as NumPy's allow.
         self.weak_in_rules = [] if all(self.weak) else self.weak
         self.out_structure: tree.Structure | None = None
         self.out_types: list[ShapedArray] | None = None  # of the function's results, if it has been recorded itself

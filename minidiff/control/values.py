@@ -19,6 +19,7 @@ from minidiff.core import (
     current_scope,
     enter,
     lift_to,
+    promoting,
     python_type,
     typeof,
 )
@@ -68,7 +69,7 @@ def is_weak(x: Any) -> bool:
 
 def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
     """Whether `x` is a Python number that takes this dtype beside an array of it."""
-    return is_weak(x) and numpy.result_type(dtype, python_type(x)(0)) == dtype
+    return is_weak(x) and numpy.result_type(dtype, promoting(x)) == dtype
 
 
 def numeric(x: Any, t: ShapedArray) -> Value:

@@ -165,6 +165,9 @@ def _attach_to_numbers() -> None:
         arithmetic = name not in ("and", "or", "xor", *_COMPARISONS)
         for attribute in {f"__{name}__", f"__r{name}__"} & vars(Tracer).keys():
             setattr(WeakTracer, attribute, _of_number(vars(Tracer)[attribute], arithmetic))
+    WeakTracer.__round__ = lambda x, ndigits=None: as_weak(
+        elementwise.convert(composed.round(x.value), int) if ndigits is None else composed.round(x.value, ndigits)
+    )
     WeakTracer.__divmod__ = lambda x, y: (x // y, x % y)
     WeakTracer.__rdivmod__ = lambda x, y: (y // x, y % x)
     WeakTracer.conjugate = _of_number(_PARTS["conjugate"], True)
