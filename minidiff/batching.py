@@ -16,11 +16,14 @@ from minidiff.core import (
     Tracer,
     TracerError,
     Value,
+    WeakTracer,
+    are_weak,
     current_interpreter,
     name_of,
     running,
     transforming,
     typeof,
+    weak_where,
 )
 from minidiff.forward import as_value, as_values
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
@@ -71,6 +74,8 @@ class Batch(Interpreter):
         self.axis_name = axis_name if outer is None else outer.axis_name
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
         with running(self.below):
             if primitive.has_body:
                 return primitive.batch_body(self, args, params)
@@ -148,6 +153,7 @@ def vmap(
         batch = Batch(current_interpreter(), sizes.pop(), axis_name=axis_name)
         batch.origin = "vmap", name_of(f)
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
+        inputs = weak_where(are_weak(x for _, x in leaves), inputs)
         count = len(inputs) - len(named)
         with transforming(batch):
             out = f(*tree.unflatten(structure, inputs[:count]), **tree.unflatten(names, inputs[count:]))

@@ -13,7 +13,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff.batching import Batch, BatchTracer, stacked
-from minidiff.core import Primitive, ShapedArray, Tracer, Value, current_interpreter, running, transforming, typeof
+from minidiff.core import (
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    WeakTracer,
+    current_interpreter,
+    running,
+    transforming,
+    typeof,
+)
 from minidiff.forward import JVP
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
@@ -29,6 +39,8 @@ class Continued:
     """An interpreter that continues its `outer` one inside a body, whose tracers it takes for its own."""
 
     def process(self, primitive, args, params):
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
         return super().process(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
 
     def adopt(self, x: Value) -> Value:

@@ -395,7 +395,7 @@ def current_scope() -> Scope | None:
 
 def enter(x: Value) -> Value:
     """`x` as the running `shard_map` body sees it: closed-over tracers become unmapped inputs."""
-    return current_interpreter().adopt(x) if isinstance(x, Tracer) else x
+    return current_interpreter().adopt(strong(x)) if isinstance(x, Tracer) else x
 
 
 # ---------------------------------------------------------------- variance
@@ -617,12 +617,20 @@ class Primitive:
         interpreter = current_interpreter()
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
+        if WeakTracer in map(type, args):
+            args = self.strong(args)
         args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
         if interpreter.scope.checks:
             return self.apply_checked(interpreter, args, params)
         if self.lifts_operands and len(args) > 1:
             args = agree(args)
         return self.apply(interpreter, args, params)
+
+    def strong(self, args: Sequence[Value]) -> list[Value]:
+        """Operands of which none is a `WeakTracer`: each such number has the dtype that NumPy gives a Python number."""
+        from minidiff.ops.kinds import promoted  # which Python numbers among the arguments alone need
+
+        return promoted(self, args)
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """The operation on operands of which none is lifted: VarianceError where one had to be."""
@@ -909,6 +917,92 @@ class Tracer:
         except TypeError as error:
             args, kwargs = _in_another_form(error, func, function, args, kwargs)
         return self.__array_function__(func, types, args, kwargs)
+
+
+# ---------------------------------------------------------------- Python numbers
+
+
+class WeakTracer(Tracer):
+    """A traced Python number, around the tracer of its value. It promotes as Python numbers do in NumPy (NEP 50).
+
+    Beside an array it takes the array's precision (2.0 beside float32 is float32); a Python operator on such numbers
+    alone gives another one (`minidiff/ops/operators.py`); anything else makes it float64, int64 or complex128. It is
+    what the user's function sees, and no more: interpreters and tapes get its `value`, converted (`Primitive.strong`).
+    """
+
+    __slots__ = ("value", "is_bool")
+    __hash__ = object.__hash__
+    interpreter = property(lambda self: self.value.interpreter)
+
+    def __init__(self, value: Tracer, is_bool: bool = False):
+        self.value = value
+        self.is_bool = is_bool
+
+    @property
+    def type(self) -> ShapedArray:
+        return self.value.type
+
+    def concrete(self, use: str) -> Any:
+        return self.value.concrete(use)
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __complex__(self) -> complex:
+        return complex(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value, spec)
+
+    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
+        return strong(super().__array_ufunc__(ufunc, method, *inputs, **kwargs))
+
+    def __array_function__(self, func, types, args, kwargs):
+        return strong(super().__array_function__(func, types, args, kwargs))
+
+
+#: The types of values that promote weakly.
+WEAK_TYPES = frozenset({bool, int, float, complex, WeakTracer})
+
+
+_PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
+
+
+def python_type(x: Any) -> type:
+    """Of a value that promotes weakly, the type of the Python number that it is."""
+    return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
+
+
+def promoting(x: Value) -> Any:
+    """What `numpy.result_type` takes for a value: its dtype, or a Python number."""
+    return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
+
+
+def are_weak(leaves: Iterable[Any]) -> list[bool]:
+    """Which of a function's arguments are Python numbers, traced or not: what `weak_where` is told."""
+    return [type(x) in WEAK_TYPES for x in leaves]
+
+
+def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
+    """The values that a transformation passes to a function, those that are `weak` as Python numbers again."""
+    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
+
+
+def as_weak(x: Value) -> Value:
+    """A number as a Python number, or as a tracer that promotes like one."""
+    kind = x.dtype.kind
+    return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x
+
+
+def strong(x: Any) -> Any:
+    """What is in a `WeakTracer`; anything else as it is."""
+    return x.value if type(x) is WeakTracer else x
 
 
 def _in_another_form(error: TypeError, func: Callable, function: Callable, args: tuple, kwargs: dict):

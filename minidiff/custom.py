@@ -28,6 +28,7 @@ from minidiff.core import (
     Tracer,
     Value,
     VarianceError,
+    are_weak,
     checking,
     current_interpreter,
     is_differentiable,
@@ -36,10 +37,12 @@ from minidiff.core import (
     running,
     transforming,
     typeof,
+    weak_where,
 )
 from minidiff.drafts import batched_type, chosen, cut, placed, positions, present
 from minidiff.forward import JVP, as_named_value, as_value, instantiate
 from minidiff.ops import reduction
+from minidiff.ops.elementwise import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
@@ -355,7 +358,7 @@ class _Function:
 
         def rule(*leaves):
             count = len(leaves) // 2
-            primals, tangents = (tuple(tree.unflatten(call.structure, x)) for x in (leaves[:count], leaves[count:]))
+            primals, tangents = (tuple(call.arguments_of_rule(x)) for x in (leaves[:count], leaves[count:]))
             who = f"{_name(self.jvp)}, the jvp rule of {self.what},"
             with _runs_later(who, _WHEN_DIFFERENTIATED):
                 pair = self.jvp(*call.static.values(), primals, tangents)
@@ -396,18 +399,25 @@ class _Call:
         places = [path[1:].partition("]") for path, _ in leaves]
         self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
         self.types = [typeof(as_value(x)) for _, x in leaves]
+        self.weak = are_weak(x for _, x in leaves)
+        #: Rules get Python numbers beside arrays only: one of numbers alone may divide by zero, as NumPy's allow.
+        self.weak_in_rules = [] if all(self.weak) else self.weak
         self.out_structure: tree.Structure | None = None
         self.out_types: list[ShapedArray] | None = None  # of the function's results, if it has been recorded itself
 
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
 
-    def all_args(self, leaves: Sequence[Value]) -> list[Any]:
-        args = {**self.static, **dict(zip(self.moving, tree.unflatten(self.structure, leaves)))}
+    def arguments_of_rule(self, leaves: Sequence[Value]) -> list[Any]:
+        return tree.unflatten(self.structure, weak_where(self.weak_in_rules, leaves))
+
+    def all_args(self, leaves: Sequence[Value], weak: Sequence[bool]) -> list[Any]:
+        moving = tree.unflatten(self.structure, weak_where(weak, leaves))
+        args = {**self.static, **dict(zip(self.moving, moving))}
         return [args[i] for i in range(len(args))]
 
     def body(self, *leaves: Value) -> list[Value]:
-        outs = self.results(self.function.fun(*self.all_args(leaves)), self.function.what)
+        outs = self.results(self.function.fun(*self.all_args(leaves, self.weak)), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
 
@@ -439,8 +449,10 @@ def _name(rule: Callable) -> str:
     return getattr(rule, "__name__", str(rule))
 
 
-def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
+def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
     """A tangent or cotangent `x` as a value of the type `like`: lifted, where it varies along fewer axes.
+
+    That of a Python number (`weak`) may have the precision of the arrays beside it.
 
     Raises TypeError, beginning with `what`; VarianceError, ending with `advice` on the `axes`, where it varies along
     more.
@@ -448,6 +460,8 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str) -> Value:
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
         x = numpy.asarray(x, like.dtype)[()]  # a Python number has whatever precision is asked for
     x = as_named_value(x, f"{what} must have the type {like}")
+    if weak and is_differentiable(x.dtype) and numpy.can_cast(x.dtype, like.dtype, "same_kind"):
+        x = convert(x, like.dtype)
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
@@ -564,20 +578,21 @@ class custom_vjp(_Function):
             raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
         args = self._positional(args, kwargs)
         call = _Call(self, args)
-        residual_structure: list[tree.Structure] = []
+        residual_structure: list[Any] = []  # the structure, and which of its leaves are Python numbers
 
         def fwd(*leaves):
             who = f"{_name(self.fwd)}, the forward rule of {self.what},"
             with _runs_later(who, _WHEN_DIFFERENTIATED):
-                pair = self.fwd(*call.all_args(leaves))
+                pair = self.fwd(*call.all_args(leaves, call.weak_in_rules))
             if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
                 raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
             residuals, structure = tree.flatten(pair[1])
-            residual_structure[:] = [structure]
+            residual_structure[:] = [structure, are_weak(residuals)]
             return call.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
 
         def bwd(residuals, cts):
-            residuals = tree.unflatten(residual_structure[0], residuals)
+            structure, weak = residual_structure
+            residuals = tree.unflatten(structure, weak_where(weak, residuals))
             who = f"{_name(self.bwd)}, the backward rule of {self.what},"
             with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.fwd))):
                 cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
@@ -627,8 +642,8 @@ def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
     return [
         None
         if ct is None or not is_differentiable(t.dtype)
-        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT)
-        for ct, t, path in zip(leaves, call.types, call.paths)
+        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+        for ct, t, path, weak in zip(leaves, call.types, call.paths, call.weak)
     ]
 
 

@@ -16,6 +16,8 @@ from minidiff.core import (
     Tracer,
     TracerError,
     Value,
+    WeakTracer,
+    are_weak,
     current_interpreter,
     enter,
     is_differentiable,
@@ -25,6 +27,7 @@ from minidiff.core import (
     running,
     transforming,
     typeof,
+    weak_where,
 )
 from minidiff.ops.kinds import zeros_like
 
@@ -85,6 +88,8 @@ class JVP(Interpreter):
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         below = self.below
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
         if primitive.has_body:
             with running(below):
                 return primitive.jvp_body(self, args, params)
@@ -189,12 +194,13 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
     flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
     out_structure = None
+    weak = are_weak(x for _, x in paths)
     forward = JVP(current_interpreter())
     forward.origin = "jvp", name_of(f)
 
     def flat(*leaves):
         nonlocal out_structure
-        out, out_structure = tree.flatten(f(*tree.unflatten(structure, leaves)))
+        out, out_structure = tree.flatten(f(*tree.unflatten(structure, weak_where(weak, leaves))))
         return [as_value(x) for x in out]
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)

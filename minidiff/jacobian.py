@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import vmap
-from minidiff.core import ShapedArray, Value, is_differentiable, name_of, typeof
+from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, name_of, typeof
 from minidiff.forward import as_values, check_sequences, instantiate, jvp
 from minidiff.reverse import Flat, arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
 
@@ -116,7 +116,7 @@ class _Linearized:
                 full[n % len(args)] = x
             return f(*full, **kwargs)
 
-        self.flat = Flat(of_chosen, self.structure, has_aux)
+        self.flat = Flat(of_chosen, self.structure, has_aux, are_weak(x for _, x in paths))
         outs, tape = linearize_flat(self.flat, values, [True] * len(values), (what, name))
         count = self.flat.out_structure.size
         self.out_types = [typeof(x) for x in outs[:count]]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, typeof
+from minidiff.core import EVALUATE, WEAK_TYPES, Tracer, Value, are_weak, current_interpreter, current_scope, typeof
 from minidiff.forward import as_value
 from minidiff.staging import stage_flat
 
@@ -83,9 +83,10 @@ class jit:
 
     The function is run once for each structure and types of arguments, on names in the place of arrays, and what it
     does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
-    then only. Arrays that it closes over are constants. Arguments named by `static_argnums` are not arrays but
-    settings: they are hashable, the program is compiled for their values, and Python may branch on them. A Python
-    branch on any other value raises TracerError. On a method, `self` is the first argument.
+    then only. Arrays that it closes over are constants. Python numbers promote as in NumPy: there is one program for
+    `2.0`, and another for `np.float64(2.0)`. Arguments named by `static_argnums` are not arrays but settings: they are
+    hashable, the program is compiled for their values, and Python may branch on them. A Python branch on any other
+    value raises TracerError. On a method, `self` is the first argument.
 
     Rewrites named in `without` (those of `minidiff.optimize.REWRITES`) are not made; `settings` are what rewrites can
     be told (`minidiff.optimize.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown name is an error
@@ -133,15 +134,14 @@ class jit:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]
-        example = tree.unflatten(structure, values)
-        key = structure, settings, (*map(_key_of, values),)
+        key = structure, settings, (*map(_key_of, values),), (*are_weak(leaves),)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
-            return self._inline(f, example, key)(values)
+            return self._inline(f, dynamic, key)(values)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = _compiled(f, example, self.name, self.options)
+            program = self.programs[key] = _compiled(f, dynamic, self.name, self.options)
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
@@ -157,7 +157,7 @@ class jit:
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
         """Within another transformation: the same program, its operations applied one by one."""
-        types_ = tree.map(typeof, example)
+        types_ = tree.map(lambda x: x if type(x) in WEAK_TYPES else typeof(x), example)
         scope = current_scope()
         settings = tuple(setting() for setting in DEPENDS_ON)
         key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
@@ -218,9 +218,9 @@ class jit:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]
-        key = structure, settings, (*map(_key_of, values),)
+        key = structure, settings, (*map(_key_of, values),), (*are_weak(leaves),)
         found = self.programs.get(key)
-        return found or _compiled(f, tree.unflatten(structure, values), self.name, self.options)
+        return found or _compiled(f, dynamic, self.name, self.options)
 
 
 def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:

@@ -21,6 +21,8 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    WeakTracer,
+    are_weak,
     current_interpreter,
     name_of,
     running,
@@ -93,6 +95,8 @@ class Known(Stage):
         return known[1]
 
     def process(self, primitive, args, params):
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
         return super().process(primitive, [self.adopt(x) for x in args], params)
 
     def record(self, primitive, args, params):
@@ -317,7 +321,7 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
     @functools.wraps(f)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
-        flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure)
+        flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)

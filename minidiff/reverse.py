@@ -23,6 +23,8 @@ from minidiff.core import (
     Tracer,
     Value,
     VarianceError,
+    WeakTracer,
+    are_weak,
     array_type,
     become,
     checking,
@@ -34,8 +36,10 @@ from minidiff.core import (
     name_of,
     running,
     show_axes,
+    strong,
     typeof,
     variance_of,
+    weak_where,
 )
 from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
 from minidiff.location import transposes
@@ -49,6 +53,8 @@ class Linearize(Recorder):
     name = "the linear part of a derivative"
 
     def process(self, primitive, args, params):
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
         if primitive.has_body:
             with running(self.below):
                 return primitive.linearize_body(self, args, params)
@@ -130,6 +136,8 @@ class Sweep(JVP):
 
     def process_any(self, primitive, args, params):
         """The result of any operation, on values of any kind: see `process`."""
+        if WeakTracer in map(type, args):
+            return self.process(primitive, primitive.strong(args), params)
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
             out = super().process(primitive, args, params)
@@ -353,18 +361,19 @@ class Flat:
     """A function of trees as a function of lists of leaves; its results' structure is kept when it has run.
 
     With `has_aux` it returns the leaves of the value, then those of what comes with it: whatever they are, they pass
-    through the transformation too, so that no traced value gets out of it.
+    through the transformation too, so that no traced value gets out of it. `weak` says which leaves are Python numbers.
     """
 
-    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False):
+    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
         self.f = f
         self.structure = structure
         self.has_aux = has_aux
+        self.weak = weak
         self.out_structure: tree.Structure | None = None
         self.aux_structure: tree.Structure | None = None
 
     def __call__(self, *leaves: Value) -> list[Value]:
-        out = self.f(*tree.unflatten(self.structure, leaves))
+        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
         if self.has_aux:
             if not (isinstance(out, tuple) and len(out) == 2):
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
@@ -373,7 +382,7 @@ class Flat:
         outs = [as_value(x) for x in outs]
         if self.has_aux:
             extra, self.aux_structure = tree.flatten(aux)
-            outs += extra
+            outs += map(strong, extra)
         return outs
 
 
@@ -389,7 +398,8 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     3.0
     """
     leaves, structure = tree.flatten_with_paths(primals, "primals")
-    flat, values = Flat(f, structure), [as_value(x) for _, x in leaves]
+    values = [as_value(x) for _, x in leaves]
+    flat = Flat(f, structure, weak=are_weak(x for _, x in leaves))
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
     types = [typeof(x) for x in outs]
@@ -417,7 +427,7 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     [3.0, 2.0]
     """
     leaves, structure = tree.flatten(primals)
-    flat, values = Flat(f, structure), [as_value(x) for x in leaves]
+    flat, values = Flat(f, structure, weak=are_weak(leaves)), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
     pull = _pullback(tape, [typeof(x) for x in outs], flat.out_structure)
@@ -497,7 +507,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
                 full[n] = x
             return f(*full, **kwargs)
 
-        flat = Flat(of_chosen, structure, has_aux)
+        flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves))
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)

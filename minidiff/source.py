@@ -215,7 +215,9 @@ class Source:
         out = self._memory_for(eqn, ending)
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
-        if primitive in SOURCES:
+        # Python's operators make a Python number of a complex one and NumPy's float64.
+        is_complex_number = complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape
+        if primitive in SOURCES and not is_complex_number:
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands)
 

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import core, tree
-from minidiff.core import Interpreter, ShapedArray, current_interpreter, name_of, transforming, typeof
+from minidiff.core import (
+    Interpreter,
+    ShapedArray,
+    WeakTracer,
+    are_weak,
+    current_interpreter,
+    name_of,
+    transforming,
+    typeof,
+    weak_where,
+)
 from minidiff.forward import as_value
 from minidiff.location import begins
 from minidiff.tape import Recorder, Tape
@@ -22,6 +32,8 @@ class Stage(Recorder):
         self.name = name
 
     def process(self, primitive, args, params):
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
         if primitive.has_body:
             return primitive.stage_body(self, args, params)
         out = core.spread(self, primitive, args, params)
@@ -36,7 +48,8 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     stage.origin = name, name_of(f)
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
     with transforming(stage):
-        outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))
+        given = weak_where(are_weak(leaves), inputs)
+        outs, out_structure = tree.flatten(f(*tree.unflatten(structure, given)))
         tape = stage.tape([as_value(x) for x in outs])
     return tape, structure, out_structure
 
@@ -52,8 +65,9 @@ def check_function(name: str, f: Any, args: tuple = ()) -> None:
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
 
-    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Printing
-    the tape shows the typed program; bodies of `shard_map` are indented beneath their equation.
+    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Python numbers
+    promote as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Printing the tape shows
+    the typed program; bodies of `shard_map` are indented beneath their equation.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))

@@ -58,6 +58,7 @@ from minidiff.core import (
     TracerError,
     Value,
     VarianceError,
+    are_weak,
     checking,
     current_interpreter,
     current_scope,
@@ -67,6 +68,7 @@ from minidiff.core import (
     running,
     transforming,
     typeof,
+    weak_where,
 )
 from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value, as_values
@@ -655,14 +657,14 @@ def shard_map(
             shape = tuple(x.shape)
             check_ndim(spec, shape, "in_specs", path)
             check_divides(spec, shape, sizes, "in_specs", path)
-        out_structure = None
+        out_structure, weak = None, are_weak(x for _, x in leaves)
 
         def body(*blocks):
             nonlocal out_structure
             scope = current_scope()
             scope.function = name_of(f)
             with checking(scope, True):
-                out = f(*tree.unflatten(structure, blocks))
+                out = f(*tree.unflatten(structure, weak_where(weak, blocks)))
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
             settled = [

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy
-
 from minidiff import tree
-from minidiff.control.values import as_type, for_types_alone, is_weak, numeric, vary_everywhere
+from minidiff.control.values import as_type, fits_weakly, for_types_alone, is_weak, numeric, vary_everywhere
 from minidiff.core import (
     ShapedArray,
     Value,
@@ -36,9 +34,9 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
         labels = f"what {path} starts as", "what a step makes of it"
         variance = joint_variance(f"{what}: {path} has type {a}, a step makes it {b}; these", labels, (old, new))
     if a.shape == b.shape:
-        if a.dtype == b.dtype or (is_weak(new) and numpy.result_type(a.dtype, new) == a.dtype):
+        if a.dtype == b.dtype or fits_weakly(new, a.dtype):
             return a.update(variance=variance)
-        if is_weak(old) and numpy.result_type(b.dtype, old) == b.dtype:
+        if fits_weakly(old, b.dtype):
             return b.update(variance=variance)
     raise TypeError(
         f"{what} must keep the type of what it carries: {path} has type {a}, but a step makes it {b}; convert one of "

@@ -13,6 +13,7 @@ from minidiff.control.values import (
     as_type,
     check_functions,
     check_invariant,
+    fits_weakly,
     for_types_alone,
     if_known,
     is_weak,
@@ -23,6 +24,7 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
+    are_weak,
     checking,
     current_interpreter,
     current_scope,
@@ -30,6 +32,7 @@ from minidiff.core import (
     name_of,
     running,
     typeof,
+    weak_where,
 )
 from minidiff.drafts import (
     BodyOperation,
@@ -253,7 +256,12 @@ switch_p = Cond("switch", int, equal)
 def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
     """The leaves of `operands`, and `f(*operands)` as a function of them that returns leaves with paths, structure."""
     leaves, structure = tree.flatten(operands)
-    return [entered(x) for x in leaves], lambda *xs: tree.flatten_with_paths(f(*tree.unflatten(structure, xs)))
+    weak = are_weak(leaves)
+
+    def flat(*values: Value) -> tuple:
+        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
+
+    return [entered(x) for x in leaves], flat
 
 
 def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
@@ -273,7 +281,7 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
         strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
         dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
         for name, t, (_, x) in zip(names, found, entries):
-            fits = numpy.result_type(dtype, x) == dtype if is_weak(x) else t.dtype == dtype
+            fits = fits_weakly(x, dtype) if is_weak(x) else t.dtype == dtype
             if t.shape != found[0].shape or not fits:
                 raise TypeError(
                     f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
@@ -309,13 +317,13 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         types = _joined(primitive.name, names, results)
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         with checking(current_scope(), False):
-            return tree.unflatten(results[0][1], primitive.select(selector, values))
+            return _results(results, primitive.select(selector, values))
     drafts = [_drafted(primitive, f, leaves, function) for f, function in zip(branches, functions)]
     types = _joined(primitive.name, names, [d.result for d in drafts])
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
     outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
-    return tree.unflatten(drafts[0].result[1], outs)
+    return _results([d.result for d in drafts], outs)
 
 
 def _typed_choice(
@@ -335,7 +343,13 @@ def _typed_choice(
             with for_types_alone():
                 results[k] = _drafted(primitive, f, *_flat_function(f, operands), for_types=True).result
     types = _joined(primitive.name, names, results)
-    return tree.unflatten(structure, [as_type(x, t) for (_, x), t in zip(found, types)])
+    return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
+
+
+def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
+    """What was chosen, as the branches return it: a Python number where all of them return one."""
+    weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
+    return tree.unflatten(results[0][1], weak_where(weak, values))
 
 
 def _drafted(

@@ -9,18 +9,23 @@ from typing import Any
 import numpy
 
 from minidiff.core import (
+    WEAK_TYPES,
     ShapedArray,
     TracerError,
     Value,
     VarianceError,
+    WeakTracer,
     current_interpreter,
     current_scope,
     enter,
     lift_to,
+    promoting,
+    python_type,
     typeof,
 )
 from minidiff.drafts import concrete_value
 from minidiff.forward import as_value
+from minidiff.ops.elementwise import convert_number
 from minidiff.staging import Stage
 
 
@@ -58,12 +63,19 @@ def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
 
 
 def is_weak(x: Any) -> bool:
-    """Whether it is a Python number, whose dtype gives way to an array's."""
-    return type(x) in (int, float, complex)
+    """Whether it is a Python number, traced or not, whose dtype gives way to an array's."""
+    return type(x) in WEAK_TYPES and python_type(x) is not bool
+
+
+def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
+    """Whether `x` is a Python number that takes this dtype beside an array of it."""
+    return is_weak(x) and numpy.result_type(dtype, promoting(x)) == dtype
 
 
 def numeric(x: Any, t: ShapedArray) -> Value:
     """`x`, with the dtype of `t` if it is a Python number."""
+    if type(x) is WeakTracer and is_weak(x):
+        return convert_number(as_value(x), t.dtype)
     return numpy.asarray(x, t.dtype)[()] if is_weak(x) else as_value(x)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements, typeof
+from minidiff.core import Value, implements, promoting, typeof
 from minidiff.ops.elementwise import convert, floor
 from minidiff.ops.shape import moveaxis
 
@@ -25,7 +25,7 @@ def linspace(
     start, stop = _value(start), _value(stop)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
-    work = numpy.result_type(*[getattr(x, "dtype", x) for x in (start, stop)], float(num))
+    work = numpy.result_type(*map(promoting, (start, stop)), float(num))
     weights = weights.astype(work).reshape(num, *(1,) * max(numpy.ndim(start), numpy.ndim(stop)))
     points = start * (1 - weights) + stop * weights  # which is exact at both ends
     if dtype is not None and numpy.issubdtype(dtype, numpy.integer):

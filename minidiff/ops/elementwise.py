@@ -195,6 +195,22 @@ def convert(x: Value, dtype: Any) -> Value:
     return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
 
 
+def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
+    out = numpy.asarray(x).astype(dtype)
+    if (out != x).any():
+        raise OverflowError(f"Python integer {x} out of bounds for {dtype}")
+    return out[()]
+
+
+#: A change of an integer's dtype that raises OverflowError, as NumPy does for a Python integer, where it does not fit.
+fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned)
+
+
+def convert_number(x: Value, dtype: numpy.dtype) -> Value:
+    """A number with another dtype, as NumPy converts a Python number."""
+    return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
+
+
 add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1)))
 subtract = implements(numpy.subtract)(function_of(Sum("subtract", numpy.subtract, 1, -1)))
 negative = linear(numpy.negative, lambda ct, x: negative(ct))

@@ -10,7 +10,17 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import ShapedArray, Tracer, TracerError, Value, VarianceError, implements, typeof
+from minidiff.core import (
+    WEAK_TYPES,
+    ShapedArray,
+    Tracer,
+    TracerError,
+    Value,
+    VarianceError,
+    implements,
+    promoting,
+    typeof,
+)
 from minidiff.ops.kinds import Linear
 
 # ---------------------------------------------------------------- slices: the index is known
@@ -367,7 +377,7 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
 def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: for each place the element of that one of the choices whose number stands in `a`."""
     # Python's numbers have no dtype of their own here, though they have when they are stacked.
-    kinds = [x if type(x) in (int, float, complex) else ops.shape.as_array(x).dtype for x in choices]
+    kinds = [promoting(x if type(x) in WEAK_TYPES else ops.shape.as_array(x)) for x in choices]
     a, *choices = ops.shape.broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
     return take_along_axis(

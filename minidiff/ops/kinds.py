@@ -22,7 +22,20 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs: they are made of these kinds
-from minidiff.core import EVALUATE, Primitive, Recording, ShapedArray, Value, is_scalar_constant, running, typeof
+from minidiff.core import (
+    EVALUATE,
+    WEAK_TYPES,
+    Primitive,
+    Recording,
+    ShapedArray,
+    Value,
+    WeakTracer,
+    is_scalar_constant,
+    python_type,
+    running,
+    strong,
+    typeof,
+)
 
 if TYPE_CHECKING:
     from minidiff.tape import Tape
@@ -318,6 +331,37 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
     operands = [numpy.ones(1, d) if isinstance(d, numpy.dtype) else d(1) for d in dtypes]
     with numpy.errstate(all="ignore"):
         return numpy.asarray(impl(*operands)).dtype
+
+
+def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
+    """Operands of an operation, traced Python numbers among them with the dtype that NumPy converts a number to."""
+    values = list(map(strong, args))
+    if not is_elementwise(primitive) or all(type(x) in WEAK_TYPES for x in args):
+        return values
+    given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
+    dtypes = _converted_to(primitive.impl, *given)
+    return [
+        ops.elementwise.convert_number(x, t) if type(y) is WeakTracer and t is not None else x
+        for x, y, t in zip(values, args, dtypes)
+    ]
+
+
+@functools.cache
+def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
+    """What NumPy converts operands of these dtypes to, or of these types of Python numbers; None for what can stay."""
+    none = [None] * len(given)
+    strong_ = [numpy.dtype(d) for d in given]
+    weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes in one way
+    if not isinstance(impl, numpy.ufunc):
+        dtype = numpy.result_type(*[d(0) if isinstance(d, type) else d for d in weak])
+        return none if dtype == numpy.result_type(*strong_) else [None if d is bool else dtype for d in given]
+    try:
+        loop, other = (impl.resolve_dtypes((*ds, *[None] * impl.nout)) for ds in (weak, strong_))
+    except TypeError:  # an error that NumPy explains when it is applied
+        return none
+    if loop == other or (loop[-1].kind == "b" and all(d.kind in "iu" for d in loop[: impl.nin])):
+        return none  # integers are compared as they are, whatever their dtypes
+    return [None if d is bool else t for d, t in zip(given, loop)]
 
 
 def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core import Tracer, Value, is_differentiable
+from minidiff.core import WEAK_TYPES, Tracer, Value, WeakTracer, as_weak, is_differentiable
 from minidiff.ops import (
     composed,
     discrete,
@@ -137,6 +137,44 @@ _METHODS: dict[str, Callable] = {
 }
 
 
+def _of_number(function: Callable, arithmetic: bool) -> Callable:
+    """A Python operator on one traced Python number, or on two numbers, the first of them traced, gives another.
+
+    As in Python, arithmetic takes a boolean for an integer. With an array it is what it is for any traced value.
+    """
+
+    def unary(x: WeakTracer) -> Value:
+        return as_weak(function(elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value))
+
+    def binary(x: WeakTracer, y: Value) -> Value:
+        if type(y) not in WEAK_TYPES:
+            return function(x, y)
+        first = elementwise.convert(x.value, int) if arithmetic and x.is_bool else x.value
+        out = function(first, y.value if type(y) is WeakTracer else y)
+        return WeakTracer(out) if arithmetic and isinstance(out, Tracer) else as_weak(out)
+
+    return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary
+
+
+#: What of a Python number, too, is one.
+_PARTS = {"real": elementwise.real, "imag": elementwise.imag, "conjugate": elementwise.conjugate}
+
+
+def _attach_to_numbers() -> None:
+    for name in (*_BINARY, *_COMPARISONS, *_UNARY, "pow"):
+        arithmetic = name not in ("and", "or", "xor", *_COMPARISONS)
+        for attribute in {f"__{name}__", f"__r{name}__"} & vars(Tracer).keys():
+            setattr(WeakTracer, attribute, _of_number(vars(Tracer)[attribute], arithmetic))
+    WeakTracer.__round__ = lambda x, ndigits=None: as_weak(
+        elementwise.convert(composed.round(x.value), int) if ndigits is None else composed.round(x.value, ndigits)
+    )
+    WeakTracer.__divmod__ = lambda x, y: (x // y, x % y)
+    WeakTracer.__rdivmod__ = lambda x, y: (y // x, y % x)
+    WeakTracer.conjugate = _of_number(_PARTS["conjugate"], True)
+    for name in ("real", "imag"):
+        setattr(WeakTracer, name, property(_of_number(_PARTS[name], True), doc=getattr(Tracer, name).__doc__))
+
+
 def _attach() -> None:
     for name, function in _BINARY.items():
         setattr(Tracer, f"__{name}__", function)
@@ -154,3 +192,4 @@ def _attach() -> None:
 
 
 _attach()
+_attach_to_numbers()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.core import ShapedArray, Tracer, Value, implements, strong, typeof
 from minidiff.ops import indexing
 from minidiff.ops.kinds import Linear, match, zeros_like
 
@@ -58,7 +58,7 @@ def shift(axes: Sequence[int]) -> tuple[int, ...]:
 def as_array(x: Any) -> Value:
     """An array or a traced value as it is; numbers, and nested lists that may hold traced values, as one."""
     if hasattr(x, "dtype"):
-        return x
+        return strong(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
         return _nested(x)
     return numpy.asarray(x)

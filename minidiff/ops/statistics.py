@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, typeof
+from minidiff.core import WEAK_TYPES, Primitive, Tracer, Value, implements, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import (
@@ -315,7 +315,7 @@ def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_n
 
 
 def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:
-    weak = type(q) in (int, float)  # it does not decide the dtype of the result
+    weak = type(q) in WEAK_TYPES  # it does not decide the dtype of the result
     q, n, kept = as_array(q), s.shape[0], s.shape[1:]
     if skip_nan and s.dtype.kind == "f":
         n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)

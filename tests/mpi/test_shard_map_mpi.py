@@ -154,3 +154,17 @@ def test_meshes_that_are_alike_share_communicators():
 @pytest.mark.parallel([1, 2])
 def test_results_without_dimensions_are_numbers():
     check_numbers(spmd.make_mesh((MPI.COMM_WORLD.size,), ("i",), backend="mpi"))
+
+
+@pytest.mark.parallel([2])
+def test_python_numbers_promote_as_in_numpy():
+    x = np.arange(4, dtype="f4")
+    expected = (x[:2] + x[2:]) * np.float32(0.1)
+    mesh = spmd.make_mesh((2,), ("i",), backend="mpi")
+    for in_spec in (P(), P("i")):  # the whole of x, or blocks of it that are summed
+        body = lambda s, x, whole=in_spec == P(): (x[:2] + x[2:] if whole else psum(x, "i")) * s  # noqa: E731
+        f = spmd.shard_map(body, mesh=mesh, in_specs=(P(), in_spec), out_specs=P())
+        for g in (f, md.jit(f), lambda s, x, f=f: md.value_and_grad(lambda x: f(s, x).sum(), has_aux=False)(x)[0]):
+            found = g(0.1, x)
+            assert found.dtype == "f4"
+            np.testing.assert_array_equal(found, expected if found.shape else expected.sum())

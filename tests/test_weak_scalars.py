@@ -1,0 +1,240 @@
+"""Python numbers promote weakly (NEP 50) through every transformation: values and dtypes are NumPy's own."""
+
+import operator
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+from minidiff.forward import float0
+from minidiff.optimize import REWRITES
+from spmd import P, make_mesh, shard_map
+
+MESH = make_mesh((2,), ("i",), backend="simulated")
+DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
+NUMBERS = [True, False, 2, -3, 0, 2.5, -0.1, 1e5, 1.5 - 2j]
+
+UNARY = [operator.neg, abs, operator.attrgetter("real"), lambda x: x**2, np.sin, np.square, np.isnan]
+BINARY = [operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod, operator.lt]
+BINARY += [operator.eq, operator.and_, operator.or_, operator.xor, np.add, np.multiply, np.maximum, np.less]
+CHOICE = lambda x, y: np.where(x != y, x, y)  # noqa: E731
+
+leaves = st.sampled_from(["s", "s", "x", "x", *NUMBERS])
+expressions = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(UNARY), inner), st.tuples(st.sampled_from([*BINARY, CHOICE]), inner, inner)
+    ),
+    max_leaves=5,
+)
+
+
+def function(expression):
+    """The function of `s` and `x` that an expression stands for."""
+
+    def f(s, x):
+        def value(e):
+            if isinstance(e, tuple):
+                return e[0](*map(value, e[1:]))
+            return {"s": s, "x": x}.get(e, e) if isinstance(e, str) else e
+
+        return value(expression)
+
+    return f
+
+
+def tangent_of(x):
+    x = np.asarray(x)
+    return np.ones(x.shape, x.dtype if x.dtype.kind in "fc" else float0)[()]
+
+
+def with_rules(f):
+    """`f` with the derivative that it has."""
+    g = md.custom_jvp(f)
+    g.defjvp(lambda primals, tangents: md.jvp(f, primals, tangents))
+    return g
+
+
+def exact_jit(f):
+    return md.jit(f, without=REWRITES)
+
+
+def on_tape(f, s, x):
+    (out,) = md.make_tape(f)(s, x)(np.asarray(s)[()], x)
+    return out
+
+
+def in_cond(f, s, x):
+    return exact_jit(lambda p, s, x: md.cond(p, f, f, s, x))(True, s, x)
+
+
+def in_scan(f, s, x):
+    return md.scan(lambda c, _: (c, f(s, x)), 0, length=2)[1][1]
+
+
+def in_loop(f, s, x):
+    """A loop that does not run: its carry has the type of the result."""
+    return md.fori_loop(0, 1, lambda i, _: f(s, x), np.asarray(f(s, x)))
+
+
+def mapped(f):
+    return shard_map(f, mesh=MESH, in_specs=(P(), P()), out_specs=P())
+
+
+#: By name: `f(s, x)`, computed under a transformation or several.
+TRANSFORMED = {
+    "jit": lambda f, s, x: exact_jit(f)(s, x),
+    "make_tape": on_tape,
+    "checkpoint": lambda f, s, x: md.checkpoint(f)(s, x),
+    "vmap": lambda f, s, x: md.vmap(f, (None, 0))(s, x[None])[0],
+    "jvp": lambda f, s, x: md.jvp(f, (s, x), (tangent_of(s), tangent_of(x)))[0],
+    "vjp": lambda f, s, x: md.vjp(f, s, x)[0],
+    "linearize": lambda f, s, x: md.linearize(f, s, x)[0],
+    "has_aux": lambda f, s, x: md.grad(lambda t: (t, f(s, x)), has_aux=True)(1.0)[1],
+    "cond": in_cond,
+    "switch": lambda f, s, x: md.switch(1, [f, f], s, x),
+    "scan": in_scan,
+    "fori_loop": in_loop,
+    "custom_jvp": lambda f, s, x: with_rules(f)(s, x),
+    "shard_map": lambda f, s, x: mapped(f)(s, x),
+    "jvp of custom_jvp": lambda f, s, x: md.jvp(with_rules(f), (s, x), (tangent_of(s), tangent_of(x)))[0],
+    "jit of checkpoint": lambda f, s, x: exact_jit(md.checkpoint(f))(s, x),
+    "jit of vmap": lambda f, s, x: exact_jit(md.vmap(f, (None, 0)))(s, x[None])[0],
+    "jit of vjp": lambda f, s, x: exact_jit(lambda s, x: md.vjp(f, s, x)[0])(s, x),
+    "jit of scan": lambda f, s, x: exact_jit(lambda s, x: in_scan(f, s, x))(s, x),
+    "jit of shard_map": lambda f, s, x: exact_jit(mapped(f))(s, x),
+    "vmap of jit": lambda f, s, x: md.vmap(md.jit(f), (None, 0))(s, x[None])[0],
+    "vjp of jit": lambda f, s, x: md.vjp(md.jit(f), s, x)[0],
+    "vjp of checkpoint": lambda f, s, x: md.vjp(md.checkpoint(f), s, x)[0],
+    "vjp of shard_map": lambda f, s, x: md.vjp(mapped(f), s, x)[0],
+}
+
+
+def same(found, expected, name=""):
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.dtype == expected.dtype, f"{name}: {found.dtype}, NumPy {expected.dtype}"
+    np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def numpy_result(f, s, x):
+    """What NumPy makes of it; programs that it refuses are not looked at."""
+    try:
+        out = f(s, x)
+    except (TypeError, OverflowError, ZeroDivisionError):
+        assume(False)
+    assume(np.asarray(out).dtype != object)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=60, deadline=None)
+@given(expressions, st.sampled_from(NUMBERS), st.sampled_from(DTYPES), st.sampled_from([(2,), ()]))
+def test_values_and_dtypes_are_those_of_numpy(expression, s, dtype, shape):
+    f = function(expression)
+    x = np.broadcast_to(np.asarray([3, 2], dtype)[: 2 if shape else 1].reshape(shape), shape).copy()
+    expected = numpy_result(f, s, x)
+    for name, transformed in TRANSFORMED.items():
+        same(transformed(f, s, x), expected, name)
+    assert np.asarray(md.jit(f)(s, x)).dtype == np.asarray(expected).dtype
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@settings(max_examples=30, deadline=None)
+@given(expressions, st.sampled_from([2.5, -0.1]), st.sampled_from(["f2", "f4", "f8"]))
+def test_derivatives_have_the_dtypes_of_arguments_and_results(expression, s, dtype):
+    f = function(expression)
+    x = np.asarray([3, 2], dtype)
+    out = np.asarray(numpy_result(f, s, x))
+    assume(out.dtype.kind == "f")
+    loss = lambda s, x: np.sum(f(s, x))  # noqa: E731
+    for g in (f, with_rules(f), md.jit(f), md.checkpoint(f)):
+        assert np.asarray(md.jvp(g, (s, x), (1.0, np.ones_like(x)))[1]).dtype == out.dtype
+        ds, dx = md.vjp(g, s, x)[1](np.ones_like(out)[()])
+        assert (ds.dtype, dx.dtype) == (np.float64, x.dtype)
+    for derivative in (md.value_and_grad(loss, (0, 1)), md.jit(md.value_and_grad(loss, (0, 1)))):
+        value, (ds, dx) = derivative(s, x)
+        assert (value.dtype, ds.dtype, dx.dtype) == (np.asarray(loss(s, x)).dtype, np.float64, x.dtype)
+
+
+# ---------------------------------------------------------------- examples
+
+X = np.array([1.0, 2.0, 3.0], "f4")
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize("s", [0.1, 3, True, 2**24 + 1])
+def test_a_number_beside_float32(name, s):
+    for f in (lambda s, x: s * x, lambda s, x: (s * 2 - 1) * x, lambda s, x: np.where(x > s, x, s)):
+        same(TRANSFORMED[name](f, s, X), f(s, X))
+    same(TRANSFORMED[name](lambda s, x: np.sin(s) * x, s, X), np.sin(s) * X)
+
+
+def test_what_is_called_with_python_numbers_and_with_numpys():
+    f = md.jit(lambda s, x: s * x)
+    for _ in range(2):
+        assert [f(s, X).dtype for s in (2.0, np.float64(2.0), 2, np.int64(2))] == ["f4", "f8", "f4", "f8"]
+    assert md.vmap(f, (None, 0))(2.0, X).dtype == "f4"
+    assert md.vmap(f, (None, 0))(np.float64(2.0), X).dtype == "f8"
+
+
+def test_integers_that_do_not_fit():
+    x = np.array([1], "i1")
+    for f in (md.jit(lambda n, x: x + n), lambda n, x: md.vjp(lambda n, x: x + n, n, x)[0]):
+        same(f(100, x), np.array([101], "i1"))
+        with pytest.raises(OverflowError, match="300 out of bounds for int8"):
+            f(300, x)
+    same(md.jit(lambda n, x: x < n)(300, x), [True])
+
+
+def test_a_carry_that_starts_as_a_traced_number():
+    f = lambda s, x: md.scan(lambda c, row: (c + row, c), s, x)  # noqa: E731
+    for carried, rows in (f(0.5, X), md.jit(f)(0.5, X), md.jit(md.checkpoint(f))(0.5, X)):
+        assert (carried.dtype, rows.dtype) == ("f4", "f4")
+
+
+def test_rules_of_ones_own():
+    """Rules take a Python number as the function does, and a cotangent of it has any precision."""
+    f = md.custom_vjp(lambda s, x: s * x)
+    f.defvjp(lambda s, x: (s * x, (s, x)), lambda kept, ct: ((ct * kept[1]).sum(), ct * kept[0]))
+    loss = lambda s, x: f(s, x).sum()  # noqa: E731
+    for derivative in (md.value_and_grad(loss, (0, 1)), md.jit(md.value_and_grad(loss, (0, 1)))):
+        value, (ds, dx) = derivative(2.0, X)
+        assert (value.dtype, ds.dtype, dx.dtype) == ("f4", "f8", "f4")
+        assert (value, ds) == (12.0, 6.0)
+    log = md.custom_jvp(np.log)
+    log.defjvps(lambda t, out, x: t / x)  # by a number of NumPy's, which zero is, too
+    with np.errstate(all="ignore"):
+        assert md.grad(log)(0.0) == np.inf
+
+
+def test_a_tape_shows_where_a_number_is_converted():
+    assert str(md.make_tape(lambda s, x: s * 2 * x)(0.1, X)) == (
+        "lambda a:f64[], b:f32[3]:\n"
+        "  c:f64[] = multiply(a, 2)\n"
+        "  d:f32[] = convert(c, dtype=f32)\n"
+        "  e:f32[3] = multiply(d, b)\n"
+        "  return e"
+    )
+
+
+def test_a_number_that_leaves_its_transformation():
+    kept = []
+    md.grad(lambda s: kept.append(s) or s * s)(2.0)
+    for use in (lambda s: s * 2, lambda s: s * X, np.sin, lambda s: X * s):
+        with pytest.raises(md.LeakedTracerError):
+            use(kept[0])
+
+
+def test_collectives_take_numbers():
+    from collectives import psum
+
+    f = shard_map(lambda s, x: psum(s * x, "i") * s, mesh=MESH, in_specs=(P(), P("i")), out_specs=P())
+    x = np.arange(4, dtype="f4")
+    for g in (f, md.jit(f)):
+        same(g(0.5, x), (x[:2] + x[2:]) * np.float32(0.25))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert md.grad(lambda s: f(s, x).sum())(0.5) == 6.0
