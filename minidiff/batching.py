@@ -18,6 +18,7 @@ from minidiff.core import (
     Value,
     current_interpreter,
     name_of,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -129,6 +130,7 @@ def vmap(
 
     check_function("vmap", f)
 
+    @restores_interpreter
     def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten_with_paths(args, "args")
         axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")

@@ -22,6 +22,7 @@ from minidiff.core import (
     leak_message,
     lift_to,
     name_of,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -119,6 +120,7 @@ class JVP(Interpreter):
         return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
 
 
+@restores_interpreter
 def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], forward: JVP):
     """`f` of flat primals, with tangents pushed through: lists of results and of their tangents (None for zero)."""
     with transforming(forward):

@@ -31,6 +31,7 @@ from minidiff.core import (
     ShapedArray,
     is_differentiable,
     is_scalar_constant,
+    restores_interpreter,
     running,
     transforming,
 )
@@ -95,6 +96,7 @@ def name_of_rewrite(rewrite: Callable) -> str:
     return rewrite.__name__.strip("_").replace("_", " ")
 
 
+@restores_interpreter
 def optimize(
     tape: Tape,
     scope: Scope | None = None,

@@ -203,8 +203,8 @@ def linearize_flat(
             value, p = p, _new(JVPTracer)
             p.interpreter, p.primal, p.tangent = sweep, value, name
         args.append(p)
-    become(sweep)  # as `with running(sweep)`, in a step less: small functions are made of such steps
-    try:
+    try:  # as `with running(sweep)`, in a step less, and nothing can interrupt between its steps
+        become(sweep)
         results = f(*args)
     finally:
         become(recorder.below)
@@ -280,7 +280,11 @@ def backward_pass(
             if out_cts is None:
                 continue
         operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
-        for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
+        try:
+            found = primitive.transpose(out_cts, operands, eqn.params)
+        finally:
+            become(interpreter)  # see `restores_interpreter`
+        for a, ct in zip(inputs, found):
             if ct is not None and isinstance(a, Var) and a not in env:
                 _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import core, tree
-from minidiff.core import Interpreter, ShapedArray, current_interpreter, name_of, transforming, typeof
+from minidiff.core import (
+    Interpreter,
+    ShapedArray,
+    current_interpreter,
+    name_of,
+    restores_interpreter,
+    transforming,
+    typeof,
+)
 from minidiff.forward import as_value
 from minidiff.location import begins
 from minidiff.tape import Recorder, Tape
@@ -28,6 +36,7 @@ class Stage(Recorder):
         return self.record(primitive, args, params) if out is None else out
 
 
+@restores_interpreter
 @begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""

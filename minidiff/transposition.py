@@ -11,7 +11,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import Scope, current_interpreter, current_scope, is_differentiable, lift_to, transforming
+from minidiff.core import (
+    Scope,
+    current_interpreter,
+    current_scope,
+    is_differentiable,
+    lift_to,
+    restores_interpreter,
+    transforming,
+)
 from minidiff.forward import instantiate
 from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
@@ -58,6 +66,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     return transposed(tape, [i in chosen for i in range(len(tape.inputs))])
 
 
+@restores_interpreter
 def transposed(tape: Tape, linear: Sequence[bool], scope: Scope | None = None) -> Tape:
     """The transpose of a tape that is linear in those inputs; in `scope`, if it is the body of a `shard_map`."""
     stage = Stage(None if scope is not None else current_interpreter(), name="transpose")

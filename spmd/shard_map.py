@@ -64,6 +64,7 @@ from minidiff.core import (
     is_scalar_constant,
     leak_message,
     name_of,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -132,6 +133,7 @@ class ShardMap(Primitive):
 
     # ------------------------------------------------ running
 
+    @restores_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         outer = current_interpreter() if params["around"] else None
         if outer is not None and outer.base is not EVALUATE:
