@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.core import (
     Interpreter,
     MisfitError,
@@ -156,7 +157,8 @@ def vmap(
             outs, out_structure = tree.flatten(out)
             outs = [as_value(x) for x in outs]
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
-        return tree.unflatten(out_structure, [stacked(batch, x, a) for x, a in zip(outs, places)])
+        results = [stacked(batch, x, a) for x, a in zip(outs, places)]
+        return tree.unflatten(out_structure, apart(results, values))
 
     return mapped
 

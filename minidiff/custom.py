@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.batching import BatchTracer, stacked
 from minidiff.calls import BatchInside, Body, Call, batched_body
 from minidiff.core import (
@@ -231,7 +232,7 @@ class PullBack(Primitive):
         residuals = operands[: len(operands) - len(active)]
         given = iter(cts)
         cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t) for t in types]
-        found = params["bwd"](residuals, cts)
+        found = apart(params["bwd"](residuals, cts), residuals)
         return [None] * len(residuals) + [found[i] for i in active]
 
     def typecheck(self, types, params):

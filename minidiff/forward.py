@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.core import (
     Interpreter,
     LeakedTracerError,
@@ -201,6 +202,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
+    out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.core import (
     Scope,
     current_interpreter,
@@ -135,6 +136,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that stands on the tape is the tape's: the caller gets one of his own.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        return tree.unflatten(structure, [settled(instantiate(x if yes else None, t), t) for x, t, yes in found])
+        results = [settled(instantiate(x if yes else None, t), t) for x, t, yes in found]
+        return tree.unflatten(structure, apart(results, values))
 
     return f_t
