@@ -3,15 +3,15 @@
 What NumPy copies is a copy, also under every transformation: `np.copy(x)`, `+x`, `x.flatten()` are operations on the
 tape. What NumPy returns as a view of an argument (`x.T`, or `x` itself) is one where the function runs eagerly: the
 values that `jvp`, `vjp` and `grad` return with their derivatives, or that `checkpoint` and loops return. All other
-results (tangents, cotangents, gradients, what `vmap` and `jit` return) share memory neither with each other, nor with
-arguments, nor with what the library keeps: constants of programs, buffers, and what a pullback holds for its next call.
-They can be written into.
+results (tangents, cotangents, gradients, what `vmap`, `jit` and `shard_map` return) do not share memory with arguments.
+No result shares memory with what the library keeps (constants of programs, buffers, what a pullback holds for its next
+call); and tangents, cotangents, gradients and results of `vmap` and `jit` share none with each other, and can be
+written into.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -23,16 +23,17 @@ from minidiff.tape import Equation, Tape, bodies_of
 
 def apart(results: Sequence[Value], held: Iterable[Value] = ()) -> Sequence[Value]:
     """Copy those results that are read-only, or share memory with an earlier one or with a `held` array."""
-    taken = {id(_owner(x)) for x in held if isinstance(x, numpy.ndarray)} if held else set()
+    taken = {id(owner_of(x)) for x in held if isinstance(x, numpy.ndarray)} if held else set()
     if len(results) == 1 and not taken and getattr(results[0], "base", None) is None:
         return results
     found = []
     for x in results:
         if isinstance(x, numpy.ndarray):
-            owner = id(x if x.base is None else _owner(x))
+            owner = id(x if x.base is None else owner_of(x))
             if owner in taken or not x.flags.writeable:
                 x = x.copy()
-            taken.add(owner)
+            else:
+                taken.add(owner)
         found.append(x)
     return found
 
@@ -44,7 +45,8 @@ def _chain(x: Any) -> Iterator[Any]:
         x = getattr(x, "base", None)
 
 
-def _owner(x: Any) -> Any:
+def owner_of(x: Any) -> Any:
+    """The object whose memory an array looks at: itself, or what it is a view of."""
     while (base := getattr(x, "base", None)) is not None:
         x = base
     return x

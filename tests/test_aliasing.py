@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from collectives import pmax
 from spmd import P, make_mesh, shard_map
 from tests.table import FAMILIES
 
@@ -117,6 +118,15 @@ def test_a_snapshot_stays():
     snapshot, new = step(w)
     w[...] = new
     assert snapshot.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("body, spec", [(lambda x: x, P("i")), (lambda x: x, P()), (lambda x: pmax(x, "i"), P())])
+def test_results_of_shard_map_are_not_its_arguments(ranks, body, spec):
+    x = np.arange(4.0)
+    result = shard_map(body, make_mesh((ranks,), ("i",)), in_specs=spec, out_specs=spec)(x)
+    x[...] = 7.0
+    assert np.asarray(result).tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 # ---------------------------------------------------------------- each other
