@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.core import (
     Interpreter,
     MisfitError,
@@ -20,6 +21,7 @@ from minidiff.core import (
     are_weak,
     current_interpreter,
     name_of,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -134,6 +136,7 @@ def vmap(
 
     check_function("vmap", f)
 
+    @restores_interpreter
     def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten_with_paths(args, "args")
         axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")
@@ -160,7 +163,8 @@ def vmap(
             outs, out_structure = tree.flatten(out)
             outs = [as_value(x) for x in outs]
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
-        return tree.unflatten(out_structure, [stacked(batch, x, a) for x, a in zip(outs, places)])
+        results = [stacked(batch, x, a) for x, a in zip(outs, places)]
+        return tree.unflatten(out_structure, apart(results, values))
 
     return mapped
 

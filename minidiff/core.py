@@ -357,6 +357,25 @@ class running:
         become(self.previous)
 
 
+def restores_interpreter(function: Callable) -> Callable:
+    """Decorate a function that installs interpreters, so that no interrupt can leave one of them current.
+
+    Ctrl-C raises KeyboardInterrupt at the start of a Python function or after a call. In `running` that may be after
+    `__enter__` has called `become`, or before `__exit__` does; it cannot be before the first call of a `finally`
+    clause. The outermost function puts right what blocks within it left behind, so rules need not be decorated.
+    """
+
+    @functools.wraps(function)
+    def call_and_restore(*args: Any, **kwargs: Any) -> Any:
+        previous = current_interpreter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            become(previous)
+
+    return call_and_restore
+
+
 class transforming(running):
     """`with transforming(interpreter):` for the whole of a transformation: afterwards its tracers are dead."""
 
@@ -854,12 +873,6 @@ class Tracer:
 
     def __format__(self, spec: str) -> str:
         return str(self)
-
-    def __copy__(self) -> Tracer:
-        return self  # it never changes
-
-    def __deepcopy__(self, memo: dict) -> Tracer:
-        return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TracerError(

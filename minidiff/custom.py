@@ -18,6 +18,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.batching import Batch, BatchTracer, stacked
 from minidiff.calls import BatchInside, Body, Call, batched_body
 from minidiff.core import (
@@ -289,7 +290,8 @@ class LinearCall(Custom):
                 )
         given = iter(cts)
         cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t) for t in types]
-        found = params["bwd"](known[consts : consts + params["residuals"]], cts)
+        residuals = known[consts : consts + params["residuals"]]
+        found = apart(params["bwd"](residuals, cts), residuals)
         return [None] * len(known) + [found[i] for i in active]
 
     def batched_params(self, params, outside, batched):

@@ -23,6 +23,7 @@ from minidiff.core import (
     current_interpreter,
     enter,
     lift_to,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -43,6 +44,7 @@ class Draft:
     One `for_types` is never finished: nobody will ask which line an equation comes from.
     """
 
+    @restores_interpreter
     def __init__(
         self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None, for_types: bool = False
     ):
@@ -58,6 +60,7 @@ class Draft:
             self.stage.end()
             raise
 
+    @restores_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
         """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.aliasing import apart
 from minidiff.core import (
     Interpreter,
     LeakedTracerError,
@@ -24,6 +25,7 @@ from minidiff.core import (
     leak_message,
     lift_to,
     name_of,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -124,6 +126,7 @@ class JVP(Interpreter):
         return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
 
 
+@restores_interpreter
 def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], forward: JVP):
     """`f` of flat primals, with tangents pushed through: lists of results and of their tangents (None for zero)."""
     with transforming(forward):
@@ -205,6 +208,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
+    out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 
 

@@ -64,6 +64,10 @@ def _negated(program: Program, eqn: Equation) -> Any:
     return before and before.inputs[0]
 
 
+def _itself(program: Program, eqn: Equation) -> Any:
+    return eqn.inputs[0]
+
+
 def _repeated_once(program: Program, eqn: Equation) -> Any:
     (x,), out = eqn.inputs, eqn.outputs[0].type
     return Equation(reshape_p, [x], {"shape": out.shape}, eqn.outputs) if atom_type(x).size == out.size else None
@@ -262,6 +266,7 @@ EXPLICIT: dict[Primitive, list[Rule]] = {
     imag_p: [_imaginary_part],
     matmul_p: [_product_with_vector],
     scan_p: [_shared_by_all_steps],
+    elementwise.copy.primitive: [_itself],
 }
 
 

@@ -31,12 +31,13 @@ from minidiff.core import (
     ShapedArray,
     is_differentiable,
     is_scalar_constant,
+    restores_interpreter,
     running,
     transforming,
 )
 from minidiff.location import Location
 from minidiff.ops import elementwise, reduction, shape
-from minidiff.ops.kinds import Differential, Linear
+from minidiff.ops.kinds import Differential
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
@@ -95,6 +96,7 @@ def name_of_rewrite(rewrite: Callable) -> str:
     return rewrite.__name__.strip("_").replace("_", " ")
 
 
+@restores_interpreter
 def optimize(
     tape: Tape,
     scope: Scope | None = None,
@@ -110,14 +112,19 @@ def optimize(
     ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
+    return _keeping_memory_apart(_optimized(tape, scope, without, known, settings))
+
+
+def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], known: Mapping | None, settings: dict) -> Tape:
+    """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
     arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
-    smaller = _bodies_optimized(without_unused(smaller), scope, arrays, {"without": without, **settings})
+    smaller = _bodies_optimized(without_unused(smaller), scope, arrays, without, settings)
     while True:
         before, smaller = smaller, without_unused(Program(smaller, without, scope, arrays).simplified())
         if _same_equations(before, smaller):
             break
-    return _keeping_memory_apart(_passed(LAST, smaller, scope, without, settings), tape)
+    return _passed(LAST, smaller, scope, without, settings)
 
 
 def _passed(passes: dict, tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
@@ -147,8 +154,10 @@ def _same_equations(one: Tape, two: Tape) -> bool:
     return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
 
 
-def _bodies_optimized(tape: Tape, scope: Scope | None, arrays: dict[Var, numpy.ndarray], options: dict) -> Tape:
-    """The tape with `optimize` applied to the tapes among its parameters. A loop and its body have one scope."""
+def _bodies_optimized(
+    tape: Tape, scope: Scope | None, arrays: dict[Var, numpy.ndarray], without: Sequence[str], settings: dict
+) -> Tape:
+    """The tape with `_optimized` applied to the tapes among its parameters. A loop and its body have one scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
@@ -158,7 +167,7 @@ def _bodies_optimized(tape: Tape, scope: Scope | None, arrays: dict[Var, numpy.n
                 inputs = [arrays.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
                 known = eqn.primitive.known_in_body(inputs, eqn.params)
             params = {
-                k: optimize(v, inner, known=known, **options) if isinstance(v, Tape) else v
+                k: _optimized(v, inner, without, known, settings) if isinstance(v, Tape) else v
                 for k, v in eqn.params.items()
             }
             eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
@@ -204,14 +213,7 @@ def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
 
 # ---------------------------------------------------------------- memory
 
-#: The operand, in memory of its own.
-copy_p = Linear(
-    "copy",
-    lambda x: x.copy() if type(x) is numpy.ndarray else x,  # what is distributed is not written into
-    lambda x: (x.shape, x.dtype),
-    lambda ct, operands: [ct],
-    lambda primitive, args, batched: primitive.bind(*args),
-)
+copy_p = elementwise.copy.primitive
 
 
 def sharing(tape: Tape) -> dict[Any, frozenset]:
@@ -223,8 +225,38 @@ def sharing(tape: Tape) -> dict[Any, frozenset]:
             roots.update((v, frozenset([v])) for v in eqn.outputs)
             continue
         reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
-        roots.update((v, reached) for v in eqn.outputs)
+        fresh = p.has_body and _bodies_make_all(eqn)
+        roots.update((v, frozenset([v]) if fresh else reached) for v in eqn.outputs)
     return roots
+
+
+def _bodies_make_all(eqn: Equation) -> bool:
+    """Whether all results of an operation with bodies are in memory that is made in these, each in its own."""
+    bodies = bodies_of(eqn)
+    may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # it returns its operands then
+    return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
+
+
+def _shared_results(tape: Tape) -> list[int]:
+    """Which results may share memory with an input, a constant, or a result before them."""
+    roots, found = sharing(tape), []
+    cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
+    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation of which the results there are parts
+    for k, a in enumerate(tape.outputs):
+        mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
+        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
+            found.append(k)
+        else:
+            taken.update(dict.fromkeys(mine, cut))
+    return found
+
+
+def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
+    """Whether the results of an equation are parts of its operands, of which no two look at the same memory."""
+    if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
+        return False
+    operands = [roots_of(a, roots) for a in eqn.inputs]
+    return sum(map(len, operands)) == len(frozenset().union(*operands))
 
 
 def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
@@ -234,31 +266,13 @@ def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
     return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
 
 
-def _keeping_memory_apart(tape: Tape, original: Tape) -> Tape:
-    """Results that share memory with something are copied, unless they do so on the original tape too.
-
-    What the caller writes into a result must change neither his arguments nor another result, nor a constant.
-    """
-    roots, before = sharing(tape), sharing(original)
-    number = {v: i for i, v in enumerate(tape.inputs)}
-    number_before = {v: i for i, v in enumerate(original.inputs)}
-    equations, outputs = list(tape.equations), []
-    seen: set[tuple[frozenset, frozenset]] = set()  # of results, whose memory they look at, here and there
-    for a, b in zip(tape.outputs, original.outputs):
-        mine, allowed = roots_of(a, roots), roots_of(b, before)
-        arguments = {number[r] for r in mine if r in number}
-        allowed_arguments = {number_before[r] for r in allowed if r in number_before}
-        if (
-            any(isinstance(r, int) for r in mine)
-            or not arguments <= allowed_arguments
-            or any(allowed.isdisjoint(there) and not mine.isdisjoint(here) for here, there in seen)
-        ):
-            copied = Var(atom_type(a))
-            equations.append(Equation(copy_p, [a], {}, [copied]))
-            a = copied
-        elif mine:
-            seen.add((mine, allowed))
-        outputs.append(a)
+def _keeping_memory_apart(tape: Tape) -> Tape:
+    """Results that share memory with an argument, a constant or another result are copied: see `aliasing`."""
+    equations, outputs = list(tape.equations), list(tape.outputs)
+    for k in _shared_results(tape):
+        copied = Var(atom_type(outputs[k]))
+        equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
+        outputs[k] = copied
     out = Tape(tape.inputs, equations, outputs)
     out.linear = tape.linear
     return out
@@ -464,6 +478,12 @@ def _narrow_operands(program, eqn):
             continue
         return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
     return None
+
+
+@simplifies(copy_p)
+def _copied_within(program, eqn):
+    """Nothing in a program writes into a value that it has a name for. Results are copied in the end."""
+    return _if_same_type(eqn.inputs[0], eqn)
 
 
 @simplifies(add_p)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 
 from minidiff import core, tree
+from minidiff.aliasing import apart, keep_residuals
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -211,8 +212,8 @@ def linearize_flat(
             value, p = p, _new(JVPTracer)
             p.interpreter, p.primal, p.tangent = sweep, value, name
         args.append(p)
-    become(sweep)  # as `with running(sweep)`, in a step less: small functions are made of such steps
-    try:
+    try:  # as `with running(sweep)`, in a step less, and nothing can interrupt between its steps
+        become(sweep)
         results = f(*args)
     finally:
         become(recorder.below)
@@ -288,7 +289,11 @@ def backward_pass(
             if out_cts is None:
                 continue
         operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
-        for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
+        try:
+            found = primitive.transpose(out_cts, operands, eqn.params)
+        finally:
+            become(interpreter)  # see `restores_interpreter`
+        for a, ct in zip(inputs, found):
             if ct is not None and isinstance(a, Var) and a not in env:
                 _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
@@ -390,7 +395,8 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
 
     `f_linear(*tangents)` takes trees like the primals and returns one like `f`'s result. It holds what it needs
-    of the primal values, so that `f` is not run again for further tangents.
+    of the primal values, so that `f` is not run again for further tangents; copies of what you may write into
+    (arguments, results, arrays that `f` closes over), so that it stays the derivative where `f` was linearised.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -403,6 +409,7 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
     types = [typeof(x) for x in outs]
+    keep_residuals(tape)
 
     def f_linear(*tangents: Any) -> Any:
         flat_tangents, given = tree.flatten(tangents)
@@ -410,7 +417,8 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
             raise TypeError(f"f_linear: tangents have the structure {given}, the primals {structure}")
         checked = [checked_tangent(path, p, t) for (path, _), p, t in zip(leaves, values, flat_tangents)]
         results = tape(*[t for t, yes in zip(checked, active) if yes])
-        return tree.unflatten(flat.out_structure, [instantiate(t, x) for t, x in zip(results, types)])
+        results = [instantiate(t, x) for t, x in zip(results, types)]
+        return tree.unflatten(flat.out_structure, apart(results, checked))
 
     return tree.unflatten(flat.out_structure, outs), f_linear
 
@@ -419,7 +427,8 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """The value of `f` and its pullback: `(f(*primals), pullback)`.
 
     `pullback(ct)` takes a cotangent like `f`'s result (same structure, shapes, dtypes) and returns a tuple of
-    cotangents, one for each primal. It may be called again. Integers get cotangents of dtype `float0`.
+    cotangents, one for each primal. Integers get cotangents of dtype `float0`. It may be called again, also when
+    arguments, results, or arrays that `f` closes over have been written into since: it has copies of those it needs.
 
     >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
@@ -431,11 +440,13 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
     pull = _pullback(tape, [typeof(x) for x in outs], flat.out_structure)
+    keep_residuals(tape)
 
     def pullback(ct: Any) -> tuple:
         cts = iter(pull(ct))
         found = [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)]
-        return tree.unflatten(structure, [settled(ct, typeof(x)) for ct, x in zip(found, values)])
+        found = [settled(ct, typeof(x)) for ct, x in zip(found, values)]
+        return tree.unflatten(structure, apart(found, tree.leaves(ct)))
 
     return tree.unflatten(flat.out_structure, outs), pullback
 
@@ -518,7 +529,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
             grads = [settled(ct, typeof(x)) for ct, x in zip(grads, values)]
-        grads = tree.unflatten(structure, grads)
+        grads = tree.unflatten(structure, apart(grads))
         grads = tuple(grads) if several else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
 

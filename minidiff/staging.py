@@ -13,6 +13,7 @@ from minidiff.core import (
     are_weak,
     current_interpreter,
     name_of,
+    restores_interpreter,
     transforming,
     typeof,
     weak_where,
@@ -40,6 +41,7 @@ class Stage(Recorder):
         return self.record(primitive, args, params) if out is None else out
 
 
+@restores_interpreter
 @begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""

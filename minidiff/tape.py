@@ -128,7 +128,7 @@ class Tape:
         env = dict(zip(self.inputs, values))
         for eqn in self.equations:
             evaluate_equation(eqn, env)
-        return [read(env, a) for a in self.outputs]
+        return [a.copy() if isinstance(a, numpy.ndarray) else read(env, a) for a in self.outputs]
 
     def close(self) -> tuple[Tape, list[Value]]:
         """The tape with its constants as further inputs, put first, and the constants themselves."""

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import Scope, current_interpreter, current_scope, is_differentiable, lift_to, transforming
+from minidiff.aliasing import apart
+from minidiff.core import (
+    Scope,
+    current_interpreter,
+    current_scope,
+    is_differentiable,
+    lift_to,
+    restores_interpreter,
+    transforming,
+)
 from minidiff.forward import instantiate
 from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
@@ -58,6 +67,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     return transposed(tape, [i in chosen for i in range(len(tape.inputs))])
 
 
+@restores_interpreter
 def transposed(tape: Tape, linear: Sequence[bool], scope: Scope | None = None) -> Tape:
     """The transpose of a tape that is linear in those inputs; in `scope`, if it is the body of a `shard_map`."""
     stage = Stage(None if scope is not None else current_interpreter(), name="transpose")
@@ -126,6 +136,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that stands on the tape is the tape's: the caller gets one of his own.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        return tree.unflatten(structure, [settled(instantiate(x if yes else None, t), t) for x, t, yes in found])
+        results = [settled(instantiate(x if yes else None, t), t) for x, t, yes in found]
+        return tree.unflatten(structure, apart(results, values))
 
     return f_t

@@ -46,6 +46,7 @@ from collectives.kinds import Collective
 from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
 from collectives.raising import raised
 from minidiff import tree
+from minidiff.aliasing import owner_of
 from minidiff.batching import Batch, BatchTracer
 from minidiff.core import (
     EVALUATE,
@@ -65,6 +66,7 @@ from minidiff.core import (
     is_scalar_constant,
     leak_message,
     name_of,
+    restores_interpreter,
     running,
     transforming,
     typeof,
@@ -134,6 +136,7 @@ class ShardMap(Primitive):
 
     # ------------------------------------------------ running
 
+    @restores_interpreter
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         outer = current_interpreter() if params["around"] else None
         if outer is not None and outer.base is not EVALUATE:
@@ -145,7 +148,8 @@ class ShardMap(Primitive):
             blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
-        return [_take(interpreter, x, spec) for x, spec in zip(outs, out_specs)]
+        owners = {id(owner_of(x)) for x in args if isinstance(x, numpy.ndarray)}
+        return [_unshared(_take(interpreter, x, spec), owners) for x, spec in zip(outs, out_specs)]
 
     # ------------------------------------------------ forward mode
 
@@ -551,6 +555,15 @@ def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
         return data if data.ndim else data[()]  # a number is one of NumPy's, whatever a backend makes of it
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
     return ShardedArray(interpreter.mesh, spec.without_sum(), block, data)
+
+
+def _unshared(x: Value, owners: set[int]) -> Value:
+    """A result outside of all bodies, copied where it looks at memory of these owners: the arguments."""
+    if type(x) is ShardedArray:
+        x.data = _unshared(x.data, owners)
+    elif isinstance(x, numpy.ndarray) and id(owner_of(x)) in owners:
+        x = x.copy()
+    return x
 
 
 def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:

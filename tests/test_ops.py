@@ -16,6 +16,7 @@ from minidiff.ops.elementwise import convert
 from minidiff.testing import check_grads
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
 from tests.table.rows import random
+from tests.test_aliasing import check_apart
 
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
@@ -126,6 +127,7 @@ def check_vmap(f: Callable, args: list, mapped: tuple[bool, ...], axis: int = 0)
     args = [np.moveaxis(x, 0, axis) if b else x for x, b in zip(args, mapped)]
     actual = md.vmap(f, in_axes=tuple(axis if b else None for b in mapped), out_axes=axis)(*args)
     agree(actual, np.moveaxis(expected, 0, axis))
+    check_apart(actual, args)
 
 
 @ROWS

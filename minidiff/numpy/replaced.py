@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.ops import elementwise
 from minidiff.ops.elementwise import add, convert, multiply
 from minidiff.ops.indexing import getitem
 from minidiff.ops.shape import as_array, broadcast_to, concatenate, holds_tracer, ravel, reshape
@@ -35,26 +36,30 @@ def array(
 ) -> Value:
     """`numpy.array`, also of traced values and of nested lists that hold some among arrays and numbers.
 
-    A traced value is never written into, so it is not copied, and has no order in memory.
+    A traced value has no order in memory: where NumPy copies for the sake of one, it is copied.
     """
     if not holds_tracer(object):
         return numpy.array(object, dtype, copy=copy, order=order, subok=subok, ndmin=ndmin, like=like)
     x = as_array(object)
     if dtype is not None:
         x = convert(x, dtype)
+    if copy and x is object:
+        x = elementwise.copy(x)
     return x if x.ndim >= ndmin else reshape(x, (1,) * (ndmin - x.ndim) + x.shape)
 
 
 def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
     """`numpy.asarray`, of traced values too; of an array that lies on the ranks of a mesh, NumPy's own."""
     if holds_tracer(a) and getattr(a, "interpreter", None) is not EVALUATE:
-        return array(a, dtype)
+        return array(a, dtype, copy=order in ("C", "F"))
     return numpy.asarray(a, dtype, order, **options)
 
 
 def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
     """`numpy.asanyarray`, of traced values too."""
-    return array(a, dtype) if holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
+    return (
+        array(a, dtype, copy=order in ("C", "F")) if holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
+    )
 
 
 def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
@@ -71,7 +76,7 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Va
     """`numpy.asarray_chkfinite`, of traced values too, if there is a value behind that can be checked."""
     if not holds_tracer(a):
         return numpy.asarray_chkfinite(a, dtype, order)
-    x = array(a, dtype)
+    x = array(a, dtype, copy=None)
     numpy.asarray_chkfinite(x.concrete("asarray_chkfinite"))
     return x
 
@@ -83,7 +88,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **opt
     """`numpy.full`, of a traced value too."""
     if not holds_tracer(fill_value):
         return numpy.full(shape, fill_value, dtype, order, **options)
-    return broadcast_to(array(fill_value, dtype), shape)
+    return elementwise.copy(broadcast_to(asarray(fill_value, dtype), shape))
 
 
 def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Value:

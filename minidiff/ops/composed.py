@@ -18,14 +18,14 @@ from minidiff.ops.kinds import Elementwise
 
 @implements(numpy.positive)
 def positive(x: Value) -> Value:
-    """`numpy.positive`: x."""
-    return x
+    """`numpy.positive`: a copy of x."""
+    return elementwise.copy(x)
 
 
 @implements(numpy.copy)
 def copy(a: Value, order: str = "K", subok: bool = False) -> Value:
-    """`numpy.copy`: a itself, since traced values never change."""
-    return a
+    """`numpy.copy`, in which `order` and `subok` mean nothing."""
+    return elementwise.copy(a)
 
 
 @implements(numpy.float_power)
@@ -80,7 +80,7 @@ def round(a: Value, decimals: int = 0) -> Value:
     """`numpy.round`: to a number of decimals; its derivative is zero."""
     scale = 10.0 ** abs(decimals)
     if _kind(a) in "iu":
-        return a if decimals >= 0 else convert(elementwise.rint(a / scale) * scale, a.dtype)
+        return elementwise.copy(a) if decimals >= 0 else convert(elementwise.rint(a / scale) * scale, a.dtype)
     if decimals == 0:
         return elementwise.rint(a)
     return elementwise.rint(a * scale) / scale if decimals > 0 else elementwise.rint(a / scale) * scale
@@ -96,6 +96,8 @@ def fix(x: Value) -> Value:
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
     """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
     low, high = a_min if min is None else min, a_max if max is None else max
+    if low is None and high is None:
+        return elementwise.copy(a)
     if low is not None:
         a = elementwise.maximum(a, _array(low))
     return a if high is None else elementwise.minimum(a, _array(high))
@@ -105,7 +107,7 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
 def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Value:
     """`numpy.nan_to_num`: what is not finite replaced by numbers; its derivative is zero there."""
     if not is_differentiable(typeof(x).dtype):
-        return x
+        return elementwise.copy(x) if copy else x
     if _kind(x) == "c":
         real, imag = (nan_to_num(f(x), True, nan, posinf, neginf) for f in (elementwise.real, elementwise.imag))
         return real + 1j * imag
@@ -340,7 +342,7 @@ def astype(
     """`numpy.astype`: x with another dtype; from complex to real it is the real part."""
     if not numpy.can_cast(typeof(x).dtype, dtype, casting):
         raise TypeError(f"astype: {typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
-    return convert(x, dtype)
+    return elementwise.copy(x) if copy and typeof(x).dtype == dtype else convert(x, dtype)
 
 
 @implements(numpy.real_if_close)

@@ -222,6 +222,12 @@ degrees = linear(numpy.degrees, lambda ct, x: degrees(ct))
 # What these are transposed to is said by the pairing of cotangents and tangents, which is Re(sum(ct * t)).
 real = linear(numpy.real, lambda ct, x: convert(ct, x.dtype))
 imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
+#: x in memory of its own. What is distributed is not written into, and is not copied.
+_copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
+copy = function_of(
+    Linear("copy", _copied, functools.partial(elementwise_shape, _copied), lambda ct, operands: [ct], bind_aligned)
+)
+copy.primitive.pulls = [None]
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
 real.primitive.shares_memory = imag.primitive.shares_memory = True
 multiply = multilinear(

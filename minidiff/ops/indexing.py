@@ -231,7 +231,8 @@ def getitem(x: Value, index: Any) -> Value:
     basic, arrays, front = plan(typeof(x), index)
     x = _slice(x, basic)
     if not arrays:
-        return x
+        by_array = any(isinstance(i, numpy.ndarray) for i in (index if isinstance(index, tuple) else (index,)))
+        return ops.elementwise.copy(x) if by_array else x  # an integer in a 0-d array is one to NumPy, too, but copies
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
     indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
@@ -351,9 +352,9 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
     if not size and typeof(indices).size:
         raise IndexError("take: nothing can be taken from an axis of size 0")
     if mode == "wrap":
-        return numpy.remainder(indices, size)
+        return numpy.remainder(indices, size)[...]
     if mode == "clip":
-        return numpy.minimum(numpy.maximum(indices, 0), size - 1)
+        return numpy.minimum(numpy.maximum(indices, 0), size - 1)[...]
     raise ValueError(f"take: mode is 'raise', 'wrap' or 'clip', got {mode!r}")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
-from minidiff.ops.elementwise import conjugate, convert, multiply, subtract
+from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.kinds import Multilinear, align, match
 from minidiff.ops.reduction import sum
@@ -291,7 +291,8 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
             group.insert(0, (einsum_p.bind(x, y, subscripts=f"{a},{b}->{c}"), c))
         todo += group
     ((x, term),) = todo
-    return convert(transpose(x, [term.index(i) for i in out]), numpy.result_type(*[t.dtype for t in types]))
+    x = convert(transpose(x, [term.index(i) for i in out]), numpy.result_type(*[t.dtype for t in types]))
+    return x if out else copy(x)  # NumPy returns a number
 
 
 def _labels(pairs: Sequence[tuple[Value, str]]) -> str:

@@ -89,6 +89,8 @@ def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
 
 _METHODS: dict[str, Callable] = {
     "__pow__": _power,
+    "__copy__": elementwise.copy,
+    "__deepcopy__": lambda x, memo: elementwise.copy(x),
     "__round__": lambda x, ndigits=None: composed.round(x, ndigits or 0),
     "__rpow__": lambda x, y: elementwise.power(y, x),
     "__getitem__": indexing.getitem,
@@ -116,7 +118,7 @@ _METHODS: dict[str, Callable] = {
     "__contains__": lambda x, value: bool(reduction.any(elementwise.equal(x, value))),
     "trace": linalg.trace,
     "ravel": shape.ravel,
-    "flatten": shape.ravel,
+    "flatten": lambda x, order="C": shape.ravel(elementwise.copy(x), order),
     "squeeze": shape.squeeze,
     "swapaxes": shape.swapaxes,
     "reshape": lambda x, *dims, order="C", copy=None: shape.reshape(x, _as_arguments(dims), order),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, implements, typeof
-from minidiff.ops.elementwise import convert
+from minidiff.ops.elementwise import convert, copy
 from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import concatenate, expand_dims, reshape, stack
 
@@ -80,7 +80,7 @@ def polydiv(u: Value, v: Value) -> tuple[Value, Value]:
     u, v = _row(u), _row(v)
     steps = u.size - v.size + 1
     if steps < 1:
-        return numpy.zeros(1, numpy.result_type(u.dtype, v.dtype)), u
+        return numpy.zeros(1, numpy.result_type(u.dtype, v.dtype)), copy(u)
     quotient = []
     for _ in range(steps):
         quotient.append(u[0] / v[0])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
-from minidiff.ops.elementwise import convert, multiply, power, subtract, where
+from minidiff.ops.elementwise import convert, copy, multiply, power, subtract, where
 from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
@@ -110,7 +110,7 @@ def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
     shape = (1,) * (ndim - typeof(A).ndim) + typeof(A).shape
     apart = reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
     copies = broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
-    return reshape(copies, tuple(r * n for r, n in zip(reps, shape)))
+    return reshape(copy(copies), tuple(r * n for r, n in zip(reps, shape)))
 
 
 @implements(numpy.repeat)
@@ -128,7 +128,7 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     count = operator.index(repeats.item())
     a = reshape(a, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
     a = broadcast_to(a, (*shape[: axis + 1], count, *shape[axis + 1 :]))
-    return reshape(a, (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
+    return reshape(copy(a), (*shape[:axis], shape[axis] * count, *shape[axis + 1 :]))
 
 
 @implements(numpy.resize)
@@ -140,7 +140,7 @@ def resize(a: Value, new_shape: Any) -> Value:
     if not n or not size:
         return numpy.zeros(new_shape, typeof(a).dtype)
     a = a if n >= size else tile(a, -(-size // n))
-    return reshape(getitem(a, slice(size)), new_shape)
+    return reshape(copy(getitem(a, slice(size))), new_shape)
 
 
 # ---------------------------------------------------------------- append, insert, delete, trim_zeros
@@ -194,7 +194,7 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
     kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
     if kept.size and numpy.all(numpy.diff(kept) == 1):
-        return _along(arr, axis, slice(int(kept[0]), int(kept[-1]) + 1))
+        return copy(_along(arr, axis, slice(int(kept[0]), int(kept[-1]) + 1)))
     return take(arr, kept, axis)
 
 
@@ -400,6 +400,8 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
         return _surround(array, widths)
     if mode in _STATISTICS or mode in ("constant", "linear_ramp"):
         options = [_pairs(options[0], t.ndim)]
+    if not any(map(any, widths)):
+        return copy(array)
     for axis, width in enumerate(widths):
         if any(width):
             array = _pad_axis(array, axis, width, mode, *options)
@@ -527,7 +529,7 @@ def full_like(
 def full(shape: Any, fill_value: Value, dtype: Any = None) -> Value:
     """`numpy.full`, of a value that may be traced."""
     value = as_array(fill_value)
-    return broadcast_to(value if dtype is None else convert(value, dtype), shape)
+    return copy(broadcast_to(value if dtype is None else convert(value, dtype), shape))
 
 
 # ---------------------------------------------------------------- functions along axes

@@ -490,7 +490,7 @@ def _extremum(
     initial = _number(initial, x.dtype)
     axes = normalize_axes(axis, len(x.shape), primitive.name)
     if _is_empty(x, axes):
-        return broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims))
+        return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
     return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
 
 

@@ -301,7 +301,8 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
     grid = tuple(reshape(x, (1,) * i + (-1,) + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
     if indexing == "xy" and n > 1:
         grid = tuple(swapaxes(x, 0, 1) for x in grid)
-    return grid if sparse else broadcast_arrays(*grid)
+    grid = grid if sparse else broadcast_arrays(*grid)
+    return tuple(map(ops.elementwise.copy, grid)) if copy else grid
 
 
 @implements(numpy.ix_)
@@ -430,6 +431,8 @@ def column_stack(tup: Sequence[Value]) -> Value:
 def block(arrays: Any) -> Value:
     """`numpy.block`: nested lists of blocks put together; innermost lists join along the last axis."""
     depth, ndim = _depth(arrays), _most_axes(arrays)
+    if not depth:
+        return ops.elementwise.copy(as_array(arrays))
     return _block(arrays, depth, max(depth, ndim), 0)
 
 

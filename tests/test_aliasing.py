@@ -1,0 +1,231 @@
+"""Results share memory with nothing: neither each other, nor arguments, nor what is kept for the next call."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidiff as md
+from collectives import pmax
+from spmd import P, make_mesh, shard_map
+from tests.table import FAMILIES
+
+
+def arrays(x: Any) -> list[np.ndarray]:
+    return [leaf for leaf in md.tree.leaves(x) if isinstance(leaf, np.ndarray)]
+
+
+def check_apart(results: Any, *others: Any) -> None:
+    """Results can be written into, and share memory neither with each other nor with anything else."""
+    results, others = arrays(results), arrays(others)
+    assert all(x.flags.writeable for x in results)
+    assert not any(np.shares_memory(x, y) for x, y in itertools.combinations(results, 2))
+    assert not any(np.shares_memory(x, y) for x, y in itertools.product(results, others))
+
+
+def check_as_numpys(results: Any, expected: Any, args: Any) -> None:
+    """Results share memory with arguments, and are read-only, only where NumPy's own are."""
+    for x, e in zip(md.tree.leaves(results), md.tree.leaves(expected), strict=True):
+        if isinstance(x, np.ndarray):
+            assert x.flags.writeable or not e.flags.writeable
+            for a in arrays(args):
+                assert not np.shares_memory(x, a) or (isinstance(e, np.ndarray) and np.shares_memory(e, a))
+
+
+def check_row(row: Any, order: str) -> None:
+    """What `jvp`, `vjp` and the tape of a row of the table return, for arrays laid out in this order."""
+    f, args = row.closed()
+    args = [np.array(x, order=order) if isinstance(x, np.ndarray) else x for x in args]
+    expected = f(*args)
+    check_as_numpys(md.make_tape(f)(*args)(*args), md.tree.leaves(expected), args)
+    tangents = [np.ones_like(x) for x in args]
+    value, tangent = md.jvp(f, args, tangents)
+    check_as_numpys(value, expected, args)
+    check_apart(tangent, value, args, tangents)
+    value, pullback = md.vjp(f, *args)
+    check_as_numpys(value, expected, args)
+    ct = md.tree.map(np.ones_like, value)
+    first = pullback(ct)
+    check_apart(first, value, args, ct)
+    copies = [np.copy(x) for x in md.tree.leaves(first)]
+    for x in arrays([first, value, args]):  # whatever is written into what the caller has, the pullback stays
+        if x.flags.writeable:
+            x[...] = 7
+    for x, e in zip(md.tree.leaves(pullback(ct)), copies, strict=True):
+        np.testing.assert_array_equal(x, e)
+
+
+@pytest.mark.parametrize("order", "CF")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__.rpartition(".")[2])
+def test_operations_share_memory_as_numpys_do(family, order):
+    failures = {}
+    for row in family.ROWS:
+        try:
+            check_row(row, order)
+        except AssertionError as error:
+            failures[row.key] = error
+    assert not failures
+
+
+# ---------------------------------------------------------------- copies
+
+COPIES = {
+    "np.copy": np.copy,
+    "np.array": md.numpy.array,
+    "flatten": lambda x: x.flatten(),
+    "astype": lambda x: x.astype(x.dtype),
+    "tile": lambda x: np.tile(x, 1),
+    "repeat": lambda x: np.repeat(x, 1),
+    "+x": lambda x: +x,
+    "copy": lambda x: x.copy(),
+    "full": lambda x: np.full_like(x, x[0]),
+    "meshgrid": lambda x: np.meshgrid(x, x),
+}
+ONE = make_mesh((1,), ("i",))
+
+TRANSFORMATIONS: dict[str, Callable] = {
+    "jit": lambda f, x: md.jit(f)(x),
+    "vmap": lambda f, x: md.vmap(f, axis_size=2, in_axes=None)(x),
+    "jvp": lambda f, x: md.jvp(f, (x,), (x,)),
+    "vjp": lambda f, x: md.vjp(f, x)[0],
+    "linearize": lambda f, x: md.linearize(f, x)[0],
+    "make_tape": lambda f, x: md.make_tape(f)(x)(x),
+    "checkpoint": lambda f, x: md.checkpoint(f)(x),
+    "jit(checkpoint)": lambda f, x: md.jit(md.checkpoint(f))(x),
+    "cond": lambda f, x: md.cond(True, f, f, x),
+    "scan": lambda f, x: md.scan(lambda c, _: (c, f(x)), 0.0, None, length=1)[1],
+    "jit(jvp)": lambda f, x: md.jit(lambda x: md.jvp(f, (x,), (x,)))(x),
+    "shard_map": lambda f, x: md.tree.map(np.asarray, shard_map(f, ONE, in_specs=P(), out_specs=P())(x)),
+}
+
+
+@pytest.mark.parametrize("copying", COPIES)
+@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_what_numpy_copies_is_a_copy(copying, transformation, size):
+    x = np.arange(1.0, 1.0 + size)
+    check_apart(TRANSFORMATIONS[transformation](COPIES[copying], x), x)
+
+
+def test_a_snapshot_stays():
+    @md.jit
+    def step(w):
+        return np.copy(w), w - 1.0
+
+    w = np.ones(3)
+    snapshot, new = step(w)
+    w[...] = new
+    assert snapshot.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("body, spec", [(lambda x: x, P("i")), (lambda x: x, P()), (lambda x: pmax(x, "i"), P())])
+def test_results_of_shard_map_are_not_its_arguments(ranks, body, spec):
+    x = np.arange(4.0)
+    result = shard_map(body, make_mesh((ranks,), ("i",)), in_specs=spec, out_specs=spec)(x)
+    x[...] = 7.0
+    assert np.asarray(result).tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+# ---------------------------------------------------------------- each other
+
+
+def test_each_gradient_is_an_array_of_its_own():
+    x, y = np.ones(3), np.ones(3)
+    for f in (lambda x, y: (x + y).sum(), lambda x, y: (x * y + np.sin(x)).mean()):
+        for g in (md.grad(f, argnums=(0, 1)), md.jit(md.grad(f, argnums=(0, 1)))):
+            check_apart(g(x, y), x, y)
+
+
+def test_gradients_of_sums_can_be_written_into():
+    for f in (np.sum, np.mean, lambda x: x.reshape(-1).sum(), lambda x: x.T.sum()):
+        check_apart(md.grad(f)(np.ones((2, 3))))
+
+
+def test_results_of_a_compiled_checkpoint_share_no_memory():
+    x = np.linspace(0.0, 1.0, 4)
+    for f in (lambda x: (np.sin(x), np.sin(x)), lambda x: (x, x + 0, x * 1), lambda x: (x.T, x[1:], x)):
+        check_apart(md.jit(md.checkpoint(f))(x), x)
+        check_apart(md.jit(lambda x, f=f: md.cond(x[0] < 1.0, f, f, x))(x), x)
+        check_apart(md.jit(lambda x, f=f: md.scan(lambda c, _: (c, f(c)), x, None, length=2))(x), x)
+
+
+def test_results_of_a_rule_are_not_what_it_keeps():
+    f = md.custom_vjp(lambda x: x * 2.0)
+    f.defvjp(lambda x: (x * 2.0, x), lambda x, ct: (x,))
+    x = np.arange(3.0)
+    check_apart(md.grad(lambda x: f(x).sum())(x), x)
+    pullback = md.vjp(f, x)[1]
+    pullback(x)[0][...] = 7.0
+    assert pullback(x)[0].tolist() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("apply", [md.jit, lambda f: lambda x: md.jvp(md.jit(f), (x,), (x,))[0], md.vmap])
+def test_results_are_not_the_constants_of_programs(apply):
+    f = md.jit(lambda x: (x, np.zeros(3), np.ones((2, 2)).T))
+    g = apply(f)
+    for x in arrays(g(np.ones(3))):
+        x[...] = 7.0
+    for x, e in zip(md.tree.leaves(f(np.ones(3))), (1.0, 0.0, 1.0), strict=True):
+        assert np.all(x == e)
+    tape = md.make_tape(lambda x: np.zeros(3))(1.0)
+    tape(1.0)[0][...] = 7.0
+    assert tape(1.0)[0].tolist() == [0.0, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------- pullbacks that outlive the call
+
+
+def programs(c: np.ndarray) -> dict[str, Callable]:
+    loop = lambda x: md.scan(lambda a, k: (a * k, a * c), x, c, length=3)[0]  # noqa: E731
+    return {
+        "argument": lambda x: x * x,
+        "closed over": lambda x: x * c,
+        "views": lambda x: x[::-1] * c.reshape(1, 3)[0].T,
+        "result": np.exp,
+        "matrix": lambda x: np.outer(x, c) @ x,
+        "gather": lambda x: x[np.arange(3)] * c,
+        "checkpoint": md.checkpoint(lambda x: np.sin(x * c) * c),
+        "jit": md.jit(lambda x: np.sin(x * c)),
+        "scan": loop,
+        "cond": lambda x: md.cond(True, lambda x: x * c, lambda x: x, x),
+        "of a derivative": md.grad(lambda x: (x * x * x * c).sum()),
+    }
+
+
+@pytest.mark.parametrize("name", programs(np.ones(3)))
+def test_derivatives_survive_writing_in_place(name):
+    c, x, ct = np.arange(1.0, 4.0), np.linspace(0.5, 1.0, 3), np.ones(3)
+    f = programs(c)[name]
+    value, pullback = md.vjp(f, x)
+    other, f_linear = md.linearize(f, x)
+    expected = [np.copy(pullback(ct)[0]), np.copy(f_linear(ct))]
+    for a in (x, c, value, other):
+        a[...] = 100.0
+    for _ in range(2):
+        results = [pullback(ct)[0], f_linear(ct)]
+        np.testing.assert_array_equal(results, expected)
+        for a in results:
+            a[...] = 100.0
+    assert np.all(ct == 1.0)
+
+
+def test_memory_that_is_no_arrays_is_copied_too():
+    data = bytearray(np.arange(3.0).tobytes())
+    pullback = md.vjp(lambda x: x * np.frombuffer(data), np.ones(3))[1]
+    data[:] = bytes(len(data))
+    assert pullback(np.ones(3))[0].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_what_nobody_else_has_is_not_copied():
+    def kept(f, x):
+        tape = md.reverse.linearize_flat(lambda x: [f(x)], [x], [True])[1]
+        before = {id(a) for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray)}
+        md.aliasing.keep_residuals(tape)
+        return sum(id(a) in before for e in tape.equations for a in e.inputs if isinstance(a, np.ndarray))
+
+    x = np.ones(3)
+    assert kept(lambda x: np.sin(np.sin(x)), x) == 1  # the inner sine; x is copied
+    assert kept(lambda x: np.tanh(np.tanh(np.tanh(x))) * 2.0, x) == 3
