@@ -1,19 +1,114 @@
-"""What ranks say to each other outside of programs: texts, and whether they have the same values."""
+"""Whether ranks agree: on the calls that they make, and on the values that they take to be the same."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from collectives.lockstep import ranks_named
+from collectives.lockstep import DisagreementError, ranks_named, report
 from minidiff import tree
 from minidiff.core import ShapedArray
 from spmd.mesh import Mesh
 from spmd.partition import P
 from spmd.sharded_array import ShardedArray
+
+# ---------------------------------------------------------------- calls of shard_map
+
+
+class Call:
+    """What all ranks compare of a user's call of a `shard_map`, before it runs on them for the first time.
+
+    It stands among the parameters of the operation, so that a compiled program compares where it runs, not where it is
+    recorded: that, one rank may do alone. What is computed does not depend on it: as parameters, all are equal.
+    """
+
+    __slots__ = ("function", "lines", "agreed")
+
+    def __init__(self, function: str, lines: Callable[[], list[str]] | None):
+        self.function = function
+        self.lines = lines
+        self.agreed = lines is None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def compare(self, mesh: Mesh) -> None:
+        name = f"shard_map of {self.function}"
+        if said := mesh.ranks.compare_once(name, [name, *self.lines()]):
+            others = any(line.startswith("shard_map") for line in said.values())
+            what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
+            advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
+            raise DisagreementError(report(what, said, advice))
+        self.agreed, self.lines = True, None
+
+
+#: Where there is nothing to compare: the library made the call, or all ranks are in one process.
+NO_CALL = Call("", None)
+
+
+def compare_call(params: dict) -> None:
+    """Raise DisagreementError on all ranks where they call a `shard_map` differently; `params` are its parameters."""
+    call = params.get("call", NO_CALL)
+    if not call.agreed:
+        call.compare(params["mesh"])
+
+
+def joined_call(params: Sequence[dict]) -> Call:
+    """What ranks compare of several calls at once."""
+    calls = [p.get("call", NO_CALL) for p in params]
+    rest = [*{id(call): call for call in calls if not call.agreed}.values()]
+    if len(rest) < 2:
+        return rest[0] if rest else NO_CALL
+    names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
+    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()])
+
+
+def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
+    """What ranks compare of a call, as lines: `where` it maps, the specs, and the types of all arguments."""
+
+    def lines() -> list[str]:
+        sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
+        return [
+            f"arrays in the arguments: {len(specs)}",
+            f"mesh ({sizes})",
+            f"axis_names={{{', '.join(map(repr, where['axes']))}}}",
+            *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
+            *[f"in_specs of {spec.path}: {spec}" for spec in specs],
+            *[f"{path}: {spec}" for path, spec in out_specs],
+            *[f"{spec.path}: {_type_and_layout(t)}" for spec, t in zip(specs, types)],
+        ]
+
+    return lines
+
+
+def _type_and_layout(t: ShapedArray) -> str:
+    return f"{t}, a ShardedArray split as {t.layout.spec}" if t.layout is not None else str(t)
+
+
+_ADVICE = {
+    re.compile("shard_map|arrays"): "All ranks call the same functions, with as many arguments, in one order",
+    re.compile("mesh"): "All ranks use one mesh: give make_mesh the same sizes and names on all of them",
+    re.compile("in_specs|out_specs|axis_names|check_rep|auto_pbroadcast"): (
+        "All ranks split values in the same way: write the same arguments of shard_map on all of them, that do not "
+        "depend on the rank"
+    ),
+    re.compile(".* a ShardedArray"): "Split it alike on all ranks: spmd.distribute(x, mesh, spec), with one spec",
+    re.compile(""): (
+        "All ranks pass the same whole arrays, of which each takes its own blocks. Where only one rank has read the "
+        "data, send it to the others first (MPI.COMM_WORLD.bcast(x)); where dtypes differ, convert them on all "
+        "(np.asarray(x, np.float64))"
+    ),
+}
+
+# ---------------------------------------------------------------- values
 
 
 def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:

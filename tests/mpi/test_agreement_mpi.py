@@ -1,10 +1,16 @@
-"""Whether ranks have the same values: said on all of them."""
+"""Whether ranks make the same calls, on the same values: where they do not, all of them raise one error."""
+
+import itertools
+import re
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import minidiff as md
 import spmd
+from collectives import psum
+from collectives.lockstep import DisagreementError
 from spmd import P
 
 RANK = MPI.COMM_WORLD.rank
@@ -50,3 +56,162 @@ def test_another_spec():
     x = spmd.distribute(np.ones((4, 4)), mesh, P("i") if RANK else P(None, "i"))
     with pytest.raises(ValueError, match=r"rank 0: x: float64\[4, 4\] split as P\(None, 'i'\); rank 1: x: .*P\('i'\)"):
         spmd.check_invariant(x, mesh)
+
+
+# ---------------------------------------------------------------- calls of shard_map
+
+new_sizes = itertools.count(3)
+WRAPPED = {
+    "eager": lambda f: f,
+    "jit": md.jit,
+    "grad": md.grad,
+    "jit of grad": lambda f: md.jit(md.grad(f)),
+    "vmap": lambda f: lambda *args: md.vmap(f)(*md.tree.map(lambda x: np.stack([x, x]), args)),
+    "scan": lambda f: lambda *args: md.scan(lambda c, _: (c + f(*args), None), 0.0, None, length=2)[0],
+}
+
+
+def all_raise(do, match, error=DisagreementError):
+    """All ranks raise one error, and afterwards they go on together."""
+    with pytest.raises(error, match=match) as raised:
+        do()
+    texts = MPI.COMM_WORLD.allgather(str(raised.value))
+    assert texts == [texts[0]] * len(texts)
+    x = np.ones((len(texts), next(new_sizes)))
+    total = spmd.shard_map(lambda x: psum(np.sum(x), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
+    assert total(x) == x.size
+
+
+def who_says(text, other):
+    """What an error has to say: rank 1 has another one than the rest."""
+    rest = [r for r in range(MPI.COMM_WORLD.size) if r != 1]
+    named = f"ranks {', '.join(map(str, rest))}" if len(rest) > 1 else "rank 0"
+    return rf"(?s)  {named}: {re.escape(text)}; \S+:.*  rank 1: {re.escape(other)}; \S+:"
+
+
+def loss(params, x):
+    return psum(np.sum(x) * np.sum(params["w"]), "i")
+
+
+def call_of_loss(wrap, w, x, **options):
+    options = {"in_specs": (P(), P("i")), "out_specs": P(), **options}
+    return WRAPPED[wrap](spmd.shard_map(loss, mesh=of_all(), **options))({"w": w}, x)
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_data_that_only_one_rank_has_read(wrap):
+    n, size = next(new_sizes), MPI.COMM_WORLD.size
+    said = who_says(f"args[1]: f64[{n * size}]", "args[1]: f64[0]") + ".*MPI.COMM_WORLD.bcast"
+    all_raise(lambda: call_of_loss(wrap, np.ones(2), np.ones(0 if RANK == 1 else n * size)), said)
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_weights_of_another_type(wrap):
+    n, x = next(new_sizes), np.ones(MPI.COMM_WORLD.size)
+    said = who_says(f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]")
+    all_raise(lambda: call_of_loss(wrap, np.ones(n, "f4" if RANK == 1 else "f8"), x), said)
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit"])
+def test_other_arguments_of_shard_map(wrap):
+    n, x = next(new_sizes), np.ones(4 * MPI.COMM_WORLD.size)
+    others = {
+        "in_specs": (((P(), P("i")), (P(), P())), "in_specs of args[1]: P('i')", "in_specs of args[1]: P()"),
+        "out_specs": ((P(), P("i")), "out_specs: P()", "out_specs: P('i')"),
+        "check_rep": ((False, True), "check_rep=False", "check_rep=True"),
+    }
+    for name, (values, ours, theirs) in others.items():
+        options = {"check_rep": False, name: values[RANK == 1]}
+        w = np.ones((MPI.COMM_WORLD.size, n))
+
+        def call(options=options, w=w):
+            f = spmd.shard_map(lambda p, x: p["w"] + psum(np.sum(x), "i"), mesh=of_all(), **options)
+            return WRAPPED[wrap](f)({"w": w}, x)
+
+        options.setdefault("in_specs", (P(), P("i")))
+        options.setdefault("out_specs", P())
+        all_raise(call, who_says(ours, theirs) + ".*write the same arguments of shard_map")
+
+
+@several
+def test_another_function_or_more_arguments():
+    x, mesh = np.ones((MPI.COMM_WORLD.size, next(new_sizes))), of_all()
+
+    def one(*x):
+        return psum(np.sum(x[0]), "i")
+
+    def two(*x):
+        return psum(np.sum(x[0]), "i")
+
+    f = spmd.shard_map(two if RANK == 1 else one, mesh=mesh, in_specs=P("i"), out_specs=P())
+    all_raise(lambda: f(x), who_says("shard_map of one", "shard_map of two"))
+    f = spmd.shard_map(one, mesh=mesh, in_specs=P("i"), out_specs=P())
+    said = who_says("arrays in the arguments: 1", "arrays in the arguments: 3")
+    all_raise(lambda: f(*[x] * (3 if RANK == 1 else 1)), said)
+
+
+@several
+def test_another_split_of_a_sharded_array():
+    mesh, size = of_all(), MPI.COMM_WORLD.size
+    x = spmd.distribute(np.ones((size, size * next(new_sizes))), mesh, P(None, "i") if RANK == 1 else P("i"))
+    f = spmd.shard_map(lambda x: psum(np.sum(x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    t = f"args[0]: f64[{x.shape[0]},{x.shape[1]}], a ShardedArray split as P"
+    all_raise(lambda: f(x), who_says(f"{t}('i')", f"{t}(None, 'i')"))
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("sizes, other", [((2, 2), (4, 1)), ((1, 4), (4, 1)), ((2, 2, 1), (1, 2, 2))])
+def test_another_mesh(sizes, other):
+    names = [f"{axis}{next(new_sizes)}" for axis in "abc"[: len(sizes)]]
+    shown, others = (f"axes ({', '.join(f'{a}: {n}' for a, n in zip(names, s))})" for s in (sizes, other))
+    make = lambda: spmd.make_mesh(other if RANK == 1 else sizes, names)  # noqa: E731
+    all_raise(make, who_says(shown, others) + ".*give make_mesh the same sizes")
+    assert spmd.make_mesh(sizes, names).size == 4
+
+
+@pytest.mark.parallel(4)
+def test_another_call_in_the_body_of_one():
+    mesh = spmd.make_mesh((2, 2), ("j", "k"))
+    spec = P("k") if RANK == 1 else P(None, "k")
+
+    def outer(x):
+        inner = spmd.shard_map(lambda x: x, in_specs=spec, out_specs=spec, axis_names={"k"}, check_rep=False)
+        return inner(x)
+
+    f = spmd.shard_map(outer, mesh=mesh, in_specs=P("j"), out_specs=P("j"), axis_names={"j"}, check_rep=False)
+    said = who_says("in_specs of args[0]: P(None, 'k')", "in_specs of args[0]: P('k')")
+    all_raise(lambda: f(np.ones((4, 4))), said)
+
+
+@several
+def test_a_leaf_among_thousands():
+    n = next(new_sizes)
+    params = [np.ones(n, "f4" if RANK == 1 and k == 1234 else "f8") for k in range(2000)]
+    f = spmd.shard_map(lambda params: params[0], mesh=of_all(), in_specs=P(), out_specs=P())
+    all_raise(lambda: f(params), who_says(f"args[0][1234]: f64[{n}]", f"args[0][1234]: f32[{n}]"))
+
+
+@several
+def test_calls_of_known_types_communicate_nothing():
+    """Nor does recording a program, which one rank may do alone."""
+    mesh, size = of_all(), MPI.COMM_WORLD.size
+    x = np.ones((size, next(new_sizes)))
+    lockstep, compared = mesh.ranks.comm.lockstep, []
+
+    def mapped():  # a new one each time
+        return spmd.shard_map(lambda x: 2.0 * x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+
+    f = mapped()
+    if RANK == 1:
+        md.make_tape(f)(x)
+        md.jit(f).source(x)
+    f(x)
+    lockstep.wait, wait = lambda *args: compared.append(args), lockstep.wait
+    try:
+        f(x), mapped()(x), md.jit(mapped())(x), md.jit(f)(x)
+    finally:
+        lockstep.wait = wait
+    assert compared == [] and len(lockstep.since) == 0
