@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
 
+from collectives.backend import coordinates_of
 from collectives.lockstep import DisagreementError, ranks_named, report
 from minidiff import tree
 from minidiff.core import ShapedArray
+from minidiff.location import here
 from spmd.mesh import Mesh
 from spmd.partition import P
 from spmd.sharded_array import ShardedArray
@@ -110,6 +115,8 @@ _ADVICE = {
 
 # ---------------------------------------------------------------- values
 
+WIDTH = 16  # characters of a digest
+
 
 def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
     """What all processes of a mesh say, in the order of ranks: so many bytes of it. It is a barrier too."""
@@ -138,18 +145,69 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
     kinds = everyone(mesh, f"{_digest(*types)} {', '.join(types)}")
     if len({kind.split()[0] for kind in kinds}) > 1:
-        raise ValueError(f"ranks have values of different types: {_who([kind.partition(' ')[2] for kind in kinds])}")
+        said = {rank: kind.partition(" ")[2] for rank, kind in enumerate(kinds)}
+        raise ValueError(f"ranks have values of different types: {_who(said)}")
     digests = [_digest(path, _content(leaf)) for path, leaf in leaves]
     if len(set(everyone(mesh, _digest(*digests)))) == 1:
         return x
     for digest, type in zip(digests, types):
-        found = everyone(mesh, digest)
-        if len(set(found)) > 1:
-            raise ValueError(
-                f"ranks have different values of {type}: {_who(found)}. Under mpirun every rank runs the whole script: "
-                "let each compute or read the same, and seed random generators alike, as in numpy.random.default_rng(0)"
-            )
+        _check_alike(type, dict(enumerate(everyone(mesh, digest))))
     return x
+
+
+def _check_alike(what: str, digests: dict[int, str]) -> None:
+    if len(set(digests.values())) > 1:
+        raise ValueError(
+            f"ranks have different values of {what}: {_who(digests)}. Under mpirun every rank runs the whole script: "
+            "let each compute or read the same, and seed random generators alike, as in numpy.random.default_rng(0)"
+        )
+
+
+#: Whether every `shard_map` checks that ranks have the same unmapped values.
+_checking: ContextVar[bool] = ContextVar("checking", default=os.environ.get("SPMD_CHECKING", "0") not in ("", "0"))
+checks_values: Callable[[], bool] = _checking.get
+
+
+@contextlib.contextmanager
+def checking() -> Iterator[None]:
+    """Check in every `shard_map` that ranks have the same unmapped values, bit for bit: `with spmd.checking():`.
+
+    What a spec does not split is to be the same on all ranks, and so is an array that a body closes over. A random
+    generator without a seed, or a file of each rank's own, makes them differ, and nothing else notices. With the
+    environment variable SPMD_CHECKING=1 a whole program is checked, compiled functions too. It costs a hash of these
+    values, and a message, at each call; without it, nothing. Simulated ranks agree.
+
+    Raises ValueError on all ranks, with the argument, and the ranks that have the same of it.
+
+    >>> import numpy as np, spmd
+    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
+    >>> f = spmd.shard_map(lambda w, x: w * x, mesh=mesh, in_specs=(P(), P('i')), out_specs=P('i'))
+    >>> with checking():
+    ...     y = f(np.random.normal(), np.ones(4))
+    """
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:
+    """Raise ValueError on all ranks where blocks differ along an axis that they are not split along.
+
+    `blocks` are (what errors call it, this rank's block, the axes it is split along). All ranks of the mesh call it.
+    """
+    blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
+    if mesh.backend == "simulated" or not blocks:
+        return
+    said = everyone(mesh, "".join(_digest(numpy.asarray(x).tobytes()) for _, x, _ in blocks), WIDTH * len(blocks))
+    for k, (name, x, held) in enumerate(blocks):
+        groups = defaultdict(dict)  # ranks that are to have the same block
+        for rank, text in enumerate(said):
+            place = coordinates_of(rank, mesh.shape)
+            groups[(*map(place.get, held),)][rank] = text[k * WIDTH : (k + 1) * WIDTH]
+        for found in groups.values():
+            _check_alike(f"{name}: {_described(x)} ({here()})", found)
 
 
 def _described(x: Any) -> str:
@@ -166,12 +224,12 @@ def _digest(*parts: Any) -> str:
     found = hashlib.sha256()
     for part in parts:
         found.update(part if isinstance(part, bytes) else part.encode())
-    return found.hexdigest()[:16]
+    return found.hexdigest()[:WIDTH]
 
 
-def _who(said: list[str]) -> str:
-    """Who says what."""
+def _who(said: dict[int, str]) -> str:
+    """Which ranks say what."""
     ranks = defaultdict(list)
-    for rank, text in enumerate(said):
+    for rank, text in said.items():
         ranks[text].append(rank)
     return "; ".join(f"{ranks_named(who)}: {text}" for text, who in ranks.items())

@@ -77,8 +77,8 @@ from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
-from spmd.agreement import NO_CALL, Call, compare_call, described
-from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
+from spmd.agreement import NO_CALL, Call, checks_values, compare_call, described
+from spmd.interpreter import SPMD, CheckedSPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
     Layout,
@@ -142,8 +142,11 @@ class ShardMap(Primitive):
             raise TracerError("a shard_map inside another: its body is compiled, not what surrounds it")
         compare_call(params)
         explicit, in_specs = not params["auto_pbroadcast"], params["in_specs"]
-        interpreter = SPMD(params["mesh"], params["check_rep"], params["axes"], outer, explicit=explicit)
+        kind, mesh = CheckedSPMD if checks_values() else SPMD, params["mesh"]
+        interpreter = kind(mesh, params["check_rep"], params["axes"], outer, explicit=explicit)
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
+        if kind is CheckedSPMD:
+            interpreter.check_arguments(blocks, in_specs)
         if params["check_rep"]:
             blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):

@@ -90,7 +90,7 @@ def who_says(text, other):
 
 
 def loss(params, x):
-    return psum(np.sum(x) * np.sum(params["w"]), "i")
+    return psum(np.sum(x) * np.sum(params["w"] ** 2), "i")
 
 
 def call_of_loss(wrap, w, x, **options):
@@ -215,3 +215,81 @@ def test_calls_of_known_types_communicate_nothing():
     finally:
         lockstep.wait = wait
     assert compared == [] and len(lockstep.since) == 0
+
+
+# ---------------------------------------------------------------- unmapped values, where one asks for it
+
+
+def seeded_by_rank(shape):
+    return np.random.default_rng(min(RANK, 1)).normal(size=shape)
+
+
+def digests(of):
+    """What is said of `of`, of which rank 0 has one value and all others another."""
+    others = ", ".join(map(str, range(1, MPI.COMM_WORLD.size)))
+    return rf"different values of {of}.*: rank 0: \w{{16}}; ranks? {others}: \w{{16}}\. Under mpirun"
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_checking_finds_weights_that_are_not_the_same(wrap):
+    x, n = np.ones(4 * MPI.COMM_WORLD.size), next(new_sizes)
+    named = rf"args\[0\]\['w'\]: float64\[(2, )?{n}\] \(\w+.py:\d+: "
+    wrong, right = seeded_by_rank(n), np.ones(n)
+    call_of_loss(wrap, wrong, x)  # nobody notices
+
+    def check():
+        with spmd.checking():
+            call_of_loss(wrap, wrong, x)
+
+    with spmd.checking():
+        call_of_loss(wrap, right, x)
+    all_raise(check, digests(named), ValueError)
+    call_of_loss(wrap, wrong, x)  # it is off again
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit", "grad"])
+def test_checking_finds_what_a_body_closes_over(wrap):
+    w, x = seeded_by_rank(3), np.ones(MPI.COMM_WORLD.size)
+    f = spmd.shard_map(lambda x: psum(np.sum(x * w), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
+    what = r"an array that the body closes over: float64\[3\]" if wrap != "jit" else r"an unmapped operand: float64\["
+    with spmd.checking():
+        all_raise(lambda: WRAPPED[wrap](f)(x), digests(what), ValueError)
+
+
+@pytest.mark.parallel(4)
+def test_checking_compares_blocks_along_the_axes_that_a_spec_does_not_name():
+    """What another rank takes of an array is that one's own affair."""
+    mesh = spmd.make_mesh((2, 2), ("j", "k"))
+    f = spmd.shard_map(lambda x: psum(x, "k"), mesh=mesh, in_specs=P("j"), out_specs=P("j"))
+    own = np.zeros(4)
+    own[2 * (RANK // 2) :][:2] = 1 + RANK // 2  # ranks 0 and 1 have the first half, 2 and 3 the other
+    with spmd.checking():
+        assert f(own).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
+        found = r"args\[0\]: float64\[2\] .*: rank 2: \w+; rank 3: \w+\. "
+        all_raise(lambda: f(own + (RANK == 3)), found, ValueError)
+        outer, inner = ({"mesh": mesh, "axis_names": {a}} for a in "jk")
+        double = spmd.shard_map(lambda x: x * 2.0, in_specs=P(), out_specs=P(), **inner)
+        g = spmd.shard_map(lambda x, w: double(x) * w, in_specs=(P("j"), P()), out_specs=P("j"), **outer)
+        assert g(own, 1.0).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
+        all_raise(lambda: g(own, 1.0 + RANK), r"args\[1\]: float64\[\]", ValueError)
+
+
+@several
+@pytest.mark.parametrize("seed", range(3))
+def test_checking_finds_the_leaf_that_is_not_the_same(seed):
+    """Of random trees, with one bit changed on one rank; unchanged ones pass, compiled and in place of others."""
+    rng = np.random.default_rng(seed)
+    params = {f"layer {k}": [rng.normal(size=rng.integers(0, 4, 2)), rng.integers(9, size=3)] for k in range(4)}
+    leaves, _ = md.tree.flatten_with_paths(params, "args[0]")
+    sizable = [k for k, (_, x) in enumerate(leaves) if x.size]
+    (path, x), rank = leaves[rng.choice(sizable)], rng.integers(MPI.COMM_WORLD.size)
+    f = spmd.shard_map(lambda p: [np.sum(x) for x in md.tree.leaves(p)], mesh=of_all(), in_specs=P(), out_specs=P())
+    compiled = md.jit(f)
+    with spmd.checking():
+        f(params), compiled(params)
+        if rank == RANK:
+            x.view(np.uint8).flat[0] ^= 1
+        for call in (f, compiled):
+            all_raise(lambda call=call: call(params), rf"{re.escape(path)}: .*\brank {rank}: \w+[;.]", ValueError)
