@@ -8,6 +8,7 @@ from typing import Any
 from minidiff import core, tree
 from minidiff.core import Interpreter, ShapedArray, current_interpreter, name_of, transforming, typeof
 from minidiff.forward import as_value
+from minidiff.global_random import random_state, warn_if_random
 from minidiff.location import begins
 from minidiff.tape import Recorder, Tape
 
@@ -28,6 +29,10 @@ class Stage(Recorder):
         return self.record(primitive, args, params) if out is None else out
 
 
+#: What becomes of random numbers that a recorded function draws.
+CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
+
+
 @begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
     """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""
@@ -35,8 +40,10 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     stage = Stage(current_interpreter(), name=name)
     stage.origin = name, name_of(f)
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
+    before = random_state()
     with transforming(stage):
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, inputs)))
+        warn_if_random(before, name if " of " in name else f"{name} of {name_of(f)}", CONSTANTS)
         tape = stage.tape([as_value(x) for x in outs])
     return tape, structure, out_structure
 

@@ -70,6 +70,7 @@ from minidiff.core import (
 )
 from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value, as_values
+from minidiff.global_random import random_state, warn_if_random
 from minidiff.jit import DEPENDS_ON, key_of
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
@@ -684,8 +685,10 @@ def shard_map(
             nonlocal out_structure
             scope = current_scope()
             scope.function = name_of(f)
+            before = random_state()
             with checking(scope, True):
                 out = f(*tree.unflatten(structure, blocks))
+            warn_if_random(before, f"shard_map of {name_of(f)}", _EACH_ITS_OWN)
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
             settled = [
@@ -700,6 +703,10 @@ def shard_map(
     mapped.__doc__ = getattr(f, "__doc__", None)
     return mapped
 
+
+_EACH_ITS_OWN = (
+    "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
+)
 
 #: Whether every `shard_map` forgets the types just now.
 _forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)

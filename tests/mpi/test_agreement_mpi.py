@@ -293,3 +293,18 @@ def test_checking_finds_the_leaf_that_is_not_the_same(seed):
             x.view(np.uint8).flat[0] ^= 1
         for call in (f, compiled):
             all_raise(lambda call=call: call(params), rf"{re.escape(path)}: .*\brank {rank}: \w+[;.]", ValueError)
+
+
+@several
+def test_the_rank_of_a_mesh_in_a_body():
+    mesh = of_all()
+    f = spmd.shard_map(lambda x: psum(x * mesh.rank, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    all_raise(
+        lambda: f(np.ones(mesh.size)), r"mesh\.rank in the body .* collectives\.axis_index\('i'\)", md.VarianceError
+    )
+    y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(np.ones(mesh.size))
+    shown = []
+    spmd.shard_map(lambda x: shown.append(repr(y)) or x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(
+        np.ones(mesh.size)
+    )
+    assert mesh.rank == RANK and f"rank {RANK} at " in shown[0]
