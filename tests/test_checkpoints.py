@@ -170,7 +170,7 @@ JSON = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_complete_json_that_says_something_else(tmp_path_factory, saved, data):
     """Any JSON, or any change of what is there, is an error that names the file."""
     path = shutil.copytree(saved, tmp_path_factory.mktemp("tampered") / "run")

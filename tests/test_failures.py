@@ -304,3 +304,18 @@ def test_asarray_of_what_is_elsewhere():
     assert run.returncode != 0
     assert "is split over the ranks of Mesh(i: 4; 4 ranks, mpi) as P('i')" in run.stderr
     assert "Call .gather() on every rank" in run.stderr
+
+
+def test_unmapped_values_are_compared_where_the_environment_asks_for_it(monkeypatch):
+    program = (
+        "w = np.random.default_rng(mesh.rank // 3).normal(size=2)\n"
+        "f = spmd.shard_map(lambda w, x: psum(w * x, 'i'), mesh=mesh, in_specs=(P(), P('i')), out_specs=P())\n"
+        "md.jit(f)(w, np.ones((4, 2)))\n"
+        "print('done')"
+    )
+    for switch, found in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("SPMD_CHECKING", switch)
+        run = mpiexec(4, "-c", "import minidiff as md\n" + SETUP + RUN + program)
+        assert (run.returncode != 0, "done" in run.stdout) == (found, not found), run.stderr
+        said = "ValueError: ranks have different values of args[0]: float64[2] (line 13): ranks 0, 1, 2: "
+        assert (said in run.stderr) == found, run.stderr
