@@ -36,7 +36,14 @@ _TYPE = operator.attrgetter("shape", "dtype")
 
 
 class DisagreementError(RuntimeError):
-    """Ranks called different collectives, or the same on values of different types."""
+    """Ranks called different collectives, or the same on values of different types.
+
+    `calls` lists for each rank the calls that were compared.
+    """
+
+    def __init__(self, text: str, calls: Mapping[int, Sequence[str]] | None = None):
+        super().__init__(text)
+        self.calls = calls or {}
 
 
 class Kind(NamedTuple):
@@ -94,6 +101,40 @@ class Lockstep:
         if self._due >= OFTEN:
             self._compare()
 
+    def compare_once(self, name: str, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
+        """Compare the `lines` that describe a call, if it is the first with these: {} where all ranks have the same.
+
+        Otherwise the first line that differs, by rank. All ranks of the communicator call it; `sizes` are those of the
+        mesh. Raises DisagreementError where some make another call, whose name begins with another word.
+        """
+        params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "digest": f"{_digest(lines):014x}"}
+        if (name, *params.values()) in self.kinds:
+            return {}
+        try:
+            self.note(name, params)
+        except DisagreementError as error:
+            latest = [calls[-1] for calls in error.calls.values()]
+            word = name.split()[0] + " "
+            if agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
+                raise
+            found = self._first_difference(lines)
+            if not found:  # it is in what was cut off a long line
+                raise
+            return found
+        return {}
+
+    def _first_difference(self, lines: Sequence[str]) -> dict[int, str]:
+        place = _place()
+        for start in itertools.count(step=OFTEN):
+            page = [str(Kind(line, place, 0)) for line in lines[start : start + OFTEN]]
+            said = [text.split("\n") if text else [] for text in self._from_all("\n".join(page))]
+            for column in itertools.zip_longest(*said, fillvalue="nothing more"):
+                if not agree([[line] for line in column]):
+                    return dict(zip(self.ranks, column))
+            if not any(said):
+                break
+        return {}
+
     def _compare(self) -> None:
         self.comm = self.comm or self.make()
         low, high = self._extremes(_digest(kind.text for kind in self.since))
@@ -101,7 +142,8 @@ class Lockstep:
             *before, last = self.since  # no more than OFTEN
             said = self._from_all("\n".join([*map(str, before), str(last._replace(place=_place()))]))
             self.kinds, self.since = {}, []
-            raise DisagreementError(disagreement({r: text.split("\n") for r, text in zip(self.ranks, said)}))
+            calls = {r: text.split("\n") for r, text in zip(self.ranks, said)}
+            raise DisagreementError(disagreement(calls), calls)
         self.since.clear()
         self._due = 0
 
@@ -145,13 +187,17 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
     ranks = sorted(calls)
     columns = itertools.zip_longest(*[calls[r] for r in ranks], fillvalue="no further one")
     made = next(column for column in columns if len({*map(_without_place, column)}) > 1)
-    who = defaultdict(list)
-    for rank, call in zip(ranks, made):
-        who[call].append(rank)
-    lines = [f"  {ranks_named(members)}: {call}" for call, members in who.items()]
-    alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in who}) == 1
+    alike = len({re.sub(" of [^(]*", "", _without_place(call)).strip() for call in made}) == 1
     advice = _OTHER_TYPES if alike else _OTHER_CALLS
-    return "\n".join(["ranks do not call the same collective, of values of the same types:", *lines, advice])
+    return report("ranks do not call the same collective, of values of the same types", dict(zip(ranks, made)), advice)
+
+
+def report(what: str, said: Mapping[int, str], advice: str) -> str:
+    """The message of an error: what is wrong, which ranks say what, and what to write instead."""
+    who = defaultdict(list)
+    for rank, text in sorted(said.items()):
+        who[text].append(rank)
+    return "\n".join([f"{what}:", *[f"  {ranks_named(members)}: {text}" for text, members in who.items()], advice])
 
 
 _OTHER_TYPES = (

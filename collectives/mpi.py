@@ -30,6 +30,7 @@ from collectives.backend import (
     unsplit_dimension,
 )
 from collectives.interactive import Communicator, Session, is_interactive
+from collectives.lockstep import DisagreementError, report
 from collectives.stacked import Stacked, join_blocks
 from collectives.watch import Watch, Watched, leave
 from minidiff.core import Primitive
@@ -98,6 +99,10 @@ class Ranks(Backend):
             rest = tuple(a for a in self.sizes if a not in axes)
             self._comms[axes] = self.comm.Split(self.index(rest), self.index(axes))
         return self._comms[axes]
+
+    def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
+        """Compare over all ranks the lines that describe a call: the first that differs, by rank; see `Lockstep`."""
+        return self.comm.lockstep.compare_once(name, self.sizes, lines)
 
     def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
         """The ranks of this one's group, of groups of indices along `axes`; their communicator is made once."""
@@ -377,8 +382,21 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
         parent.Set_attr(_MADE, made)
     like = tuple(sizes.items())
     if like not in made:
-        made[like] = {tuple(sizes): _in_session(parent, like) if is_interactive() else _watched(parent, made).Dup()}
+        comm = _in_session(parent, like) if is_interactive() else _watched(parent, made).Dup()
+        _compare_sizes(comm, sizes)
+        made[like] = {tuple(sizes): comm}
     return made[like]
+
+
+def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
+    """Raise DisagreementError on all ranks where they do not make the same mesh."""
+    axes = ", ".join(f"{a}: {n}" for a, n in sizes.items())
+    if said := comm.lockstep.compare_once("make_mesh", sizes, [f"axes ({axes})"]):
+        advice = (
+            "All ranks make one mesh: give make_mesh the same sizes and names on all of them. What depends on the "
+            "number of ranks is computed from it, not from this process's rank or environment"
+        )
+        raise DisagreementError(report("ranks make different meshes", said, advice))
 
 
 def _watched(parent: Any, made: dict) -> Watched:

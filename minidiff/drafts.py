@@ -29,10 +29,11 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP, as_value, instantiate
+from minidiff.global_random import random_state, warn_if_random
 from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
 from minidiff.reverse import Linearize, settled
-from minidiff.staging import Stage
+from minidiff.staging import CONSTANTS, Stage
 from minidiff.tape import Atom, Equation, Tape, Var
 
 # ---------------------------------------------------------------- recording
@@ -53,9 +54,12 @@ class Draft:
         if origin is not None:
             self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
+        before = random_state()
         try:
             with running(self.stage):
                 self.result = f(*inputs)
+                if origin is not None:
+                    warn_if_random(before, " of ".join(origin), CONSTANTS)
         except BaseException:
             self.stage.end()
             raise

@@ -70,7 +70,7 @@ class Inlined:
         return not any(isinstance(c, Tracer) for c in self.tape.constants)
 
 
-def _key_of(x: Any) -> Any:
+def key_of(x: Any) -> Any:
     """What of a leaf a program depends on: its type, and how it is distributed."""
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
@@ -134,7 +134,7 @@ class jit:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]
-        key = structure, settings, (*map(_key_of, values),), (*are_weak(leaves),)
+        key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
@@ -218,7 +218,7 @@ class jit:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]
-        key = structure, settings, (*map(_key_of, values),), (*are_weak(leaves),)
+        key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
         found = self.programs.get(key)
         return found or _compiled(f, dynamic, self.name, self.options)
 

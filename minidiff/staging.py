@@ -19,6 +19,7 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.forward import as_value
+from minidiff.global_random import random_state, warn_if_random
 from minidiff.location import begins
 from minidiff.tape import Recorder, Tape
 
@@ -41,6 +42,10 @@ class Stage(Recorder):
         return self.record(primitive, args, params) if out is None else out
 
 
+#: What becomes of random numbers that a recorded function draws.
+CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
+
+
 @restores_interpreter
 @begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
@@ -49,9 +54,11 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     stage = Stage(current_interpreter(), name=name)
     stage.origin = name, name_of(f)
     inputs = [stage.new_input(x if isinstance(x, ShapedArray) else typeof(as_value(x))) for x in leaves]
+    before = random_state()
     with transforming(stage):
         given = weak_where(are_weak(leaves), inputs)
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, given)))
+        warn_if_random(before, name if " of " in name else f"{name} of {name_of(f)}", CONSTANTS)
         tape = stage.tape([as_value(x) for x in outs])
     return tape, structure, out_structure
 

@@ -1,7 +1,7 @@
 """SPMD programs with named axes: one function, run on the blocks that each rank of a mesh holds."""
 
 from minidiff.location import add_library
-from spmd.agreement import check_invariant
+from spmd.agreement import check_invariant, checking
 from spmd.calibrate import calibrate
 from spmd.draw import visualize_sharding
 from spmd.forecast import CostModel, Forecast
@@ -24,6 +24,7 @@ __all__ = [
     "ShardedArray",
     "calibrate",
     "check_invariant",
+    "checking",
     "communication",
     "compare",
     "distribute",

@@ -1,19 +1,121 @@
-"""What ranks say to each other outside of programs: texts, and whether they have the same values."""
+"""Whether ranks agree: on the calls that they make, and on the values that they take to be the same."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
+import re
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy
 
-from collectives.lockstep import ranks_named
+from collectives.backend import coordinates_of
+from collectives.lockstep import DisagreementError, ranks_named, report
 from minidiff import tree
 from minidiff.core import ShapedArray
+from minidiff.location import here
 from spmd.mesh import Mesh
 from spmd.partition import P
 from spmd.sharded_array import ShardedArray
+
+# ---------------------------------------------------------------- calls of shard_map
+
+
+class Call:
+    """What all ranks compare of a user's call of a `shard_map`, before it runs on them for the first time.
+
+    It stands among the parameters of the operation, so that a compiled program compares where it runs, not where it is
+    recorded: that, one rank may do alone. What is computed does not depend on it: as parameters, all are equal.
+    """
+
+    __slots__ = ("function", "lines", "agreed")
+
+    def __init__(self, function: str, lines: Callable[[], list[str]] | None):
+        self.function = function
+        self.lines = lines
+        self.agreed = lines is None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Call)
+
+    def __hash__(self) -> int:
+        return 0
+
+    def compare(self, mesh: Mesh) -> None:
+        name = f"shard_map of {self.function}"
+        if said := mesh.ranks.compare_once(name, [name, *self.lines()]):
+            others = any(line.startswith("shard_map") for line in said.values())
+            what = "ranks call different shard_maps" if others else f"ranks call {name} differently"
+            advice = next(text for start, text in _ADVICE.items() if any(map(start.match, said.values())))
+            raise DisagreementError(report(what, said, advice))
+        self.agreed, self.lines = True, None
+
+
+#: Where there is nothing to compare: the library made the call, or all ranks are in one process.
+NO_CALL = Call("", None)
+
+
+def compare_call(params: dict) -> None:
+    """Raise DisagreementError on all ranks where they call a `shard_map` differently; `params` are its parameters."""
+    call = params.get("call", NO_CALL)
+    if not call.agreed:
+        call.compare(params["mesh"])
+
+
+def joined_call(params: Sequence[dict]) -> Call:
+    """What ranks compare of several calls at once."""
+    calls = [p.get("call", NO_CALL) for p in params]
+    rest = [*{id(call): call for call in calls if not call.agreed}.values()]
+    if len(rest) < 2:
+        return rest[0] if rest else NO_CALL
+    names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
+    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()])
+
+
+def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
+    """What ranks compare of a call, as lines: `where` it maps, the specs, and the types of all arguments."""
+
+    def lines() -> list[str]:
+        sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
+        return [
+            f"arrays in the arguments: {len(specs)}",
+            f"mesh ({sizes})",
+            f"axis_names={{{', '.join(map(repr, where['axes']))}}}",
+            *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
+            *[f"in_specs of {spec.path}: {spec}" for spec in specs],
+            *[f"{path}: {spec}" for path, spec in out_specs],
+            *[f"{spec.path}: {_type_and_layout(t)}" for spec, t in zip(specs, types)],
+        ]
+
+    return lines
+
+
+def _type_and_layout(t: ShapedArray) -> str:
+    return f"{t}, a ShardedArray split as {t.layout.spec}" if t.layout is not None else str(t)
+
+
+_ADVICE = {
+    re.compile("shard_map|arrays"): "All ranks call the same functions, with as many arguments, in one order",
+    re.compile("mesh"): "All ranks use one mesh: give make_mesh the same sizes and names on all of them",
+    re.compile("in_specs|out_specs|axis_names|check_rep|auto_pbroadcast"): (
+        "All ranks split values in the same way: write the same arguments of shard_map on all of them, that do not "
+        "depend on the rank"
+    ),
+    re.compile(".* a ShardedArray"): "Split it alike on all ranks: spmd.distribute(x, mesh, spec), with one spec",
+    re.compile(""): (
+        "All ranks pass the same whole arrays, of which each takes its own blocks. Where only one rank has read the "
+        "data, send it to the others first (MPI.COMM_WORLD.bcast(x)); where dtypes differ, convert them on all "
+        "(np.asarray(x, np.float64))"
+    ),
+}
+
+# ---------------------------------------------------------------- values
+
+WIDTH = 16  # characters of a digest
 
 
 def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
@@ -43,18 +145,69 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
     kinds = everyone(mesh, f"{_digest(*types)} {', '.join(types)}")
     if len({kind.split()[0] for kind in kinds}) > 1:
-        raise ValueError(f"ranks have values of different types: {_who([kind.partition(' ')[2] for kind in kinds])}")
+        said = {rank: kind.partition(" ")[2] for rank, kind in enumerate(kinds)}
+        raise ValueError(f"ranks have values of different types: {_who(said)}")
     digests = [_digest(path, _content(leaf)) for path, leaf in leaves]
     if len(set(everyone(mesh, _digest(*digests)))) == 1:
         return x
     for digest, type in zip(digests, types):
-        found = everyone(mesh, digest)
-        if len(set(found)) > 1:
-            raise ValueError(
-                f"ranks have different values of {type}: {_who(found)}. Under mpirun every rank runs the whole script: "
-                "let each compute or read the same, and seed random generators alike, as in numpy.random.default_rng(0)"
-            )
+        _check_alike(type, dict(enumerate(everyone(mesh, digest))))
     return x
+
+
+def _check_alike(what: str, digests: dict[int, str]) -> None:
+    if len(set(digests.values())) > 1:
+        raise ValueError(
+            f"ranks have different values of {what}: {_who(digests)}. Under mpirun every rank runs the whole script: "
+            "let each compute or read the same, and seed random generators alike, as in numpy.random.default_rng(0)"
+        )
+
+
+#: Whether every `shard_map` checks that ranks have the same unmapped values.
+_checking: ContextVar[bool] = ContextVar("checking", default=os.environ.get("SPMD_CHECKING", "0") not in ("", "0"))
+checks_values: Callable[[], bool] = _checking.get
+
+
+@contextlib.contextmanager
+def checking() -> Iterator[None]:
+    """Check in every `shard_map` that ranks have the same unmapped values, bit for bit: `with spmd.checking():`.
+
+    What a spec does not split is to be the same on all ranks, and so is an array that a body closes over. A random
+    generator without a seed, or a file of each rank's own, makes them differ, and nothing else notices. With the
+    environment variable SPMD_CHECKING=1 a whole program is checked, compiled functions too. It costs a hash of these
+    values, and a message, at each call; without it, nothing. Simulated ranks agree.
+
+    Raises ValueError on all ranks, with the argument, and the ranks that have the same of it.
+
+    >>> import numpy as np, spmd
+    >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
+    >>> f = spmd.shard_map(lambda w, x: w * x, mesh=mesh, in_specs=(P(), P('i')), out_specs=P('i'))
+    >>> with checking():
+    ...     y = f(np.random.normal(), np.ones(4))
+    """
+    token = _checking.set(True)
+    try:
+        yield
+    finally:
+        _checking.reset(token)
+
+
+def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:
+    """Raise ValueError on all ranks where blocks differ along an axis that they are not split along.
+
+    `blocks` are (what errors call it, this rank's block, the axes it is split along). All ranks of the mesh call it.
+    """
+    blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
+    if mesh.backend == "simulated" or not blocks:
+        return
+    said = everyone(mesh, "".join(_digest(numpy.asarray(x).tobytes()) for _, x, _ in blocks), WIDTH * len(blocks))
+    for k, (name, x, held) in enumerate(blocks):
+        groups = defaultdict(dict)  # ranks that are to have the same block
+        for rank, text in enumerate(said):
+            place = coordinates_of(rank, mesh.shape)
+            groups[(*map(place.get, held),)][rank] = text[k * WIDTH : (k + 1) * WIDTH]
+        for found in groups.values():
+            _check_alike(f"{name}: {_described(x)} ({here()})", found)
 
 
 def _described(x: Any) -> str:
@@ -71,12 +224,12 @@ def _digest(*parts: Any) -> str:
     found = hashlib.sha256()
     for part in parts:
         found.update(part if isinstance(part, bytes) else part.encode())
-    return found.hexdigest()[:16]
+    return found.hexdigest()[:WIDTH]
 
 
-def _who(said: list[str]) -> str:
-    """Who says what."""
+def _who(said: dict[int, str]) -> str:
+    """Which ranks say what."""
     ranks = defaultdict(list)
-    for rank, text in enumerate(said):
+    for rank, text in said.items():
         ranks[text].append(rank)
     return "; ".join(f"{ranks_named(who)}: {text}" for text, who in ranks.items())

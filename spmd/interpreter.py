@@ -37,6 +37,7 @@ from minidiff.optimize import optimize
 from minidiff.source import CompiledTape, Source
 from minidiff.staging import Stage
 from minidiff.tape import Tape
+from spmd.agreement import check_blocks
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type
 from spmd.sharded_array import ShardedArray
@@ -326,6 +327,23 @@ class SPMD(Interpreter):
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
         return x, ()
+
+
+class CheckedSPMD(SPMD):
+    """As `SPMD`, and checks that unmapped arguments and arrays that the body closes over are the same on all ranks."""
+
+    checked: dict[int, Any] | None = None  # arrays that the body closes over, by id, once it runs
+
+    def check_arguments(self, blocks: Sequence[RankTracer | SplitTracer], specs: Sequence[PartitionSpec]) -> None:
+        names = [spec.path or "an unmapped operand" for spec in specs]
+        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
+        self.checked = {}
+
+    def operand(self, x: Value) -> tuple[Any, Axes]:
+        if self.checked is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.checked:
+            self.checked[id(x)] = x
+            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
+        return super().operand(x)
 
 
 def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[Any, Axes]:

@@ -12,6 +12,7 @@ from collectives.ops import psum_p, untyped_psum_p
 from minidiff.grouping import Groups
 from minidiff.optimize import rewrites_tapes, with_equations
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+from spmd.agreement import joined_call
 from spmd.shard_map import shard_map_p
 
 
@@ -101,6 +102,7 @@ def _joined(eqns: Sequence[Equation]) -> Equation:
         "in_specs": tuple(in_specs),
         "out_specs": tuple(spec for eqn in eqns for spec in eqn.params["out_specs"]),
         "body": Tape([*blocks.values()], equations, [*results.values()]),
+        "call": joined_call([eqn.params for eqn in eqns]),
     }
     return Equation(shard_map_p, inputs, params, [*results], eqns[0].source)
 

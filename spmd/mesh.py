@@ -9,6 +9,7 @@ from typing import Any
 
 from collectives.backend import Backend, LauncherError
 from collectives.stacked import Stacked
+from minidiff.core import VarianceError, current_scope
 from spmd.launch import import_mpi, launcher_size, other_launcher
 
 
@@ -42,7 +43,18 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """This process's rank; 0 where all ranks are simulated here."""
+        """This process's rank; 0 where all ranks are simulated here.
+
+        Raises VarianceError in the body of a `shard_map`: there `axis_index` is a value that varies from rank to rank.
+        """
+        scope = current_scope()
+        if scope is not None:
+            axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
+            raise VarianceError(
+                "mesh.rank in the body of a shard_map: it is a plain number, whose type does not say that it differs "
+                f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
+                "type does, and np.where in the place of an `if`"
+            )
         return self.ranks.rank
 
     @property

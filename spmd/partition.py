@@ -30,7 +30,7 @@ class PartitionSpec:
     Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
     """
 
-    __slots__ = ("entries", "lead", "summed", "lifted", "stays")
+    __slots__ = ("entries", "lead", "summed", "lifted", "stays", "path", "_known_key")
 
     def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
         for entry in (*entries, sum):
@@ -46,6 +46,8 @@ class PartitionSpec:
         #: takes such a one. It is no part of what the spec says of the array; the type of the body's input shows it.
         self.lifted: tuple[str, ...] = ()
         self.stays = False  # whether blocks may be split further, along axes of which it says nothing
+        self.path = ""  # the argument that it is the spec of, as errors call it: no part of what it says
+        self._known_key: tuple | None = None
 
     @classmethod
     def stacked(cls, *axes: str) -> PartitionSpec:
@@ -124,16 +126,25 @@ class PartitionSpec:
     def _like(self, *entries: Entry) -> PartitionSpec:
         spec = PartitionSpec(*entries)
         spec.lead, spec.summed, spec.lifted, spec.stays = self.lead, self.summed, self.lifted, self.stays
+        spec.path = self.path
+        return spec
+
+    def of(self, path: str) -> PartitionSpec:
+        """The same spec, of the argument at `path`."""
+        spec = self._like(*self.entries)
+        spec.path = path
         return spec
 
     def _key(self) -> tuple:
-        own = [names(e) for e in self.entries]
-        while own and not own[-1]:
-            own.pop()
-        return (self.lead, tuple(own), frozenset(self.summed))
+        if self._known_key is None:
+            own = [names(e) for e in self.entries]
+            while own and not own[-1]:
+                own.pop()
+            self._known_key = (self.lead, tuple(own), frozenset(self.summed))
+        return self._known_key
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, PartitionSpec) and self._key() == other._key()
+        return self is other or (isinstance(other, PartitionSpec) and self._key() == other._key())
 
     def __hash__(self) -> int:
         return hash(self._key())

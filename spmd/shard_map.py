@@ -74,14 +74,16 @@ from minidiff.core import (
 )
 from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value, as_values
-from minidiff.jit import DEPENDS_ON
+from minidiff.global_random import random_state, warn_if_random
+from minidiff.jit import DEPENDS_ON, key_of
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
 from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
-from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
+from spmd.agreement import NO_CALL, Call, checks_values, compare_call, described
+from spmd.interpreter import SPMD, CheckedSPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
     Layout,
@@ -121,7 +123,8 @@ class ShardMap(Primitive):
     """The operation.
 
     Parameters: `body`, a Body or a Tape; `mesh`; `axes`, those that it maps over, and `around`, those that one around
-    it does; `in_specs`; `out_specs` (of a Tape); `check_rep`, `auto_pbroadcast`.
+    it does; `in_specs`; `out_specs` (of a Tape); `check_rep`, `auto_pbroadcast`; `call`, what ranks compare before
+    the first run.
     """
 
     has_body = True
@@ -131,6 +134,8 @@ class ShardMap(Primitive):
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply it. What lies on the ranks in another way than its spec says is redistributed first."""
         if not params["around"]:
+            if current_interpreter() is EVALUATE:
+                compare_call(params)  # before anything is resharded
             args = tuple(_lying(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
         return super().bind(*args, **params)
 
@@ -141,9 +146,13 @@ class ShardMap(Primitive):
         outer = current_interpreter() if params["around"] else None
         if outer is not None and outer.base is not EVALUATE:
             raise TracerError("a shard_map inside another: its body is compiled, not what surrounds it")
+        compare_call(params)
         explicit, in_specs = not params["auto_pbroadcast"], params["in_specs"]
-        interpreter = SPMD(params["mesh"], params["check_rep"], params["axes"], outer, explicit=explicit)
+        kind, mesh = CheckedSPMD if checks_values() else SPMD, params["mesh"]
+        interpreter = kind(mesh, params["check_rep"], params["axes"], outer, explicit=explicit)
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
+        if kind is CheckedSPMD:
+            interpreter.check_arguments(blocks, in_specs)
         if params["check_rep"]:
             blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
@@ -386,12 +395,14 @@ def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
 
 def everywhere(mesh: Mesh) -> dict:
     """The parameters of a shard_map over all axes of a mesh, with types."""
-    return {"mesh": mesh, "axes": mesh.axis_names, "around": (), "check_rep": True, "auto_pbroadcast": True}
+    where = {"mesh": mesh, "axes": mesh.axis_names, "around": (), "check_rep": True, "auto_pbroadcast": True}
+    return {**where, "call": NO_CALL}
 
 
 def _where(params: dict) -> dict:
     """The parameters that stay the same, whatever the body."""
-    return {k: params[k] for k in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast")}
+    where = {k: params[k] for k in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast")}
+    return {**where, "call": params.get("call", NO_CALL)}
 
 
 def _show(specs: Specs) -> str:
@@ -511,7 +522,7 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
 def _lying(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """An argument laid out as its spec says, if it lies on ranks at all."""
     layout = typeof(x).layout
-    if layout is None or spec.stays or (layout.spec is spec and layout.mesh is mesh):
+    if layout is None or spec.stays or (layout.mesh is mesh and layout.spec == spec and not spec.summed):
         return x
     return Layout(mesh, spec.without_sum()).settled(x)
 
@@ -643,7 +654,8 @@ def shard_map(
             "shard_map: auto_pbroadcast=False says that types must agree as they are written, but with check_rep=False "
             "there are no types: leave out one of them"
         )
-    paths = [*tree.flatten_with_paths(in_specs, "in_specs")[0], *tree.flatten_with_paths(out_specs, "out_specs")[0]]
+    out_paths = tree.flatten_with_paths(out_specs, "out_specs")[0]
+    paths = [*tree.flatten_with_paths(in_specs, "in_specs")[0], *out_paths]
     if mesh is not None:
         _check_axis_names(axis_names, mesh)
         for path, spec in paths:
@@ -651,6 +663,21 @@ def shard_map(
     for path, spec in tree.flatten_with_paths(in_specs, "in_specs")[0]:
         if is_spec(spec):
             check_not_summed(spec, path)
+
+    known: dict[Any, tuple[Specs, Call]] = {}  # by where it is called, and the types of the arguments
+
+    def checked(args: tuple, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
+        """The specs of all arrays in `args`, which fit, and what ranks compare of the call."""
+        _check_axes(paths, where)
+        names = [path for path, _ in tree.flatten_with_paths(args, "args")[0]]
+        specs = tree.broadcast_prefix(in_specs, args, is_spec, "in_specs")
+        specs = tuple(spec.of(path) for spec, path in zip(specs, names))
+        for spec, x in zip(specs, values):
+            check_ndim(spec, x.shape, "in_specs", spec.path)
+            check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
+        if where["mesh"].backend == "simulated":
+            return specs, NO_CALL
+        return specs, Call(name_of(f), described(where, specs, [typeof(x) for x in values], out_paths))
 
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
@@ -661,23 +688,22 @@ def shard_map(
         typed, around = check_rep and not _forgetting.get(), current_scope()
         explicit = typed and (not auto_pbroadcast or (around is not None and around.explicit))
         where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": not explicit}
-        sizes, axes = where["mesh"].shape, where["axes"]
-        _check_axes(paths, where)
-        leaves, structure = tree.flatten_with_paths(args, "args")
-        specs = tuple(tree.broadcast_prefix(in_specs, args, is_spec, "in_specs"))
-        values = as_values("shard_map", [x for _, x in leaves], lambda: [path for path, _ in leaves])
-        for (path, _), x, spec in zip(leaves, values, specs):
-            shape = tuple(x.shape)
-            check_ndim(spec, shape, "in_specs", path)
-            check_divides(spec, shape, sizes, "in_specs", path)
-        out_structure, weak = None, are_weak(x for _, x in leaves)
+        leaves, structure = tree.flatten(args)
+        values = as_values("shard_map", leaves, lambda: [path for path, _ in tree.flatten_with_paths(args, "args")[0]])
+        key = structure, *where.values(), *map(key_of, values)
+        if key not in known:
+            known[key] = checked(args, values, where)
+        (specs, call), axes = known[key], where["axes"]
+        out_structure, weak = None, are_weak(leaves)
 
         def body(*blocks):
             nonlocal out_structure
             scope = current_scope()
             scope.function = name_of(f)
+            before = random_state()
             with checking(scope, True):
                 out = f(*tree.unflatten(structure, weak_where(weak, blocks)))
+            warn_if_random(before, f"shard_map of {name_of(f)}", _EACH_ITS_OWN)
             outs, out_structure = tree.flatten_with_paths(out, "the result")
             result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
             settled = [
@@ -685,13 +711,17 @@ def shard_map(
             ]
             return [x for x, _ in settled], tuple(spec for _, spec in settled)
 
-        results = shard_map_p.bind(*values, body=body, in_specs=specs, **where)
+        results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **where)
         return tree.unflatten(out_structure, results)
 
     mapped.__name__ = getattr(f, "__name__", "shard_map")
     mapped.__doc__ = getattr(f, "__doc__", None)
     return mapped
 
+
+_EACH_ITS_OWN = (
+    "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
+)
 
 #: Whether every `shard_map` forgets the types just now.
 _forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)

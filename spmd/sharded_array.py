@@ -112,7 +112,7 @@ class ShardedArray(Tracer):
         if self.mesh.ranks.is_here(self.held):
             whole = numpy.array2string(self.gather(), prefix="ShardedArray(", separator=", ")
             return f"ShardedArray({whole}, {self.spec})"
-        here = place_of(self.mesh.shape, self.mesh.rank)
+        here = place_of(self.mesh.shape, self.mesh.ranks.rank)
         return f"ShardedArray({self.type}, {self.spec}; {here} has\n{self.local})"
 
     def __str__(self) -> str:

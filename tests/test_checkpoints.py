@@ -1,18 +1,24 @@
 """Runs that are killed at any moment and started again: bit for bit the same. What is damaged or another's is said."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import spmd
 from spmd import P
 from spmd.examples import training
-from spmd.examples.checkpoints import CheckpointError, Checkpoints
+from spmd.examples.checkpoints import CheckpointError, Checkpoints, _checksum
 from tests.runs import EXAMPLES, Killed, assert_same_run, train, train_until
 
 # ---------------------------------------------------------------- killed
@@ -154,6 +160,109 @@ def test_the_only_step_is_damaged(tmp_path):
     (tmp_path / "step-00000001" / "whole.npz").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"step-00000001 to start from the beginning"):
         train("fully_sharded", 2, tmp_path, "simulated", steps=1)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda x: st.lists(x, max_size=2) | st.dictionaries(st.sampled_from(["mesh", "step", "checksums", "rank"]), x),
+    max_leaves=4,
+)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_complete_json_that_says_something_else(tmp_path_factory, saved, data):
+    """Any JSON, or any change of what is there, is an error that names the file."""
+    path = shutil.copytree(saved, tmp_path_factory.mktemp("tampered") / "run")
+    file = path / "step-00000004" / "complete.json"
+    told = json.loads(file.read_text())
+    other = data.draw(JSON)
+    if data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(told)))
+        other = {k: v for k, v in told.items() if k != key} | ({key: other} if data.draw(st.booleans()) else {})
+    file.write_text(json.dumps(other))
+    if other != told:
+        said = rf"{file} (is damaged \(\w+: .*\): remove .* to go on from step 2|was made by a run with )"
+        with pytest.raises(CheckpointError, match=said):
+            train("fully_sharded", 2, path, "simulated", steps=4)
+
+
+def rewritten(file, honest, **changes):
+    """Write a file of arrays anew with some of them changed (None: left out), and with `honest` checksums."""
+    with np.load(file) as archive:
+        found = dict(archive)
+    header = json.loads(str(found.pop("made by")))
+    found = {k: changes.get(k, x) for k, x in found.items() if k not in changes or changes[k] is not None}
+    if honest:
+        header["checksum"] = _checksum(found)
+        complete = json.loads((file.parent / "complete.json").read_text())
+        complete["checksums"][file.name] = header["checksum"]
+        (file.parent / "complete.json").write_text(json.dumps(complete))
+    np.savez(file, **{"made by": json.dumps(header)}, **found)
+
+
+NOTES = {"a list": "[]", "null": "null", "no JSON": "{", "none": None, "some": '{"order": []}', "an array": np.ones(3)}
+
+
+@pytest.mark.parametrize("honest", [False, True])
+@pytest.mark.parametrize("what", NOTES)
+def test_notes_that_are_not_what_was_written(tmp_path, saved, what, honest):
+    path = shutil.copytree(saved, tmp_path / "run")
+    rewritten(path / "step-00000004" / "whole.npz", honest, notes=NOTES[what])
+    with pytest.raises(CheckpointError, match=r"step-00000004\S* is damaged \(\w+: .*\): remove .* from step 2"):
+        train("fully_sharded", 2, path, "simulated", steps=4)
+
+
+@pytest.mark.parametrize("file", ["whole.npz", "rank-00000.npz"])
+def test_arrays_that_are_not_what_was_written(tmp_path, file):
+    """Of the right types, in a file that nothing else is wrong with: also where it is that of another run."""
+    mesh = EXAMPLES["fully_sharded"].mesh(2, "simulated")
+    arrays = {"split": spmd.distribute(np.zeros(4), mesh, P("batch")), "alike": np.zeros(3)}
+    one, other = (Checkpoints(tmp_path / name, mesh, {}) for name in ("one", "other"))
+    one.save(1, arrays, {})
+    other.save(1, {name: x + 1.0 for name, x in arrays.items()}, {})
+    mine = tmp_path / "one" / "step-00000001" / file
+    shutil.copy(tmp_path / "other" / "step-00000001" / file, mine)
+    with pytest.raises(CheckpointError, match=rf"complete.json is damaged \(ValueError: {file} is not the file"):
+        one.load(arrays)
+    one.save(1, arrays, {})
+    name = "split" if "rank" in file else "alike"
+    rewritten(mine, False, **{name: np.load(mine)[name] + 1.0})
+    with pytest.raises(CheckpointError, match=rf"{file} is damaged \(ValueError: its checksum is that of other arrays"):
+        one.load(arrays)
+
+
+# ---------------------------------------------------------------- two runs in one place
+
+HOLDER = """
+import sys, spmd
+from spmd.examples.checkpoints import Checkpoints
+run = Checkpoints(sys.argv[1], spmd.make_mesh((2,), ("i",), backend="simulated"), {})
+run.prepare()
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_two_runs_that_save_in_one_place(tmp_path):
+    """The second says so, whichever it is; one that was killed is no obstacle."""
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout.readline() == "ready\n"
+        said = rf"{tmp_path}: another run is saving there \(process {first.pid} on .*\)\. Wait until it has ended"
+        for _ in range(2):
+            with pytest.raises(CheckpointError, match=said):
+                train("data_parallel", 2, tmp_path, "simulated", steps=1)
+        assert not (tmp_path / "step-00000001").exists()
+        second = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert second.returncode != 0 and f"another run is saving there (process {first.pid} on " in second.stderr
+        first.send_signal(signal.SIGKILL)
+    assert (tmp_path / "lock").read_text().startswith(f"process {first.pid} on ")
+    train("data_parallel", 2, tmp_path, "simulated", steps=1)
+    train("data_parallel", 2, tmp_path, "simulated", steps=1)
+    assert (tmp_path / "lock").read_text().startswith(f"process {os.getpid()} on ")
+    last = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert (last.returncode, last.stdout) == (0, "ready\n")  # this process has ended its runs
 
 
 # ---------------------------------------------------------------- another's

@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 import minidiff as md
 from spmd.examples import training
+from spmd.examples.checkpoints import CheckpointError
 from spmd.parallel import cross_entropy, init_params, loss
 from tests.runs import EXAMPLES, run_program_of_the_readme, train
 from tests.test_failures import launching, mpiexec
@@ -105,6 +106,16 @@ def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
     assert message.startswith(str(tmp_path)) and "seed = 0; this one has seed = 5" in message
 
 
+@pytest.mark.parametrize("path", ["", "  "])
+def test_a_checkpoint_without_a_name(path, capsys):
+    with pytest.raises(SystemExit) as exit:
+        training.main(EXAMPLES["data_parallel"], "", ["--checkpoint", path, "--steps", "1"])
+    assert exit.value.code == 2
+    assert "--checkpoint: a directory, got ''; leave it out to save nothing" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match=r"the directory to save in is ''"):
+        training.train(EXAMPLES["data_parallel"], EXAMPLES["data_parallel"].mesh(2, "simulated"), 1, checkpoint=path)
+
+
 # ---------------------------------------------------------------- killed and interrupted, on MPI ranks
 
 SUICIDE = """
@@ -133,7 +144,7 @@ def test_killed_by_the_system(tmp_path):
     script = ["-m", "spmd.examples.fsdp_tp", "--steps", "4", "--every", "2"]
     killed = mpiexec(8, "-c", SUICIDE, *script[2:], "--checkpoint", str(tmp_path / "killed"))
     assert killed.returncode != 0 and "3/4" in killed.stderr
-    assert [f.name for f in (tmp_path / "killed").iterdir()] == ["step-00000002"]
+    assert [f.name for f in (tmp_path / "killed").glob("step*")] == ["step-00000002"]
     again = mpiexec(8, *script, "--checkpoint", str(tmp_path / "killed"))
     whole = mpiexec(8, *script, "--checkpoint", str(tmp_path / "whole"))
     assert outcome(again) == outcome(whole)

@@ -37,7 +37,8 @@ FAILURES = {
     "on one rank, in a body": (
         SETUP
         + RUN
-        + "f = lambda x: psum(x / (1 if mesh.rank != 3 else 'three'), 'i')\n"
+        + "rank = mesh.rank\n"
+        + "f = lambda x: psum(x / (1 if rank != 3 else 'three'), 'i')\n"
         + "spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.ones(4))",
         3,
         "TypeError: ",
@@ -125,20 +126,29 @@ WAITS = {
     "one that came to a call of a new kind": (
         "total(np.ones(8 if mesh.rank == 1 else 4))",
         [
-            (1, "has come to psum over 'i' of f64[2], and asks whether 0, 2, 3 have; line "),
+            (1, "has come to shard_map of <lambda> over 'i' (sizes=(4,), digest="),
             (2, "is in an MPI Allreduce"),
+        ],
+    ),
+    "one that takes another one of two meshes": (
+        "meshes = [spmd.make_mesh(sizes, ('x', 'y')) for sizes in ((2, 2), (4, 1))]\n"
+        "f = lambda x: psum(x, ('x', 'y'))\n"
+        "spmd.shard_map(f, mesh=meshes[mesh.rank == 3], in_specs=P('x'), out_specs=P())(np.ones(4))",
+        [
+            (0, "has come to shard_map of <lambda> over 'x', 'y' (sizes=(2, 2), digest="),
+            (3, "has come to shard_map of <lambda> over 'x', 'y' (sizes=(4, 1), digest="),
         ],
     ),
     "one that clears up after an error": (
         "try:\n    if mesh.rank == 1: raise ValueError('no file')\n    total(np.ones(4))\nfinally: total(np.ones(8))",
-        [(1, "has come to psum over 'i' of f64[2], and asks whether 0, 2, 3 have; line ")],
+        [(1, "has come to shard_map of <lambda> over 'i' (sizes=(4,), digest=")],
     ),
     "one that uses another mesh": (
         "on = [spmd.make_mesh((4,), (a,)) for a in 'ab']\n"
         "for m in on if mesh.rank else on[::-1]:\n"
         "    a = m.axis_names[0]\n"
         "    spmd.shard_map(lambda x: psum(x, a), mesh=m, in_specs=P(a), out_specs=P())(np.ones(4))",
-        [(0, "has come to psum over 'b' of f64[1], and asks "), (3, "has come to psum over 'a' of f64[1], and asks ")],
+        [(0, "has come to shard_map of <lambda> over 'b' "), (3, "has come to shard_map of <lambda> over 'a' ")],
     ),
     "one that left, on ranks of a user's": (
         "from mpi4py import MPI\n"
@@ -294,3 +304,18 @@ def test_asarray_of_what_is_elsewhere():
     assert run.returncode != 0
     assert "is split over the ranks of Mesh(i: 4; 4 ranks, mpi) as P('i')" in run.stderr
     assert "Call .gather() on every rank" in run.stderr
+
+
+def test_unmapped_values_are_compared_where_the_environment_asks_for_it(monkeypatch):
+    program = (
+        "w = np.random.default_rng(mesh.rank // 3).normal(size=2)\n"
+        "f = spmd.shard_map(lambda w, x: psum(w * x, 'i'), mesh=mesh, in_specs=(P(), P('i')), out_specs=P())\n"
+        "md.jit(f)(w, np.ones((4, 2)))\n"
+        "print('done')"
+    )
+    for switch, found in (("", False), ("0", False), ("1", True)):
+        monkeypatch.setenv("SPMD_CHECKING", switch)
+        run = mpiexec(4, "-c", "import minidiff as md\n" + SETUP + RUN + program)
+        assert (run.returncode != 0, "done" in run.stdout) == (found, not found), run.stderr
+        said = "ValueError: ranks have different values of args[0]: float64[2] (line 13): ranks 0, 1, 2: "
+        assert (said in run.stderr) == found, run.stderr

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
+import minidiff as md
 import spmd
+from collectives import axis_index
 from collectives.backend import LauncherError
-from spmd import launch
+from spmd import P, launch
 
 WITHOUT_MPI4PY = """
 import sys
@@ -24,6 +27,31 @@ def test_a_mesh_says_what_it_is():
     assert (mesh.size, mesh.rank, mesh.backend) == (8, 0, "simulated")
     assert repr(mesh) == "Mesh(x: 4, y: 2; 8 ranks, simulated)"
     assert mesh.calls == {} and mesh.bytes == {}
+
+
+BODIES = {
+    "in an expression": lambda mesh, x: x * mesh.rank,
+    "in a Python if": lambda mesh, x: x if mesh.rank == 0 else -x,
+    "in a branch": lambda mesh, x: md.cond(True, lambda x: x * mesh.rank, lambda x: x, x),
+    "in a loop": lambda mesh, x: md.scan(lambda c, _: (c * mesh.rank, None), x, None, length=2)[0],
+    "in jit": lambda mesh, x: md.jit(lambda x: x * mesh.rank)(x),
+    "under grad": lambda mesh, x: md.grad(lambda x: np.sum(x * mesh.rank))(x),
+    "under vmap": lambda mesh, x: md.vmap(lambda x: x * mesh.rank)(x),
+}
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, md.jit, lambda f: md.grad(lambda x: np.sum(f(x)))])
+@pytest.mark.parametrize("how", BODIES)
+def test_the_rank_of_a_mesh_in_a_body(how, wrap):
+    """It has no type that says that it differs from rank to rank: `axis_index` has."""
+    mesh = spmd.make_mesh((2, 2), ("x", "y"), backend="simulated")
+    f = spmd.shard_map(lambda x: BODIES[how](mesh, x), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(md.VarianceError, match=r"mesh\.rank in the body .* collectives\.axis_index\(\('x', 'y'\)\)"):
+        wrap(f)(np.ones(4))
+    assert mesh.rank == 0
+    along = spmd.make_mesh((2,), ("x",), backend="simulated")
+    g = spmd.shard_map(lambda x: x * axis_index("x"), mesh=along, in_specs=P("x"), out_specs=P("x"))
+    assert g(np.ones(2)).gather().tolist() == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

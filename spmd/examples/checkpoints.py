@@ -3,23 +3,28 @@
     PATH/step-00000100/whole.npz        written by rank 0: what all ranks have alike
                        rank-00003.npz   written by rank 3: its blocks of what is split
                        complete.json    written by rank 0, when all have written: how the run was started
+         lock                           held by rank 0 of the run that saves here, as long as it lives
 
 Each rank writes its own blocks: nothing is communicated but that it is done, and no rank needs room for all of it. A
 file appears under its name when it is whole (it is written under another, then renamed), and a step counts when its
-`complete.json` is there: so what is loaded is of one step on all ranks. The last two steps are kept.
+`complete.json` is there: so what is loaded is of one step on all ranks. Each file says which run, step and rank it is
+of, and has a checksum, which `complete.json` repeats. The last two steps are kept.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
 import shutil
+import socket
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,10 +34,17 @@ from spmd.agreement import everyone
 from spmd.partition import block_type
 from spmd.sharded_array import ShardedArray
 
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None
+
 KEPT = 2  # steps
 
-WHOLE, COMPLETE = "whole.npz", "complete.json"
+WHOLE, COMPLETE, LOCK = "whole.npz", "complete.json", "lock"
 HEADER, NOTES = "made by", "notes"  # beside the arrays, in files
+RANK, CHECKSUM, CHECKSUMS = "rank", "checksum", "checksums"  # in headers, and of all files in COMPLETE
+ALL_RANKS = "all"
 
 #: What NumPy raises where a file is not what was written.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
@@ -50,47 +62,91 @@ class Checkpoints:
     """
 
     def __init__(self, path: str | os.PathLike, mesh: spmd.Mesh, options: dict[str, Any]):
+        if not str(path).strip():
+            raise CheckpointError("the directory to save in is '': name one (--checkpoint run), or leave it out")
         self.path = Path(path)
         self.mesh = mesh
         self.made_by = {"mesh": mesh.shape, "backend": mesh.backend, **options}
+        self._lock: BinaryIO | None = None
 
     # ------------------------------------------------ saving
 
     def prepare(self) -> None:
-        """Find out whether anything can be saved, before there is something that would be lost."""
+        """Find out whether anything can be saved, before there is something that would be lost.
+
+        From then on no other run saves there, until this one is closed, or its process has ended in whatever way.
+        """
         self._together(self._try)
+
+    def close(self) -> None:
+        """Let other runs save there."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _try(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path):
                 pass
+            if self.mesh.rank == 0 and fcntl is not None:
+                self._take_lock()
         except OSError as error:
             raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
 
+    def _take_lock(self) -> None:
+        """Lock the file LOCK, which says who holds it. The system unlocks it when the process ends."""
+        with contextlib.ExitStack() as unless_taken:
+            file = unless_taken.enter_context((self.path / LOCK).open("a+b"))
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                file.seek(0)
+                who = file.read(200).decode(errors="replace").strip() or "an unknown process"
+                raise CheckpointError(
+                    f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another "
+                    "place (--checkpoint)"
+                ) from None
+            except OSError:  # this file system has no locks
+                return
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+            file.flush()
+            unless_taken.pop_all()
+            self._lock = file
+
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
         """Save a step: arrays (those that are split, each rank its blocks), and notes that can be written as JSON."""
-        self._together(lambda: self._write(step, arrays, notes))
-        self._together(lambda: self._complete(step))
+        checksums = self._together(lambda: self._write(step, arrays, notes))
+        said = everyone(self.mesh, json.dumps(checksums))
+        self._together(lambda: self._complete(step, {k: v for text in said for k, v in json.loads(text).items()}))
 
-    def _write(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
-        folder, header = self._folder(step), {HEADER: json.dumps({**self.made_by, "step": step})}
+    def _write(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> dict[str, str]:
+        """Write this rank's files. Returns their checksums, by name."""
+        folder, checksums = self._folder(step), {}
+
+        def write(name: str, rank: int | str, arrays: dict[str, Any]) -> None:
+            checksums[name] = checksum = _checksum(arrays)
+            header = json.dumps({**self.made_by, "step": step, RANK: rank, CHECKSUM: checksum})
+            _replace(folder / name, lambda file: np.savez(file, **{HEADER: header}, **arrays))
+
         try:
             folder.mkdir(parents=True, exist_ok=True)
             mine = {name: x.data for name, x in arrays.items() if isinstance(x, ShardedArray)}
             if mine:
-                _replace(folder / self._own, lambda file: np.savez(file, **header, **mine))
+                write(self._own, self.mesh.rank, mine)
             if self.mesh.rank == 0:
                 alike = {name: x for name, x in arrays.items() if name not in mine}
-                _replace(folder / WHOLE, lambda file: np.savez(file, **header, **{NOTES: json.dumps(notes)}, **alike))
+                write(WHOLE, ALL_RANKS, {NOTES: json.dumps(notes), **alike})
         except OSError as error:
             raise CheckpointError(f"{folder}: it cannot be written: {error}") from error
+        return checksums
 
-    def _complete(self, step: int) -> None:
+    def _complete(self, step: int, checksums: dict[str, str]) -> None:
         if self.mesh.rank:
             return
         try:
-            text = json.dumps({**self.made_by, "step": step}, indent=1).encode() + b"\n"
+            text = json.dumps({**self.made_by, "step": step, CHECKSUMS: checksums}, indent=1).encode() + b"\n"
             _replace(self._folder(step) / COMPLETE, lambda file: file.write(text))
             for old in self._steps(complete=False):
                 if old not in self._steps()[-KEPT:]:
@@ -101,35 +157,62 @@ class Checkpoints:
 
     # ------------------------------------------------ loading
 
-    def load(self, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The arrays and notes of the last step saved; None if there is none. `like` are arrays that lie the same."""
+    def load(self, like: dict[str, Any], notes: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """The arrays and notes of the last step saved; None if there is none.
+
+        `like` are arrays of the same types and specs, `notes` the names of notes that have to be there.
+        """
         steps = everyone(self.mesh, str(self._steps()[-1:]))
         if len(set(steps)) > 1:
             raise CheckpointError(
                 f"{self.path}: ranks see different steps there, {', '.join(sorted(set(steps)))}: --checkpoint is a "
                 "directory on a file system that all ranks share"
             )
-        return self._together(lambda: self._read(self._steps()[-1], like)) if self._steps() else None
+        return self._together(lambda: self._read(self._steps()[-1], like, notes)) if self._steps() else None
 
-    def _read(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _read(self, step: int, like: dict[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         folder = self._folder(step)
-        self._check(folder / COMPLETE, self._content(folder / COMPLETE, lambda file: json.load(file)), step)
-        found = self._arrays(folder / WHOLE, step)
-        if any(isinstance(x, ShardedArray) for x in like.values()):
-            found |= self._arrays(folder / self._own, step) | {NOTES: found[NOTES]}
+        complete = self._content(folder / COMPLETE, lambda file: _json_object(file.read()))
+        checksums = complete.pop(CHECKSUMS, None)
+        self._check(folder / COMPLETE, complete, step)
+
+        def arrays(name: str, rank: int | str) -> dict[str, Any]:
+            found, checksum = self._arrays(folder / name, step, rank)
+            if not isinstance(checksums, dict) or checksums.get(name) != checksum:
+                error = ValueError(f"{name} is not the file that it was written with")
+                raise CheckpointError(self._damaged(folder / COMPLETE, error))
+            return found
+
+        found = arrays(WHOLE, ALL_RANKS)
         try:
-            return {name: _placed(found[name], x) for name, x in like.items()}, json.loads(str(found[NOTES]))
+            notes = _json_object(found[NOTES])
+            if any(isinstance(x, ShardedArray) for x in like.values()):
+                found |= arrays(self._own, self.mesh.rank)
+            if missing := [*set(names).difference(notes)]:
+                raise KeyError(*missing)
+            return {name: _placed(found[name], x) for name, x in like.items()}, notes
         except (KeyError, ValueError) as error:
             raise CheckpointError(self._damaged(folder, error)) from error
 
-    def _arrays(self, file: Path, step: int) -> dict[str, Any]:
-        def read(opened):
-            with np.load(opened, allow_pickle=False) as archive:
-                return {name: archive[name] for name in archive.files}
+    def _arrays(self, file: Path, step: int, rank: int | str) -> tuple[dict[str, Any], str]:
+        """The arrays in a file of this run, step and rank, and their checksum."""
 
-        found = self._content(file, read)
-        self._check(file, self._content(file, lambda _: json.loads(str(found[HEADER]))), step)
-        return found
+        def read(opened: BinaryIO) -> tuple[dict, dict[str, Any]]:
+            with np.load(opened, allow_pickle=False) as archive:
+                found = {name: archive[name] for name in archive.files}
+            return _json_object(found.pop(HEADER)), found
+
+        def verify(_: BinaryIO) -> None:
+            if of != rank:
+                raise ValueError(f"it has been written by rank {of}, and renamed")
+            if checksum != _checksum(found):
+                raise ValueError("its checksum is that of other arrays")
+
+        header, found = self._content(file, read)
+        of, checksum = header.pop(RANK, None), header.pop(CHECKSUM, None)
+        self._check(file, header, step)
+        self._content(file, verify)
+        return found, checksum
 
     def _content(self, file: Path, read: Callable) -> Any:
         try:
@@ -180,6 +263,21 @@ class Checkpoints:
         if failures:
             raise CheckpointError(failures[0])
         return result
+
+
+def _json_object(text: Any) -> dict[str, Any]:
+    found = json.loads(text if isinstance(text, bytes) else str(text))
+    if not isinstance(found, dict):
+        raise ValueError(f"it says {found!r:.40}, which is no JSON object")
+    return found
+
+
+def _checksum(arrays: dict[str, Any]) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(arrays):
+        x = np.asarray(arrays[name])
+        found.update(f"{name} {x.dtype.str} {x.shape} ".encode() + x.tobytes())
+    return found.hexdigest()
 
 
 def _replace(file: Path, write: Callable) -> None:

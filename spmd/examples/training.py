@@ -6,6 +6,7 @@ An example is a table of what is its own, `Example`; its script calls `main` wit
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -161,24 +162,26 @@ def train(
     """Train for so many steps, in all. With `checkpoint`, a directory, go on from what an earlier run has saved there.
 
     It is saved after each `every` steps, and at the end. Raises CheckpointError where what is there is damaged, or was
-    made with other options.
+    made with other options, and where another run is saving there.
     """
     run = start(example, mesh, seed)
     same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
-    saved = checkpoint and Checkpoints(checkpoint, mesh, same)
-    if saved:
-        saved.prepare()
-    if saved and (found := saved.load(run.arrays())):
-        run.restore(*found)
-        if progress:
-            print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
-    if run.step > steps:
-        raise CheckpointError(
-            f"{checkpoint}: this run has made {run.step} steps already, more than {steps}: ask for at least as many "
-            "(--steps), or save to another place (--checkpoint)"
-        )
+    saved = None if checkpoint is None else Checkpoints(checkpoint, mesh, same)
     loss_and_gradient = (md.jit if jit else lambda f: f)(md.value_and_grad(example.loss(mesh)))
-    with tqdm(initial=run.step, total=steps, disable=not progress, unit="step") as bar:
+    with contextlib.ExitStack() as stack:
+        if saved:
+            stack.callback(saved.close)
+            saved.prepare()
+        if saved and (found := saved.load(run.arrays(), run.notes())):
+            run.restore(*found)
+            if progress:
+                print(f"Going on from step {run.step}, saved in {checkpoint}.\n", flush=True)
+        if run.step > steps:
+            raise CheckpointError(
+                f"{checkpoint}: this run has made {run.step} steps already, more than {steps}: ask for at least as "
+                "many (--steps), or save to another place (--checkpoint)"
+            )
+        bar = stack.enter_context(tqdm(initial=run.step, total=steps, disable=not progress, unit="step"))
         while run.step < steps:
             run.advance(loss_and_gradient, example.learning_rate)
             bar.set_postfix(loss=f"{run.losses[-1]:.4f}", refresh=False)
@@ -217,6 +220,12 @@ def positive(text: str) -> int:
     return number
 
 
+def directory(text: str) -> str:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("a directory, got ''; leave it out to save nothing")
+    return text
+
+
 def parse(example: Example, description: str, argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=f"python -m spmd.examples.{example.name}",
@@ -227,7 +236,12 @@ def parse(example: Example, description: str, argv: Sequence[str] | None) -> arg
     add("--steps", type=positive, default=300, help="training steps, in all (default: %(default)s)")
     add("--seed", type=int, default=0, help="of the data's order and the parameters (default: 0)")
     add("--ranks", type=positive, help="ranks (default: as many as the launcher started; else 4, simulated)")
-    add("--checkpoint", metavar="PATH", help="save the run in this directory, and go on from what is saved there")
+    add(
+        "--checkpoint",
+        type=directory,
+        metavar="PATH",
+        help="save the run in this directory, and go on from what is saved there",
+    )
     add("--every", type=positive, default=50, metavar="N", help="save after each N steps (default: %(default)s)")
     tape = "show the gradient's tape" + (" (it is, by default)" if example.tape else "")
     add("--tape", action=argparse.BooleanOptionalAction, default=example.tape, help=tape)

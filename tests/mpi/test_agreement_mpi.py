@@ -1,10 +1,16 @@
-"""Whether ranks have the same values: said on all of them."""
+"""Whether ranks make the same calls, on the same values: where they do not, all of them raise one error."""
+
+import itertools
+import re
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
+import minidiff as md
 import spmd
+from collectives import psum
+from collectives.lockstep import DisagreementError
 from spmd import P
 
 RANK = MPI.COMM_WORLD.rank
@@ -50,3 +56,255 @@ def test_another_spec():
     x = spmd.distribute(np.ones((4, 4)), mesh, P("i") if RANK else P(None, "i"))
     with pytest.raises(ValueError, match=r"rank 0: x: float64\[4, 4\] split as P\(None, 'i'\); rank 1: x: .*P\('i'\)"):
         spmd.check_invariant(x, mesh)
+
+
+# ---------------------------------------------------------------- calls of shard_map
+
+new_sizes = itertools.count(3)
+WRAPPED = {
+    "eager": lambda f: f,
+    "jit": md.jit,
+    "grad": md.grad,
+    "jit of grad": lambda f: md.jit(md.grad(f)),
+    "vmap": lambda f: lambda *args: md.vmap(f)(*md.tree.map(lambda x: np.stack([x, x]), args)),
+    "scan": lambda f: lambda *args: md.scan(lambda c, _: (c + f(*args), None), 0.0, None, length=2)[0],
+}
+
+
+def all_raise(do, match, error=DisagreementError):
+    """All ranks raise one error, and afterwards they go on together."""
+    with pytest.raises(error, match=match) as raised:
+        do()
+    texts = MPI.COMM_WORLD.allgather(str(raised.value))
+    assert texts == [texts[0]] * len(texts)
+    x = np.ones((len(texts), next(new_sizes)))
+    total = spmd.shard_map(lambda x: psum(np.sum(x), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
+    assert total(x) == x.size
+
+
+def who_says(text, other):
+    """What an error has to say: rank 1 has another one than the rest."""
+    rest = [r for r in range(MPI.COMM_WORLD.size) if r != 1]
+    named = f"ranks {', '.join(map(str, rest))}" if len(rest) > 1 else "rank 0"
+    return rf"(?s)  {named}: {re.escape(text)}; \S+:.*  rank 1: {re.escape(other)}; \S+:"
+
+
+def loss(params, x):
+    return psum(np.sum(x) * np.sum(params["w"] ** 2), "i")
+
+
+def call_of_loss(wrap, w, x, **options):
+    options = {"in_specs": (P(), P("i")), "out_specs": P(), **options}
+    return WRAPPED[wrap](spmd.shard_map(loss, mesh=of_all(), **options))({"w": w}, x)
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_data_that_only_one_rank_has_read(wrap):
+    n, size = next(new_sizes), MPI.COMM_WORLD.size
+    said = who_says(f"args[1]: f64[{n * size}]", "args[1]: f64[0]") + ".*MPI.COMM_WORLD.bcast"
+    all_raise(lambda: call_of_loss(wrap, np.ones(2), np.ones(0 if RANK == 1 else n * size)), said)
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_weights_of_another_type(wrap):
+    n, x = next(new_sizes), np.ones(MPI.COMM_WORLD.size)
+    said = who_says(f"args[0]['w']: f64[{n}]", f"args[0]['w']: f32[{n}]")
+    all_raise(lambda: call_of_loss(wrap, np.ones(n, "f4" if RANK == 1 else "f8"), x), said)
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit"])
+def test_other_arguments_of_shard_map(wrap):
+    n, x = next(new_sizes), np.ones(4 * MPI.COMM_WORLD.size)
+    others = {
+        "in_specs": (((P(), P("i")), (P(), P())), "in_specs of args[1]: P('i')", "in_specs of args[1]: P()"),
+        "out_specs": ((P(), P("i")), "out_specs: P()", "out_specs: P('i')"),
+        "check_rep": ((False, True), "check_rep=False", "check_rep=True"),
+    }
+    for name, (values, ours, theirs) in others.items():
+        options = {"check_rep": False, name: values[RANK == 1]}
+        w = np.ones((MPI.COMM_WORLD.size, n))
+
+        def call(options=options, w=w):
+            f = spmd.shard_map(lambda p, x: p["w"] + psum(np.sum(x), "i"), mesh=of_all(), **options)
+            return WRAPPED[wrap](f)({"w": w}, x)
+
+        options.setdefault("in_specs", (P(), P("i")))
+        options.setdefault("out_specs", P())
+        all_raise(call, who_says(ours, theirs) + ".*write the same arguments of shard_map")
+
+
+@several
+def test_another_function_or_more_arguments():
+    x, mesh = np.ones((MPI.COMM_WORLD.size, next(new_sizes))), of_all()
+
+    def one(*x):
+        return psum(np.sum(x[0]), "i")
+
+    def two(*x):
+        return psum(np.sum(x[0]), "i")
+
+    f = spmd.shard_map(two if RANK == 1 else one, mesh=mesh, in_specs=P("i"), out_specs=P())
+    all_raise(lambda: f(x), who_says("shard_map of one", "shard_map of two"))
+    f = spmd.shard_map(one, mesh=mesh, in_specs=P("i"), out_specs=P())
+    said = who_says("arrays in the arguments: 1", "arrays in the arguments: 3")
+    all_raise(lambda: f(*[x] * (3 if RANK == 1 else 1)), said)
+
+
+@several
+def test_another_split_of_a_sharded_array():
+    mesh, size = of_all(), MPI.COMM_WORLD.size
+    x = spmd.distribute(np.ones((size, size * next(new_sizes))), mesh, P(None, "i") if RANK == 1 else P("i"))
+    f = spmd.shard_map(lambda x: psum(np.sum(x), "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    t = f"args[0]: f64[{x.shape[0]},{x.shape[1]}], a ShardedArray split as P"
+    all_raise(lambda: f(x), who_says(f"{t}('i')", f"{t}(None, 'i')"))
+
+
+@pytest.mark.parallel(4)
+@pytest.mark.parametrize("sizes, other", [((2, 2), (4, 1)), ((1, 4), (4, 1)), ((2, 2, 1), (1, 2, 2))])
+def test_another_mesh(sizes, other):
+    names = [f"{axis}{next(new_sizes)}" for axis in "abc"[: len(sizes)]]
+    shown, others = (f"axes ({', '.join(f'{a}: {n}' for a, n in zip(names, s))})" for s in (sizes, other))
+    make = lambda: spmd.make_mesh(other if RANK == 1 else sizes, names)  # noqa: E731
+    all_raise(make, who_says(shown, others) + ".*give make_mesh the same sizes")
+    assert spmd.make_mesh(sizes, names).size == 4
+
+
+@pytest.mark.parallel(4)
+def test_another_call_in_the_body_of_one():
+    mesh = spmd.make_mesh((2, 2), ("j", "k"))
+    spec = P("k") if RANK == 1 else P(None, "k")
+
+    def outer(x):
+        inner = spmd.shard_map(lambda x: x, in_specs=spec, out_specs=spec, axis_names={"k"}, check_rep=False)
+        return inner(x)
+
+    f = spmd.shard_map(outer, mesh=mesh, in_specs=P("j"), out_specs=P("j"), axis_names={"j"}, check_rep=False)
+    said = who_says("in_specs of args[0]: P(None, 'k')", "in_specs of args[0]: P('k')")
+    all_raise(lambda: f(np.ones((4, 4))), said)
+
+
+@several
+def test_a_leaf_among_thousands():
+    n = next(new_sizes)
+    params = [np.ones(n, "f4" if RANK == 1 and k == 1234 else "f8") for k in range(2000)]
+    f = spmd.shard_map(lambda params: params[0], mesh=of_all(), in_specs=P(), out_specs=P())
+    all_raise(lambda: f(params), who_says(f"args[0][1234]: f64[{n}]", f"args[0][1234]: f32[{n}]"))
+
+
+@several
+def test_calls_of_known_types_communicate_nothing():
+    """Nor does recording a program, which one rank may do alone."""
+    mesh, size = of_all(), MPI.COMM_WORLD.size
+    x = np.ones((size, next(new_sizes)))
+    lockstep, compared = mesh.ranks.comm.lockstep, []
+
+    def mapped():  # a new one each time
+        return spmd.shard_map(lambda x: 2.0 * x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+
+    f = mapped()
+    if RANK == 1:
+        md.make_tape(f)(x)
+        md.jit(f).source(x)
+    f(x)
+    lockstep.wait, wait = lambda *args: compared.append(args), lockstep.wait
+    try:
+        f(x), mapped()(x), md.jit(mapped())(x), md.jit(f)(x)
+    finally:
+        lockstep.wait = wait
+    assert compared == [] and len(lockstep.since) == 0
+
+
+# ---------------------------------------------------------------- unmapped values, where one asks for it
+
+
+def seeded_by_rank(shape):
+    return np.random.default_rng(min(RANK, 1)).normal(size=shape)
+
+
+def digests(of):
+    """What is said of `of`, of which rank 0 has one value and all others another."""
+    others = ", ".join(map(str, range(1, MPI.COMM_WORLD.size)))
+    return rf"different values of {of}.*: rank 0: \w{{16}}; ranks? {others}: \w{{16}}\. Under mpirun"
+
+
+@several
+@pytest.mark.parametrize("wrap", WRAPPED)
+def test_checking_finds_weights_that_are_not_the_same(wrap):
+    x, n = np.ones(4 * MPI.COMM_WORLD.size), next(new_sizes)
+    named = rf"args\[0\]\['w'\]: float64\[(2, )?{n}\] \(\w+.py:\d+: "
+    wrong, right = seeded_by_rank(n), np.ones(n)
+    call_of_loss(wrap, wrong, x)  # nobody notices
+
+    def check():
+        with spmd.checking():
+            call_of_loss(wrap, wrong, x)
+
+    with spmd.checking():
+        call_of_loss(wrap, right, x)
+    all_raise(check, digests(named), ValueError)
+    call_of_loss(wrap, wrong, x)  # it is off again
+
+
+@several
+@pytest.mark.parametrize("wrap", ["eager", "jit", "grad"])
+def test_checking_finds_what_a_body_closes_over(wrap):
+    w, x = seeded_by_rank(3), np.ones(MPI.COMM_WORLD.size)
+    f = spmd.shard_map(lambda x: psum(np.sum(x * w), "i"), mesh=of_all(), in_specs=P("i"), out_specs=P())
+    what = r"an array that the body closes over: float64\[3\]" if wrap != "jit" else r"an unmapped operand: float64\["
+    with spmd.checking():
+        all_raise(lambda: WRAPPED[wrap](f)(x), digests(what), ValueError)
+
+
+@pytest.mark.parallel(4)
+def test_checking_compares_blocks_along_the_axes_that_a_spec_does_not_name():
+    """What another rank takes of an array is that one's own affair."""
+    mesh = spmd.make_mesh((2, 2), ("j", "k"))
+    f = spmd.shard_map(lambda x: psum(x, "k"), mesh=mesh, in_specs=P("j"), out_specs=P("j"))
+    own = np.zeros(4)
+    own[2 * (RANK // 2) :][:2] = 1 + RANK // 2  # ranks 0 and 1 have the first half, 2 and 3 the other
+    with spmd.checking():
+        assert f(own).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
+        found = r"args\[0\]: float64\[2\] .*: rank 2: \w+; rank 3: \w+\. "
+        all_raise(lambda: f(own + (RANK == 3)), found, ValueError)
+        outer, inner = ({"mesh": mesh, "axis_names": {a}} for a in "jk")
+        double = spmd.shard_map(lambda x: x * 2.0, in_specs=P(), out_specs=P(), **inner)
+        g = spmd.shard_map(lambda x, w: double(x) * w, in_specs=(P("j"), P()), out_specs=P("j"), **outer)
+        assert g(own, 1.0).gather().tolist() == [2.0, 2.0, 4.0, 4.0]
+        all_raise(lambda: g(own, 1.0 + RANK), r"args\[1\]: float64\[\]", ValueError)
+
+
+@several
+@pytest.mark.parametrize("seed", range(3))
+def test_checking_finds_the_leaf_that_is_not_the_same(seed):
+    """Of random trees, with one bit changed on one rank; unchanged ones pass, compiled and in place of others."""
+    rng = np.random.default_rng(seed)
+    params = {f"layer {k}": [rng.normal(size=rng.integers(0, 4, 2)), rng.integers(9, size=3)] for k in range(4)}
+    leaves, _ = md.tree.flatten_with_paths(params, "args[0]")
+    sizable = [k for k, (_, x) in enumerate(leaves) if x.size]
+    (path, x), rank = leaves[rng.choice(sizable)], rng.integers(MPI.COMM_WORLD.size)
+    f = spmd.shard_map(lambda p: [np.sum(x) for x in md.tree.leaves(p)], mesh=of_all(), in_specs=P(), out_specs=P())
+    compiled = md.jit(f)
+    with spmd.checking():
+        f(params), compiled(params)
+        if rank == RANK:
+            x.view(np.uint8).flat[0] ^= 1
+        for call in (f, compiled):
+            all_raise(lambda call=call: call(params), rf"{re.escape(path)}: .*\brank {rank}: \w+[;.]", ValueError)
+
+
+@several
+def test_the_rank_of_a_mesh_in_a_body():
+    mesh = of_all()
+    f = spmd.shard_map(lambda x: psum(x * mesh.rank, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
+    all_raise(
+        lambda: f(np.ones(mesh.size)), r"mesh\.rank in the body .* collectives\.axis_index\('i'\)", md.VarianceError
+    )
+    y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(np.ones(mesh.size))
+    shown = []
+    spmd.shard_map(lambda x: shown.append(repr(y)) or x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))(
+        np.ones(mesh.size)
+    )
+    assert mesh.rank == RANK and f"rank {RANK} at " in shown[0]

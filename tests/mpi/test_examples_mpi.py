@@ -70,3 +70,36 @@ def test_ranks_that_see_different_directories(path):
     train("data_parallel", RANKS, path, steps=1)
     with pytest.raises(CheckpointError, match=r"different steps there, \[1\], \[\]: .*that all ranks share"):
         train("data_parallel", RANKS, path if WORLD.rank < 3 else path / "elsewhere", steps=1)
+
+
+@pytest.mark.parallel([2, 4])
+def test_files_of_two_ranks_that_were_swapped(path):
+    train("fully_sharded", RANKS, path, steps=2, every=1)
+    folder = path / "step-00000002"
+    one, other = (folder / f"rank-{r:05}.npz" for r in (0, RANKS - 1))
+    if WORLD.rank == 0:
+        one.rename(folder / "between")
+        other.rename(one)
+        (folder / "between").rename(other)
+    WORLD.barrier()
+    of = RANKS - 1
+    expected = rf"rank-00000.npz is damaged \(ValueError: it has been written by rank {of}, and renamed\): remove "
+    with pytest.raises(CheckpointError, match=expected) as error:
+        train("fully_sharded", RANKS, path, steps=2)
+    assert len(set(WORLD.allgather(str(error.value)))) == 1
+
+
+@pytest.mark.parallel([2, 4])
+def test_a_file_of_another_run(path):
+    """With the same options, of the same rank and step, and of other numbers."""
+    train("fully_sharded", RANKS, path / "one", steps=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "MOMENTUM", 0.5)
+        patch.setattr(training, "BATCH", 120)
+        train("fully_sharded", RANKS, path / "other", steps=1)
+    name = f"rank-{RANKS - 1:05}.npz"
+    if WORLD.rank == 0:
+        (path / "other" / "step-00000001" / name).replace(path / "one" / "step-00000001" / name)
+    WORLD.barrier()
+    with pytest.raises(CheckpointError, match=rf"complete.json is damaged \(ValueError: {name} is not the file"):
+        train("fully_sharded", RANKS, path / "one", steps=1)
