@@ -63,7 +63,7 @@ def modf(x: Value) -> tuple[Value, Value]:
 @implements(numpy.angle)
 def angle(z: Value, deg: bool = False) -> Value:
     """`numpy.angle`: the argument of complex numbers, in radians or degrees."""
-    parts = (elementwise.imag(z), elementwise.real(z)) if _kind(z) == "c" else (0.0, z)
+    parts = (elementwise.imag(z), elementwise.real(z)) if _kind(z) == "c" else (0, z)
     angles = elementwise.arctan2(*parts)
     return angles * (180 / math.pi) if deg else angles
 
@@ -95,10 +95,16 @@ def fix(x: Value) -> Value:
 @implements(numpy.clip)
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
     """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
-    low, high = a_min if min is None else min, a_max if max is None else max
+    low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
+    if _kind(a) in "iu":  # a Python integer may be no number of this dtype: it is no limit then
+        limits = numpy.iinfo(typeof(a).dtype)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+    if low is not None and high is not None:  # all three at once: uint8, 1.0 and float32 are float32 together
+        a = convert(a, numpy.result_type(*[getattr(x, "dtype", x) for x in (a, low, high)]))
     if low is not None:
-        a = elementwise.maximum(a, _array(low))
-    return a if high is None else elementwise.minimum(a, _array(high))
+        a = elementwise.maximum(a, low)
+    return a if high is None else elementwise.minimum(a, high)
 
 
 @implements(numpy.nan_to_num)

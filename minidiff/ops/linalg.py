@@ -21,6 +21,7 @@ from minidiff.ops.indexing import getitem
 from minidiff.ops.kinds import Multilinear, align, match
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
+    as_array,
     expand_dims,
     moveaxis,
     normalize_axes,
@@ -414,7 +415,7 @@ def dot(a: Value, b: Value) -> Value:
     """`numpy.dot`: the last axis of a against the last but one of b (its only one, if b is a vector)."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(a, b)
+        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
     if ta.ndim <= 2 and tb.ndim <= 2:
         return matmul(a, b)
     axis = max(-2, -tb.ndim)
@@ -428,7 +429,7 @@ def inner(a: Value, b: Value, /) -> Value:
     """`numpy.inner`: the last axis of a against the last of b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(a, b)
+        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
     if ta.shape[-1] != tb.shape[-1]:
         raise ValueError(f"inner: last dimensions differ in inner({ta}, {tb})")
     return matmul_p.bind(a, b) if ta.ndim == tb.ndim == 1 else contract(a, b, (-1,), (-1,))
@@ -437,7 +438,8 @@ def inner(a: Value, b: Value, /) -> Value:
 @implements(numpy.outer)
 def outer(a: Value, b: Value) -> Value:
     """`numpy.outer`: the product of each element of a and each of b, both flattened."""
-    return multiply(reshape(a, (typeof(a).size, 1)), reshape(b, (1, typeof(b).size)))
+    a, b = as_array(a), as_array(b)
+    return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
 
 
 @implements(numpy.linalg.outer)
