@@ -322,3 +322,55 @@ def test_a_plain_array_is_not_written_into():
 
     with pytest.raises(TypeError, match=r"np.add cannot write a traced value .*a = a \+ x"):
         md.grad(f)(np.ones(2))
+
+
+# ---------------------------------------------------------------- beside integers
+
+INTEGERS = [np.bool_, np.int8, np.uint8, np.int64, np.uint64]
+REAL_BINARY = sorted(
+    (f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout, f.signature) == (2, 1, None)),
+    key=lambda f: f.__name__,
+)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("ufunc", REAL_BINARY)
+def test_beside_integers_derivatives_are_those_beside_floats(ufunc, dtype):
+    n, x = np.array([0, 1, 0, 1, 2, 7]).astype(dtype), np.array([0.3, 0.7, 25.0, 1.3, 2.2, 0.4])
+    for of_x in (lambda n: lambda x: ufunc(x, n), lambda n: lambda x: ufunc(n, x)):
+        try:
+            if of_x(n)(x).dtype != float:
+                continue
+        except TypeError:  # NumPy's own
+            continue
+        floats = n if ufunc is np.ldexp else n.astype(float)
+        actual, expected = (md.jvp(of_x(m), (x,), (np.ones(6),))[1] for m in (n, floats))
+        np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.float64, np.complex64])
+@pytest.mark.parametrize("low", [None, -300, 1.0, np.float32(1), np.arange(2, dtype=np.int8)])
+@pytest.mark.parametrize("high", [None, 300, np.uint8(2), np.complex64(2)])
+def test_clip_has_the_dtype_of_all_its_arguments(dtype, low, high):
+    x = np.array([0, 5], dtype)
+    expected = np.clip(x, low, high)
+    np.testing.assert_array_equal(md.make_tape(lambda x: np.clip(x, low, high))(x)(x)[0], expected, strict=True)
+
+
+@pytest.mark.parametrize("number", [True, 2, 2.0, 2j])
+@pytest.mark.parametrize("f", [np.outer, np.multiply.outer, np.kron, np.inner, np.dot])
+def test_products_with_python_numbers_can_be_recorded(f, number):
+    x = np.ones(2, np.float16)
+    for g in (lambda x: f(x, number), lambda x: f(number, x)):
+        np.testing.assert_array_equal(md.make_tape(g)(x)(x)[0], g(x), strict=True)
+
+
+def test_complex_numbers_are_true_where_they_are_not_zero():
+    z = np.array([1j, 0, -1, np.nan * 1j])
+    for way in (md.jit, md.vmap, lambda f: lambda z: md.make_tape(f)(z)(z)[0], lambda f: lambda z: md.vjp(f, z)[0]):
+        assert way(lambda z: z.astype(bool))(z).tolist() == z.astype(bool).tolist()
+
+
+def test_angles_of_small_integers_have_numpys_dtype():
+    x = np.array([-1, 0, 3], np.int8)
+    np.testing.assert_array_equal(md.make_tape(np.angle)(x)(x)[0], np.angle(x), strict=True)

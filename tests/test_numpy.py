@@ -177,6 +177,34 @@ def test_some_functions_answer_from_the_values_behind():
 # ---------------------------------------------------------------- methods and keywords of ufuncs
 
 
+DTYPES = [np.bool_, np.int8, np.uint32, np.float16, np.float32, np.complex64]
+BINARY = [f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout, f.signature) == (2, 1, None)]
+
+
+@pytest.mark.parametrize("ufunc", sorted(BINARY, key=lambda f: f.__name__))
+@pytest.mark.parametrize("method", ["reduce", "accumulate"])
+@pytest.mark.parametrize("asked", [None, np.int8, np.float32])
+def test_methods_of_ufuncs_have_numpys_dtypes(ufunc, method, asked):
+    def f(x):
+        return getattr(ufunc, method)(x, 0, asked)
+
+    for x in [np.ones((n, 2), dtype) for n in (1, 2) for dtype in DTYPES]:
+        try:
+            expected = f(x)
+        except TypeError:  # NumPy's own
+            continue
+        if ufunc is not np.ldexp:  # which takes what it returns for no exponent
+            np.testing.assert_array_equal(md.make_tape(f)(x)(x)[0], expected, strict=True)
+
+
+@pytest.mark.parametrize("asked", [np.bool_, np.int8, np.uint32, np.float32])
+def test_means_have_the_dtype_asked_for(asked):
+    for x in (np.array([[1.75, 2.5], [3.5, 7.0]]), np.array([[0, 1], [0, 4]], np.uint8)):
+        for axis in (None, 0, (0, 1)):
+            (actual,) = md.make_tape(lambda x, axis=axis: np.mean(x, axis, asked))(x)(x)
+            np.testing.assert_array_equal(np.asarray(actual), np.asarray(np.mean(x, axis, asked)), strict=True)
+
+
 @pytest.mark.parametrize("axis, keepdims", [(0, False), (-1, True), (None, False), ((0, 1), True)])
 def test_logaddexp_reduces_without_overflow(axis, keepdims):
     def f(x):

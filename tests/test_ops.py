@@ -1,14 +1,11 @@
 """Every operation: its values, derivatives, batching, types and transposes, all driven from one table."""
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
@@ -241,70 +238,3 @@ def test_errors_say_what_does_not_fit(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=message):
         md.make_tape(f)(np.ones((2, 3)))
-
-
-# ---------------------------------------------------------------- random programs
-
-UNARY = [
-    *(np.sin, np.tanh, np.negative, np.square, np.abs, lambda x: x[:, ::-1], lambda x: x[np.array([1, 1])]),
-    *(lambda x: np.where(x > 0, x, 0.1 * x), lambda x: x.sum(axis=-1, keepdims=True) + x, lambda x: x.reshape(3, 2).T),
-    *(lambda x: x - x.max(axis=0), lambda x: 1 / (1 + np.exp(x)), lambda x: np.concatenate([x[1:], np.ones((1, 3))])),
-    *(lambda x: x * x[0, 0], lambda x: np.broadcast_to(x.mean(), (2, 3)) + 2 * x[:, :1]),
-]
-BINARY = [np.add, np.subtract, np.multiply, np.maximum, lambda x, y: x / (1 + y * y), lambda x, y: x @ y.T @ y]
-
-steps = st.tuples(st.sampled_from(UNARY + BINARY), st.integers(0, 99), st.integers(0, 99))
-programs = st.lists(steps, min_size=1, max_size=6)
-seeds = st.integers(0, 2**32 - 1)
-modest = settings(max_examples=40, deadline=None)
-
-
-def run(program: list, *inputs: Any) -> Any:
-    """Each step applies its operation to values that are there already; the last is the result."""
-    values = list(inputs)
-    for f, i, j in program:
-        operands = (values[i % len(values)], values[j % len(values)])[: 2 if f in BINARY else 1]
-        values.append(np.tanh(f(*operands)))  # bounded, so that no program runs off to infinity
-    return values[-1]
-
-
-def draw(seed: int) -> tuple[Callable, tuple, tuple, np.ndarray]:
-    numbers = np.random.default_rng(seed).standard_normal((5, 2, 3))
-    return tuple(numbers[:2]), tuple(numbers[2:4]), numbers[4]
-
-
-@modest
-@given(programs, seeds)
-def test_random_programs_agree_with_numpy(program, seed):
-    xs, ts, _ = draw(seed)
-    f = functools.partial(run, program)
-    agree(md.jvp(f, xs, ts)[0], f(*xs))
-    tape = md.make_tape(f)(*xs)
-    tape.check()
-    agree(tape(*xs)[0], f(*xs))
-
-
-@modest
-@given(programs, seeds)
-def test_forward_and_reverse_mode_are_adjoint(program, seed):
-    xs, ts, ct = draw(seed)
-    f = functools.partial(run, program)
-    tangent, cts = md.jvp(f, xs, ts)[1], md.vjp(f, *xs)[1](ct)
-    np.testing.assert_allclose(inner(cts, ts), inner([ct], [tangent]), rtol=1e-9, atol=1e-12)
-
-
-@modest
-@given(programs, seeds)
-def test_linearize_agrees_with_jvp(program, seed):
-    xs, ts, _ = draw(seed)
-    f = functools.partial(run, program)
-    value, f_linear = md.linearize(f, *xs)
-    agree(value, f(*xs))
-    agree(f_linear(*ts), md.jvp(f, xs, ts)[1])
-
-
-@modest
-@given(programs, seeds, st.tuples(st.booleans(), st.booleans()).filter(any))
-def test_vmap_of_random_programs_is_a_loop(program, seed, mapped):
-    xs, _, _ = draw(seed)
-    check_vmap(functools.partial(run, program), xs, mapped)

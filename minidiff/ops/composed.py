@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, typeof
+from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, promoting, typeof
 from minidiff.ops import elementwise, indexing, reduction, shape
 from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
 from minidiff.ops.kinds import Elementwise
@@ -63,7 +63,7 @@ def modf(x: Value) -> tuple[Value, Value]:
 @implements(numpy.angle)
 def angle(z: Value, deg: bool = False) -> Value:
     """`numpy.angle`: the argument of complex numbers, in radians or degrees."""
-    parts = (elementwise.imag(z), elementwise.real(z)) if _kind(z) == "c" else (0.0, z)
+    parts = (elementwise.imag(z), elementwise.real(z)) if _kind(z) == "c" else (0, z)
     angles = elementwise.arctan2(*parts)
     return angles * (180 / math.pi) if deg else angles
 
@@ -95,12 +95,18 @@ def fix(x: Value) -> Value:
 @implements(numpy.clip)
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
     """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
-    low, high = a_min if min is None else min, a_max if max is None else max
+    low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
     if low is None and high is None:
         return elementwise.copy(a)
+    if _kind(a) in "iu":  # a Python integer may be no number of this dtype: it is no limit then
+        limits = numpy.iinfo(typeof(a).dtype)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+    if low is not None and high is not None:  # all three at once: uint8, 1.0 and float32 are float32 together
+        a = convert(a, numpy.result_type(*map(promoting, (a, low, high))))
     if low is not None:
-        a = elementwise.maximum(a, _array(low))
-    return a if high is None else elementwise.minimum(a, _array(high))
+        a = elementwise.maximum(a, low)
+    return a if high is None else elementwise.minimum(a, high)
 
 
 @implements(numpy.nan_to_num)

@@ -177,7 +177,7 @@ class Convert(Linear):
 def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
     if isinstance(x, (bool, int, float, complex)):
         x = numpy.asarray(x)
-    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind != "c" else x).astype(dtype)
+    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
 
 
 convert_p = Convert(
@@ -352,7 +352,8 @@ reciprocal = elementwise(numpy.reciprocal, lambda out, x: -out * out)
 power = elementwise(
     numpy.power,
     lambda out, x, y: _power_in_base(x, y),
-    lambda out, x, y: out * log(divisor(x)),  # x = 0: out is 0 there, and so is the derivative
+    # Where x is 0, out is, and so is the derivative. NumPy's logarithm of int8 is a float16.
+    lambda out, x, y: out * log(convert(divisor(x), out.dtype)),
 )
 
 sin = elementwise(numpy.sin, lambda out, x: cos(x))
@@ -368,7 +369,7 @@ arcsinh = elementwise(numpy.arcsinh, lambda out, x: 1 / sqrt(1 + x * x))
 arccosh = elementwise(numpy.arccosh, lambda out, x: 1 / (sqrt(x - 1) * sqrt(x + 1)))  # one root has another cut
 arctanh = elementwise(numpy.arctanh, lambda out, x: 1 / ((1 - x) * (1 + x)))
 arctan2 = elementwise(
-    numpy.arctan2, lambda out, y, x: _over_square(x, hypot(x, y)), lambda out, y, x: _over_square(-y, hypot(x, y))
+    numpy.arctan2, lambda out, y, x: _over_square(x, hypot(x, y)), lambda out, y, x: -_over_square(y, hypot(x, y))
 )
 hypot = elementwise(numpy.hypot, lambda out, x, y: x / divisor(out), lambda out, x, y: y / divisor(out))
 
@@ -397,6 +398,8 @@ def _power_in_base(x: Value, y: Value) -> Value:
     """The derivative of x**y in x: where y is 0 it is 0, also where x is."""
     if type(y) in (int, float):  # a number in the program, not a value: most powers are such
         return 0.0 if y == 0 else y * x if y == 2 else y * power(x, y - 1)
+    if typeof(y).dtype.kind == "u":  # 0 - 1 would be the largest of them
+        return y * power(x, divisor(y) - 1)
     return y * power(where(logical_and(equal(x, 0), equal(y, 0)), 1, x), y - 1)
 
 

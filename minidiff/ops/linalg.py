@@ -416,7 +416,7 @@ def dot(a: Value, b: Value) -> Value:
     """`numpy.dot`: the last axis of a against the last but one of b (its only one, if b is a vector)."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(as_array(a), as_array(b))
+        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
     if ta.ndim <= 2 and tb.ndim <= 2:
         return matmul(a, b)
     axis = max(-2, -tb.ndim)
@@ -430,7 +430,7 @@ def inner(a: Value, b: Value, /) -> Value:
     """`numpy.inner`: the last axis of a against the last of b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
-        return multiply(as_array(a), as_array(b))
+        return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
     if ta.shape[-1] != tb.shape[-1]:
         raise ValueError(f"inner: last dimensions differ in inner({ta}, {tb})")
     return matmul_p.bind(a, b) if ta.ndim == tb.ndim == 1 else contract(a, b, (-1,), (-1,))
@@ -439,7 +439,8 @@ def inner(a: Value, b: Value, /) -> Value:
 @implements(numpy.outer)
 def outer(a: Value, b: Value) -> Value:
     """`numpy.outer`: the product of each element of a and each of b, both flattened."""
-    return multiply(reshape(as_array(a), (typeof(a).size, 1)), reshape(as_array(b), (1, typeof(b).size)))
+    a, b = as_array(a), as_array(b)
+    return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
 
 
 @implements(numpy.linalg.outer)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, typeof
+from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, is_differentiable, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.kinds import Linear
@@ -172,6 +172,11 @@ mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(nam
 @implements(numpy.mean)
 def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
     """`numpy.mean` over one axis, several, or all."""
+    if dtype is not None and not is_differentiable(dtype):  # a sum of integers, divided, and cut off
+        total = sum(a, axis, dtype, keepdims=keepdims, where=where)
+        return elementwise.convert(
+            elementwise.divide(total, count_of(as_array(a), axis, where, keepdims, "mean")), dtype
+        )
     x = inexact(operand_of(a, dtype, where, 0))
     if x.dtype.char == "e":  # as NumPy does it: summed in single precision
         return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)

@@ -54,9 +54,11 @@ def reduce(
 ) -> Value:
     """`np.<ufunc>.reduce`: the ufunc between all elements along an axis (all axes: None)."""
     _check_binary(ufunc, "reduce")
-    array, mask = convert(array, dtype) if dtype is not None else array, where
+    array, mask = _in_loop(ufunc, array, dtype), where
     function = NUMPY_FUNCTIONS.get(REDUCTIONS.get(ufunc))
     given = {k: v for k, v in (("initial", initial), ("where", mask)) if v is not None and v is not True}
+    if ufunc in ACCUMULATIONS and dtype is not None:
+        given["dtype"] = dtype
     if function is not None and set(given) <= set(inspect.signature(function).parameters):
         return function(array, axis=axis, keepdims=keepdims, **given)
     t = typeof(array)
@@ -90,12 +92,12 @@ def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
 def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = None) -> Value:
     """`np.<ufunc>.accumulate`: the results of reducing ever more elements along an axis."""
     _check_binary(ufunc, "accumulate")
-    array = convert(array, dtype) if dtype is not None else array
+    array = _in_loop(ufunc, array, dtype)
     t = typeof(array)
     axis = normalize_axis(axis, t.ndim, f"{ufunc.__name__}.accumulate")
     function = NUMPY_FUNCTIONS.get(ACCUMULATIONS.get(ufunc))
     if function is not None:
-        return function(array, axis=axis)
+        return function(array, axis=axis, dtype=dtype)
     if not t.shape[axis]:
         return array
     sums: list[Value] = []
@@ -107,7 +109,7 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
 def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
     """`np.<ufunc>.reduceat`: the reductions from each index to the next, or one element where that is not larger."""
     _check_binary(ufunc, "reduceat")
-    array = convert(array, dtype) if dtype is not None else array
+    array = _in_loop(ufunc, array, dtype)
     n = typeof(array).shape[axis]
     indices = indices.concrete("reduceat") if isinstance(indices, Tracer) else indices
     starts = [int(i) for i in numpy.asarray(indices)]
@@ -127,6 +129,12 @@ def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
     A, B = [x if isinstance(x, Tracer) else numpy.asarray(x) for x in (A, B)]
     A = A.reshape(A.shape + (1,) * B.ndim)
     return ufunc(A, B) if dtype is None else ufunc(A, B, dtype=dtype)
+
+
+def _in_loop(ufunc: numpy.ufunc, array: Value, dtype: Any) -> Value:
+    """The array in the dtype that NumPy reduces it in, which is that of the result."""
+    array = array if dtype is None else convert(array, dtype)
+    return convert(array, ufunc.resolve_dtypes((None, typeof(array).dtype, None), reduction=True)[0])
 
 
 def _check_binary(ufunc: numpy.ufunc, method: str) -> None:
