@@ -145,7 +145,10 @@ def as_value(x: Any) -> Value:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
-        return numpy.asarray(x)[()]
+        value = numpy.asarray(x)[()]
+        if not hasattr(value, "dtype"):
+            raise OverflowError(f"the integer {x} has more than 64 bits, and so no dtype: write float({x})")
+        return value
     dtype = typeof(x).dtype  # raises for what is no array
     return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
 
