@@ -9,6 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import (
+    PLAIN,
     Interpreter,
     MisfitError,
     Primitive,
@@ -18,6 +19,7 @@ from minidiff.core import (
     Value,
     current_interpreter,
     name_of,
+    plain_operand,
     running,
     transforming,
     typeof,
@@ -77,6 +79,9 @@ class Batch(Interpreter):
             if self.axis_name is not None and self.runs_along(primitive, params):
                 return primitive.batch_along(self, args, params)
             batched = [self.owns(x) for x in args]
+            for x, yes in zip(args, batched):
+                if not yes and type(x) not in PLAIN:  # rules ask for shapes
+                    plain_operand(x)
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = [moveaxis(x.value, x.axis, 0) if b else x for x, b in zip(args, batched)]

@@ -9,6 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import (
+    NATIVE,
     Interpreter,
     LeakedTracerError,
     Primitive,
@@ -18,18 +19,17 @@ from minidiff.core import (
     Value,
     current_interpreter,
     enter,
+    float0,
     is_differentiable,
     leak_message,
     lift_to,
     name_of,
+    plain,
     running,
     transforming,
     typeof,
 )
 from minidiff.ops.kinds import zeros_like
-
-#: The dtype of tangents and cotangents of integers and booleans: it has no values.
-float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
 class JVPTracer(Tracer):
@@ -130,16 +130,16 @@ def as_value(x: Any) -> Value:
     """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
     if type(x) is float:
         return numpy.float64(x)
-    if type(x) is numpy.ndarray and x.dtype.isnative:
+    if type(x) is numpy.ndarray and x.dtype in NATIVE:
         return x
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
-    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
-        return numpy.asarray(x)[()]
-    dtype = typeof(x).dtype  # raises for what is no array
-    return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
+    x = plain(x)
+    if not hasattr(x, "dtype"):
+        x = plain(numpy.asarray(x))[()]  # an integer may be too large for any dtype
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
 def as_named_value(x: Any, what: str, advice: str = "") -> Value:
@@ -198,6 +198,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
         return [as_value(x) for x in out]
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
+    outs = list(map(as_value, outs))  # also a traced result may turn out to be none: one multiplied by a duration, say
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 

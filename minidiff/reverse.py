@@ -18,6 +18,7 @@ import numpy
 from minidiff import core, tree
 from minidiff.core import (
     EVALUATE,
+    PLAIN,
     Interpreter,
     ShapedArray,
     Tracer,
@@ -104,7 +105,7 @@ class Sweep(JVP):
                     recorded = None
                 if recorded is None:
                     return self.process_any(primitive, args, params)
-                if other is None and isinstance(y if b is y else x, Tracer):
+                if other is None and type(y if b is y else x) not in PLAIN:
                     return self.process_any(primitive, args, params)
                 out = primitive.run(a, b, **params) if params else primitive.run(a, b)
                 if other is not None:
@@ -119,7 +120,7 @@ class Sweep(JVP):
                     inputs = recorded.keep((type_, out, a, b, name))
             else:
                 return self.process_any(primitive, args, params)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise misfit(primitive, args, error) from None
         step = _new(Step)  # made without their constructors, which would take as long as the rest
         step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params

@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import (
+    PLAIN,
     Interpreter,
     LeakedTracerError,
     Primitive,
@@ -31,6 +32,7 @@ from minidiff.core import (
     VarianceError,
     is_scalar_constant,
     leak_message,
+    plain_operand,
     typeof,
 )
 from minidiff.location import Location, here, replays
@@ -367,9 +369,11 @@ class Recorder(Interpreter):
     def atom(self, x: Value) -> Atom:
         if self.owns(x):
             return x.variable
+        if type(x) in PLAIN:
+            return x
         if isinstance(x, Tracer) and x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return x
+        return plain_operand(x)
 
     def tape(self, outs: Sequence[Value]) -> Tape:
         return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])

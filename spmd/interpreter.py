@@ -27,6 +27,7 @@ from minidiff.core import (
     Value,
     VarianceError,
     leak_message,
+    plain_operand,
     running,
     transforming,
     typeof,
@@ -325,7 +326,7 @@ class SPMD(Interpreter):
             return self.operand(x.whole())
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
-        return x, ()
+        return plain_operand(x), ()
 
 
 def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[Any, Axes]:
