@@ -26,6 +26,7 @@ from minidiff.core import (
     TracerError,
     Value,
     VarianceError,
+    check_dtype,
     leak_message,
     plain_operand,
     running,
@@ -50,8 +51,11 @@ _BLOCKS = (
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
 
-#: The type of what ranks hold along some axes: always the same object, as long as it is in use, as `array_type`.
-_type_of_blocks = functools.lru_cache(maxsize=4096)(ShapedArray)
+@functools.lru_cache(maxsize=4096)
+def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str]) -> ShapedArray:
+    """The type of values that vary along some axes: always the same object, as long as it is in use."""
+    check_dtype(dtype)
+    return ShapedArray(shape, dtype, variance)
 
 
 class RankTracer(Tracer):
@@ -203,6 +207,8 @@ class SPMD(Interpreter):
     def _across(self, primitive: Primitive, operands: Sequence[tuple], params: dict, recorded: bool) -> Value:
         """A collective, or which rank this is."""
         ranks = self.mesh.ranks
+        for x, _ in operands:
+            check_dtype(x.dtype)  # other ranks cannot have this one's objects
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))

@@ -14,6 +14,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
+from tests.collective_checks import STORED, check_stored
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0])
@@ -612,6 +613,11 @@ def test_other_byte_orders_and_layouts_are_arrays():
     for x in (X.astype(X.dtype.newbyteorder("S")), packed, numpy.stack([X, X])[:, ::2][0], X[::-1][::-1]):
         numpy.testing.assert_array_equal(md.grad(lambda y, x=x: (y * x).sum())(numpy.ones_like(x)), x)
         numpy.testing.assert_array_equal(md.grad(total_of_squares)(x), 2 * x)
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_collectives_of_arrays_that_are_stored_in_other_ways(kind):
+    check_stored(MESH, ("i",), kind)
 
 
 def total_of_squares(x):
