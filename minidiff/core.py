@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -276,6 +277,8 @@ class Interpreter:
     name = "interpreter"
     origin: tuple[str, str] | None = None  # the transformation and the function that errors speak of
     ended = False  # whether the transformation is over: its tracers have no meaning any more
+    keeps_sources = False  # whether operations recorded above it are to know their line of the program
+    watch: Callable | None = None  # what derivative rules are applied by while `debug_nans` is on: see `debug.py`
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         self.below = below
@@ -381,10 +384,11 @@ class MisfitError(ValueError):
     """NumPy refused the operands of an operation: the error, with their types."""
 
     def __init__(self, primitive: Primitive, args: Sequence[Value], reason: str = "they do not fit"):
-        super().__init__(f"{primitive.name} of {' and '.join(map(_shown, args))}: {reason}")
+        super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
 
 
-def _shown(x: Any) -> str:
+def shown(x: Any) -> str:
+    """An operand as errors show it: its type, or what it is."""
     return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
 
 
@@ -402,8 +406,19 @@ def misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> Exc
 
 EVALUATE = Evaluate(None)
 
+
+def _bottom() -> Evaluate:
+    """What every stack begins with: `EVALUATE`, or the interpreter that the environment asks for."""
+    if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0"):
+        return EVALUATE
+    from minidiff.debug import CheckFinite
+
+    numpy.seterr(divide="raise", over="raise", invalid="raise")
+    return CheckFinite()
+
+
 #: Each thread has its own, and so has each asynchronous task.
-_current: ContextVar[Interpreter] = ContextVar("interpreter", default=EVALUATE)
+_current: ContextVar[Interpreter] = ContextVar("interpreter", default=_bottom())  # noqa: B039 (one for all is meant)
 
 #: `current_interpreter()` is the interpreter that gives operations their meaning right now.
 current_interpreter: Callable[[], Interpreter] = _current.get
@@ -483,7 +498,7 @@ lift: Callable[[Value, frozenset], Value] = _no_lift
 
 
 def _no_spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-    for x in args if interpreter is EVALUATE else ():
+    for x in args if isinstance(interpreter, Evaluate) else ():
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
 

@@ -95,7 +95,10 @@ class JVP(Interpreter):
         else:
             return primitive.apply(below, args, params)
         with running(below):
-            out, tangent = primitive.jvp(primals, tangents, params)
+            if below.watch is None:
+                out, tangent = primitive.jvp(primals, tangents, params)
+            else:
+                out, tangent = below.watch(primitive.jvp, primitive, primals, tangents, params)
         if primitive.multiple_results:
             return [self.join(x, t) for x, t in zip(out, tangent)]
         return self.join(out, tangent)

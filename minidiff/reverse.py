@@ -191,6 +191,8 @@ def linearize_flat(
     recorder = Linearize(current_interpreter())
     sweep = Sweep(recorder)
     recorder.origin = sweep.origin = origin
+    if recorder.below.watch is not None:
+        recorder.below.watch_sweep(sweep)
     inputs, args = recorder.inputs, []
     for p, yes in zip(primals, active):
         if yes:
@@ -247,6 +249,7 @@ def backward_pass(
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
     plain = tape.linear and not tape.spread and interpreter is EVALUATE
+    watch = interpreter.watch
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         if consume:
@@ -281,7 +284,11 @@ def backward_pass(
             if out_cts is None:
                 continue
         operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
-        for a, ct in zip(inputs, primitive.transpose(out_cts, operands, eqn.params)):
+        if watch is None:
+            in_cts = primitive.transpose(out_cts, operands, eqn.params)
+        else:
+            in_cts = watch(primitive.transpose, primitive, out_cts, operands, eqn.params)
+        for a, ct in zip(inputs, in_cts):
             if ct is not None and isinstance(a, Var) and a not in env:
                 _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]

@@ -329,7 +329,7 @@ class RecordedTracer(Tracer):
 class Recorder(Interpreter):
     """An interpreter that writes operations on a tape."""
 
-    is_program = False  # whether its tape is a program for people to read: equations know where they come from
+    # `keeps_sources` says whether its tape is a program for people to read.
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
@@ -358,7 +358,7 @@ class Recorder(Interpreter):
         """Where what is being recorded comes from: looked up only where it will get on to the tape of a program."""
         interpreter: Interpreter | None = self
         while interpreter is not None:
-            if isinstance(interpreter, Recorder) and interpreter.is_program:
+            if interpreter.keeps_sources:
                 return here()
             interpreter = interpreter.below
         return None

@@ -68,6 +68,7 @@ from minidiff.core import (
     transforming,
     typeof,
 )
+from minidiff.debug import CheckFinite
 from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value, as_values
 from minidiff.jit import DEPENDS_ON
@@ -77,7 +78,7 @@ from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
-from spmd.interpreter import SPMD, RankTracer, SplitTracer, place
+from spmd.interpreter import SPMD, CheckedSPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
     Layout,
@@ -137,7 +138,11 @@ class ShardMap(Primitive):
         if outer is not None and outer.base is not EVALUATE:
             raise TracerError("a shard_map inside another: its body is compiled, not what surrounds it")
         explicit, in_specs = not params["auto_pbroadcast"], params["in_specs"]
-        interpreter = SPMD(params["mesh"], params["check_rep"], params["axes"], outer, explicit=explicit)
+        bottom = current_interpreter() if outer is None else outer.checker
+        interpreter = (CheckedSPMD if isinstance(bottom, CheckFinite) else SPMD)(
+            params["mesh"], params["check_rep"], params["axes"], outer, explicit=explicit
+        )
+        interpreter.checker = bottom
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
         if params["check_rep"]:
             blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
