@@ -201,7 +201,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
         return [as_value(x) for x in out]
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
-    outs = list(map(as_value, outs))  # also a traced result may turn out to be none: one multiplied by a duration, say
+    outs = list(map(as_value, outs))  # a result may be no plain array: one multiplied by a duration
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
 
