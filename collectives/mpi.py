@@ -124,7 +124,7 @@ class Ranks(Backend):
         return primitive.bind(*[x for x, _ in operands], **params), held
 
     def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
-        x = numpy.asarray(x, order="C")
+        x = _sendable(x)
         if communicates:
             self.count(name, x.nbytes)
         if "groups" in params:
@@ -168,7 +168,7 @@ class Ranks(Backend):
 
     def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
         ((x, held),) = operands
-        x = numpy.asarray(x, order="C")
+        x = _sendable(x)
         self.along(axes).lockstep.note(name, {"axes": axes, "perm": perm}, x)
         self.count(name, x.nbytes)
         started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
@@ -187,7 +187,7 @@ class Ranks(Backend):
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
-        arrays, axes = [numpy.asarray(x) for x, _ in operands], params["axes"]
+        arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
         self.along(axes).lockstep.note(name, params, *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
@@ -196,7 +196,7 @@ class Ranks(Backend):
         if "groups" not in params:
             held = [self._without(axes_held, axes) for axes_held in held]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
-        if len(arrays) == 1 and buffer.dtype == dtype and arrays[0].flags.c_contiguous:
+        if len(arrays) == 1 and buffer.dtype == dtype:
             started.given = arrays[0]
             return started
         for place, x in zip(started.places(buffer), arrays):
@@ -265,7 +265,9 @@ class Ranks(Backend):
         return self._broadcast_varying(x, held, axes, size, root)[0], self._without(held, axes)
 
     def _broadcast_varying(self, x, held, axes, size, root):
-        out = x if self.index(axes) == root else numpy.empty_like(x)
+        if self.index(axes) != root:
+            x = numpy.empty_like(x)
+        out = x if x.flags.writeable else x.copy()  # MPI takes it for an array that it may write into, also the root's
         self.along(axes).Bcast(_bytes(out), root)
         return out, held
 
@@ -334,7 +336,7 @@ class Ranks(Backend):
             return x[None]
         self.along(held).lockstep.note("all_gather", {"axes": held}, x)
         self.count("all_gather", x.nbytes)
-        return self._all_gather(numpy.asarray(x, order="C"), held, held, self.size(held), 0, False)[0]
+        return self._all_gather(_sendable(x), held, held, self.size(held), 0, False)[0]
 
     def is_here(self, held: Axes) -> bool:
         return self.size(held) == 1
@@ -431,13 +433,14 @@ def _wait_for(requests: Sequence[Any], comm: Any) -> None:
     comm.wait_for(requests)
 
 
+def _sendable(x: numpy.ndarray) -> numpy.ndarray:
+    """An array as MPI reads it: contiguous, aligned, in this machine's byte order; a copy where it is not."""
+    x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
+    return x if x.flags.aligned else x.copy()
+
+
 def _bytes(x: numpy.ndarray) -> list:
     """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
-    if x.dtype.hasobject:
-        raise TypeError(
-            f"an array of shape {x.shape} has dtype object: its entries are objects of this process, which other ranks "
-            "cannot have. Make it one of numbers (of rows that have one length), as in x.astype(float)"
-        )
     return [x, _mpi.BYTE]
 
 

@@ -79,6 +79,7 @@ from minidiff.core import (
     current_scope,
     enter,
     is_scalar_constant,
+    plain,
     running,
     typeof,
 )
@@ -340,7 +341,7 @@ def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
 def _psum(x: Value, run: Along) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
-        return x * as_factor(run.size, x)
+        return plain(x) * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.alike:

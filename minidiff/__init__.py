@@ -45,6 +45,7 @@ __all__ = [
     "cond",
     "custom_jvp",
     "custom_vjp",
+    "debug_nans",
     "draw",
     "dynamic_index_in_dim",
     "dynamic_slice",
@@ -102,6 +103,7 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
+    "debug_nans": ("minidiff.debug", True),
     "draw": ("minidiff.graph", True),
     "nn": ("minidiff.nn", False),
     "numerical": ("minidiff.numerical", False),
@@ -114,6 +116,7 @@ if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
     from minidiff import nn, numerical, testing
     from minidiff.control import cond, fori_loop, scan, switch, while_loop
     from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
+    from minidiff.debug import debug_nans
     from minidiff.graph import draw
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
     from minidiff.rematerialise import checkpoint, checkpoint_name, checkpoint_policies, remat

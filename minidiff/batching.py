@@ -10,6 +10,7 @@ import numpy
 from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.core import (
+    PLAIN,
     Interpreter,
     MisfitError,
     Primitive,
@@ -21,6 +22,7 @@ from minidiff.core import (
     are_weak,
     current_interpreter,
     name_of,
+    plain_operand,
     restores_interpreter,
     running,
     transforming,
@@ -84,6 +86,9 @@ class Batch(Interpreter):
             if self.axis_name is not None and self.runs_along(primitive, params):
                 return primitive.batch_along(self, args, params)
             batched = [self.owns(x) for x in args]
+            for x, yes in zip(args, batched):
+                if not yes and type(x) not in PLAIN:  # rules ask for shapes
+                    plain_operand(x)
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = [moveaxis(x.value, x.axis, 0) if b else x for x, b in zip(args, batched)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -25,6 +26,9 @@ Value = Any  # an array, a scalar, or a Tracer that stands for one
 INVARIANT: frozenset = frozenset()
 
 _KINDS = {"f": "f", "i": "i", "u": "u", "c": "c"}
+
+#: The dtype of tangents and cotangents of integers and booleans: it has no values.
+float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
 # ---------------------------------------------------------------- errors
@@ -128,16 +132,15 @@ def typeof(x: Value) -> ShapedArray:
         return x.type
     if isinstance(x, ShapedArray):
         return x
-    if not hasattr(x, "dtype"):
-        if not isinstance(x, (bool, int, float, complex)):
-            raise TypeError(f"expected an array or a number, got {type(x).__name__}: {x!r:.60}")
-        x = numpy.asarray(x)
+    if not isinstance(x, numpy.generic):
+        x = numpy.asarray(plain(x))
     return array_type(x.shape, x.dtype)
 
 
 @functools.lru_cache(maxsize=4096)
 def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
     """The type of plain arrays of a shape and dtype: always the same object, as long as it is in use."""
+    check_dtype(dtype)
     return ShapedArray(shape, dtype)
 
 
@@ -149,6 +152,70 @@ def is_differentiable(dtype: numpy.dtype) -> bool:
 def is_scalar_constant(x: Value) -> bool:
     """Whether `x` is a Python or NumPy number: tapes print it in place, and it agrees with any variance."""
     return isinstance(x, (bool, int, float, complex, numpy.generic))
+
+
+# ---------------------------------------------------------------- which values are arrays
+
+#: The dtypes of numbers, in this machine's byte order.
+NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
+
+#: Types of values that need no look: plain arrays and numbers. `plain` looks at all others.
+PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
+
+#: What to write instead of arrays of these kinds of dtype.
+_INSTEAD_OF_DTYPES = {
+    "O": "convert it to one of numbers (of rows that have one length), as in x.astype(float)",
+    "M": "count from a moment, as in (x - x[0]) / numpy.timedelta64(1, 's')",
+    "m": "divide it by a unit, as in x / numpy.timedelta64(1, 's')",
+    **dict.fromkeys("SUT", "convert it to numbers, as in x.astype(float)"),
+}
+
+#: What to write instead of values that have an attribute of this name. The first one counts.
+_INSTEAD_OF_OBJECTS = {
+    "filled": "its mask would be lost; write x.filled(value), or compute with x.data and x.mask",
+    "to_numpy": "write x.to_numpy()",
+    "toarray": "write x.toarray()",
+    "compute": "write x.compute()",
+    "numpy": "write x.numpy()",
+    "__array__": "write numpy.asarray(x)",
+    "__float__": "write float(x)",
+}
+
+
+def plain(x: Any) -> Value:
+    """Return a plain array or a number as it is, and a memory map as a plain array.
+
+    Raises TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
+    error says what the user should write instead.
+    """
+    if isinstance(x, (numpy.ndarray, numpy.generic)):
+        check_dtype(x.dtype)
+    if type(x) is numpy.memmap:
+        return x.view(numpy.ndarray)
+    if type(x) is numpy.ndarray or isinstance(x, (bool, int, float, complex, numpy.generic)):
+        return x
+    known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
+    raise TypeError(f"expected an array or a number, got {type(x).__name__}: {known[0] if known else f'{x!r:.60}'}")
+
+
+def plain_operand(x: Any) -> Any:
+    """Apply `plain` to an operand, which may also be a traced value, a type, or a list."""
+    if isinstance(x, (list, tuple)):
+        for item in x:
+            plain_operand(item)
+        return x
+    return x if isinstance(x, (Tracer, ShapedArray, range)) or x is None else plain(x)
+
+
+def check_dtype(dtype: numpy.dtype) -> None:
+    """Raise TypeError for a dtype that is not numeric, and say what to convert the array to."""
+    if dtype in NATIVE or dtype == float0 or (dtype.isbuiltin != 2 and dtype.kind in "biufc"):
+        return
+    if dtype.names is not None:
+        advice = f"take its fields one by one, as in x[{dtype.names[0]!r}]" if dtype.names else "it has no fields"
+    else:
+        advice = _INSTEAD_OF_DTYPES.get(dtype.kind, "convert it, as in x.astype(numpy.float32)")
+    raise TypeError(f"expected an array of numbers, got one of dtype {dtype}: {advice}")
 
 
 # ---------------------------------------------------------------- interpreters
@@ -210,6 +277,8 @@ class Interpreter:
     name = "interpreter"
     origin: tuple[str, str] | None = None  # the transformation and the function that errors speak of
     ended = False  # whether the transformation is over: its tracers have no meaning any more
+    keeps_sources = False  # whether operations recorded above it are to know their line of the program
+    watch: Callable | None = None  # what derivative rules are applied by while `debug_nans` is on: see `debug.py`
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         self.below = below
@@ -275,11 +344,14 @@ class Evaluate(Interpreter):
         if primitive.has_body:
             return primitive.evaluate(args, params)
         for x in args:
-            if isinstance(x, Tracer):
-                return spread(self, primitive, args, params)
+            if type(x) not in PLAIN:
+                args = list(map(plain_operand, args))
+                if any(isinstance(x, Tracer) for x in args):
+                    return spread(self, primitive, args, params)
+                break
         try:
             return primitive.impl(*args, **params)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise misfit(primitive, args, error) from None
 
 
@@ -312,17 +384,21 @@ class MisfitError(ValueError):
     """NumPy refused the operands of an operation: the error, with their types."""
 
     def __init__(self, primitive: Primitive, args: Sequence[Value], reason: str = "they do not fit"):
-        super().__init__(f"{primitive.name} of {' and '.join(map(_shown, args))}: {reason}")
+        super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
 
 
-def _shown(x: Any) -> str:
+def shown(x: Any) -> str:
+    """An operand as errors show it: its type, or what it is."""
     return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
 
 
-def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> ValueError:
+def misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> Exception:
     """The error for an operation that NumPy refused, naming it and its operands' types."""
     if primitive.has_body:  # an operation in it was refused, in a line that the traceback is to show
         return error
+    if not isinstance(error, ValueError):
+        for x in args:
+            plain_operand(x)
     if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
         return error
     return MisfitError(primitive, args, str(error).strip())
@@ -330,8 +406,19 @@ def misfit(primitive: Primitive, args: Sequence[Value], error: ValueError) -> Va
 
 EVALUATE = Evaluate(None)
 
+
+def _bottom() -> Evaluate:
+    """What every stack begins with: `EVALUATE`, or the interpreter that the environment asks for."""
+    if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0"):
+        return EVALUATE
+    from minidiff.debug import CheckFinite
+
+    numpy.seterr(divide="raise", over="raise", invalid="raise")
+    return CheckFinite()
+
+
 #: Each thread has its own, and so has each asynchronous task.
-_current: ContextVar[Interpreter] = ContextVar("interpreter", default=EVALUATE)
+_current: ContextVar[Interpreter] = ContextVar("interpreter", default=_bottom())  # noqa: B039 (one for all is meant)
 
 #: `current_interpreter()` is the interpreter that gives operations their meaning right now.
 current_interpreter: Callable[[], Interpreter] = _current.get
@@ -430,7 +517,7 @@ lift: Callable[[Value, frozenset], Value] = _no_lift
 
 
 def _no_spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-    for x in args if interpreter is EVALUATE else ():
+    for x in args if isinstance(interpreter, Evaluate) else ():
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
 
@@ -897,7 +984,8 @@ class Tracer:
         raise TracerError(
             f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
             "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
-            "np.stack; to index a plain array with it, minidiff.numpy.take."
+            "np.stack; to index a plain array with it, minidiff.numpy.take. Other kinds of arrays convert their right "
+            "operand: write m.filled(value) for a masked one, table.to_numpy(), sparse.toarray()."
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):

@@ -50,7 +50,7 @@ class Draft:
         self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None, for_types: bool = False
     ):
         self.stage = Stage(current_interpreter())
-        self.stage.is_program = not for_types
+        self.stage.keeps_sources = not for_types
         if origin is not None:
             self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]

@@ -10,6 +10,7 @@ import numpy
 from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.core import (
+    NATIVE,
     Interpreter,
     LeakedTracerError,
     Primitive,
@@ -21,10 +22,12 @@ from minidiff.core import (
     are_weak,
     current_interpreter,
     enter,
+    float0,
     is_differentiable,
     leak_message,
     lift_to,
     name_of,
+    plain,
     restores_interpreter,
     running,
     transforming,
@@ -32,9 +35,6 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.ops.kinds import zeros_like
-
-#: The dtype of tangents and cotangents of integers and booleans: it has no values.
-float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
 class JVPTracer(Tracer):
@@ -102,7 +102,10 @@ class JVP(Interpreter):
         else:
             return primitive.apply(below, args, params)
         with running(below):
-            out, tangent = primitive.jvp(primals, tangents, params)
+            if below.watch is None:
+                out, tangent = primitive.jvp(primals, tangents, params)
+            else:
+                out, tangent = below.watch(primitive.jvp, primitive, primals, tangents, params)
         if primitive.multiple_results:
             return [self.join(x, t) for x, t in zip(out, tangent)]
         return self.join(out, tangent)
@@ -138,19 +141,19 @@ def as_value(x: Any) -> Value:
     """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
     if type(x) is float:
         return numpy.float64(x)
-    if type(x) is numpy.ndarray and x.dtype.isnative:
+    if type(x) is numpy.ndarray and x.dtype in NATIVE:
         return x
     if isinstance(x, Tracer):
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
-    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
-        value = numpy.asarray(x)[()]
-        if not hasattr(value, "dtype"):
-            raise OverflowError(f"the integer {x} has more than 64 bits, and so no dtype: write float({x})")
-        return value
-    dtype = typeof(x).dtype  # raises for what is no array
-    return x if dtype.isnative else x.astype(dtype.newbyteorder("="))
+    x = plain(x)
+    if hasattr(x, "dtype"):
+        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+    value = numpy.asarray(x)
+    if value.dtype.hasobject:
+        raise OverflowError(f"the integer {x} has more than 64 bits, and so no dtype: write float({x})")
+    return value[()]
 
 
 def as_named_value(x: Any, what: str, advice: str = "") -> Value:
@@ -210,6 +213,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
         return [as_value(x) for x in out]
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
+    outs = list(map(as_value, outs))  # a result may be no plain array: one multiplied by a duration
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
     return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)

@@ -69,7 +69,7 @@ class Known(Stage):
     """Operations are run by the interpreter below, and recorded; results that the policy chooses are `saved`."""
 
     name = "checkpoint"
-    is_program = False
+    keeps_sources = False
 
     def __init__(self, below: Interpreter, policy: Policy | None):
         super().__init__(below)

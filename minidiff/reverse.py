@@ -19,6 +19,7 @@ from minidiff import core, tree
 from minidiff.aliasing import apart, keep_residuals
 from minidiff.core import (
     EVALUATE,
+    PLAIN,
     Interpreter,
     ShapedArray,
     Tracer,
@@ -111,7 +112,7 @@ class Sweep(JVP):
                     recorded = None
                 if recorded is None:
                     return self.process_any(primitive, args, params)
-                if other is None and isinstance(y if b is y else x, Tracer):
+                if other is None and type(y if b is y else x) not in PLAIN:
                     return self.process_any(primitive, args, params)
                 out = primitive.run(a, b, **params) if params else primitive.run(a, b)
                 if other is not None:
@@ -126,7 +127,7 @@ class Sweep(JVP):
                     inputs = recorded.keep((type_, out, a, b, name))
             else:
                 return self.process_any(primitive, args, params)
-        except ValueError as error:
+        except (AttributeError, TypeError, ValueError) as error:
             raise misfit(primitive, args, error) from None
         step = _new(Step)  # made without their constructors, which would take as long as the rest
         step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
@@ -199,6 +200,8 @@ def linearize_flat(
     recorder = Linearize(current_interpreter())
     sweep = Sweep(recorder)
     recorder.origin = sweep.origin = origin
+    if recorder.below.watch is not None:
+        recorder.below.watch_sweep(sweep)
     inputs, args = recorder.inputs, []
     for p, yes in zip(primals, active):
         if yes:
@@ -255,6 +258,7 @@ def backward_pass(
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
     plain = tape.linear and not tape.spread and interpreter is EVALUATE
+    watch = interpreter.watch
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         if consume:
@@ -290,10 +294,13 @@ def backward_pass(
                 continue
         operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
         try:
-            found = primitive.transpose(out_cts, operands, eqn.params)
+            if watch is None:
+                in_cts = primitive.transpose(out_cts, operands, eqn.params)
+            else:
+                in_cts = watch(primitive.transpose, primitive, out_cts, operands, eqn.params)
         finally:
             become(interpreter)  # see `restores_interpreter`
-        for a, ct in zip(inputs, found):
+        for a, ct in zip(inputs, in_cts):
             if ct is not None and isinstance(a, Var) and a not in env:
                 _accumulate(adjoints, owned, a, ct)
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]

@@ -27,7 +27,7 @@ from minidiff.tape import Recorder, Tape
 class Stage(Recorder):
     """Every operation is recorded: values are names, of which only the type is known."""
 
-    is_program = True
+    keeps_sources = True
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import (
+    PLAIN,
     Interpreter,
     LeakedTracerError,
     Primitive,
@@ -31,6 +32,7 @@ from minidiff.core import (
     VarianceError,
     is_scalar_constant,
     leak_message,
+    plain_operand,
     typeof,
 )
 from minidiff.location import Location, here, replays
@@ -327,7 +329,7 @@ class RecordedTracer(Tracer):
 class Recorder(Interpreter):
     """An interpreter that writes operations on a tape."""
 
-    is_program = False  # whether its tape is a program for people to read: equations know where they come from
+    # `keeps_sources` says whether its tape is a program for people to read.
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
@@ -356,7 +358,7 @@ class Recorder(Interpreter):
         """Where what is being recorded comes from: looked up only where it will get on to the tape of a program."""
         interpreter: Interpreter | None = self
         while interpreter is not None:
-            if isinstance(interpreter, Recorder) and interpreter.is_program:
+            if interpreter.keeps_sources:
                 return here()
             interpreter = interpreter.below
         return None
@@ -367,9 +369,11 @@ class Recorder(Interpreter):
     def atom(self, x: Value) -> Atom:
         if self.owns(x):
             return x.variable
+        if type(x) in PLAIN:
+            return x
         if isinstance(x, Tracer) and x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
-        return x
+        return plain_operand(x)
 
     def tape(self, outs: Sequence[Value]) -> Tape:
         return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
-from collectives.backend import Axes, Backend
+from collectives.backend import Axes, Backend, place_of
 from collectives.exchange import exchange, exchange_together, index
 from collectives.kinds import Together
 from collectives.ops import axis_index_p
@@ -26,11 +26,14 @@ from minidiff.core import (
     TracerError,
     Value,
     VarianceError,
+    check_dtype,
     leak_message,
+    plain_operand,
     running,
     transforming,
     typeof,
 )
+from minidiff.debug import error_for, is_inexact, state, worst
 from minidiff.drafts import BodyOperation
 from minidiff.ops.kinds import is_elementwise
 from minidiff.optimize import optimize
@@ -50,8 +53,11 @@ _BLOCKS = (
 UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
 
 
-#: The type of what ranks hold along some axes: always the same object, as long as it is in use, as `array_type`.
-_type_of_blocks = functools.lru_cache(maxsize=4096)(ShapedArray)
+@functools.lru_cache(maxsize=4096)
+def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str]) -> ShapedArray:
+    """The type of values that vary along some axes: always the same object, as long as it is in use."""
+    check_dtype(dtype)
+    return ShapedArray(shape, dtype, variance)
 
 
 class RankTracer(Tracer):
@@ -145,6 +151,7 @@ class SPMD(Interpreter):
     """
 
     name = "shard_map"
+    checker: Interpreter | None = None  # the interpreter that its `shard_map` was evaluated by
 
     def __init__(
         self,
@@ -203,6 +210,8 @@ class SPMD(Interpreter):
     def _across(self, primitive: Primitive, operands: Sequence[tuple], params: dict, recorded: bool) -> Value:
         """A collective, or which rank this is."""
         ranks = self.mesh.ranks
+        for x, _ in operands:
+            check_dtype(x.dtype)  # other ranks cannot have this one's objects
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
@@ -326,10 +335,59 @@ class SPMD(Interpreter):
             return self.operand(x.whole())
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
-        return x, ()
+        return plain_operand(x), ()
 
 
-class CheckedSPMD(SPMD):
+#: Collectives that may make a NaN or an infinity. The others move numbers, or choose one.
+_SUMS = ("psum", "psum_scatter", "reduce")
+
+
+class CheckFiniteOnRanks(SPMD):
+    """As `SPMD`, while `debug_nans` is on: each rank's results are checked against its operands.
+
+    An all-reduce of a small integer before each sum says what the other ranks' operands are.
+    """
+
+    keeps_sources = True
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        sums = (primitive.each or primitive).name in _SUMS
+        if primitive.has_body or (primitive.on_ranks and not sums):
+            return super().process(primitive, args, params)
+        given = [self._worst(x) for x in args]
+        if sums:
+            among = {k: params[k] for k in ("axes", "size", "groups") if k in params}
+            given = [self.mesh.ranks.collective("pmax", x, held, False, among) for x, held in given]
+        with numpy.errstate(all="ignore"):
+            out = super().process(primitive, args, params)
+        made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
+        ranks, setting = self.mesh.ranks, worst(params)
+        before = [max(setting, *states) for states in zip(*[self._by_rank(*x) for x in given])]
+        after = [max(states) for states in zip(*[self._by_rank(*x) for x in made])]
+        worse = {r: after[r] for r in range(len(after)) if self.checker.is_wrong(before[r], after[r])}
+        if worse:
+            where = [place_of(self.mesh.shape, ranks.rank + r) for r in worse]
+            raise error_for(str(primitive), args, max(worse.values()), ", ".join(where))
+        return out
+
+    def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
+        """The worst that each rank's block of a value holds, as a value of this mesh."""
+        data, held = (x.data, x.held) if isinstance(x, (RankTracer, SplitTracer)) else self.operand(x)
+        if not is_inexact(data):
+            return numpy.zeros((), numpy.uint8), ()
+        found = numpy.asarray(state(data))
+        block = len(self.mesh.ranks.block_shape(found, held))
+        return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
+
+    def _by_rank(self, x: numpy.ndarray, held: Axes) -> list[int]:
+        found = self.mesh.ranks.local(numpy.asarray(x), held)
+        return list(map(int, found)) if isinstance(found, list) else [int(found)]
+
+    def lower(self, tape: CompiledTape, values: Sequence[Value]) -> None:
+        return None
+
+
+class CompareUnmapped(SPMD):
     """As `SPMD`, and checks that unmapped arguments and arrays that the body closes over are the same on all ranks."""
 
     checked: dict[int, Any] | None = None  # arrays that the body closes over, by id, once it runs
@@ -344,6 +402,19 @@ class CheckedSPMD(SPMD):
             self.checked[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
         return super().operand(x)
+
+
+class CheckAll(CompareUnmapped, CheckFiniteOnRanks):
+    """Both checks together."""
+
+
+#: The interpreter of a body, by whether unmapped values are compared, and whether results are checked to be finite.
+CHECKED = {
+    (False, False): SPMD,
+    (True, False): CompareUnmapped,
+    (False, True): CheckFiniteOnRanks,
+    (True, True): CheckAll,
+}
 
 
 def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[Any, Axes]:

@@ -29,7 +29,7 @@ import numpy
 import collectives
 from minidiff import core
 from minidiff.core import (
-    EVALUATE,
+    Evaluate,
     Interpreter,
     LeakedTracerError,
     Primitive,
@@ -614,7 +614,7 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
         with running(interpreter):
             return settled(*args, params["mesh"], params["want"])
     meshes = [layout.mesh for layout in layouts if layout is not None]
-    if interpreter is EVALUATE:
+    if isinstance(interpreter, Evaluate):
         _check_alive(args)
         if not meshes:
             return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)

@@ -72,6 +72,7 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
+from minidiff.debug import CheckFinite
 from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value, as_values
 from minidiff.global_random import random_state, warn_if_random
@@ -83,7 +84,7 @@ from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var
 from spmd.agreement import NO_CALL, Call, checks_values, compare_call, described
-from spmd.interpreter import SPMD, CheckedSPMD, RankTracer, SplitTracer, place
+from spmd.interpreter import CHECKED, SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
     Layout,
@@ -148,10 +149,12 @@ class ShardMap(Primitive):
             raise TracerError("a shard_map inside another: its body is compiled, not what surrounds it")
         compare_call(params)
         explicit, in_specs = not params["auto_pbroadcast"], params["in_specs"]
-        kind, mesh = CheckedSPMD if checks_values() else SPMD, params["mesh"]
-        interpreter = kind(mesh, params["check_rep"], params["axes"], outer, explicit=explicit)
+        bottom = current_interpreter() if outer is None else outer.checker
+        kind = CHECKED[checks_values(), isinstance(bottom, CheckFinite)]
+        interpreter = kind(params["mesh"], params["check_rep"], params["axes"], outer, explicit=explicit)
+        interpreter.checker = bottom
         blocks = [_place(interpreter, x, spec) for x, spec in zip(args, in_specs)]
-        if kind is CheckedSPMD:
+        if checks_values():
             interpreter.check_arguments(blocks, in_specs)
         if params["check_rep"]:
             blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -274,7 +275,65 @@ LAYOUTS: dict[str, tuple[Callable, Callable]] = {
 }
 
 
+def _unaligned(x: numpy.ndarray) -> numpy.ndarray:
+    out = numpy.ndarray(x.shape, x.dtype, bytearray(x.nbytes + 1), 1)
+    out[...] = x
+    return out
+
+
+def _read_only(x: numpy.ndarray) -> numpy.ndarray:
+    out = x.copy()
+    out.flags.writeable = False
+    return out
+
+
+def _memory_mapped(x: numpy.ndarray) -> numpy.ndarray:
+    if not x.size:
+        return _read_only(x)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(x.tobytes())
+        file.flush()
+        return numpy.memmap(file.name, x.dtype, "r", shape=x.shape)
+
+
+#: Arrays of the same numbers that are kept in another way, which MPI may read, write into or know no dtype of.
+STORED: dict[str, Callable[[numpy.ndarray], numpy.ndarray]] = {
+    "memory-mapped": _memory_mapped,
+    "read-only": _read_only,
+    "unaligned": _unaligned,
+    "other byte order": lambda x: x.astype(x.dtype.newbyteorder("S")),
+    "columns first": lambda x: numpy.asfortranarray(x),
+    "backwards": lambda x: x[..., ::-1].copy()[..., ::-1] if x.ndim else x,
+    "long double": lambda x: x.astype(numpy.longdouble),
+    "complex long double": lambda x: x.astype(numpy.clongdouble),
+    "small integers": lambda x: numpy.ceil(x).astype(numpy.int8),
+}
+
+
 # ---------------------------------------------------------------- checks
+
+
+def check_stored(mesh, axes, kind) -> None:
+    """All collectives of arrays of a kind in `STORED`: of arguments, and of arrays that the body closes over."""
+    for case in one_case_each(size_of(mesh, axes)):
+        if case.name == "axis_index" or (case.name in ("pmax", "pmin") and kind.startswith("complex")):
+            continue
+        held = operand_axes(mesh, case, axes)
+        stored = STORED[kind](random((size_of(mesh, held), *case.shape), "float64"))
+        numbers = stored.astype(stored.dtype.newbyteorder("="))
+        check_kept(mesh, case, axes, on_blocks(mesh, lambda x, case=case: case(x, axes), held)(stored), numbers, held)
+        if case.name not in ("pmax", "pmin"):  # of what all ranks have, they are that itself, without MPI
+            closed = STORED[kind](numpy.array(numbers[0]))
+            body = on_blocks(mesh, lambda x, case=case, closed=closed: case(closed, axes), mesh.axis_names)
+            check_kept(mesh, case, axes, body(numpy.zeros(mesh.size)), numbers[:1], ())
+
+
+def check_kept(mesh, case, axes, result, stacked, held) -> None:
+    """Each rank's result of a collective, against the reference; its dtype is of this machine."""
+    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
+    for rank, block in enumerate(every_rank(mesh, result)):
+        assert block.dtype.isnative
+        assert_same(block, expected[rank], exact=case.name not in ADDS)
 
 
 def check_value(mesh, case, axes, dtype="float64", layout="plain", held=None, check_rep=True) -> None:

@@ -9,10 +9,12 @@ import re
 import numpy
 import pytest
 
+import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
+from tests.collective_checks import STORED, check_stored
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0])
@@ -285,7 +287,7 @@ INTEGERS = {
         lambda: md.vjp(lambda x: x, X)[1](I),
         r"result has type f64\[3\], but its cotangent ct .* i64\[3\]",
     ),
-    "objects": (lambda: md.grad(total)(numpy.array([1.0, None])), r"argument 0 of .* has type object\[2\]"),
+    "objects": (lambda: md.grad(total)(numpy.array([1.0, None])), "argument 0 of .* got one of dtype object: .*astype"),
     "text": (lambda: md.grad(total)("a"), "expected an array or a number, got str: 'a'"),
     "text, in a tree": (
         lambda: md.grad(lambda x, y: x * y["w"], argnums=1)(1.0, {"w": "a"}),
@@ -436,6 +438,196 @@ def test_argnums_may_be_negative_and_of_numpy():
         numpy.testing.assert_array_equal(md.grad(np.dot, argnums)(X, 2 * X), X)
         numpy.testing.assert_array_equal(md.jacfwd(np.dot, argnums)(X, 2 * X), X)
     assert len(md.grad(np.dot, [0, -1])(X, X)) == 2
+
+
+# ---------------------------------------------------------------- values that are not plain arrays
+
+
+class Table:
+    """What a pandas Series or an xarray DataArray looks like."""
+
+    shape, dtype, ndim, size = (3,), numpy.dtype(float), 1, 3
+
+    def to_numpy(self):
+        return X
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+
+class Sparse:
+    """What a sparse matrix of SciPy looks like: NumPy makes an array of one object of it."""
+
+    shape, dtype, ndim = (3,), numpy.dtype(float), 1
+
+    def toarray(self):
+        return X
+
+
+class Foreign:
+    """What is converted by NumPy, and is no array otherwise."""
+
+    def __array__(self, dtype=None, copy=None):
+        return X
+
+
+class WithUnit(numpy.ndarray):
+    """A subclass of arrays, which may mean more than its numbers."""
+
+
+#: Values, and what the error says of them.
+NOT_PLAIN = {
+    "masked": (numpy.ma.masked_array(X, [0, 0, 1]), r"got MaskedArray: .*x\.filled\(value\)"),
+    "matrix": (numpy.matrix(X), r"got matrix: write numpy\.asarray\(x\)"),
+    "subclass": (X.view(WithUnit), r"got WithUnit: write numpy\.asarray\(x\)"),
+    "recarray": (numpy.rec.array([(1.0, 2)] * 3, [("a", float), ("b", int)]), r"got one of dtype .*x\['a'\]"),
+    "structured": (numpy.zeros(3, [("a", float)]), r"got one of dtype .*x\['a'\]"),
+    "dates": (
+        numpy.array(["2024-02-29"] * 3, "M8[D]"),
+        r"dtype datetime64\[D\]: .*\(x - x\[0\]\) / numpy\.tim",
+    ),
+    "a date": (numpy.datetime64("2024-02-29"), r"dtype datetime64\[D\]"),
+    "durations": (numpy.arange(3).astype("m8[s]"), r"dtype timedelta64\[s\]: .*x / numpy\.timedelta64"),
+    "text": (numpy.array(["a", "b", "c"]), r"dtype <U[0-9]+: .*x\.astype\(float\)"),
+    "bytes": (numpy.array([b"a", b"b", b"c"]), r"dtype \|S[0-9]+: .*x\.astype\(float\)"),
+    "objects": (numpy.array([None, 1.0, 2.0]), r"dtype object: .*x\.astype\(float\)"),
+    "table": (Table(), r"got Table: write x\.to_numpy\(\)"),
+    "sparse": (Sparse(), r"got Sparse: write x\.toarray\(\)"),
+    "foreign": (Foreign(), r"got Foreign: write numpy\.asarray\(x\)"),
+    "large": (10**30, "got one of dtype object"),
+}
+
+double = md.custom_vjp(lambda x: 2.0 * x)
+double.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (2.0 * ct,))
+triple = md.custom_jvp(lambda x: 3.0 * x)
+triple.defjvp(lambda primals, tangents: (3.0 * primals[0], 3.0 * tangents[0]))
+
+
+def in_a_body(f, specs=P()):
+    return spmd.shard_map(lambda x: f(), mesh=MESH, in_specs=P(), out_specs=specs)(X)
+
+
+#: Where values enter, as an argument, a result, or what a collective or a derivative is applied to.
+ENTRANCES = {
+    "grad": lambda v: md.grad(total)(v),
+    "grad, in a tree": lambda v: md.grad(lambda p: p["a"][0].sum())({"a": [v]}),
+    "vjp": lambda v: md.vjp(total, v),
+    "jvp": lambda v: md.jvp(total, (v,), (v,)),
+    "tangent": lambda v: md.jvp(total, (X,), (v,)),
+    "linearize": lambda v: md.linearize(total, v),
+    "tangent of linearize": lambda v: md.linearize(total, X)[1](v),
+    "cotangent": lambda v: md.vjp(np.sin, X)[1](v),
+    "jacrev": lambda v: md.jacrev(total)(v),
+    "hvp": lambda v: md.hvp(total, (X,), (v,)),
+    "vmap": lambda v: md.vmap(np.sin)(v),
+    "jit": lambda v: md.jit(total)(v),
+    "make_tape": lambda v: md.make_tape(total)(v),
+    "checkpoint": lambda v: md.checkpoint(total)(v),
+    "scan": lambda v: md.scan(lambda c, x: (c, x), 0.0, v),
+    "carry": lambda v: md.scan(lambda c, x: (c, x), v, X),
+    "fori_loop": lambda v: md.fori_loop(0, 2, lambda i, c: c, v),
+    "while_loop": lambda v: md.while_loop(lambda c: False, lambda c: c, v),
+    "cond": lambda v: md.cond(True, total, total, v),
+    "pred": lambda v: md.cond(v, lambda: 1.0, lambda: 2.0),
+    "switch": lambda v: md.switch(0, [total], v),
+    "custom_vjp": lambda v: double(v),
+    "custom_jvp": lambda v: triple(v),
+    "stop_gradient": lambda v: md.stop_gradient(v),
+    "linear_transpose": lambda v: md.linear_transpose(lambda x: 2.0 * x, X)(v),
+    "result of vjp": lambda v: md.vjp(lambda x: v, X),
+    "result of jit": lambda v: md.jit(lambda x: v)(X),
+    "result of vmap": lambda v: md.vmap(lambda x: v)(X),
+    "result of a step": lambda v: md.scan(lambda c, x: (c, v), 0.0, X),
+    "result of checkpoint": lambda v: md.checkpoint(lambda x: v)(X),
+    "shard_map": lambda v: spmd.shard_map(total, mesh=MESH, in_specs=P(), out_specs=P())(v),
+    "result of shard_map": lambda v: in_a_body(lambda: v),
+    "distribute": lambda v: spmd.distribute(v, MESH, P()),
+    "reshard": lambda v: spmd.reshard(v, P()),
+    "psum": lambda v: in_a_body(lambda: collectives.psum(v, "i")),
+    "pmax": lambda v: in_a_body(lambda: collectives.pmax(v, "i")),
+    "all_gather": lambda v: in_a_body(lambda: collectives.all_gather(v, "i"), P("i")),
+    "ppermute": lambda v: in_a_body(lambda: collectives.ppermute(v, "i", [(0, 1)]), P("i")),
+    "collective of vmap": lambda v: md.vmap(lambda x: collectives.psum(v, "i"), axis_name="i")(X),
+    "array": lambda v: md.grad(lambda x: np.array([x, v]).sum())(X),
+    "softmax": lambda v: md.nn.softmax(v),
+}
+
+#: What a traced value meets.
+MEETINGS = {
+    "*": lambda x, v: x * v,
+    "@": lambda x, v: x @ v,
+    "function": lambda x, v: np.arctan2(x, v),
+    "list": lambda x, v: np.stack([x, v]),
+    "einsum": lambda x, v: np.einsum("i,i->i", x, v),
+    "where": lambda x, v: np.where(x > 1, x, v),
+    "at": lambda x, v: x.at[:].set(v),
+}
+
+
+@pytest.mark.parametrize("entrance", ENTRANCES)
+def test_values_that_are_not_plain_are_refused(entrance):
+    for value, (x, message) in NOT_PLAIN.items():
+        if (entrance, value) != ("array", "large"):  # numbers stand beside arrays in no list
+            with pytest.raises(TypeError, match=f"expected an array (of numbers|or a number), .*{message}"):
+                ENTRANCES[entrance](x)
+
+
+@pytest.mark.parametrize("meeting", MEETINGS)
+@pytest.mark.parametrize("transformation", ["grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"])
+def test_traced_values_meet_no_values_that_are_not_plain(transformation, meeting):
+    for value, (x, message) in NOT_PLAIN.items():
+        if value != "large":  # a Python number promotes weakly
+            with pytest.raises(TypeError, match=f"expected an array .*{message}"):
+                RUN[transformation](lambda traced, x=x: MEETINGS[meeting](traced, x).sum())
+
+
+def test_a_masked_array_as_an_index_is_refused():
+    with pytest.raises(IndexError, match="got MaskedArray: its mask would be lost"):
+        md.grad(lambda x: x[numpy.ma.masked_array([0, 1], [0, 1])].sum())(X)
+
+
+@pytest.mark.parametrize("transformation", RUN)
+def test_memory_maps_are_arrays(transformation, tmp_path):
+    numpy.save(tmp_path / "x.npy", X)
+    mapped = numpy.load(tmp_path / "x.npy", mmap_mode="r")
+    assert type(mapped) is numpy.memmap
+
+    def f(x):
+        return (np.sin(x) * mapped).sum()
+
+    expected = RUN[transformation](lambda x: np.stack([(np.sin(x) * X).sum()]).sum())
+    found = RUN[transformation](f)
+    for a, b in zip(md.tree.leaves(found), md.tree.leaves(expected)):
+        assert transformation in ("make_tape", "vjp", "linearize") or numpy.array_equal(a, b)
+    gradient = md.grad(lambda x: (x * x).sum())(mapped)
+    assert type(gradient) is numpy.ndarray and numpy.array_equal(gradient, 2 * X)
+    assert type(md.jit(lambda x: x)(mapped)) is numpy.ndarray
+
+
+def test_other_byte_orders_and_layouts_are_arrays():
+    packed = numpy.zeros(3, [("pad", "i1"), ("x", float)])["x"]
+    packed[:] = X
+    assert not packed.flags.aligned
+    for x in (X.astype(X.dtype.newbyteorder("S")), packed, numpy.stack([X, X])[:, ::2][0], X[::-1][::-1]):
+        numpy.testing.assert_array_equal(md.grad(lambda y, x=x: (y * x).sum())(numpy.ones_like(x)), x)
+        numpy.testing.assert_array_equal(md.grad(total_of_squares)(x), 2 * x)
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_collectives_of_arrays_that_are_stored_in_other_ways(kind):
+    check_stored(MESH, ("i",), kind)
+
+
+def total_of_squares(x):
+    return (x * x).sum()
+
+
+def test_a_type_of_another_library_is_refused():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    x = X.astype(ml_dtypes.bfloat16)
+    for run in (md.grad(total), md.jit(total), md.vmap(np.sin), lambda x: spmd.distribute(x, MESH, P())):
+        with pytest.raises(TypeError, match=r"dtype bfloat16: convert it, as in x\.astype\(numpy\.float32\)"):
+            run(x)
 
 
 # ---------------------------------------------------------------- values that leaked

@@ -56,7 +56,7 @@ from minidiff.drafts import (
     prune_tape,
     run_batched,
 )
-from minidiff.forward import JVP, push_forward
+from minidiff.forward import JVP, as_values, push_forward
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
 from minidiff.reverse import backward_pass
 from minidiff.tape import Equation, Tape, Var, tapes_of
@@ -299,6 +299,8 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
 
 def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
     use = SELECTORS[primitive.name]
+    given, structure = tree.flatten(operands)
+    as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # a branch that runs takes any value
     batched = isinstance(selector, BatchTracer)
     known = None if batched else if_known(selector, use)
     if known is not None:

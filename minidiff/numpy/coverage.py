@@ -77,6 +77,7 @@ REFUSED = {
     "nested_iters": "iterate over x itself, or over np.ndindex(x.shape)",
     "ndenumerate": "iterate over np.ndindex(x.shape), and index with what it yields",
     "flatiter": "iterate over x.ravel()",
+    "isnat": "traced values are numbers; find out about dates outside, and pass the mask",
     "recarray": "structured arrays carry no derivatives; use dictionaries or named tuples of arrays",
 }
 

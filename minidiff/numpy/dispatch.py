@@ -15,9 +15,10 @@ import numpy
 
 from minidiff.core import NUMPY_FUNCTIONS, Tracer
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
-from minidiff.numpy.replaced import array, asarray, holds_tracer
+from minidiff.numpy.replaced import array, holds_tracer
 from minidiff.ops import ufunc_methods
 from minidiff.ops.elementwise import convert
+from minidiff.ops.shape import as_array
 
 # ---------------------------------------------------------------- ufuncs
 
@@ -72,7 +73,7 @@ def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, k
 
 def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> list:
     """The operands converted to what NumPy converts them to where the result is to have `dtype`."""
-    operands = [x if isinstance(x, Tracer) or type(x) in (int, float, complex) else asarray(x) for x in inputs]
+    operands = [x if isinstance(x, Tracer) or type(x) in (int, float, complex) else as_array(x) for x in inputs]
     wanted = (*[None] * ufunc.nin, *[numpy.dtype(dtype)] * ufunc.nout)
     given = [getattr(x, "dtype", type(x)) for x in operands]
     try:

@@ -126,7 +126,7 @@ def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, 
 
 def _array(x: Any) -> Value:
     """An argument that may be a list, as an array."""
-    return numpy.asarray(x) if isinstance(x, (list, tuple)) else x
+    return shape.as_array(x) if isinstance(x, (list, tuple)) else x
 
 
 # ---------------------------------------------------------------- choosing
@@ -210,7 +210,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
 
     Differentiable in x, xp, fp, left and right.
     """
-    x, xp, fp = (v if hasattr(v, "dtype") else numpy.asarray(v) for v in (x, xp, fp))
+    x, xp, fp = map(shape.as_array, (x, xp, fp))
     x, xp, fp = x.astype(float), xp.astype(float), fp.astype(complex if _kind(fp) == "c" else float)
     if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
         raise ValueError(f"interp: xp and fp are points on a line, as many, got {typeof(xp)} and {typeof(fp)}")

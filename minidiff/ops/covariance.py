@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements
+from minidiff.core import Value, implements
 from minidiff.ops.elementwise import convert
-from minidiff.ops.shape import concatenate, reshape, squeeze
+from minidiff.ops.shape import as_array, concatenate, reshape, squeeze
 
 
 def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:
     """Observations as a matrix with a row for each variable."""
-    x = m if isinstance(m, Tracer) else numpy.asarray(m)
+    x = as_array(m)
     if x.ndim > 2:
         raise ValueError(f"cov: observations have two dimensions at most, got {x.ndim}")
     x = reshape(x, (1, x.size)) if x.ndim < 2 else x if rowvar else x.T
@@ -33,7 +33,7 @@ def cov(
     dtype: Any = None,
 ) -> Value:
     """`numpy.cov`: the covariances of variables: rows of m (and of y), or columns unless `rowvar`."""
-    given = [z if hasattr(z, "dtype") else numpy.asarray(z) for z in (m, y) if z is not None]
+    given = [as_array(z) for z in (m, y) if z is not None]
     dtype = numpy.result_type(*[z.dtype for z in given], numpy.float64) if dtype is None else dtype
     rows = [_variables(z, rowvar, dtype) for z in given]
     x = concatenate(rows, 0) if len(rows) == 2 else rows[0]
@@ -41,7 +41,7 @@ def cov(
     weights = None
     for w in (fweights, aweights):
         if w is not None:
-            w = w if isinstance(w, Tracer) else numpy.asarray(w)
+            w = as_array(w)
             weights = w if weights is None else weights * w
     total = x.shape[1] if weights is None else weights.sum()
     if weights is None or aweights is None or ddof == 0:

@@ -8,7 +8,7 @@ import numpy
 
 from minidiff.core import Value, implements, promoting, typeof
 from minidiff.ops.elementwise import convert, floor
-from minidiff.ops.shape import moveaxis
+from minidiff.ops.shape import as_array, moveaxis
 
 
 @implements(numpy.linspace)
@@ -69,4 +69,4 @@ def geomspace(
 
 def _value(x: Any) -> Value:
     """An argument as an array, a number or a traced value. What is computed of plain ones alone is not recorded."""
-    return numpy.asarray(x) if isinstance(x, (list, tuple)) else x
+    return as_array(x) if isinstance(x, (list, tuple)) else x

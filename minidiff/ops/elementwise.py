@@ -478,7 +478,6 @@ spacing = discrete(numpy.spacing)
 isfinite = discrete(numpy.isfinite)
 isinf = discrete(numpy.isinf)
 isnan = discrete(numpy.isnan)
-isnat = discrete(numpy.isnat)
 signbit = discrete(numpy.signbit)
 
 equal = discrete(numpy.equal)

@@ -18,6 +18,7 @@ from minidiff.core import (
     Value,
     VarianceError,
     implements,
+    plain_operand,
     promoting,
     typeof,
 )
@@ -251,7 +252,7 @@ def _slice(x: Value, index: tuple) -> Value:
 
 def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
     """Known indices are checked here as NumPy checks them; traced ones when they are used."""
-    indices = [i if isinstance(i, Tracer) else numpy.asarray(i) for i in arrays]
+    indices = [i if isinstance(i, Tracer) else numpy.asarray(plain_operand(i)) for i in arrays]
     some = all(i.size for i in indices)  # where one is empty, only single integers are checked
     for i, size in zip(indices, sizes):
         if (some or not i.ndim) and not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
@@ -263,17 +264,18 @@ def _normal(i: Any, t: ShapedArray) -> Any:
     """One entry of an index as None, an ellipsis, a slice, an int, an array or a traced array of integers."""
     if i is None or i is Ellipsis or type(i) in (int, slice):
         return i
-    if isinstance(i, (list, tuple)):
-        i = ops.shape.as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
-    elif not isinstance(i, Tracer):
-        i = numpy.asarray(i)
+    expected = "an index is an integer, a slice, None, '...', or an array of integers or booleans"
+    try:
+        if isinstance(i, (list, tuple)):
+            i = ops.shape.as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
+        elif not isinstance(i, Tracer):
+            i = numpy.asarray(plain_operand(i))
+    except TypeError as error:
+        raise IndexError(f"{expected}; {error}") from None
     if i.dtype == bool:
         return numpy.asarray(i.concrete("a boolean mask")) if isinstance(i, Tracer) else i
     if i.dtype.kind not in "iu":
-        raise IndexError(
-            f"an index is an integer, a slice, None, '...', or an array of integers or booleans; got {typeof(i)} "
-            f"for a value of type {t}"
-        )
+        raise IndexError(f"{expected}; got {typeof(i)} for a value of type {t}")
     return i if i.ndim or isinstance(i, Tracer) else operator.index(i)
 
 
@@ -390,7 +392,7 @@ def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
     """A condition whose values decide about the shape of a result."""
     if isinstance(condition, Tracer):
         condition = condition.concrete(f"{what} (the shape of its result depends on values; consider np.where)")
-    return numpy.asarray(condition)
+    return numpy.asarray(plain_operand(condition))
 
 
 @implements(numpy.compress)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.core import ShapedArray, Value, implements, typeof
 from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.kinds import Multilinear, align, match
@@ -312,7 +312,7 @@ def _operands(operands: Sequence) -> tuple[str, list[Value]]:
         subscripts = ",".join(map(_term, lists))
         if len(operands) % 2:
             subscripts += "->" + _term(operands[-1])
-    return subscripts, [x if isinstance(x, Tracer) else numpy.asarray(x) for x in values]
+    return subscripts, list(map(as_array, values))
 
 
 def _term(labels: Sequence) -> str:

@@ -13,14 +13,14 @@ import numpy
 from minidiff.core import Primitive, Tracer, Value, implements, typeof
 from minidiff.ops.elementwise import convert, copy
 from minidiff.ops.kinds import zeros_like
-from minidiff.ops.shape import concatenate, expand_dims, reshape, stack
+from minidiff.ops.shape import as_array, concatenate, expand_dims, reshape, stack
 
 
 def _row(p: Any) -> Value:
     """Coefficients as an array of one dimension."""
     if isinstance(p, (list, tuple)) and any(isinstance(c, Tracer) for c in p):
-        p = stack([c if isinstance(c, Tracer) else numpy.asarray(c) for c in p])
-    p = p if isinstance(p, Tracer) else numpy.asarray(p)
+        p = stack(list(map(as_array, p)))
+    p = as_array(p)
     if p.ndim > 1:
         raise ValueError(f"the coefficients of a polynomial have one dimension, got {typeof(p)}")
     return reshape(p, (p.size,)) if isinstance(p, Tracer) else p.reshape(-1)
@@ -38,7 +38,7 @@ def _zeros(n: int, like: Value) -> numpy.ndarray:
 @implements(numpy.polyval)
 def polyval(p: Value, x: Value) -> Value:
     """`numpy.polyval`: the polynomial at each element of x, by Horner's scheme."""
-    p, x = _row(p), x if isinstance(x, Tracer) else numpy.asarray(x)
+    p, x = _row(p), as_array(x)
     y = numpy.zeros(x.shape, x.dtype)
     for coefficient in p:
         y = y * x + coefficient
@@ -131,14 +131,14 @@ def polyfit(
     x: Value, y: Value, deg: int, rcond: float | None = None, full: bool = False, w: Any = None, cov: Any = False
 ) -> Any:
     """`numpy.polyfit`: the polynomial of degree `deg` that is nearest to the points, by least squares."""
-    x, y = [z if isinstance(z, Tracer) else numpy.asarray(z) for z in (x, y)]
+    x, y = as_array(x), as_array(y)
     if x.ndim != 1 or y.ndim not in (1, 2) or x.shape[0] != y.shape[0]:
         raise ValueError(f"polyfit: x has one dimension, y one or two, and both one length; got {x.shape}, {y.shape}")
     work = numpy.promote_types(x.dtype, int)  # as NumPy has it: the powers of float32 are float64
     rcond = x.size * numpy.finfo(numpy.result_type(x.dtype, 0.0)).eps if rcond is None else rcond
     powers = (convert(x, work) if isinstance(x, Tracer) else x.astype(work))[:, None] ** numpy.arange(deg, -1, -1)
     if w is not None:
-        w = w if isinstance(w, Tracer) else numpy.asarray(w)
+        w = as_array(w)
         powers, y = powers * w[:, None], y * (w[:, None] if y.ndim == 2 else w)
     scale = numpy.sqrt((powers * powers).sum(axis=0))
     powers = powers / scale

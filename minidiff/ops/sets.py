@@ -8,15 +8,15 @@ import numpy
 
 from minidiff.core import Tracer, Value, implements
 from minidiff.ops.indexing import getitem
-from minidiff.ops.shape import concatenate, ravel
+from minidiff.ops.shape import as_array, concatenate, ravel
 
 
 def _line(x: Any) -> Value:
-    return ravel(x) if isinstance(x, Tracer) else numpy.ravel(x)
+    return ravel(x) if isinstance(x, Tracer) else numpy.ravel(as_array(x))
 
 
 def _behind(x: Value, name: str) -> numpy.ndarray:
-    return numpy.asarray(x.concrete(name) if isinstance(x, Tracer) else x)
+    return numpy.asarray(x.concrete(name) if isinstance(x, Tracer) else as_array(x))
 
 
 def _first(values: numpy.ndarray) -> numpy.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # its families are looked up when a rule runs
-from minidiff.core import ShapedArray, Tracer, Value, implements, strong, typeof
+from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
 from minidiff.ops import indexing
 from minidiff.ops.kinds import Linear, match, zeros_like
 
@@ -57,11 +57,12 @@ def shift(axes: Sequence[int]) -> tuple[int, ...]:
 
 def as_array(x: Any) -> Value:
     """An array or a traced value as it is; numbers, and nested lists that may hold traced values, as one."""
-    if hasattr(x, "dtype"):
+    if isinstance(x, Tracer):
         return strong(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
         return _nested(x)
-    return numpy.asarray(x)
+    x = plain_operand(x)
+    return x if hasattr(x, "dtype") else numpy.asarray(x)
 
 
 def holds_tracer(x: Any) -> bool:
@@ -83,7 +84,7 @@ def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
         if len(set(shapes)) > 1:
             raise ValueError(f"array: what stands in a list must be of one shape, got {' and '.join(map(str, shapes))}")
         return (len(x), *shapes[0])
-    x = x if isinstance(x, Tracer) else numpy.asarray(x)
+    x = as_array(x)
     parts.append(x.reshape((x.size,)))
     return x.shape
 

@@ -202,7 +202,7 @@ def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> V
 
     The length of the result depends on the integers: they must be known (not names on a tape, nor batched).
     """
-    x = numpy.asarray(concrete(x, numpy.bincount))
+    x = numpy.asarray(as_array(concrete(x, numpy.bincount)))
     if weights is None:
         return numpy.bincount(x, minlength=minlength)
     size = max(numpy.bincount(x).size, minlength)

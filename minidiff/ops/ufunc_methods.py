@@ -19,7 +19,7 @@ from minidiff.ops.elementwise import convert, exp, isfinite, log, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import moveaxis, normalize_axes, normalize_axis, reshape, stack
+from minidiff.ops.shape import as_array, moveaxis, normalize_axes, normalize_axis, reshape, stack
 
 
 def _logsumexp(x: Value, axis: Any, keepdims: bool = False) -> Value:
@@ -126,7 +126,7 @@ def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int
 def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
     """`np.<ufunc>.outer`: the ufunc between each element of A and each of B."""
     _check_binary(ufunc, "outer")
-    A, B = [x if isinstance(x, Tracer) else numpy.asarray(x) for x in (A, B)]
+    A, B = as_array(A), as_array(B)
     A = A.reshape(A.shape + (1,) * B.ndim)
     return ufunc(A, B) if dtype is None else ufunc(A, B, dtype=dtype)
 

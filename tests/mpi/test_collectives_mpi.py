@@ -13,6 +13,7 @@ from spmd import P
 from tests.collective_checks import (
     DTYPES,
     LAYOUTS,
+    STORED,
     TRANSPOSES,
     Case,
     axes_of,
@@ -23,6 +24,7 @@ from tests.collective_checks import (
     check_dtype,
     check_extremum,
     check_nan,
+    check_stored,
     check_transpose,
     check_value,
     check_vmapped,
@@ -83,6 +85,13 @@ def test_values_of_each_layout(layout):
     mesh, axes = backwards()[-1]
     for case in one_case_each(size_of(mesh, axes)):
         check_value(mesh, case, axes, layout=layout)
+
+
+@pytest.mark.parallel([2, 4])
+@pytest.mark.parametrize("kind", STORED)
+def test_values_of_arrays_that_are_stored_in_other_ways(kind):
+    mesh = meshes()[0]
+    check_stored(mesh, mesh.axis_names, kind)
 
 
 @on_ranks
@@ -205,9 +214,17 @@ def check_branch(mesh, axes):
 
 
 @pytest.mark.parallel(2)
-def test_objects_stay_where_they_are():
+@pytest.mark.parametrize(
+    ("dtype", "advice"),
+    [(object, "to one of numbers"), ("M8[D]", "count from a moment"), ("m8[s]", "divide it by a unit")],
+)
+def test_arrays_that_are_not_of_numbers_are_refused(dtype, advice):
     """What moves is bytes; those of an object are an address, which means nothing elsewhere."""
-    rows = numpy.array([[1.0, 2.0], "text"], dtype=object)
-    take = spmd.shard_map(lambda x: all_gather(x, "x"), mesh=mesh_of((2,)), in_specs=P("x"), out_specs=P("x"))
-    with pytest.raises(TypeError, match=r"shape \(1,\) has dtype object: .*Make it one of numbers"):
-        take(rows)
+    rows = numpy.array([1, 2]).astype(dtype)
+    for mesh in (mesh_of((2,)), spmd.make_mesh((2,), ("x",), backend="simulated")):
+        take = spmd.shard_map(lambda x: all_gather(x, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+        with pytest.raises(TypeError, match=rf"args\[0\]: .*got one of dtype {rows.dtype.name[:6]}.*{advice}"):
+            take(rows)
+        body = spmd.shard_map(lambda x: all_gather(rows, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+        with pytest.raises(TypeError, match=rf"got one of dtype {rows.dtype.name[:6]}.*{advice}"):
+            body(numpy.zeros(2))
