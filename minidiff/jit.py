@@ -133,14 +133,14 @@ class jit:
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]
-        example = tree.unflatten(structure, values)
         key = structure, settings, (*map(_key_of, values),)
         if current_interpreter() is not EVALUATE or any(
             isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
         ):
-            return self._inline(f, example, key)(values)
+            return self._inline(f, tree.unflatten(structure, values), key)(values)
         program = self.programs.get(key)
         if program is None:
+            example = tree.unflatten(structure, values)
             program = self.programs[key] = _compiled(f, example, self.name, self.options)
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
