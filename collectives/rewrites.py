@@ -162,14 +162,19 @@ def _copies(eqn: Equation) -> int:
 
 @simplifies(add_p, subtract_p)
 def _sum_of_sums(program: Program, eqn: Equation) -> Any:
-    """Whatever is added and subtracted, in whatever order: of what is summed, or sent, alike, one collective."""
+    """Whatever is added and subtracted, in whatever order: of what is summed, or sent, alike, one collective.
+
+    Terms that have the dtype of the sum, that is; they are added up in another order.
+    """
     if _added_further(program, eqn):
         return None
     terms = list(_terms(program, eqn))
     sums: dict[Any, list[tuple[int, Atom, Equation]]] = {}
     for sign, a in terms:
         made = program.producer.get(a) if isinstance(a, Var) and program.uses[a] <= 1 else None
-        if made is not None and type(made.primitive) is Collective and isinstance(made.inputs[0], Var):
+        if made is None or type(made.primitive) is not Collective or not isinstance(made.inputs[0], Var):
+            continue
+        if made.inputs[0].type.dtype == a.type.dtype == eqn.outputs[0].type.dtype:  # a smaller one might overflow
             sums.setdefault(_sent_alike(made), []).append((sign, a, made))
     several = next((found for key, found in sums.items() if key is not None and len(found) > 1), None)
     if several is None:

@@ -12,6 +12,8 @@ psum may as well come after what is linear:
     pscatter(psum(x))   = psum_scatter(x)
     at_root(psum(x))    = reduce(x)
 
+Terms are added up in another order, and may be rounded otherwise; each sum is in the dtype in which it was.
+
 No rank computes more by it: what is the same everywhere is computed everywhere. So each psum is moved on until it meets
 another, or this rank's part is taken of it. Those to which nothing happens stay where they were, since they may be
 small there: psums are moved past broadcasts too.
@@ -226,8 +228,8 @@ class _Sinking:
         inputs = [a if w is None else w.operand for a, w in zip(eqn.inputs, waits)]
         types = [a if is_scalar_constant(a) else lifted_type(atom_type(a), axes) for a in inputs]
         (type,) = eqn.primitive.typecheck(types, eqn.params)
-        if type.nbytes > max(CHEAP_BYTES, nbytes):
-            return None
+        if type.nbytes > max(CHEAP_BYTES, nbytes) or any(atom_type(w.operand).dtype != type.dtype for w in held):
+            return None  # (what is summed in a smaller dtype may overflow there)
         inputs = [self._shared(a, missing[k]) if k in missing else a for k, a in enumerate(inputs)]
         inputs = [
             self._lift(a, axes) if w is None and k not in missing else a for k, (a, w) in enumerate(zip(inputs, waits))

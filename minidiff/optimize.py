@@ -3,7 +3,11 @@
 Every pass takes a tape and gives a tape of the same function, with the same types. What may be rewritten into
 something cheaper is a table: `REWRITES`, by name, filled from here and from wherever operations are declared. Rules
 for equations of some operations are declared with `simplifies`, passes over whole tapes with `rewrites_tapes`. Each has
-the name of its function, and can be left out by it: `optimize(tape, without=("plus zero",))`.
+the name of its function, and can be left out by it: `optimize(tape, without=("shaped twice",))`.
+
+Rules preserve values to the bit, signed zeros, infinities and overflow included, and each says when it does. (Those of
+`collectives` change the order in which ranks' terms are added up, and nothing else.) That a rule preserves the type is
+checked in one place, `Program.results`: what has another shape, dtype or variance than the result is not used.
 
 >>> import numpy as np
 >>> from minidiff import grad, make_tape
@@ -29,18 +33,17 @@ from minidiff.core import (
     Primitive,
     Scope,
     ShapedArray,
-    is_differentiable,
     is_scalar_constant,
     restores_interpreter,
     running,
     transforming,
 )
 from minidiff.location import Location
-from minidiff.ops import elementwise, reduction, shape
+from minidiff.ops import elementwise, shape
 from minidiff.ops.kinds import Differential
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type
 
 #: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
 #: (`Program.rewrite`), or None where it does not apply.
@@ -317,15 +320,20 @@ class Program:
         return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]
 
     def results(self, eqn: Equation) -> Sequence[Atom]:
-        """What the results of an equation are: names already there, constants, or those of a new equation."""
+        """What the results of an equation are: names already there, constants, or those of a new equation.
+
+        Whatever takes its place has exactly its types: what a rule gives is not used if it has others.
+        """
+        types = [v.type for v in eqn.outputs]
         folded = _folded(eqn)
-        if folded is not None:
+        if folded is not None and [*map(atom_type, folded)] == types:
             return folded
         for rule in RULES.get(eqn.primitive, ()):
             found = None if rule in self.without else rule(self, eqn)
             if isinstance(found, Equation):
-                return self.results(found)
-            if found is not None:
+                if _types_of(found.primitive, found.inputs, found.params) == types:
+                    return self.results(found)
+            elif found is not None and [atom_type(found)] == types:
                 return [found]
         return self._written(eqn)
 
@@ -362,8 +370,12 @@ class Program:
         return out
 
 
+def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> list[ShapedArray]:
+    return primitive.typecheck([operand_type(a) for a in inputs], params)
+
+
 def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Equation:
-    (type,) = primitive.typecheck([a.type if isinstance(a, Var) else a for a in inputs], params)
+    (type,) = _types_of(primitive, inputs, params)
     return Equation(primitive, inputs, params, (Var(type),), source)
 
 
@@ -389,12 +401,16 @@ def _key(eqn: Equation) -> Any:
     """What makes two equations the same; None where that cannot be told, or they are meant to stay apart."""
     if eqn.primitive.has_body or eqn.primitive is recompute_p:
         return None
-    atoms = tuple([(type(a), repr(a)) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
     return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()
 
 
 def hashable(value: Any) -> Any:
-    """A parameter as a part of a key; its type is a part of it too, since 1 == True == 1.0."""
+    """A number or a parameter as a part of a key: its type too, since 1 == True == 1.0, and of 0.0 == -0.0 the sign."""
+    if isinstance(value, numpy.generic):
+        return type(value), value.tobytes()
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
     if isinstance(value, (tuple, list)):
         return type(value), tuple(map(hashable, value))
     if isinstance(value, dict):
@@ -438,33 +454,24 @@ NARROWED.update((p, p.narrowed) for p in (control.scan_p, control.cond_p, contro
 
 add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
 multiply_p, divide_p = elementwise.multiply.primitive, elementwise.divide.primitive
-negative_p, power_p = elementwise.negative.primitive, elementwise.power.primitive
-
-
-def _is(a: Atom, number: float) -> bool:
-    """Whether a constant is this number everywhere."""
-    if is_scalar_constant(a):
-        return bool(a == number)
-    return type(a) is numpy.ndarray and a.nbytes <= FOLDED_BYTES and bool((a == number).all())
-
-
-def _if_same_type(a: Atom, eqn: Equation) -> Atom | None:
-    """`a` as the result, unless the operation gave it another shape or dtype."""
-    return a if isinstance(a, Var) and a.type == eqn.outputs[0].type else None
+negative_p = elementwise.negative.primitive
 
 
 def _number(a: Atom) -> Any:
-    """The number that a constant is everywhere; None if it is not one number."""
+    """The number that a constant is everywhere, to the bit; None if it is not one number."""
     if is_scalar_constant(a):
         return a
-    if type(a) is numpy.ndarray and 0 < a.nbytes <= FOLDED_BYTES and (a == a.flat[0]).all():
-        return a.flat[0]
-    return None
+    if type(a) is not numpy.ndarray or not 0 < a.nbytes <= FOLDED_BYTES:
+        return None
+    return a.flat[0] if a.tobytes() == a.flat[0].tobytes() * a.size else None
 
 
 @simplifies(add_p, subtract_p, multiply_p, divide_p)
 def _narrow_operands(program, eqn):
-    """What broadcasting makes of an operand it would make of less: a number for an array of it, say."""
+    """What broadcasting makes of an operand it makes of less: a number for an array of it, or what was broadcast.
+
+    The other operand must have the shape of the result.
+    """
     shape_, inputs = eqn.outputs[0].type.shape, list(eqn.inputs)
     for i, j in ((0, 1), (1, 0)):
         if is_scalar_constant(inputs[j]) or atom_type(inputs[j]).shape != shape_ or is_scalar_constant(inputs[i]):
@@ -483,118 +490,79 @@ def _narrow_operands(program, eqn):
 @simplifies(copy_p)
 def _copied_within(program, eqn):
     """Nothing in a program writes into a value that it has a name for. Results are copied in the end."""
-    return _if_same_type(eqn.inputs[0], eqn)
+    return eqn.inputs[0]
 
 
-@simplifies(add_p)
-def _plus_zero(program, eqn):
-    x, y = eqn.inputs
-    if _is(y, 0):
-        return _if_same_type(x, eqn)
-    return _if_same_type(y, eqn) if _is(x, 0) else None
+def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
+    """What leaves each number of a dtype as it is: to add 0.0 makes a zero of -0.0, to subtract it does not."""
+    if primitive is add_p:
+        return -0.0 if dtype.kind == "f" else 0
+    return 0 if primitive is subtract_p else 1
 
 
-@simplifies(add_p)
-def _plus_negative(program, eqn):
-    x, y = eqn.inputs
-    for kept, other in ((x, y), (y, x)):
-        negated = program.made_by(other, negative_p)
-        if negated is not None:
-            return Equation(subtract_p, [kept, negated.inputs[0]], eqn.params, eqn.outputs)
+@simplifies(add_p, subtract_p, multiply_p, divide_p)
+def _neutral_operand(program, eqn):
+    """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex: products and quotients mix its parts."""
+    dtype = eqn.outputs[0].type.dtype
+    if dtype.kind == "c":
+        return None
+    neutral = _neutral(eqn.primitive, dtype)
+    commutes = eqn.primitive in (add_p, multiply_p)
+    for x, y in (eqn.inputs, eqn.inputs[::-1])[: 1 + commutes]:
+        number = _number(y)
+        if number is not None and number == neutral and numpy.signbit(number) == numpy.signbit(neutral):
+            return x
     return None
-
-
-@simplifies(subtract_p)
-def _minus_zero(program, eqn):
-    x, y = eqn.inputs
-    return _if_same_type(x, eqn) if _is(y, 0) else None
-
-
-@simplifies(subtract_p)
-def _minus_negative(program, eqn):
-    x, y = eqn.inputs
-    negated = program.made_by(y, negative_p)
-    return negated and Equation(add_p, [x, negated.inputs[0]], eqn.params, eqn.outputs)
-
-
-@simplifies(multiply_p)
-def _times_one(program, eqn):
-    x, y = eqn.inputs
-    if _is(y, 1):
-        return _if_same_type(x, eqn)
-    return _if_same_type(y, eqn) if _is(x, 1) else None
 
 
 @simplifies(multiply_p)
 def _times_minus_one(program, eqn):
-    x, y = eqn.inputs
-    for a, b in ((x, y), (y, x)):
-        if _is(a, -1) and _if_same_type(b, eqn) is not None:
-            return Equation(negative_p, [b], eqn.params, eqn.outputs)
+    """x * -1 is -x, unless x is complex, as above."""
+    for x, y in (eqn.inputs, eqn.inputs[::-1]) if eqn.outputs[0].type.dtype.kind != "c" else ():
+        number = _number(y)
+        if number is not None and number == -1:
+            return Equation(negative_p, [x], eqn.params, eqn.outputs)
     return None
 
 
-@simplifies(multiply_p)
-def _times_numbers(program, eqn):
-    """Two numbers in a row are one: of Python's own, one of Python's, which takes the dtype of what it meets."""
-    if not is_differentiable(eqn.outputs[0].type.dtype):
-        return None  # integers wrap around
-    for a, b in (eqn.inputs, eqn.inputs[::-1]):
-        before = program.made_by(b, multiply_p) if is_scalar_constant(a) else None
-        if before is None or b.type != eqn.outputs[0].type:
-            continue
-        for c, x in (before.inputs, before.inputs[::-1]):
-            if is_scalar_constant(c) and isinstance(x, Var) and x.type == b.type:
-                with numpy.errstate(all="ignore"):
-                    product = c * a
-                return Equation(multiply_p, [product, x], eqn.params, eqn.outputs)
+@simplifies(add_p, subtract_p)
+def _negated_term(program, eqn):
+    """x + (-y) is x - y, and x - (-y) is x + y, where y has the dtype of the result: no smaller one wraps around."""
+    other, commutes = (subtract_p, True) if eqn.primitive is add_p else (add_p, False)
+    for x, y in (eqn.inputs, eqn.inputs[::-1])[: 1 + commutes]:
+        negated = program.made_by(y, negative_p)
+        if negated is not None and negated.outputs[0].type.dtype == eqn.outputs[0].type.dtype:
+            return Equation(other, [x, negated.inputs[0]], eqn.params, eqn.outputs)
     return None
-
-
-@simplifies(multiply_p)
-def _times_reciprocal(program, eqn):
-    """x * (1 / y) is x / y."""
-    for a, b in (eqn.inputs, eqn.inputs[::-1]):
-        quotient = program.made_by(b, divide_p)
-        if quotient is not None and _is(quotient.inputs[0], 1) and program.uses[quotient.outputs[0]] <= 1:
-            return Equation(divide_p, [a, quotient.inputs[1]], eqn.params, eqn.outputs)
-    return None
-
-
-@simplifies(divide_p, power_p)
-def _by_one(program, eqn):
-    x, y = eqn.inputs
-    return _if_same_type(x, eqn) if _is(y, 1) else None
 
 
 @simplifies(negative_p)
 def _negative_twice(program, eqn):
+    """-(-x) is x; of integers too, which wrap around."""
     negated = program.made_by(eqn.inputs[0], negative_p)
     return negated and negated.inputs[0]
 
 
 @simplifies(shape.reshape_p, shape.broadcast_to_p)
 def _same_shape(program, eqn):
-    return _if_same_type(eqn.inputs[0], eqn)
+    """What is given the shape that it has is as it was."""
+    return eqn.inputs[0]
 
 
 @simplifies(shape.reshape_p, shape.broadcast_to_p)
 def _shaped_twice(program, eqn):
+    """What is reshaped, or broadcast, twice has the last shape."""
     before = program.made_by(eqn.inputs[0], eqn.primitive)
     return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
 
 
 @simplifies(shape.transpose_p)
 def _transposed_twice(program, eqn):
+    """Axes that are where they were need no transpose; permuted twice, they are permuted once."""
     axes = eqn.params["axes"]
     if axes == tuple(range(len(axes))):
-        return _if_same_type(eqn.inputs[0], eqn)
+        return eqn.inputs[0]
     before = program.made_by(eqn.inputs[0], shape.transpose_p)
     if before is None:
         return None
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
-
-
-@simplifies(reduction.sum_p)
-def _sum_of_nothing(program, eqn):
-    return _if_same_type(eqn.inputs[0], eqn) if not eqn.params["axes"] else None

@@ -7,6 +7,7 @@ where the tape proves that nobody else looks at it.
 from __future__ import annotations
 
 import functools
+import keyword
 import math
 import textwrap
 from collections import defaultdict
@@ -27,6 +28,7 @@ from minidiff.core import (
 )
 from minidiff.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
+from minidiff.ops.kinds import is_elementwise
 from minidiff.optimize import copy_p, optimize, sharing
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import stage_flat
@@ -146,8 +148,9 @@ class Source:
         self.bodies = {} if bodies is None else bodies
         self.options = options or {}
         self.names = names_of(tape, letters(reserved))
+        name = name if name.isidentifier() else "f"
         taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
-        self.name = f"{name}_" if name in taken else name
+        self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
         self.memory = Memory(tape)
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
         self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # values whose memory nobody looks at
@@ -271,7 +274,7 @@ class Source:
         if isinstance(a, numpy.generic) and not (_is_number(number) and _is_weak(a, eqn)):
             return self._bind(f"{a.dtype.name}_constant", a)
         text = repr(number)
-        if ("nan" in text and text != "nan") or ("inf" in text and text.lstrip("-") != "inf"):
+        if type(number) is complex and not _reads_back(text):
             return self._bind("complex_constant", number)
         return f"({text})" if text.startswith("-") else text
 
@@ -346,19 +349,22 @@ def _is_shown(value: Any) -> bool:
     return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
 
 
+def _reads_back(text: str) -> bool:
+    """Whether the text of a complex number gives that number: "-1j" has another sign of zero, "infj" is a name."""
+    try:
+        return repr(eval(text, {})) == text
+    except NameError:
+        return False
+
+
 def _is_number(x: Any) -> bool:
     return type(x) in (bool, int, float, complex)
 
 
 def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
-    """Whether a Python number in the place of this NumPy one gives a result of the same type."""
-    operands = [b.type if isinstance(b, Var) else b.item() if b is a else b for b in eqn.inputs]
-    if all(map(_is_number, operands)):
-        return False
-    try:
-        return eqn.primitive.typecheck(operands, eqn.params) == [v.type for v in eqn.outputs]
-    except (AttributeError, TypeError):
-        return False
+    """Whether a Python number may stand for this NumPy one: another operand has its dtype, and gives it to that."""
+    alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in eqn.inputs)
+    return alike and is_elementwise(eqn.primitive)
 
 
 # ---------------------------------------------------------------- bodies
@@ -396,7 +402,7 @@ class Program:
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         self.tape = optimize(tape, **options)
         foreign = [type(x) is not numpy.ndarray and hasattr(x, "spec") for x in tree.leaves(args)]
-        self.source = Source(self.tape, name if name.isidentifier() else "f", foreign, options=options)
+        self.source = Source(self.tape, name, foreign, options=options)
         self.function = self._with_structure()
 
     def _with_structure(self) -> Callable:

@@ -187,7 +187,7 @@ def atom_type(a: Atom) -> ShapedArray:
     return a.type if isinstance(a, Var) else typeof(a)
 
 
-def _operand_type(a: Atom) -> Any:
+def operand_type(a: Atom) -> Any:
     """Python numbers stay what they are for the typing rules: they promote weakly."""
     return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
 
@@ -222,7 +222,7 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | 
             arrays.append(a.type)
         else:
             a = _constant(a, f"{p}: an operand is", p.takes_types)
-            types.append(_operand_type(a))
+            types.append(operand_type(a))
             if not (isinstance(a, ShapedArray) or is_scalar_constant(a)):
                 arrays.append(types[-1])
     for v in eqn.outputs:
@@ -348,7 +348,7 @@ class Recorder(Interpreter):
 
     def record(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         atoms = [self.atom(x) for x in args]
-        outputs = [Var(t) for t in primitive.typecheck([_operand_type(a) for a in atoms], params)]
+        outputs = [Var(t) for t in primitive.typecheck([operand_type(a) for a in atoms], params)]
         self.equations.append(Equation(primitive, atoms, params, outputs, self.source()))
         if primitive.multiple_results:
             return [RecordedTracer(self, v) for v in outputs]

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import builtins
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 
 
 class Structure:
-    """The shape of a tree: what kind of node it is, its keys, and its children's structures. A leaf has no node."""
+    """The shape of a tree: what kind of node it is, its keys, and its children's structures. A leaf has no node.
 
-    __slots__ = ("node", "keys", "children", "flat")
+    Trees may be nested deeper than Python's functions: everything here works through a list, without recursion.
+    """
+
+    __slots__ = ("node", "keys", "children", "flat", "size", "_below", "_key")
 
     def __init__(
         self, node: type | None, keys: tuple = (), children: tuple[Structure, ...] = (), flat: bool | None = None
@@ -28,24 +31,40 @@ class Structure:
         self.keys = keys
         self.children = children
         self.flat = all(child.node is None for child in children) if flat is None else flat  # leaves, all of them
+        #: How many leaves a tree of this structure has.
+        self.size: int = 1 if node is None else len(keys) if self.flat else sum([child.size for child in children])
+        self._below: list[Structure] | None = None
+        self._key: tuple | None = None
 
-    @property
-    def size(self) -> int:
-        """How many leaves a tree of this structure has."""
-        return 1 if self.node is None else sum(child.size for child in self.children)
+    def below(self) -> list[Structure]:
+        """The structures in this one, each node before its children, from left to right; none in a flat one."""
+        if self._below is None:
+            self._below, waiting = [], [self]
+            while waiting:
+                s = waiting.pop()
+                if s is not self:
+                    self._below.append(s)
+                if not s.flat:
+                    waiting.extend(s.children[::-1])
+        return self._below
+
+    def key(self) -> tuple:
+        """What structures are compared by."""
+        if self._key is None:
+            self._key = self.node, self.keys, self.flat, *[(s.node, s.keys, s.flat) for s in self.below()]
+        return self._key
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and (self.node, self.keys, self.children) == (
-            other.node,
-            other.keys,
-            other.children,
-        )
+        return self is other or (isinstance(other, Structure) and self.key() == other.key())
 
     def __hash__(self) -> int:
-        return hash((self.node, self.keys, self.children))
+        return hash(self.key())
 
     def __repr__(self) -> str:
-        return repr(unflatten(self, [_STAR] * self.size))
+        try:
+            return repr(unflatten(self, [_STAR] * self.size))
+        except RecursionError:  # in Python's own repr
+            return f"<a tree of {self.size} leaves, nested too deep to be printed>"
 
 
 class _Star:
@@ -84,31 +103,49 @@ def _sorted(keys: Any) -> list:
 _LEAVES = {float, int, complex, bool, numpy.ndarray, numpy.float64, numpy.float32, numpy.int64}
 
 
-def _walk(tree: Any, found: list) -> Structure:
-    node = None if type(tree) in _LEAVES else _children(tree)
-    if node is None:
-        found.append(tree)
-        return LEAF
-    keys, children = node
-    if _LEAVES.issuperset(builtins.map(type, children)):
-        found.extend(children)
-        return Structure(type(tree), keys, (LEAF,) * len(keys), flat=True)
-    return Structure(type(tree), keys, tuple([_walk(child, found) for child in children]))
-
-
 def flatten(tree: Any) -> tuple[list, Structure]:
     """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key."""
     found: list = []
-    return found, _walk(tree, found)
+    nodes: list = []  # what is there, each node before its children: a structure, or a kind and keys
+    waiting = [tree]
+    while waiting:
+        x = waiting.pop()
+        node = None if type(x) in _LEAVES else _children(x)
+        if node is None:
+            found.append(x)
+            nodes.append(LEAF)
+            continue
+        keys, children = node
+        if _LEAVES.issuperset(builtins.map(type, children)):
+            found.extend(children)
+            nodes.append(Structure(type(x), keys, (LEAF,) * len(keys), flat=True))
+        else:
+            nodes.append((type(x), keys))
+            waiting.extend(children[::-1])
+    if len(nodes) == 1:
+        return found, nodes[0]
+    built: list[Structure] = []  # from the right to the left: the first child of a node is the last one here
+    for node in reversed(nodes):
+        if type(node) is tuple:
+            kind, keys = node
+            node = Structure(kind, keys, tuple(built[: -len(keys) - 1 : -1]))
+            del built[-len(keys) :]
+        built.append(node)
+    return found, built[0]
 
 
 def paths(structure: Structure, root: str = "") -> list[str]:
     """Where the leaves of a tree of this structure stand: `root[0]['w']`."""
-    if structure.node is None:
-        return [root]
-    fields = hasattr(structure.node, "_fields")
-    children = zip(structure.keys, structure.children)
-    return [p for key, child in children for p in paths(child, f"{root}.{key}" if fields else f"{root}[{key!r}]")]
+    found, waiting = [], [(structure, root)]
+    while waiting:
+        s, path = waiting.pop()
+        if s.node is None:
+            found.append(path)
+            continue
+        fields = hasattr(s.node, "_fields")
+        children = [(child, f"{path}.{k}" if fields else f"{path}[{k!r}]") for k, child in zip(s.keys, s.children)]
+        waiting.extend(children[::-1])
+    return found
 
 
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:
@@ -119,23 +156,36 @@ def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]]
 
 def unflatten(structure: Structure, leaves: Any) -> Any:
     """The tree of this structure with these leaves."""
-    return _build(structure, iter(leaves))
-
-
-def _build(structure: Structure, leaves: Iterator) -> Any:
-    node = structure.node
-    if node is None:
-        return next(leaves)
-    if node is type(None):
-        return None
+    if structure.node is None:
+        return next(iter(leaves))
+    found = list(itertools.islice(leaves, structure.size))
     if structure.flat:
-        children = list(itertools.islice(leaves, len(structure.keys)))
-    else:
-        children = [_build(child, leaves) for child in structure.children]
+        return _node(structure, found)
+    built: list = []  # from the right to the left: the first child of a node is the last one here
+    for s in reversed(structure.below()):
+        if s.node is None:
+            built.append(found.pop())
+        elif s.flat:
+            start = len(found) - s.size
+            built.append(_node(s, found[start:]))
+            del found[start:]
+        else:
+            start = len(built) - len(s.keys)
+            children = built[start:]
+            del built[start:]
+            built.append(_node(s, children[::-1]))
+    return _node(structure, built[::-1])
+
+
+def _node(structure: Structure, children: list) -> Any:
+    """A node with these children, a list that is its own."""
+    node = structure.node
     if node is list:
         return children
     if node is dict:
         return dict(zip(structure.keys, children))
+    if node is type(None):
+        return None
     return node(*children) if hasattr(node, "_fields") else node(children)
 
 
@@ -167,14 +217,18 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], wha
     Raises ValueError, calling the prefix `what`, where the two do not match.
     """
     out: list = []
-    _broadcast(prefix, tree, is_leaf, what, what, out)
+    waiting = [(prefix, tree, what)]
+    while waiting:
+        p, t, path = waiting.pop()
+        if is_leaf(p):
+            out.extend([p] * structure(t).size)
+        else:
+            waiting.extend(_children_of_both(p, t, path)[::-1])
     return out
 
 
-def _broadcast(prefix: Any, tree: Any, is_leaf: Callable, what: str, path: str, out: list) -> None:
-    if is_leaf(prefix):
-        out.extend([prefix] * structure(tree).size)
-        return
+def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any, str]]:
+    """The children of a prefix, with what each stands against, and where it stands."""
     node, other = _children(prefix), _children(tree)
     if prefix is None and tree is not None:
         what = "a single array" if other is None else f"a {type(tree).__name__}"
@@ -192,5 +246,4 @@ def _broadcast(prefix: Any, tree: Any, is_leaf: Callable, what: str, path: str, 
         raise ValueError(
             f"{path} has {entries}, but stands against {len(other[1])}: write one for each, or a single one for all"
         )
-    for key, p, t in zip(node[0], node[1], other[1]):
-        _broadcast(p, t, is_leaf, what, f"{path}[{key!r}]", out)
+    return [(p, t, f"{path}[{key!r}]") for key, p, t in zip(node[0], node[1], other[1])]

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 import tracemalloc
 from collections import Counter
 
@@ -373,3 +374,34 @@ def test_distributed_arguments_and_results():
     double = md.jit(lambda y: 2 * y)
     np.testing.assert_allclose(np.asarray(double(y)), 2 * np.asarray(y))
     np.testing.assert_allclose(np.asarray(double(np.asarray(y))), 2 * np.asarray(y))
+
+
+@pytest.mark.parametrize("name", ["class", "lambda", "def", "None", "import", "match", "sin", "two words", ""])
+def test_functions_of_any_name(name):
+    f = lambda x: np.sin(x) * 2  # noqa: E731
+    f.__name__ = name
+    assert md.jit(f)(1.0) == 2 * np.sin(1.0)
+    assert md.jit(md.checkpoint(f))(1.0) == 2 * np.sin(1.0)
+
+
+def test_compile_time_is_linear_in_the_number_of_leaves():
+    """Of sums over lists, dicts and views of one array: ten times the leaves take at most twenty times the work."""
+
+    def steps(f, n):
+        counted = 0
+
+        def count(frame, event, arg):
+            nonlocal counted
+            counted += 1
+
+        leaves = [np.ones(2)] * n
+        sys.setprofile(count)
+        try:
+            md.jit(f)(leaves, dict(enumerate(leaves)))
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    loss = lambda xs, d: sum(np.sum(x * y) for x, y in zip(xs, d.values()))  # noqa: E731
+    for f in (md.grad(loss, argnums=(0, 1)), lambda xs, d: ([x * 2 for x in xs], [xs[0][k:] for k in d])):
+        assert steps(f, 500) < 20 * steps(f, 50)

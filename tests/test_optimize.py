@@ -1,24 +1,31 @@
 """Tapes made cheaper: each rewrite keeps types and values, and leaves fewer operations, or fewer collectives."""
 
+import warnings
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import minidiff as md
 from collectives import pbroadcast, psum
+from minidiff import optimize as optimizer
 from minidiff.optimize import copy_p, optimize
 from spmd import P, make_mesh, shard_map
 
 x = np.array([0.5, 2.0])
 
 REWRITES = {
-    "plus zero": (lambda x: np.sin(x) + 0.0, ["sin"]),
-    "plus zeros": (lambda x: np.zeros(2) + np.sin(x), ["sin"]),
+    "plus minus zero": (lambda x: np.sin(x) + -0.0, ["sin"]),
+    "minus zeros plus": (lambda x: -np.zeros(2) + np.sin(x), ["sin"]),
+    "plus zero is zero of minus zero": (lambda x: np.sin(x) + 0.0, ["sin", "add"]),
     "minus zero": (lambda x: np.sin(x) - 0, ["sin"]),
     "plus negative": (lambda x: x + -np.sin(x), ["sin", "subtract"]),
     "minus negative": (lambda x: x - -np.sin(x), ["sin", "add"]),
     "times one": (lambda x: 1.0 * np.sin(x) * 1.0, ["sin"]),
     "times minus one": (lambda x: np.sin(x) * -1.0, ["sin", "negative"]),
-    "numbers in a row": (lambda x: 2.0 * (x * 3.0), ["multiply"]),
+    "numbers in a row may overflow": (lambda x: 1e300 * (x * 1e-300), ["multiply", "multiply"]),
+    "a reciprocal is rounded": (lambda x: 5.0 * (1 / x), ["divide", "multiply"]),
     "by one": (lambda x: np.sin(x) / 1, ["sin"]),
     "negative twice": (lambda x: np.negative(-np.sin(x)), ["sin"]),
     "reshaped twice": (lambda x: np.sin(x).reshape(2, 1).reshape(1, 2), ["sin", "reshape"]),
@@ -54,6 +61,180 @@ def test_numbers_in_a_row_keep_the_dtype(f, dtype):
     for out in (tape(x)[0], md.jit(f)(x)):
         assert out.dtype == f(x).dtype
         np.testing.assert_array_equal(out, f(x))
+
+
+# ---------------------------------------------------------------- rules preserve shape, dtype and value
+
+DTYPES = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "F", "D"]
+SHAPES = [(), (1,), (3,), (2, 3), (2, 1), (1, 3), (0,), (2, 0)]
+NUMBERS = [0, 1, -1, 2, 3, 200, True, 0.0, -0.0, 1.0, -1.0, 0.1, 3.5, 1e-30, 1e30, 1e-300, 1e300]
+NUMBERS += [np.inf, -np.inf, np.nan, 1j, -1j, complex(-0.0, 0.0), complex(0.0, -0.0), complex(np.inf, 1)]
+BINARY = [np.add, np.subtract, np.multiply, np.divide]
+
+#: By rule: programs of two arrays and a constant that it is for. `op` is an operation of two operands.
+PROGRAMS = {
+    "narrow operands": [
+        lambda op, x, y, c: op(x, np.broadcast_to(c, np.shape(x))),
+        lambda op, x, y, c: op(np.full(np.shape(y), c, y.dtype), y),
+        lambda op, x, y, c: op(x + y, np.broadcast_to(y, np.broadcast_shapes(np.shape(x), np.shape(y)))),
+    ],
+    "neutral operand": [
+        lambda op, x, y, c: op(x, c),
+        lambda op, x, y, c: op(c, x),
+        lambda op, x, y, c: op(op(x, 1), -0.0 if op is np.add else 0),
+        lambda op, x, y, c: op(op(x, x.dtype.type(0)), np.ones(np.shape(y), y.dtype)),
+    ],
+    "negated term": [
+        lambda op, x, y, c: op(x, -y),
+        lambda op, x, y, c: op(-x, y),
+        lambda op, x, y, c: op(-x, -(y + c)),
+    ],
+    "times minus one": [
+        lambda op, x, y, c: op(x * -1, y),
+        lambda op, x, y, c: op(x.dtype.type(1) * -np.ones(np.shape(x)) * x, y),
+    ],
+    "negative twice": [lambda op, x, y, c: op(-np.negative(x), c)],
+    "same shape": [lambda op, x, y, c: op(np.ravel(x).reshape(np.shape(x)), y)],
+    "shaped twice": [
+        lambda op, x, y, c: op(np.ravel(x).reshape(1, -1).reshape(-1, 1), c),
+        lambda op, x, y, c: op(np.broadcast_to(np.broadcast_to(y, (2, *np.shape(y))), (2, 2, *np.shape(y))), c),
+    ],
+    "transposed twice": [lambda op, x, y, c: op(np.swapaxes(x[None, None], 0, 1).T.T, c)],
+}
+
+
+def test_every_rule_has_a_program_on_which_it_is_used():
+    """A rule that no program here uses would be compared with nothing."""
+    rules = {name for name, rule in optimizer.REWRITES.items() if rule.__module__ == optimizer.__name__}
+    assert rules == {*PROGRAMS}
+    a, b = np.array([[0.5, 2.0, 3.0]] * 2), np.array([[1.5, 2.0, 0.25]])
+    for name, programs in PROGRAMS.items():
+        for f in programs:
+            used = False
+            for op in BINARY:
+                tape = md.make_tape(lambda x, y: f(op, x, y, 1.0))(a, b)  # noqa: B023
+                used |= str(optimize(tape)) != str(optimize(tape, without=[name]))
+            assert used, name
+
+
+def assert_the_same(got, expected):
+    """Of one type, and to the bit, but for what kind of NaN."""
+    got, expected = np.asarray(got), np.asarray(expected)
+    assert (got.dtype, got.shape) == (expected.dtype, expected.shape)
+    if got.dtype.kind == "c":
+        got, expected = (np.stack([x.real, x.imag]) for x in (got, expected))
+    np.testing.assert_array_equal(got, expected)
+    np.testing.assert_array_equal(np.signbit(got) | np.isnan(got), np.signbit(expected) | np.isnan(expected))
+
+
+def check_as_eager(f, *args):
+    """A jitted function gives what NumPy does, or refuses what it refuses."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", np.exceptions.ComplexWarning)
+        try:
+            expected = f(*args)
+        except (TypeError, ValueError, OverflowError):
+            with pytest.raises((TypeError, ValueError, OverflowError)):
+                md.jit(f)(*args)
+            return
+        for y, e in zip(md.tree.leaves(md.jit(f)(*args)), md.tree.leaves(expected), strict=True):
+            assert_the_same(y, e)
+
+
+@st.composite
+def arrays(draw):
+    dtype, shape = np.dtype(draw(st.sampled_from(DTYPES))), draw(st.sampled_from(SHAPES))
+    numbers = draw(st.lists(st.sampled_from(NUMBERS), min_size=1, max_size=4))
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of complex numbers, only the real parts
+        return np.resize(np.array(numbers, complex).astype(dtype), shape)[()]
+
+
+#: Python's numbers, NumPy's, arrays of one number, arrays of several.
+constants = st.sampled_from(NUMBERS) | arrays().map(lambda x: x.flat[0] if np.size(x) else x) | arrays()
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from([f for programs in PROGRAMS.values() for f in programs]),
+    st.sampled_from(BINARY),
+    arrays(),
+    arrays(),
+    constants,
+)
+def test_rules_preserve_types_and_values(f, op, x, y, c):
+    check_as_eager(lambda x, y: f(op, x, y, c), x, y)
+
+
+ANY = [*BINARY, np.equal, np.less, np.power, lambda x, y: np.where(x == x, x, y), lambda x, y: np.negative(x) - y]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(ANY), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5),
+    arrays(),
+    arrays(),
+    constants,
+    constants,
+)
+def test_programs_of_constants_preserve_types_and_values(steps, x, y, c, d):
+    def f(x, y):
+        values = [x, y, c, d]
+        for op, i, j in steps:
+            values.append(op(values[-1 - i], values[-1 - j]))
+        return [v + x for v in values[4:]]  # all: what is not used does not raise its error
+
+    check_as_eager(f, x, y)
+
+
+f32, f64 = np.float32, np.float64
+EXACT = {
+    "a reciprocal of another shape": (lambda s, n: np.sum(s * (np.ones(4) / n)), f64(3), f64(4)),
+    "made by full": (lambda s, n: np.sum(s * (np.full(4, 1.0) / n)), f64(3), f64(4)),
+    "made by ones_like": (lambda s, n: np.sum(s * (np.ones_like(np.zeros(4)) / n)), f64(3), f64(4)),
+    "a reciprocal of another dtype": (lambda x, y: x * (f64(1) / y), np.ones(2, f32), np.full(2, 3, f32)),
+    "plus the negative of unsigned": (lambda a, b: a + (-b), np.full(2, 260, "u2"), np.full(2, 5, "u1")),
+    "minus the negative of narrower": (lambda a, b: a - (-b), np.full(2, 4), np.full(2, -128, "i1")),
+    "constants whose product underflows": (lambda x: x * 1e-30 * 1e-30, np.full(2, 1e38, f32)),
+    "constants whose product overflows": (lambda x: x * 300 * 300, np.full(2, 1e-4, np.float16)),
+    "a sign of zero": (lambda x: x + 0.0, np.array([-0.0, 1.0])),
+    "signs of zeros in one array": (lambda x: x + np.array([0.0, -0.0]), np.array([-0.0, -0.0])),
+    "a sum of one number": (lambda x: np.sum(x, axis=()), np.array([-0.0])),
+    "complex infinity times one": (lambda x: x * 1.0, np.array([complex(np.inf, 1.0)])),
+    "a constant that is compared": (lambda x: x == f64(0.1), np.full(2, 0.1, f32)),
+    "a constant too large for the array": (lambda x: x / np.int64(300), np.full(2, 100, "i1")),
+    "signs of zeros in a constant": (lambda x: x * complex(-0.0, 1.0), np.ones(2, complex)),
+    "0.0 and -0.0": (lambda x: np.stack([x * 0.0, x * -0.0]), np.ones(2)),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_types_and_values_are_preserved(name):
+    check_as_eager(*EXACT[name])
+
+
+def test_derivatives_of_reciprocals():
+    """In which a reciprocal is multiplied by what has more dimensions, or fewer."""
+    assert md.jit(md.jacrev(lambda x: np.log(1 + x**2)))(0.3) == pytest.approx(0.6 / 1.09)
+    f = lambda s, n: np.sum(s * (np.ones(4) / n))  # noqa: E731
+    assert md.jit(f)(3.0, 4.0) == md.jit(md.checkpoint(f))(3.0, 4.0) == 3.0
+    assert md.jit(md.vmap(f))(np.array([3.0]), np.array([4.0])) == [3.0]
+
+
+def test_what_operations_are_told_apart_by():
+    apart = [1, True, 1.0, 0.0, -0.0, f32(1), f64(1), f64(0.0), f64(-0.0), complex(0.0, -0.0), 0j, (1,), (True,), [1]]
+    assert len({optimizer.hashable(x) for x in apart}) == len(apart)
+    assert optimizer.hashable(np.nan) == optimizer.hashable(float("nan"))
+
+
+def test_what_has_another_type_takes_no_ones_place(monkeypatch):
+    """Whatever a rule gives: the type is compared in one place."""
+    wrong = {md.ops.elementwise.sin.primitive: [lambda program, eqn: eqn.inputs[0].__class__(md.ShapedArray((), "f4"))]}
+    monkeypatch.setattr(optimizer, "RULES", wrong)
+    assert optimize(md.make_tape(np.sin)(x)).out_types == [md.typeof(x)]
+
+
+# ---------------------------------------------------------------- what is the same, what is unused
 
 
 def test_true_is_not_one():

@@ -282,3 +282,35 @@ def test_errors_say_what_does_not_fit(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=message):
         md.make_tape(f)(np.ones((2, 3)))
+
+
+# ---------------------------------------------------------------- numbers have an axis for some functions
+
+#: What NumPy says of a number along axis 0 or -1, a function or a refusal.
+ALONG_NO_AXIS = [np.sum, np.prod, np.max, np.min, np.all, np.any, np.ptp, np.mean, np.var, np.std, np.median, np.nansum]
+ALONG_NO_AXIS += [np.nanprod, np.nanmax, np.nanmin, np.nanmean, np.nanvar, np.nanstd, np.count_nonzero, np.argmax]
+ALONG_NO_AXIS += [np.argmin, np.cumsum, np.cumprod, np.nancumsum, np.nancumprod, np.sort, np.argsort, np.flip]
+ALONG_NO_AXIS += [np.squeeze, lambda x, axis: np.add.reduce(x, axis=axis)]
+ALONG_NO_AXIS += [lambda x, axis: np.take(x, 0, axis=axis), lambda x, axis: np.repeat(x, 2, axis=axis)]
+ALONG_NO_AXIS += [lambda x, axis: np.partition(x, 0, axis=axis), lambda x, axis: np.bitwise_or.reduce(x > 0, axis=axis)]
+
+
+@pytest.mark.parametrize("axis", [0, -1, 1, -2, None, ()])
+@pytest.mark.parametrize("f", ALONG_NO_AXIS, ids=lambda f: f.__name__)
+def test_axes_of_numbers_are_as_in_numpy(f, axis):
+    def run(x):
+        return f(x, axis=axis)
+
+    x = np.float64(2.5)
+    try:
+        expected = run(x)
+    except (ValueError, TypeError, np.exceptions.AxisError):
+        for refuses in (lambda: md.jit(run)(x), lambda: md.vmap(run)(x[None]), lambda: md.jvp(run, (x,), (x,))):
+            with pytest.raises((ValueError, TypeError, np.exceptions.AxisError)):
+                refuses()
+        return
+    for y in (md.jit(run)(x), md.vmap(run)(x[None])[0], md.jvp(run, (x,), (x,))[0]):
+        assert np.shape(y) == np.shape(expected)
+        np.testing.assert_array_equal(y, expected)
+    if np.asarray(expected).dtype.kind == "f":
+        assert md.grad(lambda x: run(x).sum())(x) == md.grad(lambda x: np.sum(f(x[None], axis=None)))(x)

@@ -495,6 +495,32 @@ def check_derivatives(tape, other, *args):
     assert_trees_close(tangents(other), tangents(tape), **close(dtype))
 
 
+#: Sums over ranks in one dtype, of which something is made in another.
+WIDER = {
+    "added to a wider one": lambda x, z: (psum(x, IJ) + z) + psum(x * x, IJ),
+    "subtracted from a wider one": lambda x, z: (z - psum(x, IJ)) - psum(x * x, IJ),
+    "multiplied by a wider one": lambda x, z: psum(x, IJ) * z + psum(x * x, IJ) * z,
+    "divided": lambda x, z: psum(x, IJ) / 2 + psum(x * x, IJ) / 2,
+    "converted": lambda x, z: psum(x, IJ).astype(z.dtype) + psum(x * x, IJ).astype(z.dtype),
+    "terms of one dtype": lambda x, z: psum(x, IJ) - psum(x * x, IJ),
+    "copies": lambda x, z: psum(pbroadcast(psum(x, IJ), IJ), IJ) + z,
+}
+
+
+@pytest.mark.parametrize("wider", ["float64", "int64"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "float16", "float32"])
+@pytest.mark.parametrize("name", WIDER)
+def test_sums_stay_in_their_dtype(name, dtype, wider):
+    """They wrap around, or overflow, where they did."""
+    x = np.array([60, 50, 40, 30, 20, 10, 5, 100], dtype) * (200 if dtype == "float16" else 1)
+    z = np.array([1, 1000], wider)
+    f = mapped(WIDER[name], in_specs=(P(IJ), P()), out_specs=P())
+    with np.errstate(over="ignore", invalid="ignore"):
+        expected, got = np.asarray(f(x, z)), np.asarray(md.jit(f)(x, z))
+    assert got.dtype == expected.dtype
+    np.testing.assert_allclose(got, expected, rtol=1e-3 if dtype == "float16" else 1e-6)
+
+
 def test_a_sum_of_very_many_terms():
     """More than functions can be nested; every third one is summed over ranks."""
 

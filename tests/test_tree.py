@@ -2,10 +2,12 @@
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import minidiff as md
 from minidiff import tree
 
 
@@ -51,6 +53,32 @@ FLAT = [
 def test_leaves_and_structure(t, leaves, shown):
     assert tree.leaves(t) == leaves
     assert repr(tree.structure(t)) == shown
+
+
+@pytest.mark.parametrize("depth", [500, 2000, 20000])
+def test_deep_trees(depth):
+    """Deeper than functions can be nested."""
+    t = u = 1
+    for k in range(depth):
+        t, u = ([t], (t, 2), {"a": t, "b": None}, Point(0, t))[k % 4], [u]
+    leaves, structure = tree.flatten(t)
+    again = tree.map(lambda x: x, t)
+    assert tree.leaves(again) == leaves and len(leaves) == structure.size
+    assert tree.structure(again) == structure != tree.structure(u)
+    assert hash(tree.structure(again)) == hash(structure)
+    assert len(tree.paths(structure)) == structure.size
+    assert tree.broadcast_prefix(t, again, lambda x: isinstance(x, int), "prefix") == leaves
+    assert repr(tree.structure([t])) and repr(tree.structure(u))
+    assert tree.unflatten(structure, iter([*leaves, 7, 8])) is not None  # no more is taken than there are leaves
+
+
+def test_deep_trees_are_arguments():
+    t = x = np.array([0.5, 2.0])
+    for _ in range(2000):
+        t = [t]
+    loss = lambda t: np.sum(np.sin(tree.leaves(t)[0]))  # noqa: E731
+    for gradient in (md.grad(loss), md.jit(md.grad(loss)), md.grad(md.checkpoint(loss)), md.jacrev(loss)):
+        np.testing.assert_allclose(tree.leaves(gradient(t))[0], np.cos(x))
 
 
 def test_unlike_trees_have_unlike_structures():

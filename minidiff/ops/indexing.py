@@ -337,9 +337,7 @@ def _stand_together(entries: Sequence) -> bool:
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
     """`numpy.take`: the elements of `a` at `indices` along an axis; along `a` flattened where that is None."""
-    if axis is None:
-        a, axis = ops.shape.ravel(a), 0
-    axis = ops.shape.normalize_axis(axis, typeof(a).ndim, "take")
+    a, axis = ops.shape.line(a, axis, "take")
     indices = _fold(indices, typeof(a).shape[axis], mode)
     return getitem(a, (slice(None),) * axis + (indices,))
 

@@ -18,6 +18,7 @@ from minidiff.ops.shape import (
     axes_fit,
     broadcast_to,
     concatenate,
+    line,
     moveaxis,
     normalize_axes,
     normalize_axis,
@@ -119,10 +120,8 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
     if isinstance(repeats, Tracer):
         repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
     repeats = numpy.asarray(repeats)
-    if axis is None:
-        a, axis = ravel(a), 0
+    a, axis = line(a, axis, "repeat")
     shape = typeof(a).shape
-    axis = normalize_axis(axis, len(shape), "repeat")
     if repeats.size != 1:
         return take(a, numpy.repeat(numpy.arange(shape[axis]), repeats), axis)
     count = operator.index(repeats.item())

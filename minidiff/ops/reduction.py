@@ -24,9 +24,10 @@ from minidiff.ops.shape import (
     broadcast_to,
     broadcast_to_p,
     concatenate,
+    line,
     normalize_axes,
     normalize_axis,
-    ravel,
+    reduced_axes,
     repeated,
     reshape,
     reshape_p,
@@ -72,7 +73,7 @@ def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **
     """Bind a reduction. `keepdims` is a parameter only where it is true: tapes are easier to read so."""
     if keepdims:
         params["keepdims"] = True
-    return primitive.bind(x, axes=normalize_axes(axis, len(x.shape), primitive.name), **params)
+    return primitive.bind(x, axes=reduced_axes(axis, len(x.shape), primitive.name), **params)
 
 
 def _number(x: Any, dtype: numpy.dtype) -> Value:
@@ -181,7 +182,7 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
     if x.dtype.char == "e":  # as NumPy does it: summed in single precision
         return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
     if where is True:
-        return bind_reduction(mean_p, x, axis, keepdims)
+        return bind_reduction(mean_p, x, normalize_axes(axis, len(x.shape), "mean"), keepdims)
     count = elementwise.convert(count_of(x, axis, where, keepdims, "mean"), x.dtype)
     return elementwise.divide(bind_reduction(sum_p, x, axis, keepdims), count)
 
@@ -308,10 +309,8 @@ cumprod_p.fits = axis_fits
 
 
 def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
-    x = operand_of(a, dtype, where, fill)
-    if axis is None:
-        x, axis = ravel(x), 0
-    return _as_asked(primitive.bind(x, axis=normalize_axis(axis, len(x.shape), primitive.name)), dtype)
+    x, axis = line(operand_of(a, dtype, where, fill), axis, primitive.name)
+    return _as_asked(primitive.bind(x, axis=axis), dtype)
 
 
 @implements(numpy.cumsum)
@@ -340,7 +339,7 @@ def nancumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
 
 def _from_initial(cumulative: Callable, initial: int, x: Value, axis: Any, dtype: Any, include_initial: bool) -> Value:
     if axis is None:
-        if len(x.shape) != 1:
+        if len(x.shape) > 1:
             raise ValueError(f"cumulative_{cumulative.__name__[3:]}: give an axis for {typeof(x)}")
         axis = 0
     y = cumulative(x, axis, dtype)
@@ -493,7 +492,7 @@ def _extremum(
         return bind_reduction(primitive, a, axis, keepdims)
     x = operand_of(a, None, where, primitive.identity(a.dtype))
     initial = _number(initial, x.dtype)
-    axes = normalize_axes(axis, len(x.shape), primitive.name)
+    axes = reduced_axes(axis, len(x.shape), primitive.name)
     if _is_empty(x, axes):
         return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
     return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
@@ -584,7 +583,7 @@ def _position_of(numpy_function: Callable) -> Callable:
 
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
         shape = typeof(a).shape
-        x, at = (ravel(a), 0) if axis is None else (a, normalize_axis(axis, len(shape), primitive.name))
+        x, at = line(a, axis, primitive.name)
         y = primitive.bind(x, axis=at)
         axes = range(len(shape)) if axis is None else (at,)
         return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y

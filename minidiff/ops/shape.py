@@ -35,6 +35,17 @@ def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return axes
 
 
+def reduced_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+    """As `normalize_axes`, but a number may also be reduced along axis 0 or -1, as NumPy's ufuncs allow."""
+    return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, what)
+
+
+def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
+    """An array and a non-negative axis of it. Flattened where the axis is None; a number is a line of one element."""
+    ndim = typeof(a).ndim
+    return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
+
+
 def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
     """Whether x has each of these axes, which are as many as are named: what `Primitive.fits` asks along axes."""
     return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
@@ -152,7 +163,7 @@ def squeeze(a: Value, axis: Any = None) -> Value:
     if axis is None:
         axes = tuple(i for i, n in enumerate(shape) if n == 1)
     else:
-        axes = normalize_axes(axis, len(shape), "squeeze")
+        axes = reduced_axes(axis, len(shape), "squeeze")
     for i in axes:
         if shape[i] != 1:
             raise ValueError(f"squeeze: axis {i} has size {shape[i]}, not 1, in {typeof(a)}")

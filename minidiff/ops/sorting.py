@@ -15,7 +15,7 @@ from minidiff.core import Value, implements, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import as_array, axis_fits, batch_along, normalize_axis, ravel
+from minidiff.ops.shape import as_array, axis_fits, batch_along, line, normalize_axis
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -71,8 +71,8 @@ argsort_p.fits = argpartition_p.fits = axis_fits
 
 
 def _line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
-    """An array and a non-negative axis of it; the flattened array where that is None."""
-    return (ravel(a), 0) if axis is None else (a, normalize_axis(axis, typeof(a).ndim, what))
+    """As `line`, for functions that NumPy does not have of numbers."""
+    return line(a, axis if axis is None else normalize_axis(axis, typeof(a).ndim, what), what)
 
 
 @implements(numpy.sort)
@@ -92,7 +92,7 @@ def argsort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable:
     """`numpy.argsort`: the indices that sort an array along an axis."""
     if kind not in (None, "quicksort", "heapsort", "mergesort", "stable"):
         raise ValueError(f"sort: kind is 'quicksort', 'heapsort', 'mergesort' or 'stable', got {kind!r}")
-    x, axis = _line(a, axis, "argsort")
+    x, axis = line(a, axis, "argsort")
     return argsort_p.bind(x, axis=axis, stable=bool(stable) or kind in ("mergesort", "stable"))
 
 
@@ -106,7 +106,7 @@ def partition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselec
 @implements(numpy.argpartition)
 def argpartition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
     """`numpy.argpartition`: the indices that partition an array."""
-    x, axis = _line(a, axis, "argpartition")
+    x, axis = line(a, axis, "argpartition")
     size = typeof(x).shape[axis]
     kth = tuple(map(int, kth)) if numpy.ndim(kth) else (operator.index(kth),)
     for k in kth:

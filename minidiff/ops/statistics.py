@@ -147,9 +147,7 @@ def var(
     ddof = _ddof(ddof, correction, "var")
     if where is True and mean is None:
         x = operand_of(a, dtype, True, 0)
-        return bind_reduction(
-            var_p, elementwise.convert(x, float) if x.dtype.kind in "biu" else x, axis, keepdims, ddof=ddof
-        )
+        return bind_reduction(var_p, inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
     d = _deviations(a, axis, dtype, where, mean)
     squares = sum(_inner(d, d), axis, keepdims=keepdims)
     return elementwise.divide(squares, _freedom(count_of(d, axis, where, keepdims, "var"), ddof, squares.dtype))

@@ -19,7 +19,7 @@ from minidiff.ops.elementwise import convert, exp, isfinite, log, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.ops.shape import as_array, moveaxis, normalize_axes, normalize_axis, reshape, stack
+from minidiff.ops.shape import as_array, moveaxis, normalize_axis, reduced_axes, reshape, stack
 
 
 def _logsumexp(x: Value, axis: Any, keepdims: bool = False) -> Value:
@@ -62,7 +62,7 @@ def reduce(
     if function is not None and set(given) <= set(inspect.signature(function).parameters):
         return function(array, axis=axis, keepdims=keepdims, **given)
     t = typeof(array)
-    axes = normalize_axes(axis, t.ndim, f"{ufunc.__name__}.reduce")
+    axes = reduced_axes(axis, t.ndim, f"{ufunc.__name__}.reduce")
     if ufunc is numpy.logaddexp and not given and all(t.shape):
         return _logsumexp(array, axes, keepdims)
     if len(axes) > 1 and ufunc.identity is None and ufunc not in (numpy.maximum, numpy.minimum):
