@@ -517,10 +517,11 @@ def _neutral_operand(program, eqn):
 
 @simplifies(multiply_p)
 def _times_minus_one(program, eqn):
-    """x * -1 is -x, unless x is complex, as above."""
-    for x, y in (eqn.inputs, eqn.inputs[::-1]) if eqn.outputs[0].type.dtype.kind != "c" else ():
+    """x * -1 is -x, where x has the dtype of the result, signed and not complex."""
+    dtype = eqn.outputs[0].type.dtype
+    for x, y in (eqn.inputs, eqn.inputs[::-1]) if dtype.kind in "fi" else ():
         number = _number(y)
-        if number is not None and number == -1:
+        if number is not None and number == -1 and atom_type(x).dtype == dtype:
             return Equation(negative_p, [x], eqn.params, eqn.outputs)
     return None
 

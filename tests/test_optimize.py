@@ -197,6 +197,8 @@ EXACT = {
     "minus the negative of narrower": (lambda a, b: a - (-b), np.full(2, 4), np.full(2, -128, "i1")),
     "constants whose product underflows": (lambda x: x * 1e-30 * 1e-30, np.full(2, 1e38, f32)),
     "constants whose product overflows": (lambda x: x * 300 * 300, np.full(2, 1e-4, np.float16)),
+    "booleans times minus one": (lambda x: x * -1, np.array([True, False])),
+    "unsigned times minus one": (lambda x: x * -1, np.full(2, 3, "u1")),
     "a sign of zero": (lambda x: x + 0.0, np.array([-0.0, 1.0])),
     "signs of zeros in one array": (lambda x: x + np.array([0.0, -0.0]), np.array([-0.0, -0.0])),
     "a sum of one number": (lambda x: np.sum(x, axis=()), np.array([-0.0])),
