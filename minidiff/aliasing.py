@@ -12,7 +12,7 @@ written into.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -21,11 +21,11 @@ from minidiff.core import EVALUATE, Value, current_interpreter
 from minidiff.tape import Equation, Tape, bodies_of
 
 
-def apart(results: Sequence[Value], held: Iterable[Value] = ()) -> Sequence[Value]:
+def apart(results: Sequence[Value], held: Sequence[Value] = ()) -> Sequence[Value]:
     """Copy those results that are read-only, or share memory with an earlier one or with a `held` array."""
-    taken = {id(owner_of(x)) for x in held if isinstance(x, numpy.ndarray)} if held else set()
-    if len(results) == 1 and not taken and getattr(results[0], "base", None) is None:
+    if len(results) == 1 and not held and getattr(results[0], "base", None) is None:
         return results
+    taken = {id(x if x.base is None else owner_of(x)) for x in held if isinstance(x, numpy.ndarray)}
     found = []
     for x in results:
         if isinstance(x, numpy.ndarray):
@@ -38,13 +38,6 @@ def apart(results: Sequence[Value], held: Iterable[Value] = ()) -> Sequence[Valu
     return found
 
 
-def _chain(x: Any) -> Iterator[Any]:
-    """An array, what it is a view of, and so on to the object that owns the memory."""
-    while x is not None:
-        yield x
-        x = getattr(x, "base", None)
-
-
 def owner_of(x: Any) -> Any:
     """The object whose memory an array looks at: itself, or what it is a view of."""
     while (base := getattr(x, "base", None)) is not None:
@@ -55,27 +48,20 @@ def owner_of(x: Any) -> Any:
 def keep_residuals(tape: Tape) -> None:
     """Copy what a linear tape holds of memory that others can write into: arguments, results, closed-over arrays.
 
-    Others can where something besides the tape refers to an array on it, or to one that this is a view of.
+    Others can where something besides the tape refers to an array on it; where it is a view, they are taken to.
     """
     if current_interpreter() is not EVALUATE:
         return  # the pullback is used before the user gets hold of anything that can be written into
-    arrays = {id(x): x for eqn in _equations(tape) for x in eqn.inputs if isinstance(x, numpy.ndarray)}
-    objects = dict(arrays)  # with what they are views of
-    uses = dict.fromkeys(objects, 1)  # the references to each that are accounted for: here that of `arrays`
-    for x in arrays.values():
-        while (x := getattr(x, "base", None)) is not None:
-            uses[id(x)] = uses.get(id(x), 0) + 1
-            if id(x) in objects:
-                break
-            objects[id(x)] = x
-    for eqn in _equations(tape):
-        for x in eqn.inputs:
-            if id(x) in arrays:
-                uses[id(x)] += 1
-    x = None  # which is no reference any more
-    shared = {i for i, n in zip(objects, map(sys.getrefcount, objects.values())) if n > uses[i] + _OWN}
-    shared |= {i for i, x in objects.items() if not isinstance(x, numpy.ndarray)}  # a buffer, in which others may write
-    copies = {i: x.copy() for i, x in arrays.items() if not shared.isdisjoint(map(id, _chain(x)))} if shared else {}
+    arrays = [x for eqn in _equations(tape) for x in eqn.inputs if isinstance(x, numpy.ndarray)]
+    uses: dict[int, int] = {}
+    for i in map(id, arrays):
+        uses[i] = uses.get(i, 0) + 1
+    counts = list(map(sys.getrefcount, arrays))  # each use is a reference by the tape and one by the list
+    copies: dict[int, numpy.ndarray] = {}
+    for x, count in zip(arrays, counts):
+        i = id(x)
+        if (count > 2 * uses[i] + _OF_THE_CALL or x.base is not None) and i not in copies:
+            copies[i] = x.copy()
     if copies:
         for eqn in _equations(tape):
             eqn.inputs = [copies.get(id(x), x) for x in eqn.inputs]
@@ -90,5 +76,5 @@ def _equations(tape: Tape) -> Iterator[Equation]:
                 yield from _equations(body)
 
 
-#: The references to an object in a dictionary that nothing else refers to, as `keep_residuals` counts them.
-_OWN = next(map(sys.getrefcount, {0: object()}.values()))
+#: The references to an object that come of counting them, as `keep_residuals` does, in a list.
+_OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1

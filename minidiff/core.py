@@ -961,6 +961,12 @@ class Tracer:
     def __format__(self, spec: str) -> str:
         return str(self)
 
+    def __copy__(self) -> Tracer:
+        return self  # it never changes
+
+    def __deepcopy__(self, memo: dict) -> Tracer:
+        return self
+
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TracerError(
             f"a traced value ({self.type}) cannot be pickled: it means something within its transformation only. "

@@ -39,7 +39,7 @@ from minidiff.core import (
     transforming,
 )
 from minidiff.location import Location
-from minidiff.ops import elementwise, shape
+from minidiff.ops import elementwise, rearranging, shape
 from minidiff.ops.kinds import Differential
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
@@ -219,17 +219,28 @@ def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
 copy_p = elementwise.copy.primitive
 
 
+#: Their results are views that NumPy does not let anyone write into.
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p}
+
+
 def sharing(tape: Tape) -> dict[Any, frozenset]:
-    """For each name, whose memory it may look at: that of names that were given some (constants by their id)."""
+    """For each name, whose memory it may look at: that of names that were given some.
+
+    Memory that must not be written into stands there by an id: that of a constant, or of the equation that says so.
+    """
     roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
     for eqn in tape.equations:
         p, own = eqn.primitive, eqn.outputs[:1]
         if not (p.shares_memory or p.has_body):
             roots.update((v, frozenset([v])) for v in eqn.outputs)
             continue
+        if p.has_body and _bodies_make_all(eqn):
+            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            continue
         reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
-        fresh = p.has_body and _bodies_make_all(eqn)
-        roots.update((v, frozenset([v]) if fresh else reached) for v in eqn.outputs)
+        if p in READ_ONLY or p.has_body:  # a body may return a constant, too
+            reached |= {id(eqn)}
+        roots.update((v, reached) for v in eqn.outputs)
     return roots
 
 

@@ -446,26 +446,17 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     flat, values = Flat(f, structure, weak=are_weak(leaves)), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
-    pull = _pullback(tape, [typeof(x) for x in outs], flat.out_structure)
+    out_types = [typeof(x) for x in outs]
     keep_residuals(tape)
 
     def pullback(ct: Any) -> tuple:
-        cts = iter(pull(ct))
-        found = [instantiate(next(cts) if yes else None, x) for x, yes in zip(values, active)]
+        cts = checked_cotangents(ct, out_types, flat.out_structure)
+        pulled = iter(pull_back(tape, cts))
+        found = [instantiate(next(pulled) if yes else None, x) for x, yes in zip(values, active)]
         found = [settled(ct, typeof(x)) for ct, x in zip(found, values)]
-        return tree.unflatten(structure, apart(found, tree.leaves(ct)))
+        return tree.unflatten(structure, apart(found, cts))
 
     return tree.unflatten(flat.out_structure, outs), pullback
-
-
-def _pullback(tape: Tape, out_types: Sequence[ShapedArray], out_structure: tree.Structure) -> Callable:
-    """Cotangents of a tape's inputs, all of them linear, as a function of a tree of cotangents of its outputs."""
-
-    def pull(ct: Any) -> list[Value | None]:
-        cts = checked_cotangents(ct, out_types, out_structure)
-        return pull_back(tape, cts)
-
-    return pull
 
 
 def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:

@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 from collectives import pmax
 from spmd import P, make_mesh, shard_map
-from tests.table import FAMILIES
+from tests.table import FAMILIES, indexing, rearranging, replaced, shape
 
 
 def arrays(x: Any) -> list[np.ndarray]:
@@ -57,8 +57,12 @@ def check_row(row: Any, order: str) -> None:
         np.testing.assert_array_equal(x, e)
 
 
-@pytest.mark.parametrize("order", "CF")
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__.rpartition(".")[2])
+ORDERED = [(family, "C") for family in FAMILIES] + [
+    (family, "F") for family in (shape, rearranging, indexing, replaced)
+]
+
+
+@pytest.mark.parametrize("family, order", ORDERED, ids=lambda x: getattr(x, "__name__", x).rpartition(".")[2])
 def test_operations_share_memory_as_numpys_do(family, order):
     failures = {}
     for row in family.ROWS:

@@ -67,19 +67,16 @@ def test_an_interrupt_leaves_no_interpreter_current(interrupts, name):
     expected = call(X)
     start = time.perf_counter()
     call(X)
-    duration = max(time.perf_counter() - start, 5e-5)
-    delays, count = itertools.count(), 0
-    end = time.perf_counter() + 0.2
-    while time.perf_counter() < end:
-        delay = 1e-6 + 1.2 * duration * (next(delays) * 0.6180339887 % 1)
+    duration = time.perf_counter() - start
+    for k in itertools.count():
+        delay = 2e-5 + 1.5 * duration * (k * 0.6180339887 % 1)
         try:
             signal.setitimer(signal.ITIMER_REAL, delay)
-            for _ in range(3):
+            while True:
                 call(X)
-            signal.setitimer(signal.ITIMER_REAL, 0)
         except KeyboardInterrupt:
-            count += 1
-        assert current_interpreter() is EVALUATE
-    assert count > 5
+            assert current_interpreter() is EVALUATE
+        if k >= 10 and time.perf_counter() > start + 0.2:
+            break
     for a, b in zip(md.tree.leaves(call(X)), md.tree.leaves(expected), strict=True):
         np.testing.assert_array_equal(a, b)

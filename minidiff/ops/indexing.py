@@ -144,10 +144,15 @@ def batch_scatter(count: int) -> Callable:
     return rule
 
 
+def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
+    y = x[indices]
+    return y if any(map(numpy.ndim, indices)) else y.copy()  # for single numbers NumPy returns a view
+
+
 #: x at integer `indices` of its first axes: `x[i, j]`, whose result has the shape of the indices, then the rest of x's.
 gather_p = Linear(
     "gather",
-    lambda x, *indices: x[indices],
+    _gather_impl,
     lambda x, *indices: (
         numpy.broadcast_shapes(*[i.shape for i in indices]) + x.shape[len(indices) :],
         x.dtype,

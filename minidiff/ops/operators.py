@@ -89,8 +89,6 @@ def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
 
 _METHODS: dict[str, Callable] = {
     "__pow__": _power,
-    "__copy__": elementwise.copy,
-    "__deepcopy__": lambda x, memo: elementwise.copy(x),
     "__round__": lambda x, ndigits=None: composed.round(x, ndigits or 0),
     "__rpow__": lambda x, y: elementwise.power(y, x),
     "__getitem__": indexing.getitem,
