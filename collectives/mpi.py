@@ -32,6 +32,7 @@ from collectives.backend import (
     unsplit_dimension,
 )
 from collectives.interactive import Communicator, Session, is_interactive
+from collectives.lockstep import Kind
 from collectives.stacked import Stacked, join_blocks
 from collectives.watch import Watchdog, Watched, abandoned
 from minidiff.core import Primitive
@@ -405,14 +406,16 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
     if made is None:
         made = {}
         parent.Set_attr(_MADE, made)
-    names, leases = tuple(sizes), made.setdefault(tuple(sizes.values()), [])
+    names, shape = tuple(sizes), tuple(sizes.values())
+    leases = made.setdefault(shape, [])
     for lease in leases:
         if lease.names == names:
             return lease
     if is_interactive():
         leases.append(Lease(_in_session(parent, tuple(sizes.items())), sizes))
         return leases[-1]
-    root = made[()] = made.get(()) or _watched(parent)
+    root = made[None] = made.get(None) or _watched(parent)
+    root.lockstep.note("make_mesh", {"axes": names, "sizes": shape})
     found = _unused(root, leases)
     if found is None:
         found = Lease(root.Dup(), sizes)
@@ -440,7 +443,7 @@ def _released(parent: Any, key: int, made: dict) -> None:
     """What becomes of the communicators that are kept with one that its owner frees."""
     if is_interactive():
         return
-    WATCHDOG.forget(made.pop((), None))
+    WATCHDOG.forget(made.pop(None, None))
     for lease in itertools.chain.from_iterable(made.values()):
         if not lease.users:
             for comm in lease.comms.values():
@@ -464,6 +467,7 @@ def _watched(parent: Any) -> Watched:
     lobby = _LOBBIES.get(ranks)
     if lobby is None:
         lobby = _LOBBIES[ranks] = Watched(parent, WATCHDOG, ("make_mesh", *ranks), ranks)
+        lobby.lockstep.latest = Kind("make_mesh", "", 1)
     threads = _threads()
     first = parent.Get_rank() == 0
     mine = numpy.array([next(_NUMBERS) if first else 0, threads and not WATCHDOG.reaches(ranks, everyone)])

@@ -255,6 +255,12 @@ FAULTS = {
         "print('done')"
     ),
     # ---------------------------------------------------------------- meshes and communicators
+    "meshes of different shapes": Fault(
+        "sums(spmd.make_mesh((2, 2) if rank else (4, 1), ('a', 'b')))(x)",
+        (r"\[rank 0\] .*ranks (do not call the same|make different)", r"ranks 1, 2, 3: .*2, .*2"),
+        ranks=4,
+        tracebacks=1,
+    ),
     "meshes in another order": Fault(
         "meshes = [spmd.make_mesh((SIZE,), (a,)) for a in 'ab']\nfor m in meshes if rank else meshes[::-1]: sums(m)(x)",
         (DEADLOCK, r"rank 0 compares .* psum over 'b'", r"rank 1 compares .* psum over 'a'"),
@@ -280,7 +286,7 @@ FAULTS = {
     ),
     "a mesh that one rank does not make": Fault(
         MPI + "comm = MPI.COMM_WORLD.Dup()\nif rank: spmd.make_mesh((SIZE,), ('i',), comm=comm)\ntotal(x)",
-        (DEADLOCK, r"rank 1 waits in .* \(MPI Allreduce\)", WAITS.format(0, "psum .*", "Allreduce")),
+        (DEADLOCK, WAITS.format(1, "make_mesh", "Allreduce"), WAITS.format(0, "psum .*", "Allreduce")),
     ),
     "a rank that leaves a user's communicator": Fault(
         MPI
