@@ -118,9 +118,8 @@ class Communicator:
         self.session.meet(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
         ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
-        further = self._comm.Dup()  # while all of them are here
         self._lockstep = Lockstep(
-            lambda: further, ranks, lambda requests, here: self.wait_for(requests, check=not here), [None], each=True
+            self._comm, ranks, lambda requests, here: self.wait_for(requests, check=not here), each=True
         )
         self._generation = self.session.generation
 

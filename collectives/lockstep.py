@@ -30,6 +30,8 @@ from minidiff.location import here
 OFTEN = 64  # calls are compared, if they are small
 LARGE = 2**17  # bytes that count as one call more
 ALONE = {"ppermute"}  # in these a rank does not wait for all others
+MANY = 2**12  # kinds of calls are remembered; then they are forgotten, on all ranks at once
+TAG = 2  # of messages that compare calls
 LINE = 2**9  # bytes that a rank says of a call, once they are found to differ
 
 _TYPE = operator.attrgetter("shape", "dtype")
@@ -61,24 +63,22 @@ class Kind(NamedTuple):
 class Lockstep:
     """What this rank called on a communicator since its ranks last compared.
 
-    `make` makes a duplicate of it, for messages about calls alone. `wait` waits for such, and is told whether all ranks
-    are known to be here. They are called `ranks`. `latest` holds one thing, the latest call on any of several
-    communicators. With `each`, whatever waits for all ranks is compared each time.
+    `comm` is that communicator, for messages about calls: they have a tag of their own. `wait` waits for them, and is
+    told whether all ranks are known to be here. They are called `ranks`. With `each`, whatever waits for all ranks is
+    compared each time.
     """
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        comm: Any,
         ranks: Sequence[int],
         wait: Callable[[list, bool], None],
-        latest: list,
         each: bool = False,
     ):
-        self.make = make
-        self.comm: Any = None
+        self.comm = comm
         self.ranks = ranks
         self.wait = wait
-        self.latest = latest
+        self.latest: Kind | None = None  # the call noted last
         self.each = each
         self.kinds: dict[tuple, Kind] = {}
         self.since: list[Kind] = []
@@ -93,9 +93,11 @@ class Lockstep:
         kind = self.kinds.get(key)
         if kind is None:
             weight = OFTEN if self.each and name not in ALONE else 1 + sum(x.nbytes for x in values) // LARGE
+            if len(self.kinds) >= MANY:
+                self.kinds.clear()
             kind = self.kinds[key] = Kind(_text(name, params, values), _place(), weight)
             self._due = OFTEN
-        self.latest[0] = kind
+        self.latest = kind
         self.since.append(kind)
         self._due += kind.weight
         if self._due >= OFTEN:
@@ -136,7 +138,6 @@ class Lockstep:
         return {}
 
     def _compare(self) -> None:
-        self.comm = self.comm or self.make()
         low, high = self._extremes(_digest(kind.text for kind in self.since))
         if low != high:
             *before, last = self.since  # no more than OFTEN
@@ -166,7 +167,7 @@ class Lockstep:
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in said]
 
     def _exchange(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
-        self.wait([self.comm.Irecv(coming, source), self.comm.Isend(given, to)], here)
+        self.wait([self.comm.Irecv(coming, source, TAG), self.comm.Isend(given, to, TAG)], here)
 
 
 def agree(made: Iterable[Sequence[str]]) -> bool:

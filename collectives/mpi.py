@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import math
 import os
@@ -10,6 +11,7 @@ import sys
 import time
 import traceback
 import warnings
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +32,9 @@ from collectives.backend import (
     unsplit_dimension,
 )
 from collectives.interactive import Communicator, Session, is_interactive
-from collectives.lockstep import DisagreementError, report
+from collectives.lockstep import DisagreementError, Kind, report
 from collectives.stacked import Stacked, join_blocks
-from collectives.watch import Watch, Watched, leave
+from collectives.watch import Watchdog, Watched, abandoned
 from minidiff.core import Primitive
 
 
@@ -75,8 +77,10 @@ class Ranks(Backend):
         super().__init__(sizes)
         self._started: list[Started] = []
         self._given = WORLD if comm is None else comm
-        self._comms = _communicators(self._given, sizes)
-        self.comm = self._comms[tuple(sizes)]
+        self._lease = _communicators(self._given, sizes)
+        self._lease.users.add(self)
+        self._along = {tuple(sizes): self._lease.comms[(tuple(range(len(sizes))),)]}  # by the names of this mesh
+        self.comm = self._along[tuple(sizes)]
         self.rank = self.comm.Get_rank()
         self.coordinates = coordinates_of(self.rank, sizes)
 
@@ -94,11 +98,21 @@ class Ranks(Backend):
 
     def along(self, axes: Axes) -> Any:
         """The communicator of the ranks that differ from this one along `axes` only, in the order of those axes."""
-        if axes not in self._comms:
-            self.comm.lockstep.note(_FIRST, {"axes": axes})
+        found = self._along.get(axes)
+        if found is None:
             rest = tuple(a for a in self.sizes if a not in axes)
-            self._comms[axes] = self.comm.Split(self.index(rest), self.index(axes))
-        return self._comms[axes]
+            found = self._along[axes] = self._split({"axes": axes}, self.index(rest), self.index(axes))
+        return found
+
+    def _split(self, which: dict, colour: int, key: int) -> Any:
+        """A part of the mesh's communicator, made once for all meshes that use it, whatever their axes are called."""
+        names = list(self.sizes)
+        place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
+        comms = self._lease.comms
+        if place not in comms:
+            self.comm.lockstep.note(_FIRST, which)
+            comms[place] = self.comm.Split(colour, key)
+        return comms[place]
 
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
         """Compare over all ranks the lines that describe a call: the first that differs, by rank; see `Lockstep`."""
@@ -108,12 +122,10 @@ class Ranks(Backend):
         """The ranks of this one's group, of groups of indices along `axes`; their communicator is made once."""
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
-        if (axes, groups) not in self._comms:
-            self.comm.lockstep.note(_FIRST, {"axes": axes, "groups": groups})
-            rest = tuple(a for a in self.sizes if a not in axes)
-            colour = self.index(rest) * len(groups) + number
-            self._comms[axes, groups] = self.comm.Split(colour, groups[number].index(here))
-        return Ranks({GROUP: len(groups[number])}, self._comms[axes, groups])
+        rest = tuple(a for a in self.sizes if a not in axes)
+        colour, key = self.index(rest) * len(groups) + number, groups[number].index(here)
+        comm = self._split({"axes": axes, "groups": tuple(groups)}, colour, key)
+        return Ranks({GROUP: len(groups[number])}, comm)
 
     # ------------------------------------------------ operations
 
@@ -159,7 +171,8 @@ class Ranks(Backend):
 
     def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
         started = self._packed(name, operands, params)
-        started.requests = [self._among(**params).Iallreduce(started.given, started.buffer, _mpi.SUM)]
+        started.comm = self._among(**params)
+        started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
         return started
 
     def _among(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
@@ -172,18 +185,23 @@ class Ranks(Backend):
         self.along(axes).lockstep.note(name, {"axes": axes, "perm": perm}, x)
         self.count(name, x.nbytes)
         started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
-        started.given = x
+        started.given, started.comm = x, self.along(axes)
         started.requests = self._sent(x, started.buffer, axes, perm)
         return started
 
     def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
         self._started.remove(started)
-        _wait_for(started.requests, self.comm)
+        started.comm.wait_for(started.requests)
         return started.results()
 
     def finish(self) -> None:
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # then nobody wants to wait
         while self._started:
-            _wait_for(self._started.pop(0).requests, self.comm)
+            started = self._started.pop(0)
+            if interrupted:
+                abandoned.append(started)
+            else:
+                started.comm.wait_for(started.requests)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
@@ -294,13 +312,13 @@ class Ranks(Backend):
 
     def _ppermute(self, x, held, axes, size, perm):
         out = numpy.zeros_like(x)
-        _wait_for(self._sent(x, out, axes, perm), self.comm)
+        self.along(axes).wait_for(self._sent(x, out, axes, perm))
         return out, held
 
     def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
         """What is under way when x is sent as `perm` says, and what comes goes into `out`."""
         me, comm = self.index(axes), self.along(axes)
-        requests = [comm.Irecv(_bytes(out), source) for source, destination in perm if destination == me]
+        requests = [comm.Irecv(_bytes(out), source, 0) for source, destination in perm if destination == me]
         return requests + [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
 
     # ------------------------------------------------ in and out
@@ -357,6 +375,7 @@ class Started:
         self.shapes = shapes
         self.held = held
         self.given: Any = _mpi.IN_PLACE
+        self.comm: Any = None
         self.requests: list = []
 
     def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
@@ -369,25 +388,48 @@ class Started:
         return list(zip(self.places(self.buffer.astype(self.dtype, copy=False)), self.held))
 
 
-_MADE = _mpi.Comm.Create_keyval()
-_FIRST = "the first collective"
+# ---------------------------------------------------------------- communicators
 
 
-def _communicators(parent: Any, sizes: dict[str, int]) -> dict[Axes, Any]:
-    """The communicators of meshes with these axes, by axes: at first a duplicate of `parent`, along all of them.
+class Lease:
+    """The communicators of a mesh: by axes, counted from 0, and by groups along them. `users` are those that have it.
 
-    They are kept with `parent`, and shared by all meshes that are alike: MPI has a few thousand at most.
+    Other meshes of its shape get them where they have the same names, or when no rank uses them any longer.
+    """
+
+    def __init__(self, comm: Any, sizes: dict[str, int]):
+        self.names = tuple(sizes)
+        self.comms: dict[tuple, Any] = {(tuple(range(len(sizes))),): comm}
+        self.users: weakref.WeakSet = weakref.WeakSet()
+
+
+def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
+    """The communicators of a mesh on `parent`, which keeps them: MPI has about two thousand.
+
+    Freeing one is collective, and ranks drop meshes at different times. So they are used again, when a mesh is made.
     """
     made = parent.Get_attr(_MADE)
     if made is None:
         made = {}
         parent.Set_attr(_MADE, made)
-    like = tuple(sizes.items())
-    if like not in made:
-        comm = _in_session(parent, like) if is_interactive() else _watched(parent, made).Dup()
+    names, shape = tuple(sizes), tuple(sizes.values())
+    leases = made.setdefault(shape, [])
+    for lease in leases:
+        if lease.names == names:
+            return lease
+    if is_interactive():
+        comm = _in_session(parent, tuple(sizes.items()))
         _compare_sizes(comm, sizes)
-        made[like] = {tuple(sizes): comm}
-    return made[like]
+        leases.append(Lease(comm, sizes))
+        return leases[-1]
+    root = made[None] = made.get(None) or _watched(parent)
+    _compare_sizes(root, sizes)
+    found = _unused(root, leases)
+    if found is None:
+        found = Lease(root.Dup(), sizes)
+        leases.append(found)
+    found.names = names
+    return found
 
 
 def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
@@ -401,21 +443,78 @@ def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
         raise DisagreementError(report("ranks make different meshes", said, advice))
 
 
-def _watched(parent: Any, made: dict) -> Watched:
-    """A communicator as a watch of its ranks sees it: one for all that is made from it."""
+def _unused(comm: Watched, leases: list[Lease]) -> Lease | None:
+    """The first that no rank uses."""
+    for often in (1, 64):  # every so often, if all are in use, garbage is collected first
+        if not leases or len(leases) % often:
+            return None
+        if often > 1:
+            gc.collect()
+        mine = numpy.array([not lease.users for lease in leases], numpy.uint8)
+        everywhere = numpy.empty_like(mine)
+        comm.Allreduce(mine, everywhere, _mpi.MIN)
+        if everywhere.any():
+            return leases[everywhere.argmax()]
+    return None
+
+
+def _released(parent: Any, key: int, made: dict) -> None:
+    """What becomes of the communicators that are kept with one that its owner frees."""
+    if is_interactive():
+        return
+    WATCHDOG.forget(made.pop(None, None))
+    for lease in itertools.chain.from_iterable(made.values()):
+        if not lease.users:
+            for comm in lease.comms.values():
+                comm.free()
+
+
+_MADE = _mpi.Comm.Create_keyval(delete_fn=_released)
+_FIRST = "the first collective"
+
+
+_LOBBIES: dict[tuple, Watched] = {}  # by ranks: where they agree on the names of further communicators
+_NUMBERS = itertools.count(1)
+
+
+def _watched(parent: Any) -> Watched:
+    """A communicator as the deadlock watchdog sees it. All its ranks call this, and agree on a name for it."""
     if isinstance(parent, Watched):
         return parent
-    if () not in made:
-        threads = parent.Get_size() > 1 and _mpi.Query_thread() >= _mpi.THREAD_MULTIPLE
-        made[()] = Watched(parent, Watch(parent.Dup(), WORLD.Get_group(), end, threads))
-        _leave_at_finalize()
-    return made[()]
+    everyone = WORLD.Get_size()
+    ranks = tuple(parent.Get_group().Translate_ranks(None, WORLD.Get_group()))
+    lobby = _LOBBIES.get(ranks)
+    if lobby is None:
+        lobby = _LOBBIES[ranks] = Watched(parent, WATCHDOG, ("make_mesh", *ranks), ranks)
+        lobby.lockstep.latest = Kind("make_mesh", "", 1)
+    threads = _threads()
+    first = parent.Get_rank() == 0
+    mine = numpy.array([next(_NUMBERS) if first else 0, threads and not WATCHDOG.reaches(ranks, everyone)])
+    agreed = numpy.empty_like(mine)
+    lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
+    if agreed[1] and threads and len(ranks) > 1:
+        WATCHDOG.open(parent.Dup(), ranks)
+    return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
 
 
 @functools.cache
-def _leave_at_finalize() -> None:
-    """Where somebody calls Finalize, that is the end of the program."""
-    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)
+def _threads() -> bool:
+    """Whether the watchdog's thread may call MPI."""
+    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)  # where somebody finalizes MPI
+    threads = _mpi.Query_thread() >= _mpi.THREAD_MULTIPLE
+    if not threads and WORLD.Get_size() > 1 and WORLD.Get_rank() == 0:
+        warnings.warn(
+            "the deadlock watchdog is off, since MPI was started without MPI_THREAD_MULTIPLE (as by "
+            "mpi4py.rc.threads = False): ranks that wait for each other for ever will not be found",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return threads
+
+
+def leave(code: int = 0) -> None:
+    """Tell the watchdog that the program ends, with this exit code, and wait until it has ended on all ranks."""
+    WATCHDOG.leave(code)
 
 
 _SESSION: list[Session] = []  # the only one, where there is one
@@ -427,10 +526,6 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
         _SESSION.append(Session(WORLD))
     ranks = parent.Get_group().Translate_ranks(None, WORLD.Get_group())
     return Communicator(_SESSION[0], list(ranks), name, parent.Dup)
-
-
-def _wait_for(requests: Sequence[Any], comm: Any) -> None:
-    comm.wait_for(requests)
 
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
@@ -489,11 +584,20 @@ def library() -> str:
 def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """End the whole job, because this rank has died of an exception: the others would wait for it for ever.
 
-    The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a
-    mistake in the program they all run, the lowest one speaks: the others give it a moment to.
+    The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a mistake in the
+    program they all run, it is the lowest one's, and each of the others prints its last line.
     """
+    rank = WORLD.Get_rank()
+    if rank:
+        last = "".join(traceback.format_exception_only(kind, error)).splitlines()[0]
+        _say(f"failed: {last}")
     text = "".join(traceback.format_exception(kind, error, trace))
-    end(f"{text}rank {WORLD.Get_rank()} of {WORLD.Get_size()} failed; the job ends.", 1)
+    end(f"{text}rank {rank} of {WORLD.Get_size()} failed; the job ends.", 1)
+
+
+def _say(text: str) -> None:
+    """Print under this rank's number: at once and whole, so that the lines of ranks are not mixed."""
+    os.write(2, "".join(f"[rank {WORLD.Get_rank()}] {line}\n" for line in text.splitlines()).encode())
 
 
 def end(text: str, code: int, patience: float = 1.0) -> None:
@@ -504,10 +608,12 @@ def end(text: str, code: int, patience: float = 1.0) -> None:
     rank = WORLD.Get_rank()
     if rank:
         time.sleep(min(patience + 0.05 * rank, 3.0))
-    lines = "".join(f"[rank {rank}] {line}\n" for line in text.splitlines())
     sys.stdout.flush()
     sys.stderr.flush()
-    os.write(2, lines.encode())  # at once and whole, so that the lines of ranks are not mixed
+    _say(text)
     time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
     WORLD.Abort(code)
     os._exit(code)  # it comes back where a scheduler is ending the job already
+
+
+WATCHDOG = Watchdog(end)

@@ -1,17 +1,24 @@
-"""python -m spmd: what this program finds where it runs, and what is off about it."""
+"""python -m spmd: what this program finds where it runs. python -m spmd run script.py: a script, as one job."""
 
 import argparse
+import os
+import runpy
 import sys
 
 from spmd.environment import environment
-from spmd.launch import first_rank_speaks, the_first_has_spoken
+from spmd.launch import first_rank_speaks, note_exit, the_first_has_spoken
 
 
 def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["run"]:
+        return run(argv[1:])
     parser = argparse.ArgumentParser(
         prog="python -m spmd",
         description="Prints versions, the MPI library, ranks, the launcher, and which backend is chosen and why; then "
         "what is off, if something is. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
+        epilog="python -m spmd run script.py …, or run -m module …, runs a program: an exception on one rank ends the "
+        "job from its first line to its last, also before it imports spmd, and in what it registers with atexit.",
     )
     with first_rank_speaks():
         parser.parse_args(argv)
@@ -20,6 +27,28 @@ def main(argv: list[str] | None = None) -> int:
     if not found.works:
         the_first_has_spoken()
     return int(not found.works)
+
+
+def run(argv: list[str]) -> int:
+    """Run a script, or `-m` a module, with the arguments after it. That spmd is imported by now guards it wholly."""
+    is_module = argv[:1] == ["-m"]
+    program = argv[is_module:]
+    if not program:
+        with first_rank_speaks():
+            print("usage: python -m spmd run script.py [arguments]\n       python -m spmd run -m module [arguments]")
+        return 2
+    sys.argv[:] = program
+    try:
+        if is_module:
+            sys.path[0] = os.getcwd()
+            runpy.run_module(program[0], run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = os.path.dirname(os.path.abspath(program[0]))
+            runpy.run_path(program[0], run_name="__main__")
+    except SystemExit as error:
+        note_exit(error)
+        raise
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
@@ -9,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from collectives.backend import LauncherError
 
@@ -112,6 +113,30 @@ def end_job_on_exception() -> None:
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
         sys.excepthook = _end_job
+        sys.exit = _exit
+        atexit.register(_leave)
+
+
+_exit_codes = [0]  # the last is the one that this process ends with
+
+
+def note_exit(error: SystemExit) -> None:
+    """Remember the exit code: Python does not tell it to what runs at exit."""
+    code = error.code
+    _exit_codes.append(code if isinstance(code, int) else int(code is not None))
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    """As sys.exit."""
+    error = SystemExit(status)
+    note_exit(error)
+    raise error
+
+
+def _leave() -> None:
+    """Tell the deadlock watchdog that the program ends, if there is one."""
+    if "collectives.mpi" in sys.modules:
+        sys.modules["collectives.mpi"].leave(_exit_codes[-1])
 
 
 def end_job(text: str, code: int, patience: float = 1.0) -> None:

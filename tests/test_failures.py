@@ -1,11 +1,13 @@
-"""Ranks that fail: the job ends, soon, with one traceback that says which rank it was."""
+"""Who waits for ever, of ranks that say where they are; and how calls that are not the same are reported.
+
+What becomes of whole jobs is in the fault matrix, `tests/mpi/test_faults_mpi.py`.
+"""
 
 import os
 import re
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 
 import pytest
@@ -14,47 +16,6 @@ from hypothesis import strategies as st
 
 from collectives.lockstep import LINE, Kind, agree, disagreement
 from collectives.watch import Call, State, stuck
-
-SETUP = """
-import numpy as np
-import spmd
-from collectives import psum
-from spmd import P
-"""
-RUN = """
-mesh = spmd.make_mesh((4,), ("i",))
-total = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
-total(np.ones(4))
-"""
-
-FAILURES = {
-    # what goes wrong: (program, rank that speaks, last line of its traceback)
-    "on one rank, while the others wait in a psum": (
-        SETUP + RUN + "if mesh.rank == 2: raise RuntimeError('no such file')\n" + "total(np.ones(4))",
-        2,
-        "RuntimeError: no such file",
-    ),
-    "on one rank, in a body": (
-        SETUP
-        + RUN
-        + "rank = mesh.rank\n"
-        + "f = lambda x: psum(x / (1 if rank != 3 else 'three'), 'i')\n"
-        + "spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.ones(4))",
-        3,
-        "TypeError: ",
-    ),
-    "on one rank, before there is a mesh": (
-        SETUP + "from spmd.launch import launcher_rank\nif launcher_rank() == 1: raise KeyError('data')\n" + RUN,
-        1,
-        "KeyError: 'data'",
-    ),
-    "on all ranks": (SETUP + RUN + "total(np.ones(5))", 0, "ValueError: args[0] has shape (5,)"),
-    "a mesh of another size than there are ranks": (
-        SETUP + "spmd.make_mesh((4, 2), ('x', 'y'))",
-        0,
-        "ValueError: make_mesh: a mesh of 4 x 2 needs 8 ranks, but MPI has 4. Start the program with `mpirun -n 8`",
-    ),
-}
 
 
 def launching(ranks, *command):
@@ -85,133 +46,8 @@ def mpiexec(ranks, *command, timeout=60):
     return subprocess.CompletedProcess(job.args, job.returncode, out, err)
 
 
-@pytest.mark.parametrize("what", FAILURES)
-def test_the_job_ends(what):
-    program, rank, message = FAILURES[what]
-    start = time.monotonic()
-    run = mpiexec(4, "-c", program)
-    assert run.returncode != 0
-    assert time.monotonic() - start < 10
-    assert run.stderr.count("Traceback (most recent call last)") == 1, run.stderr
-    assert f"[rank {rank}] {message}" in run.stderr
-    assert f"[rank {rank}] rank {rank} of 4 failed; the job ends." in run.stderr
-
-
-WAITS = {
-    # what some ranks wait for: (program, what is said of ranks)
-    "one that left, with exit code 0": (
-        "if mesh.rank == 1: sys.exit(0)\ntotal(np.ones(4))",
-        [(1, "has come to the end of its program"), (3, "is in an MPI Allreduce with 0, 1, 2; line ")],
-    ),
-    "rank 0, that left": ("if mesh.rank: total(np.ones(4))", [(0, "has come to the end of its program")]),
-    "one that is in another collective": (
-        "gather = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.ones(4)).gather\n"
-        "gather()\n"
-        "total(np.ones(4)) if mesh.rank != 2 else gather()",
-        [(0, "is in an MPI Allreduce with "), (2, "is in an MPI Allgather with ")],
-    ),
-    "one that permutes": (
-        "turn = lambda x: ppermute(x, 'i', [(0, 1), (1, 2), (2, 3), (3, 0)])\n"
-        "turned = spmd.shard_map(turn, mesh=mesh, in_specs=P('i'), out_specs=P('i'))\n"
-        "turned(np.ones(4))\n"
-        "total(np.ones(4)) if mesh.rank != 3 else turned(np.ones(4))",
-        [(0, "is in an MPI Allreduce with "), (3, "is in an MPI Waitall with ")],
-    ),
-    "one along another axis": (
-        "grid = spmd.make_mesh((2, 2), ('x', 'y'))\n"
-        "along = lambda a: spmd.shard_map(lambda x: psum(x, a), mesh=grid, in_specs=P(a), out_specs=P())(np.ones(4))\n"
-        "along('x'), along('y'), along('y' if mesh.rank == 3 else 'x')",
-        [(3, "is in an MPI Allreduce with 2; line "), (1, "is in an MPI Allreduce with 3; line ")],
-    ),
-    "one that came to a call of a new kind": (
-        "total(np.ones(8 if mesh.rank == 1 else 4))",
-        [
-            (1, "has come to shard_map of <lambda> over 'i' (sizes=(4,), digest="),
-            (2, "is in an MPI Allreduce"),
-        ],
-    ),
-    "one that takes another one of two meshes": (
-        "meshes = [spmd.make_mesh(sizes, ('x', 'y')) for sizes in ((2, 2), (4, 1))]\n"
-        "f = lambda x: psum(x, ('x', 'y'))\n"
-        "spmd.shard_map(f, mesh=meshes[mesh.rank == 3], in_specs=P('x'), out_specs=P())(np.ones(4))",
-        [
-            (0, "has come to shard_map of <lambda> over 'x', 'y' (sizes=(2, 2), digest="),
-            (3, "has come to shard_map of <lambda> over 'x', 'y' (sizes=(4, 1), digest="),
-        ],
-    ),
-    "one that clears up after an error": (
-        "try:\n    if mesh.rank == 1: raise ValueError('no file')\n    total(np.ones(4))\nfinally: total(np.ones(8))",
-        [(1, "has come to shard_map of <lambda> over 'i' (sizes=(4,), digest=")],
-    ),
-    "one that uses another mesh": (
-        "on = [spmd.make_mesh((4,), (a,)) for a in 'ab']\n"
-        "for m in on if mesh.rank else on[::-1]:\n"
-        "    a = m.axis_names[0]\n"
-        "    spmd.shard_map(lambda x: psum(x, a), mesh=m, in_specs=P(a), out_specs=P())(np.ones(4))",
-        [(0, "has come to shard_map of <lambda> over 'b' "), (3, "has come to shard_map of <lambda> over 'a' ")],
-    ),
-    "one that left, on ranks of a user's": (
-        "from mpi4py import MPI\n"
-        "half = MPI.COMM_WORLD.Split(mesh.rank // 2, -mesh.rank)\n"
-        "pair = spmd.make_mesh((2,), ('i',), comm=half)\n"
-        "both = spmd.shard_map(lambda x: psum(x, 'i'), mesh=pair, in_specs=P('i'), out_specs=P())\n"
-        "both(np.ones(2))\n"
-        "if mesh.rank != 2: both(np.ones(2))",
-        [(2, "has come to the end of its program"), (3, "is in an MPI Allreduce with 2; line ")],
-    ),
-}
-
-
-@pytest.mark.parametrize("what", WAITS)
-def test_ranks_that_would_wait_for_ever(what):
-    program, said = WAITS[what]
-    run = mpiexec(4, "-c", "import sys\nfrom collectives import ppermute\n" + SETUP + RUN + program)
-    assert run.returncode != 0
-    speaks = re.search(r"^\[rank (\d)\] (Ranks wait|A rank waits) for others that never come:$", run.stderr, re.M)
-    assert speaks[1] == ("3" if "user's" in what else "0")  # the first rank of those
-    for rank, text in said:
-        assert f"[rank {speaks[1]}]   rank {rank} {text}" in run.stderr
-    assert ("; it is handling ValueError: no file\n" in run.stderr) == ("after an error" in what)
-
-
-def test_what_is_not_the_same_at_the_end():
-    """All of them come to it: what they called since they last compared is compared there."""
-    order = "for t in ('f4', 'i4'): total(np.ones(4, t))\n"
-    swapped = "for t in (('i4', 'f4') if mesh.rank == 2 else ('f4', 'i4')): total(np.ones(4, t))\n"
-    run = mpiexec(4, "-c", SETUP + RUN + order + swapped)
-    assert run.returncode != 0
-    assert "[rank 0] ranks do not call the same collective, of values of the same types:\n" in run.stderr
-    assert "[rank 0]   ranks 0, 1, 3: psum over 'i' of f32[1]; line " in run.stderr
-    assert "[rank 0]   rank 2: psum over 'i' of i32[1]; line " in run.stderr
-
-
-def test_the_same_in_other_lines():
-    """What ranks call must be the same; in which lines is up to the program."""
-    program = (
-        "x = spmd.distribute(np.ones(8), mesh, P('i'))\n"
-        "if mesh.rank:\n    x.gather()\nelse:\n    spmd.distribute(np.ones(8), mesh, P('i')).gather()\n"
-        "spmd.distribute(np.ones(8), mesh, P('i')).gather()\n"
-        "print('done')"
-    )
-    run = mpiexec(4, "-c", SETUP + RUN + program)
-    assert (run.returncode, run.stderr, run.stdout.count("done")) == (0, "", 4)
-
-
-def test_ranks_that_are_late_are_waited_for():
-    """In a program that computes, and where rank 0 is the first to end, or the last."""
-    program = (
-        "import time\n"
-        "time.sleep(3.5 * (mesh.rank == 2))\n"
-        "total(np.ones(4))\n"
-        "time.sleep(3.5 * (mesh.rank == 3))\n"
-        "print('done')"
-    )
-    run = mpiexec(4, "-c", SETUP + RUN + program)
-    assert (run.returncode, run.stderr, run.stdout.count("done")) == (0, "", 4)
-
-
-def call(number, *ranks, on="a", method="Allreduce"):
-    return Call((on,), number, method, ranks)
+def call(number, *ranks, on="a", method="Allreduce", what="psum"):
+    return Call((on,), number, method, ranks, what)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +56,7 @@ def call(number, *ranks, on="a", method="Allreduce"):
         ([(0, call(5, 0, 1), {"a": 5})], []),  # 1 computes
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1), {"a": 5})], []),  # they are at it
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1, method="Bcast"), {"a": 5})], [0, 1]),
+        ([(0, call(5, 0, 1), {"a": 5}), (1, call(5, 0, 1, what="pmax"), {"a": 5})], [0, 1]),
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(6, 0, 1), {"a": 6})], []),  # 0 is about to come to 6
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 0, 1, on="b"), {"a": 4, "b": 1})], [0, 1]),
         ([(0, call(5, 0, 1), {"a": 5}), (1, call(1, 0, 1, on="b"), {"a": 5, "b": 1})], []),
@@ -238,31 +75,46 @@ def call(number, *ranks, on="a", method="Allreduce"):
     ],
 )
 def test_who_waits_for_ever(states, expected):
-    states = {rank: State(rank, call, {(on,): n for on, n in begun.items()}) for rank, call, begun in states}
-    assert stuck(states) == expected
+    assert stuck({rank: state(rank, call and [call], begun) for rank, call, begun in states}) == expected
 
 
-@given(st.data())
-def test_ranks_of_one_program_never_wait_for_ever(data):
-    """Ranks that make the same calls in one order, each as far as it has come; some compute.
+def state(rank, calls, begun):
+    return State(rank, calls and tuple(calls), {(on,): n for on, n in begun.items()})
+
+
+@pytest.mark.parametrize("second, expected", [(("b", 1), []), (("b", 2), []), (("d", 1), [0, 1])])
+def test_a_rank_comes_if_one_of_its_threads_goes_on(second, expected):
+    """The first threads of two ranks wait for each other. The second ones meet, or do not."""
+    on, number = second
+    zero = state(0, [call(5, 0, 1), call(1, 0, 1, on="b")], {"a": 5, "b": 1})
+    one = state(1, [call(1, 0, 1, on="c"), call(number, 0, 1, on=on)], {"a": 4, "c": 1, on: number})
+    assert stuck({0: zero, 1: one}) == expected
+
+
+@given(st.data(), st.integers(1, 2))
+def test_ranks_of_one_program_never_wait_for_ever(data, threads):
+    """Ranks, each with so many threads, that make the same calls in one order, as far as they have come; some compute.
 
     (One that all others of a call have left behind, and the program too, is about to be through.)
     """
     ranks = range(4)
-    groups = data.draw(st.lists(st.sampled_from([(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)]), max_size=8))
-    done = dict.fromkeys(ranks, 0)  # how many of the groups' calls are behind each rank
+    group = st.sampled_from([(0, 1), (2, 3), (0, 2), (1, 3), (0, 1, 2, 3)])
+    groups = [data.draw(st.lists(group, max_size=8)) for _ in range(threads)]
+    done = [dict.fromkeys(ranks, 0) for _ in range(threads)]  # how many of the groups' calls are behind each rank
     for _ in range(data.draw(st.integers(0, 20))):
-        r = data.draw(st.sampled_from(ranks))
-        k = done[r]
-        if k < len(groups) and (r not in groups[k] or all(done[m] >= k for m in groups[k])):
-            done[r] += 1
+        r, t = data.draw(st.sampled_from(ranks)), data.draw(st.integers(0, threads - 1))
+        k = done[t][r]
+        if k < len(groups[t]) and (r not in groups[t][k] or all(done[t][m] >= k for m in groups[t][k])):
+            done[t][r] += 1
+    left = {r for r in ranks if all(done[t][r] == len(groups[t]) for t in range(threads))}
     states = {}
-    for r, k in done.items():
-        begun = Counter((group,) for group in groups[: k + 1] if r in group)
-        if k == len(groups):
+    for r in ranks:
+        begun = Counter((t, g) for t in range(threads) for g in groups[t][: done[t][r] + 1] if r in g)
+        at = [(t, groups[t][done[t][r]]) for t in range(threads) if done[t][r] < len(groups[t])]
+        if r in left:
             states[r] = State(r, None, begun)
-        elif r in groups[k] and min(done[m] for m in groups[k] if m != r) < len(groups) and data.draw(st.booleans()):
-            states[r] = State(r, Call((groups[k],), begun[groups[k],], "Allreduce", groups[k]), begun)
+        elif all(r in g and not left.issuperset({*g} - {r}) for _, g in at) and data.draw(st.booleans()):
+            states[r] = State(r, tuple(Call((t, g), begun[t, g], "Allreduce", g) for t, g in at), begun)
     assert stuck(states) == []
 
 
@@ -282,40 +134,3 @@ def test_the_first_call_that_is_not_the_same(made):
         for rank, kinds in enumerate(made):
             call = str(kinds[same]) if same < len(kinds) else "no further one"
             assert re.search(rf"  ranks? ([0-9, ]+, )?{rank}(, [0-9, ]+)?: {re.escape(call)}\n", report)
-
-
-def test_a_job_that_succeeds_exits_with_zero():
-    run = mpiexec(4, "-c", SETUP + RUN + "if mesh.rank == 3: print(mesh.backend, mesh.calls)")
-    assert (run.returncode, run.stderr, run.stdout) == (0, "", "mpi {'psum': 1}\n")
-
-
-def test_asarray_of_what_is_elsewhere():
-    program = (
-        SETUP
-        + RUN
-        + (
-            "y = spmd.shard_map(lambda x: x, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.arange(4.0))\n"
-            "assert 'rank %d at mesh coordinates (i,) = (%d,) has' % (mesh.rank, mesh.rank) in repr(y)\n"
-            "assert y.gather().tolist() == [0.0, 1.0, 2.0, 3.0]\n"
-            "np.asarray(y)\n"
-        )
-    )
-    run = mpiexec(4, "-c", program)
-    assert run.returncode != 0
-    assert "is split over the ranks of Mesh(i: 4; 4 ranks, mpi) as P('i')" in run.stderr
-    assert "Call .gather() on every rank" in run.stderr
-
-
-def test_unmapped_values_are_compared_where_the_environment_asks_for_it(monkeypatch):
-    program = (
-        "w = np.random.default_rng(mesh.rank // 3).normal(size=2)\n"
-        "f = spmd.shard_map(lambda w, x: psum(w * x, 'i'), mesh=mesh, in_specs=(P(), P('i')), out_specs=P())\n"
-        "md.jit(f)(w, np.ones((4, 2)))\n"
-        "print('done')"
-    )
-    for switch, found in (("", False), ("0", False), ("1", True)):
-        monkeypatch.setenv("SPMD_CHECKING", switch)
-        run = mpiexec(4, "-c", "import minidiff as md\n" + SETUP + RUN + program)
-        assert (run.returncode != 0, "done" in run.stdout) == (found, not found), run.stderr
-        said = "ValueError: ranks have different values of args[0]: float64[2] (line 13): ranks 0, 1, 2: "
-        assert (said in run.stderr) == found, run.stderr

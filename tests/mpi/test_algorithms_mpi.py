@@ -48,9 +48,9 @@ class Counting:
         if name not in self.nbytes:
             return found
 
-        def call(buffer, rank):
+        def call(buffer, *rank):
             self.nbytes[name] += buffer[0].nbytes
-            return found(buffer, rank)
+            return found(buffer, *rank)
 
         return call
 
