@@ -152,7 +152,7 @@ def as_value(x: Any) -> Value:
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     value = numpy.asarray(x)
     if value.dtype.hasobject:
-        raise OverflowError(f"the integer {x} has more than 64 bits, and so no dtype: write float({x})")
+        raise TypeError(f"the integer {x} has more than 64 bits, and so no dtype: write float({x})")
     return value[()]
 
 
