@@ -152,7 +152,9 @@ def as_value(x: Any) -> Value:
         return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
     value = numpy.asarray(x)
     if value.dtype.hasobject:
-        raise TypeError(f"the integer {x} has more than 64 bits, and so no dtype: write float({x})")
+        raise TypeError(
+            f"expected an array or a number, got an integer of more than 64 bits, which has no dtype: write float({x})"
+        )
     return value[()]
 
 

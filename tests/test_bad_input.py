@@ -494,7 +494,7 @@ NOT_PLAIN = {
     "table": (Table(), r"got Table: write x\.to_numpy\(\)"),
     "sparse": (Sparse(), r"got Sparse: write x\.toarray\(\)"),
     "foreign": (Foreign(), r"got Foreign: write numpy\.asarray\(x\)"),
-    "large": (10**30, "has more than 64 bits"),
+    "large": (10**30, "of more than 64 bits"),
 }
 
 double = md.custom_vjp(lambda x: 2.0 * x)
