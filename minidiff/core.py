@@ -192,6 +192,10 @@ def plain(x: Any) -> Value:
         check_dtype(x.dtype)
     if type(x) is numpy.memmap:
         return x.view(numpy.ndarray)
+    if isinstance(x, int) and not -(2**63) <= x < 2**64:
+        raise TypeError(
+            f"expected an array or a number, got an integer of more than 64 bits, which has no dtype: write float({x})"
+        )
     if type(x) is numpy.ndarray or isinstance(x, (bool, int, float, complex, numpy.generic)):
         return x
     known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]

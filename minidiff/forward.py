@@ -148,14 +148,9 @@ def as_value(x: Any) -> Value:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
     x = plain(x)
-    if hasattr(x, "dtype"):
-        return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-    value = numpy.asarray(x)
-    if value.dtype.hasobject:
-        raise TypeError(
-            f"expected an array or a number, got an integer of more than 64 bits, which has no dtype: write float({x})"
-        )
-    return value[()]
+    if not hasattr(x, "dtype"):
+        return numpy.asarray(x)[()]
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
 def as_named_value(x: Any, what: str, advice: str = "") -> Value:

@@ -116,6 +116,9 @@ FURTHER: dict[str, Callable] = {
 #: What runs a body of instructions: three times, once more on the way back, or not at all. See `_controlled`.
 CONTROL = ("scan", "checkpoint", "cond")
 
+#: What a choice compares a sum with: not 0, since the sum of centered numbers is 0 but for rounding.
+NEAR_ZERO = 1e-6
+
 
 @dataclass(frozen=True)
 class Instruction:
@@ -175,7 +178,7 @@ class RankProgram:
             if name == "checkpoint":
                 return md.checkpoint(run)(x)
             total = collectives.psum(np.sum(x), mesh.axis_names)
-            return md.cond(total > 0, run, lambda x: x / 2, x)
+            return md.cond(total > NEAR_ZERO, run, lambda x: x / 2, x)
 
         def body(*blocks):
             loss = self._run(lambda f, *xs: f(*xs), comm, control, list(blocks))
@@ -192,7 +195,7 @@ class RankProgram:
             apply = lambda f, *xs: [f(*blocks) for blocks in zip(*xs)]  # noqa: E731
 
             def control(name, run, xs):
-                if name == "cond" and sum(map(np.sum, xs)) <= 0:
+                if name == "cond" and sum(map(np.sum, xs)) <= NEAR_ZERO:
                     return apply(lambda x: x / 2, xs)
                 for t in STEPS if name == "scan" else ():
                     xs = run(apply(lambda x, t=t: x * t, xs))

@@ -167,6 +167,7 @@ def test_every_instruction_with_a_body_occurs():
 
 @settings(deadline=None, max_examples=30)
 @given(seeds)
+@example(17354)
 def test_gradients_of_loops_choices_and_checkpoints(seed):
     """Run step by step, as tapes of loops, and as those are compiled."""
     typed, untyped, whole, args = losses(seed, control=True)
