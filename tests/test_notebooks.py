@@ -87,6 +87,13 @@ def test_what_is_committed(path):
             assert not re.search(r"/(home|root|tmp|usr|work|Users)/|ipykernel_", shown), f"a path:\n{shown}"
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_sections_count_up_without_gaps(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    numbers = [int(n) for cell in cells for n in re.findall(r"^## (\d+)\.", cell.source, re.M)]
+    assert numbers == list(range(1, len(numbers) + 1)) != []
+
+
 def test_drawings_stay_while_their_text_does(tmp_path):
     path = tmp_path / "drawing.ipynb"
     cell = nbformat.v4.new_code_cell(metadata={"tags": ["varies"], "editor": {}})
