@@ -36,8 +36,10 @@ test: $(VENV)/.installed-$(MPI)-test-notebooks
 	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
 	done
 
+# JupyterLab shows the SVG of outputs in trusted notebooks only.
 lab: $(VENV)/.installed-$(MPI)-notebooks-lab
-	jupyter lab --notebook-dir=notebooks $(ARGS)
+	jupyter trust notebooks/*.ipynb
+	jupyter lab --config=notebooks/jupyter_server_config.py --notebook-dir=notebooks $(ARGS)
 
 notebooks: $(VENV)/.installed-$(MPI)-notebooks
 	python notebooks/execute.py $(ARGS)

@@ -40,10 +40,13 @@ def tagged(cell: NotebookNode, tag: str) -> bool:
 
 
 def plain(notebook: NotebookNode) -> NotebookNode:
-    """Without what a machine or an editor adds: metadata other than tags and the language."""
+    """Without what a machine or an editor adds: metadata other than tags and the language.
+
+    Jupyter's note that a cell is `trusted` stays, too: it signs what it saves by that, and never writes it.
+    """
     notebook.metadata = nbformat.from_dict(_PYTHON)
     for cell in notebook.cells:
-        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k == "tags"})
+        cell.metadata = nbformat.from_dict({k: v for k, v in cell.metadata.items() if k in ("tags", "trusted")})
     return notebook
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import html
 import itertools
 import math
@@ -160,11 +161,17 @@ class Sharding:
     def _repr_html_(self) -> str:
         colours = {LEFT_OUT: "none"}
         for i, ranks in enumerate(self.ranks.values()):
-            colours[self._cell(ranks)] = f"hsl({137.5 * i % 360:.0f},55%,82%)"
+            colours[self._cell(ranks)] = _colour(i)
         parts = [paragraph(self.title), paragraph(self.remark)]
         for headline, *grid in self._pictures():
             parts += [paragraph(headline), _html_grid(*grid, colours)]
         return "".join([*parts, paragraph(self._more)])
+
+
+def _colour(i: int) -> str:
+    """The i-th of many light colours that differ, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
+    rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
 def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:

@@ -8,6 +8,7 @@ import itertools
 import re
 import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -84,7 +85,30 @@ def test_what_is_committed(path):
     )
     for cell in code:
         for shown in itertools.chain(*(output.values() for output in text(cell.outputs))):
+            assert not re.search(r"hsl\(|rgb\(", shown), "a colour that JupyterLab's sanitizer drops: write it in hex"
             assert not re.search(r"/(home|root|tmp|usr|work|Users)/|ipykernel_", shown), f"a path:\n{shown}"
+
+
+def test_saving_in_jupyter_leaves_the_committed_form():
+    settings = runpy.run_path(
+        str(ROOT / "notebooks" / "jupyter_server_config.py"),
+        {"get_config": lambda: SimpleNamespace(FileContentsManager=SimpleNamespace())},
+    )
+    committed = nbformat.read(NOTEBOOKS[0], as_version=4)
+    edited = nbformat.read(NOTEBOOKS[0], as_version=4)
+    edited.metadata["language_info"] = {"name": "python", "version": "3.99"}
+    edited.cells[0].metadata.update(trusted=True, collapsed=True)
+    model = {"type": "notebook", "content": dict(edited)}
+    settings["c"].FileContentsManager.pre_save_hook(model, path="", contents_manager=None)
+    assert model["content"].cells[0].metadata.pop("trusted")  # Jupyter signs by it, and leaves it out of the file
+    assert model["content"] == committed
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_sections_count_up_without_gaps(path):
+    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown"]
+    numbers = [int(n) for cell in cells for n in re.findall(r"^## (\d+)\.", cell.source, re.M)]
+    assert numbers == list(range(1, len(numbers) + 1)) != []
 
 
 def test_drawings_stay_while_their_text_does(tmp_path):
