@@ -141,7 +141,6 @@ def vmap(
 
     check_function("vmap", f)
 
-    @restores_interpreter
     def mapped(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten_with_paths(args, "args")
         axes = tree.broadcast_prefix(in_axes, args, _is_axis, "in_axes")
@@ -163,15 +162,22 @@ def vmap(
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
         inputs = weak_where(are_weak(x for _, x in leaves), inputs)
         count = len(inputs) - len(named)
-        with transforming(batch):
-            out = f(*tree.unflatten(structure, inputs[:count]), **tree.unflatten(names, inputs[count:]))
-            outs, out_structure = tree.flatten(out)
-            outs = [as_value(x) for x in outs]
+        args, kwargs = tree.unflatten(structure, inputs[:count]), tree.unflatten(names, inputs[count:])
+        out, outs, out_structure = _applied(f, batch, args, kwargs)
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
         results = [stacked(batch, x, a) for x, a in zip(outs, places)]
         return tree.unflatten(out_structure, apart(results, values))
 
     return mapped
+
+
+@restores_interpreter
+def _applied(f: Callable, batch: Batch, args: tuple, kwargs: dict) -> tuple[Any, list[Value], tree.Structure]:
+    """The result of `f` under `batch`, its leaves as values, and its structure."""
+    with transforming(batch):
+        out = f(*args, **kwargs)
+        outs, structure = tree.flatten(out)
+        return out, [as_value(x) for x in outs], structure
 
 
 def _axis_of(x: Value, axis: int, path: str) -> int:

@@ -9,7 +9,9 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +57,11 @@ class Structure:
         return self._key
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (isinstance(other, Structure) and self.key() == other.key())
+        if self is other:
+            return True
+        if not isinstance(other, Structure) or self.node is not other.node or self.keys != other.keys:
+            return False
+        return all(builtins.map(operator.is_, self.children, other.children)) or self.key() == other.key()
 
     def __hash__(self) -> int:
         return hash(self.key())
@@ -103,8 +109,19 @@ def _sorted(keys: Any) -> list:
 _LEAVES = {float, int, complex, bool, numpy.ndarray, numpy.float64, numpy.float32, numpy.int64}
 
 
+@functools.lru_cache(maxsize=256)
+def _sequence(kind: type, count: int) -> Structure:
+    """The structure of a tuple or list of so many leaves: made once, since most trees are such."""
+    return Structure(kind, tuple(range(count)), (LEAF,) * count, flat=True)
+
+
 def flatten(tree: Any) -> tuple[list, Structure]:
     """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key."""
+    kind = type(tree)
+    if kind in _LEAVES:
+        return [tree], LEAF
+    if (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
+        return list(tree), _sequence(kind, len(tree))
     found: list = []
     nodes: list = []  # what is there, each node before its children: a structure, or a kind and keys
     waiting = [tree]
@@ -118,7 +135,9 @@ def flatten(tree: Any) -> tuple[list, Structure]:
         keys, children = node
         if _LEAVES.issuperset(builtins.map(type, children)):
             found.extend(children)
-            nodes.append(Structure(type(x), keys, (LEAF,) * len(keys), flat=True))
+            kind = type(x)
+            known = kind is tuple or kind is list
+            nodes.append(_sequence(kind, len(keys)) if known else Structure(kind, keys, (LEAF,) * len(keys), flat=True))
         else:
             nodes.append((type(x), keys))
             waiting.extend(children[::-1])
