@@ -89,6 +89,7 @@ PROGRAMS = {
         lambda op, x, y, c: op(-x, y),
         lambda op, x, y, c: op(-x, -(y + c)),
     ],
+    "copied within": [lambda op, x, y, c: op(np.copy(x), +y)],
     "times minus one": [
         lambda op, x, y, c: op(x * -1, y),
         lambda op, x, y, c: op(x.dtype.type(1) * -np.ones(np.shape(x)) * x, y),

@@ -54,7 +54,8 @@ CONVERSIONS = [mnp.asarray, mnp.asanyarray, mnp.ascontiguousarray, mnp.asfortran
 
 @pytest.mark.parametrize("f", CONVERSIONS, ids=lambda f: f.__name__)
 def test_conversions_pass_traced_values(f):
-    assert names(f, X) == []
+    may_copy = f in (mnp.ascontiguousarray, mnp.asfortranarray)  # NumPy copies what has another order in memory
+    assert names(f, X) == ["copy"] * may_copy
     np.testing.assert_array_equal(md.grad(lambda x: f([x[0], X[1]]).sum())(X), [[1, 1, 1], [0, 0, 0]])
     assert type(f([1, 2], float)) is np.ndarray
     assert f.__doc__

@@ -56,6 +56,6 @@ def test_signatures_are_typed_and_described():
             assert inspect.signature(value).return_annotation is not inspect.Signature.empty, name
         elif made is None:
             continue
-        first, *others = inspect.signature(made if inspect.isclass(value) else value).parameters.values()
-        own = others if first.name in ("self", "cls", "_cls") else [first, *others]
-        assert [p.name for p in own if p.annotation is p.empty and p.kind is not p.VAR_KEYWORD] == [], name
+        parameters = inspect.signature(made if inspect.isclass(value) else value).parameters.values()
+        own = [p for p in parameters if p.name not in ("self", "cls", "_cls") and p.kind is not p.VAR_KEYWORD]
+        assert [p.name for p in own if p.annotation is p.empty] == [], name

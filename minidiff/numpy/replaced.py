@@ -63,12 +63,12 @@ def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: A
 
 
 def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.ascontiguousarray`, of traced values too: they have no order in memory, but one dimension at least."""
+    """`numpy.ascontiguousarray`, of traced values too, which are copied: NumPy copies what has another order."""
     return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.ascontiguousarray(a, dtype, **options)
 
 
 def asfortranarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.asfortranarray`, of traced values too: they have no order in memory, but one dimension at least."""
+    """`numpy.asfortranarray`, of traced values too, which are copied: NumPy copies what has another order."""
     return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
 
 

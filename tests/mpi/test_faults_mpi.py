@@ -1,8 +1,8 @@
 """The fault matrix: what goes wrong on some ranks, and what becomes of the job.
 
 Each row is a program that `mpiexec` runs on 2 or 4 ranks. It ends within ten seconds, with the message and the exit
-code that it should have, or it goes on, where it must. `make test` runs the rows in one process of pytest; those marked
-`slow` (the watchdog at its usual pace, long computations, thousands of meshes) run by hand:
+code that it should have, or it goes on, where it must. Most of a row's time is waiting, so a test runs some rows of one
+kind at a time. Rows marked `slow` (the watchdog at its usual pace, long computations, thousands of meshes) run by hand:
 
     SPMD_ALL_FAULTS=1 python -m pytest tests/mpi/test_faults_mpi.py
 """
@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
@@ -79,347 +80,361 @@ def goes_on(program, within=30.0, **options):
     return Fault(program, code=0, within=within, **options)
 
 
+#: By kind and name.
 FAULTS = {
-    # ---------------------------------------------------------------- exceptions
-    "an exception, while others wait": Fault(
-        "if rank == 2: raise RuntimeError('no such file')\ntotal(x)",
-        (r"\[rank 2\] RuntimeError: no such file", FAILED.format(2, 2)),
-        ranks=4,
-        tracebacks=1,
-    ),
-    "an exception in a body": Fault(
-        "on(mesh, lambda x: psum(x / ('three' if rank else 1), 'i'))(x)",
-        (r"\[rank 1\] TypeError: ", FAILED.format(1, 1)),
-        tracebacks=1,
-    ),
-    "an exception before there is a mesh": Fault(
-        "from spmd.launch import launcher_rank\nif launcher_rank() == 1: raise KeyError('data')\n" + MESH,
-        (r"\[rank 1\] KeyError: 'data'", FAILED.format(1, 1)),
-        before=START,
-        tracebacks=1,
-    ),
-    "an exception before spmd is imported, in spmd run": Fault(
-        "import os\nif '1' in map(os.environ.get, ('PMI_RANK', 'OMPI_COMM_WORLD_RANK')): raise KeyError('data')\n"
-        + START
-        + MESH,
-        (r"\[rank 1\] KeyError: 'data'", FAILED.format(1, 1)),
-        before="",
-        run=("-m", "spmd", "run"),
-        tracebacks=1,
-    ),
-    "an exception on all ranks": Fault(
-        "total(np.ones(9))",
-        (
-            r"\[rank 0\] ValueError: args\[0\] has shape \(9,\)",
-            FAILED.format(0, 0),
-            *[rf"\[rank {r}\] failed: ValueError: args\[0\] has shape" for r in (1, 2, 3)],
+    "exceptions": {
+        "an exception, while others wait": Fault(
+            "if rank == 2: raise RuntimeError('no such file')\ntotal(x)",
+            (r"\[rank 2\] RuntimeError: no such file", FAILED.format(2, 2)),
+            ranks=4,
+            tracebacks=1,
         ),
-        ranks=4,
-        tracebacks=1,
-    ),
-    "a mesh of another size than there are ranks": Fault(
-        "spmd.make_mesh((4, 2), ('x', 'y'))",
-        ("ValueError: make_mesh: a mesh of 4 x 2 needs 8 ranks, but MPI has 2. Start .* with `mpirun -n 8`",),
-        before=START,
-        tracebacks=1,
-    ),
-    "a whole array of what is elsewhere": Fault(
-        "y = on(mesh, lambda x: x)(x)\n"
-        "assert 'rank %d at mesh coordinates (i,) = (%d,) has' % (rank, rank) in repr(y)\n"
-        "assert y.gather().tolist() == x.tolist()\n"
-        "np.asarray(y)",
-        (
-            r"is split over the ranks of Mesh\(i: 2; 2 ranks, mpi\) as P",
-            r"Call \.gather\(\) on every rank",
+        "an exception in a body": Fault(
+            "on(mesh, lambda x: psum(x / ('three' if rank else 1), 'i'))(x)",
+            (r"\[rank 1\] TypeError: ", FAILED.format(1, 1)),
+            tracebacks=1,
         ),
-        tracebacks=1,
-    ),
-    "clearing up after an error": Fault(
-        "try:\n    if rank == 1: raise ValueError('no file')\n    total(x)\nfinally: total(np.ones(2 * SIZE))",
-        (DEADLOCK, "rank 1 compares its next call, shard_map of <lambda> .*; it is handling ValueError: no file"),
-    ),
-    # ---------------------------------------------------------------- exits
-    "a rank that leaves with exit code 0": Fault(
-        "if rank == 1: sys.exit(0)\ntotal(x)",
-        (DEADLOCK, WAITS.format(0, r"psum over 'i' of f64\[1\]", "Allreduce"), ENDED.format(1)),
-        ranks=4,
-    ),
-    "rank 0 leaves": Fault(
-        "if rank: total(x)", (DEADLOCK, ENDED.format(0), WAITS.format(1, r"psum over 'i' of f64\[1\]", "Allreduce"))
-    ),
-    "sys.exit(3) while others wait": Fault(
-        "if rank == 1: sys.exit(3)\ntotal(x)", (DEADLOCK, ENDED.format(1) + ", with exit code 3"), code=3
-    ),
-    "raise SystemExit(3) while others wait, in spmd run": Fault(
-        "if rank == 1: raise SystemExit(3)\ntotal(x)",
-        (DEADLOCK, ENDED.format(1) + ", with exit code 3"),
-        code=3,
-        run=("-m", "spmd", "run"),
-    ),
-    "sys.exit(3) on one rank": Fault("if rank == 1: sys.exit(3)", code=3),
-    "sys.exit(3) on all": Fault("sys.exit(3)", code=3),
-    "raise SystemExit(3) in a body": Fault("def body(x):\n    raise SystemExit(3)\non(mesh, body)(x)", code=3),
-    "a collective at exit on one rank, in spmd run": Fault(
-        "import atexit\n@atexit.register\ndef last():\n    if rank: total(x)\n" + START + MESH + SOON,
-        (DEADLOCK, ENDED.format(0)),
-        before="",
-        run=("-m", "spmd", "run"),
-    ),
-    "a collective at exit, on all ranks": goes_on(
-        "import atexit\n@atexit.register\ndef last():\n    total(x)\n    os.write(1, b'done\\n')"
-    ),
-    "MPI is finalized by the program": goes_on(MPI + "print('done', flush=True)\nMPI.Finalize()"),
-    # ---------------------------------------------------------------- signals
-    "SIGKILL": Fault("if rank: os.kill(os.getpid(), signal.SIGKILL)\ntotal(x)", code=None),
-    "SIGTERM": Fault("if rank: os.kill(os.getpid(), signal.SIGTERM)\ntotal(x)", code=None),
-    "SIGINT of a rank that waits": Fault(
-        "if rank: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\nelse: time.sleep(30)\ntotal(x)",
-        (r"\[rank 1\] KeyboardInterrupt", FAILED.format(1, 1)),
-        tracebacks=1,
-    ),
-    "SIGINT of a rank that waits, in a compiled program": Fault(
-        "import minidiff as md\n"
-        "def body(x):\n"
-        "    y = ppermute(x, 'i', [(0, 1), (1, 0)])\n"
-        "    return psum(x.sum(), 'i') * psum(np.sin(x), 'i') + y\n"
-        "f = md.jit(on(mesh, body))\n"
-        "f(x), f(x)\n"
-        "if rank: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "else: time.sleep(30)\n"
-        "f(x)",
-        (r"\[rank 1\] KeyboardInterrupt", FAILED.format(1, 1)),
-        tracebacks=1,
-    ),
-    "SIGINT of a rank that waits, and is caught": goes_on(
-        "if rank: threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "else: time.sleep(0.6)\n"
-        "start = time.monotonic()\n"
-        "try: total(x)\n"
-        "except KeyboardInterrupt: assert rank and time.monotonic() - start < 0.4\n"
-        "else: assert not rank\n"
-        "for _ in range(100): assert total(x).gather()[0] == x.sum()\n"
-        "print('done')"
-    ),
-    "Ctrl-C while all compute, or wait": Fault(
-        "total(x)\nprint('ready', flush=True)\nif rank: time.sleep(30)\ntotal(x)",
-        (r"\[rank [01]\] KeyboardInterrupt",),
-        code=None,
-        interrupt=True,
-    ),
-    # ---------------------------------------------------------------- the order of collectives
-    "known permutations in another order": Fault(
-        "left, right = shift(mesh, 1), shift(mesh, -1)\n"
-        "left(x), right(x)\n"
-        "first, second = (left, right) if rank != 2 else (right, left)\n"
-        "first(x), second(x)",
-        (
-            DEADLOCK,
-            r"rank 3 waits in ppermute over 'i' of f64\[1\] \(perm=\(\(0, 1\), .* \(MPI Waitall\)",
-            r"rank 2 waits in ppermute over 'i' of f64\[1\] \(perm=\(\(0, 3\), .* \(MPI Waitall\)",
+        "an exception before there is a mesh": Fault(
+            "from spmd.launch import launcher_rank\nif launcher_rank() == 1: raise KeyError('data')\n" + MESH,
+            (r"\[rank 1\] KeyError: 'data'", FAILED.format(1, 1)),
+            before=START,
+            tracebacks=1,
         ),
-        ranks=4,
-    ),
-    "a gather where others sum": Fault(
-        "split = on(mesh, lambda x: x)(x)\nsplit.gather()\ntotal(x) if rank != 1 else split.gather()",
-        (
-            r"\[rank 0\] (Ranks wait for others that never come|ranks do not call the same collective)",
-            "rank 0(: | waits in )psum over 'i' of f64",
-            "rank 1(: | waits in )all_gather over 'i' of f64",
+        "an exception before spmd is imported, in spmd run": Fault(
+            "import os\nif '1' in map(os.environ.get, ('PMI_RANK', 'OMPI_COMM_WORLD_RANK')): raise KeyError('data')\n"
+            + START
+            + MESH,
+            (r"\[rank 1\] KeyError: 'data'", FAILED.format(1, 1)),
+            before="",
+            run=("-m", "spmd", "run"),
+            tracebacks=1,
         ),
-    ),
-    "a permutation where others sum": Fault(
-        "turned = shift(mesh, 1)\nturned(x)\ntotal(x) if rank != 3 else turned(x)",
-        (DEADLOCK, WAITS.format(3, "ppermute .*", "Waitall")),
-        ranks=4,
-    ),
-    "a call of a new kind": Fault(
-        "total(np.ones(2 * SIZE if rank else SIZE))",
-        (DEADLOCK, r"rank 1 compares its next call, shard_map of <lambda> over 'i' .*, with ranks 0, 1"),
-    ),
-    "along another axis": Fault(
-        "grid = spmd.make_mesh((2, 2), ('x', 'y'))\n"
-        "along = lambda a: spmd.shard_map(lambda x: psum(x, a), mesh=grid, in_specs=P(a), out_specs=P())(np.ones(4))\n"
-        "along('x'), along('y'), along('y' if rank == 3 else 'x')",
-        (DEADLOCK, r"rank 3 waits in psum over 'y' .* with ranks 2, 3", "rank 1 waits in psum over 'x' .* ranks 1, 3"),
-        ranks=4,
-    ),
-    "what is not the same at the end": Fault(
-        "for t in ('f4', 'i4'): total(np.ones(SIZE, t))\n"
-        "for t in (('i4', 'f4') if rank == 1 else ('f4', 'i4')): total(np.ones(SIZE, t))",
-        (
-            r"\[rank 0\] ranks do not call the same collective, of values of the same types:",
-            r"\[rank 0\]   rank 0: psum over 'i' of f32\[1\]; ",
-            r"\[rank 0\]   rank 1: psum over 'i' of i32\[1\]; ",
+        "an exception on all ranks": Fault(
+            "total(np.ones(9))",
+            (
+                r"\[rank 0\] ValueError: args\[0\] has shape \(9,\)",
+                FAILED.format(0, 0),
+                *[rf"\[rank {r}\] failed: ValueError: args\[0\] has shape" for r in (1, 2, 3)],
+            ),
+            ranks=4,
+            tracebacks=1,
         ),
-    ),
-    "the same in other lines": goes_on(
-        "x = spmd.distribute(x, mesh, P('i'))\n"
-        "if rank:\n    x.gather()\nelse:\n    spmd.distribute(np.ones(2), mesh, P('i')).gather()\n"
-        "print('done')"
-    ),
-    # ---------------------------------------------------------------- meshes and communicators
-    "meshes of different shapes": Fault(
-        "sums(spmd.make_mesh((2, 2) if rank else (4, 1), ('a', 'b')))(x)",
-        (r"\[rank 0\] .*ranks (do not call the same|make different)", r"ranks 1, 2, 3: .*2, .*2"),
-        ranks=4,
-        tracebacks=1,
-    ),
-    "meshes in another order": Fault(
-        "meshes = [spmd.make_mesh((SIZE,), (a,)) for a in 'ab']\nfor m in meshes if rank else meshes[::-1]: sums(m)(x)",
-        (DEADLOCK, r"rank 0 compares .* over 'b'", r"rank 1 compares .* over 'a'"),
-    ),
-    "another one of two meshes": Fault(
-        "meshes = [spmd.make_mesh(sizes, ('a', 'b')) for sizes in ((2, 2), (4, 1))]\nsums(meshes[rank == 3])(x)",
-        (
-            DEADLOCK,
-            r"rank 0 compares its next call, shard_map of <lambda> over 'a', 'b' \(sizes=\(2, 2\), ",
-            r"rank 3 compares its next call, shard_map of <lambda> over 'a', 'b' \(sizes=\(4, 1\), ",
+        "a mesh of another size than there are ranks": Fault(
+            "spmd.make_mesh((4, 2), ('x', 'y'))",
+            ("ValueError: make_mesh: a mesh of 4 x 2 needs 8 ranks, but MPI has 2. Start .* with `mpirun -n 8`",),
+            before=START,
+            tracebacks=1,
         ),
-        ranks=4,
-    ),
-    "meshes on two communicators, in another order": Fault(
-        TWO + "one(x), two(x)\n[one, two][rank](x), [two, one][rank](x)",
-        (DEADLOCK, WAITS.format(0, "psum .*", "Allreduce"), WAITS.format(1, "psum .*", "Allreduce")),
-    ),
-    "rows and columns, and no mesh of all": Fault(
-        MPI
-        + SOON
-        + "r = MPI.COMM_WORLD.rank\n"
-        + "SIZE = 2\n"
-        + MESH.partition("def on")[1]
-        + MESH.partition("def on")[2].partition("total =")[0]
-        + "row, column = [sums(spmd.make_mesh((2,), ('i',), comm=MPI.COMM_WORLD.Split(c))) for c in (r // 2, r % 2)]\n"
-        "x = np.ones(2)\n"
-        "row(x), column(x)\n"
-        "(row if r in (0, 3) else column)(x)",
-        (DEADLOCK, r"rank 0 waits in psum .* with ranks 0, 1", r"rank 3 waits in psum .* with ranks 2, 3"),
-        before=START,
-        ranks=4,
-    ),
-    "a mesh that one rank does not make": Fault(
-        MPI + "comm = MPI.COMM_WORLD.Dup()\nif rank: spmd.make_mesh((SIZE,), ('i',), comm=comm)\ntotal(x)",
-        (DEADLOCK, WAITS.format(1, "make_mesh", "Allreduce"), WAITS.format(0, "psum .*", "Allreduce")),
-    ),
-    "a rank that leaves a user's communicator": Fault(
-        MPI
-        + "half = MPI.COMM_WORLD.Split(rank // 2, -rank)\n"
-        + "both = sums(spmd.make_mesh((2,), ('i',), comm=half))\n"
-        + "both(np.ones(2))\n"
-        + "if rank != 2: both(np.ones(2))",
-        (DEADLOCK, ENDED.format(2), r"rank 3 waits in psum .* with ranks 3, 2"),
-        ranks=4,
-    ),
-    "meshes on a hundred communicators": goes_on(
-        MPI
-        + "meshes = [spmd.make_mesh((SIZE,), ('i',), comm=MPI.COMM_WORLD.Dup()) for _ in range(100)]\n"
-        + "assert all(sums(m)(x).gather()[0] == x.sum() for m in meshes)\n"
-        + "assert threading.active_count() == 2\n"
-        + "print('done')"
-    ),
-    "meshes that are dropped": goes_on(
-        "for k in range(2500):\n    m = spmd.make_mesh((SIZE,), (f'a{k}',))\n    if k % 50 == 0: sums(m)(x)\n"
-        "print('done')"
-    ),
-    "meshes that are dropped at different times": goes_on(
-        "kept, rng = {}, np.random.default_rng(rank)\n"
-        "for k in range(300):\n"
-        "    kept[k] = sums(spmd.make_mesh((SIZE,), (f'a{k}',)))\n"
-        "    assert kept[k](x).gather()[0] == x.sum()\n"
-        "    for old in [j for j in kept if rng.random() < 0.2]: del kept[old]\n"
-        "    names = [f'a{j}' for j in kept]\n"
-        "print('done')"
-    ),
-    "20,000 meshes": goes_on(
-        "for k in range(20000):\n    m = spmd.make_mesh((SIZE,), (f'a{k}',))\n    if k % 50 == 0: sums(m)(x)\n"
-        "print('done')",
-        slow=True,
-        within=120,
-    ),
-    "communicators that are freed": goes_on(
-        MPI
-        + "for k in range(2500):\n"
-        + "    comm = MPI.COMM_WORLD.Dup()\n"
-        + "    f = sums(spmd.make_mesh((SIZE,), ('i',), comm=comm))\n"
-        + "    if k % 50 == 0: f(x)\n"
-        + "    del f; comm.Free()\n"
-        + "print('done')",
-        slow=True,
-        within=60,
-    ),
-    # ---------------------------------------------------------------- threads
-    "two threads that compute in turn": goes_on(
-        NAMED
-        + THREADS
-        + "def work(f, late):\n"
-        + "    for _ in range(2):\n"
-        + "        time.sleep(1.2 * (rank == late))\n"
-        + "        f(x)\n"
-        + "run(lambda: work(one, 0), lambda: work(two, 1))\n"
-        + "print('done')"
-    ),
-    "two threads that compute in turn, for long": goes_on(
-        NAMED
-        + THREADS
-        + "def work(f, late):\n"
-        + "    for _ in range(2):\n"
-        + "        time.sleep(6 * (rank == late))\n"
-        + "        f(x)\n"
-        + "run(lambda: work(one, 0), lambda: work(two, 1))\n"
-        + "print('done')",
-        before=START + MESH,
-        slow=True,
-        within=20,
-    ),
-    "threads of a pool, which take any mesh": goes_on(
-        TWO
-        + "from concurrent.futures import ThreadPoolExecutor\n"
-        + "def work(f, late):\n    time.sleep(rng.random() * 0.8)\n    f(x)\n"
-        + "rng = np.random.default_rng(rank)\n"
-        + "with ThreadPoolExecutor(2) as pool:\n"
-        + "    for _ in range(3): [task.result() for task in [pool.submit(work, f, 0) for f in (one, two)]]\n"
-        + "print('done')"
-    ),
-    "two threads in a deadlock": Fault(
-        MPI
-        + THREADS
-        + "a, b = [spmd.make_mesh((SIZE,), ('i',), comm=MPI.COMM_WORLD.Dup()) for _ in range(2)]\n"
-        + "one = on(a, lambda x: psum(x, 'i') + 1)\n"
-        + "two = on(b, lambda x: psum(x, 'i') + 2)\n"
-        + "def work(f, through):\n"
-        + "    f(x)\n"
-        + "    if rank != through: f(x)\n"
-        + "run(lambda: work(one, 0), lambda: work(two, 1))\n"
-        + "total(x)",
-        (DEADLOCK, r"rank 0 waits in psum .* on\(b, lambda", r"rank 1 waits in psum .* on\(a, lambda"),
-    ),
-    "MPI without threads": goes_on(
-        START + MESH + "if rank == 1: time.sleep(2)\ntotal(x)\nprint('done')",
-        says=(r"RuntimeWarning: the deadlock watchdog is off, since MPI was started without MPI_THREAD_MULTIPLE",),
-        before="import mpi4py\nmpi4py.rc.threads = False\n",
-    ),
-    # ---------------------------------------------------------------- slow ranks
-    "ranks that are late": goes_on(
-        "time.sleep(1.5 * (rank == 2))\ntotal(x)\ntime.sleep(1.5 * (rank == 3))\nprint('done')", ranks=4
-    ),
-    "a rank that computes for six seconds": goes_on(
-        "time.sleep(6 * (rank == 2))\ntotal(x)\ntime.sleep(6 * (rank == 3))\nprint('done')",
-        ranks=4,
-        before=START + MESH,
-        slow=True,
-        within=20,
-    ),
-    "a deadlock, found by the watchdog at its usual pace": Fault(
-        "if rank == 1: sys.exit(0)\ntotal(x)", (DEADLOCK, ENDED.format(1)), before=START + MESH, slow=True
-    ),
-    "nothing": goes_on("print('done')", before=START + MESH),
+        "a whole array of what is elsewhere": Fault(
+            "y = on(mesh, lambda x: x)(x)\n"
+            "assert 'rank %d at mesh coordinates (i,) = (%d,) has' % (rank, rank) in repr(y)\n"
+            "assert y.gather().tolist() == x.tolist()\n"
+            "np.asarray(y)",
+            (
+                r"is split over the ranks of Mesh\(i: 2; 2 ranks, mpi\) as P",
+                r"Call \.gather\(\) on every rank",
+            ),
+            tracebacks=1,
+        ),
+        "clearing up after an error": Fault(
+            "try:\n    if rank == 1: raise ValueError('no file')\n    total(x)\nfinally: total(np.ones(2 * SIZE))",
+            (DEADLOCK, "rank 1 compares its next call, shard_map of <lambda> .*; it is handling ValueError: no file"),
+        ),
+    },
+    "exits": {
+        "a rank that leaves with exit code 0": Fault(
+            "if rank == 1: sys.exit(0)\ntotal(x)",
+            (DEADLOCK, WAITS.format(0, r"psum over 'i' of f64\[1\]", "Allreduce"), ENDED.format(1)),
+            ranks=4,
+        ),
+        "rank 0 leaves": Fault(
+            "if rank: total(x)", (DEADLOCK, ENDED.format(0), WAITS.format(1, r"psum over 'i' of f64\[1\]", "Allreduce"))
+        ),
+        "sys.exit(3) while others wait": Fault(
+            "if rank == 1: sys.exit(3)\ntotal(x)", (DEADLOCK, ENDED.format(1) + ", with exit code 3"), code=3
+        ),
+        "raise SystemExit(3) while others wait, in spmd run": Fault(
+            "if rank == 1: raise SystemExit(3)\ntotal(x)",
+            (DEADLOCK, ENDED.format(1) + ", with exit code 3"),
+            code=3,
+            run=("-m", "spmd", "run"),
+        ),
+        "sys.exit(3) on one rank": Fault("if rank == 1: sys.exit(3)", code=3),
+        "sys.exit(3) on all": Fault("sys.exit(3)", code=3),
+        "raise SystemExit(3) in a body": Fault("def body(x):\n    raise SystemExit(3)\non(mesh, body)(x)", code=3),
+        "a collective at exit on one rank, in spmd run": Fault(
+            "import atexit\n@atexit.register\ndef last():\n    if rank: total(x)\n" + START + MESH + SOON,
+            (DEADLOCK, ENDED.format(0)),
+            before="",
+            run=("-m", "spmd", "run"),
+        ),
+        "a collective at exit, on all ranks": goes_on(
+            "import atexit\n@atexit.register\ndef last():\n    total(x)\n    os.write(1, b'done\\n')"
+        ),
+        "MPI is finalized by the program": goes_on(MPI + "print('done', flush=True)\nMPI.Finalize()"),
+    },
+    "signals": {
+        "SIGKILL": Fault("if rank: os.kill(os.getpid(), signal.SIGKILL)\ntotal(x)", code=None),
+        "SIGTERM": Fault("if rank: os.kill(os.getpid(), signal.SIGTERM)\ntotal(x)", code=None),
+        "SIGINT of a rank that waits": Fault(
+            "if rank: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "else: time.sleep(30)\n"
+            "total(x)",
+            (r"\[rank 1\] KeyboardInterrupt", FAILED.format(1, 1)),
+            tracebacks=1,
+        ),
+        "SIGINT of a rank that waits, in a compiled program": Fault(
+            "import minidiff as md\n"
+            "def body(x):\n"
+            "    y = ppermute(x, 'i', [(0, 1), (1, 0)])\n"
+            "    return psum(x.sum(), 'i') * psum(np.sin(x), 'i') + y\n"
+            "f = md.jit(on(mesh, body))\n"
+            "f(x), f(x)\n"
+            "if rank: threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "else: time.sleep(30)\n"
+            "f(x)",
+            (r"\[rank 1\] KeyboardInterrupt", FAILED.format(1, 1)),
+            tracebacks=1,
+        ),
+        "SIGINT of a rank that waits, and is caught": goes_on(
+            "if rank: threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+            "else: time.sleep(1.2)\n"
+            "start = time.monotonic()\n"
+            "try: total(x)\n"
+            "except KeyboardInterrupt: assert rank and time.monotonic() - start < 1.0\n"
+            "else: assert not rank\n"
+            "for _ in range(100): assert total(x).gather()[0] == x.sum()\n"
+            "print('done')"
+        ),
+        "Ctrl-C while all compute, or wait": Fault(
+            "total(x)\nprint('ready', flush=True)\nif rank: time.sleep(30)\ntotal(x)",
+            (r"\[rank [01]\] KeyboardInterrupt",),
+            code=None,
+            interrupt=True,
+        ),
+    },
+    "the order of collectives": {
+        "known permutations in another order": Fault(
+            "left, right = shift(mesh, 1), shift(mesh, -1)\n"
+            "left(x), right(x)\n"
+            "first, second = (left, right) if rank != 2 else (right, left)\n"
+            "first(x), second(x)",
+            (
+                DEADLOCK,
+                r"rank 3 waits in ppermute over 'i' of f64\[1\] \(perm=\(\(0, 1\), .* \(MPI Waitall\)",
+                r"rank 2 waits in ppermute over 'i' of f64\[1\] \(perm=\(\(0, 3\), .* \(MPI Waitall\)",
+            ),
+            ranks=4,
+        ),
+        "a gather where others sum": Fault(
+            "split = on(mesh, lambda x: x)(x)\nsplit.gather()\ntotal(x) if rank != 1 else split.gather()",
+            (
+                r"\[rank 0\] (Ranks wait for others that never come|ranks do not call the same collective)",
+                "rank 0(: | waits in )psum over 'i' of f64",
+                "rank 1(: | waits in )all_gather over 'i' of f64",
+            ),
+        ),
+        "a permutation where others sum": Fault(
+            "turned = shift(mesh, 1)\nturned(x)\ntotal(x) if rank != 3 else turned(x)",
+            (DEADLOCK, WAITS.format(3, "ppermute .*", "Waitall")),
+            ranks=4,
+        ),
+        "a call of a new kind": Fault(
+            "total(np.ones(2 * SIZE if rank else SIZE))",
+            (DEADLOCK, r"rank 1 compares its next call, shard_map of <lambda> over 'i' .*, with ranks 0, 1"),
+        ),
+        "along another axis": Fault(
+            "grid = spmd.make_mesh((2, 2), ('x', 'y'))\n"
+            "over = lambda a: spmd.shard_map(lambda x: psum(x, a), mesh=grid, in_specs=P(a), out_specs=P())\n"
+            "for a in ('x', 'y', 'y' if rank == 3 else 'x'): over(a)(np.ones(4))",
+            (
+                DEADLOCK,
+                r"rank 3 waits in psum over 'y' .* with ranks 2, 3",
+                "rank 1 waits in psum over 'x' .* ranks 1, 3",
+            ),
+            ranks=4,
+        ),
+        "what is not the same at the end": Fault(
+            "for t in ('f4', 'i4'): total(np.ones(SIZE, t))\n"
+            "for t in (('i4', 'f4') if rank == 1 else ('f4', 'i4')): total(np.ones(SIZE, t))",
+            (
+                r"\[rank 0\] ranks do not call the same collective, of values of the same types:",
+                r"\[rank 0\]   rank 0: psum over 'i' of f32\[1\]; ",
+                r"\[rank 0\]   rank 1: psum over 'i' of i32\[1\]; ",
+            ),
+        ),
+        "the same in other lines": goes_on(
+            "x = spmd.distribute(x, mesh, P('i'))\n"
+            "if rank:\n    x.gather()\nelse:\n    spmd.distribute(np.ones(2), mesh, P('i')).gather()\n"
+            "print('done')"
+        ),
+    },
+    "meshes and communicators": {
+        "meshes of different shapes": Fault(
+            "sums(spmd.make_mesh((2, 2) if rank else (4, 1), ('a', 'b')))(x)",
+            (r"\[rank 0\] .*ranks (do not call the same|make different)", r"ranks 1, 2, 3: .*2, .*2"),
+            ranks=4,
+            tracebacks=1,
+        ),
+        "meshes in another order": Fault(
+            "meshes = [spmd.make_mesh((SIZE,), (a,)) for a in 'ab']\n"
+            "for m in meshes if rank else meshes[::-1]: sums(m)(x)",
+            (DEADLOCK, r"rank 0 compares .* over 'b'", r"rank 1 compares .* over 'a'"),
+        ),
+        "another one of two meshes": Fault(
+            "meshes = [spmd.make_mesh(sizes, ('a', 'b')) for sizes in ((2, 2), (4, 1))]\nsums(meshes[rank == 3])(x)",
+            (
+                DEADLOCK,
+                r"rank 0 compares its next call, shard_map of <lambda> over 'a', 'b' \(sizes=\(2, 2\), ",
+                r"rank 3 compares its next call, shard_map of <lambda> over 'a', 'b' \(sizes=\(4, 1\), ",
+            ),
+            ranks=4,
+        ),
+        "meshes on two communicators, in another order": Fault(
+            TWO + "one(x), two(x)\n[one, two][rank](x), [two, one][rank](x)",
+            (DEADLOCK, WAITS.format(0, "psum .*", "Allreduce"), WAITS.format(1, "psum .*", "Allreduce")),
+        ),
+        "rows and columns, and no mesh of all": Fault(
+            MPI
+            + SOON
+            + "r = MPI.COMM_WORLD.rank\n"
+            + "SIZE = 2\n"
+            + MESH.partition("def on")[1]
+            + MESH.partition("def on")[2].partition("total =")[0]
+            + "comms = [MPI.COMM_WORLD.Split(c) for c in (r // 2, r % 2)]\n"
+            + "row, column = [sums(spmd.make_mesh((2,), ('i',), comm=comm)) for comm in comms]\n"
+            "x = np.ones(2)\n"
+            "row(x), column(x)\n"
+            "(row if r in (0, 3) else column)(x)",
+            (DEADLOCK, r"rank 0 waits in psum .* with ranks 0, 1", r"rank 3 waits in psum .* with ranks 2, 3"),
+            before=START,
+            ranks=4,
+        ),
+        "a mesh that one rank does not make": Fault(
+            MPI + "comm = MPI.COMM_WORLD.Dup()\nif rank: spmd.make_mesh((SIZE,), ('i',), comm=comm)\ntotal(x)",
+            (DEADLOCK, WAITS.format(1, "make_mesh", "Allreduce"), WAITS.format(0, "psum .*", "Allreduce")),
+        ),
+        "a rank that leaves a user's communicator": Fault(
+            MPI
+            + "half = MPI.COMM_WORLD.Split(rank // 2, -rank)\n"
+            + "both = sums(spmd.make_mesh((2,), ('i',), comm=half))\n"
+            + "both(np.ones(2))\n"
+            + "if rank != 2: both(np.ones(2))",
+            (DEADLOCK, ENDED.format(2), r"rank 3 waits in psum .* with ranks 3, 2"),
+            ranks=4,
+        ),
+        "meshes on a hundred communicators": goes_on(
+            MPI
+            + "meshes = [spmd.make_mesh((SIZE,), ('i',), comm=MPI.COMM_WORLD.Dup()) for _ in range(100)]\n"
+            + "assert all(sums(m)(x).gather()[0] == x.sum() for m in meshes)\n"
+            + "assert threading.active_count() == 2\n"
+            + "print('done')"
+        ),
+        "meshes that are dropped": goes_on(
+            "for k in range(2500):\n    m = spmd.make_mesh((SIZE,), (f'a{k}',))\n    if k % 50 == 0: sums(m)(x)\n"
+            "print('done')"
+        ),
+        "meshes that are dropped at different times": goes_on(
+            "kept, rng = {}, np.random.default_rng(rank)\n"
+            "for k in range(300):\n"
+            "    kept[k] = sums(spmd.make_mesh((SIZE,), (f'a{k}',)))\n"
+            "    assert kept[k](x).gather()[0] == x.sum()\n"
+            "    for old in [j for j in kept if rng.random() < 0.2]: del kept[old]\n"
+            "    names = [f'a{j}' for j in kept]\n"
+            "print('done')"
+        ),
+        "20,000 meshes": goes_on(
+            "for k in range(20000):\n    m = spmd.make_mesh((SIZE,), (f'a{k}',))\n    if k % 50 == 0: sums(m)(x)\n"
+            "print('done')",
+            slow=True,
+            within=120,
+        ),
+        "communicators that are freed": goes_on(
+            MPI
+            + "for k in range(2500):\n"
+            + "    comm = MPI.COMM_WORLD.Dup()\n"
+            + "    f = sums(spmd.make_mesh((SIZE,), ('i',), comm=comm))\n"
+            + "    if k % 50 == 0: f(x)\n"
+            + "    del f; comm.Free()\n"
+            + "print('done')",
+            slow=True,
+            within=60,
+        ),
+    },
+    "threads": {
+        "two threads that compute in turn": goes_on(
+            NAMED
+            + THREADS
+            + "def work(f, late):\n"
+            + "    for _ in range(2):\n"
+            + "        time.sleep(1.2 * (rank == late))\n"
+            + "        f(x)\n"
+            + "run(lambda: work(one, 0), lambda: work(two, 1))\n"
+            + "print('done')"
+        ),
+        "two threads that compute in turn, for long": goes_on(
+            NAMED
+            + THREADS
+            + "def work(f, late):\n"
+            + "    for _ in range(2):\n"
+            + "        time.sleep(6 * (rank == late))\n"
+            + "        f(x)\n"
+            + "run(lambda: work(one, 0), lambda: work(two, 1))\n"
+            + "print('done')",
+            before=START + MESH,
+            slow=True,
+            within=20,
+        ),
+        "threads of a pool, which take any mesh": goes_on(
+            TWO
+            + "from concurrent.futures import ThreadPoolExecutor\n"
+            + "def work(f, late):\n    time.sleep(rng.random() * 0.8)\n    f(x)\n"
+            + "rng = np.random.default_rng(rank)\n"
+            + "with ThreadPoolExecutor(2) as pool:\n"
+            + "    for _ in range(3): [task.result() for task in [pool.submit(work, f, 0) for f in (one, two)]]\n"
+            + "print('done')"
+        ),
+        "two threads in a deadlock": Fault(
+            MPI
+            + THREADS
+            + "a, b = [spmd.make_mesh((SIZE,), ('i',), comm=MPI.COMM_WORLD.Dup()) for _ in range(2)]\n"
+            + "one = on(a, lambda x: psum(x, 'i') + 1)\n"
+            + "two = on(b, lambda x: psum(x, 'i') + 2)\n"
+            + "def work(f, through):\n"
+            + "    f(x)\n"
+            + "    if rank != through: f(x)\n"
+            + "run(lambda: work(one, 0), lambda: work(two, 1))\n"
+            + "total(x)",
+            (DEADLOCK, r"rank 0 waits in psum .* on\(b, lambda", r"rank 1 waits in psum .* on\(a, lambda"),
+        ),
+        "MPI without threads": goes_on(
+            START + MESH + "if rank == 1: time.sleep(2)\ntotal(x)\nprint('done')",
+            says=(r"RuntimeWarning: the deadlock watchdog is off, since MPI was started without MPI_THREAD_MULTIPLE",),
+            before="import mpi4py\nmpi4py.rc.threads = False\n",
+        ),
+    },
+    "slow ranks": {
+        "ranks that are late": goes_on(
+            "time.sleep(1.5 * (rank == 2))\ntotal(x)\ntime.sleep(1.5 * (rank == 3))\nprint('done')", ranks=4
+        ),
+        "a rank that computes for six seconds": goes_on(
+            "time.sleep(6 * (rank == 2))\ntotal(x)\ntime.sleep(6 * (rank == 3))\nprint('done')",
+            ranks=4,
+            before=START + MESH,
+            slow=True,
+            within=20,
+        ),
+        "a deadlock, found by the watchdog at its usual pace": Fault(
+            "if rank == 1: sys.exit(0)\ntotal(x)", (DEADLOCK, ENDED.format(1)), before=START + MESH, slow=True
+        ),
+        "nothing": goes_on("print('done')", before=START + MESH),
+    },
 }
-SLOW = pytest.mark.skipif("SPMD_ALL_FAULTS" not in os.environ, reason="takes long: SPMD_ALL_FAULTS=1 runs it")
+SLOW_TOO = "SPMD_ALL_FAULTS" in os.environ
+AT_ONCE = 3  # programs
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[SLOW] * fault.slow) for name, fault in FAULTS.items()])
-def test_fault(name, tmp_path):
-    fault = FAULTS[name]
-    script = tmp_path / "program.py"
+def check(fault, script):
     script.write_text(fault.before + fault.program + "\n")
     start = time.monotonic()
     with launching(fault.ranks, *fault.run, str(script)) as job:
@@ -443,3 +458,16 @@ def test_fault(name, tmp_path):
     if not fault.interrupt:
         assert err.count("Traceback (most recent call last)") == fault.tracebacks, err
     assert took < fault.within
+
+
+@pytest.mark.skipif(launcher_size() is not None, reason="starts launchers, which needs no launcher around it")
+@pytest.mark.parametrize("kind", FAULTS)
+def test_faults(kind, tmp_path):
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = {
+            name: pool.submit(check, fault, tmp_path / f"program{k}.py")
+            for k, (name, fault) in enumerate(FAULTS[kind].items())
+            if SLOW_TOO or not fault.slow
+        }
+    failures = {name: error for name, result in results.items() if (error := result.exception()) is not None}
+    assert not failures, "\n\n".join(f"{name}: {error!r}"[:4000] for name, error in failures.items())
