@@ -255,9 +255,8 @@ class Drawing:
         return self.one_of("add", "subtract", "multiply", "divide", *BINARY)
 
     def reducible(self) -> str:
-        return self.rng.choice(
-            [name for name in BINARY if name not in ("power", "float_power", "ldexp")]
-        )  # wrong in NumPy
+        wrong = ("power", "float_power", "ldexp", "arctan2")  # in NumPy itself, which reads what it has written over
+        return self.rng.choice([name for name in BINARY if name not in wrong])
 
     def operator(self) -> str:
         return self.one_of(*"+-*/+-*/", "//", "%", "**", "<", "==", "&", "|", "^", ">>")
@@ -479,6 +478,8 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
     kept = numpy.asarray(out)
     if kept.dtype.name not in DTYPES or kept.size > MAX_SIZE or kept.ndim > 4:
         return None
+    if plain and "**" in line and not any(type(v) in (float, complex) for v in used.values()):
+        return None  # a power of Python's integers is a float where the exponent is negative, whatever its type
     if kept.dtype.kind in "iu" and not all(_are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))):
         return None  # processors differ about what integer they are
     try:
