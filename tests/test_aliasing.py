@@ -85,6 +85,7 @@ COPIES = {
     "repeat": lambda x: np.repeat(x, 1),
     "+x": lambda x: +x,
     "copy": lambda x: x.copy(),
+    "reduce": lambda x: np.hypot.reduce(x.reshape(1, -1)),
     "full": lambda x: np.full_like(x, x[0]),
     "meshgrid": lambda x: np.meshgrid(x, x),
 }
