@@ -220,7 +220,7 @@ copy_p = elementwise.copy.primitive
 
 
 #: Their results are views that NumPy does not let anyone write into.
-READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p}
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag: of real numbers
 
 
 def sharing(tape: Tape) -> dict[Any, frozenset]:

@@ -363,7 +363,8 @@ def _is_number(x: Any) -> bool:
 
 def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
     """Whether a Python number may stand for this NumPy one: another operand has its dtype, and gives it to that."""
-    alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in eqn.inputs)
+    promoting = eqn.inputs[1:] if eqn.primitive is elementwise.where_p else eqn.inputs
+    alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in promoting)
     return alike and is_elementwise(eqn.primitive)
 
 

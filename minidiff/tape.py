@@ -121,7 +121,8 @@ class Tape:
         return list(found.values())
 
     def __call__(self, *values: Value) -> list[Value]:
-        return self.apply(*values)
+        # A Python number would promote weakly, and has no methods; the tape was made for a NumPy one.
+        return self.apply(*[numpy.asarray(x)[()] if type(x) in _PYTHON_NUMBERS else x for x in values])
 
     def apply(self, *values: Value) -> list[Value]:
         """Apply the operations one by one, whatever they mean at present."""

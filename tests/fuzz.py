@@ -67,6 +67,8 @@ BINARY = sorted(f.__name__ for f in UFUNCS if (f.nin, f.nout) == (2, 1))
 UNDETERMINED = {r.function for r in decomposition.ROWS} | {numpy.empty_like, numpy.einsum_path, numpy.nextafter}
 UNDETERMINED |= {numpy.partition, numpy.argpartition, numpy.argsort}
 UNDETERMINED |= {r.function for r in polynomial.ROWS}  # their shapes follow from values: leading zeros are cut off
+#: It copies what is not contiguous, and gives a view of what is: traced values have no layout in memory.
+UNDETERMINED |= {numpy.ravel}
 #: NumPy computes these otherwise, where ends are not finite, or too few points are there for a variance.
 UNDETERMINED |= {
     numpy.quantile,
@@ -143,7 +145,7 @@ STEPS = """
     {x}[{index}, {index}]
     np.reshape({x}, {new_shape})
     {x}.reshape(-1)
-    np.ravel({x}, order='F')
+    np.copy(np.ravel({x}, order='F'))
     np.transpose({x})
     {x}.T
     np.swapaxes({x}, {axis}, {axis})
@@ -255,9 +257,8 @@ class Drawing:
         return self.one_of("add", "subtract", "multiply", "divide", *BINARY)
 
     def reducible(self) -> str:
-        return self.rng.choice(
-            [name for name in BINARY if name not in ("power", "float_power", "ldexp")]
-        )  # wrong in NumPy
+        wrong = ("power", "float_power", "ldexp", "arctan2")  # in NumPy itself, which reads what it has written over
+        return self.rng.choice([name for name in BINARY if name not in wrong])
 
     def operator(self) -> str:
         return self.one_of(*"+-*/+-*/", "//", "%", "**", "<", "==", "&", "|", "^", ">>")
@@ -479,6 +480,12 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
     kept = numpy.asarray(out)
     if kept.dtype.name not in DTYPES or kept.size > MAX_SIZE or kept.ndim > 4:
         return None
+    if plain and "**" in line and not any(type(v) in (float, complex) for v in used.values()):
+        return None  # a power of Python's integers is a float where the exponent is negative, whatever its type
+    if "**" in line and any(isinstance(v, numpy.bool_) for v in used.values()):
+        return None  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
+    if kept.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
+        return None  # the mean of nothing is NaN, and processors differ about what integer that is
     if kept.dtype.kind in "iu" and not all(_are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))):
         return None  # processors differ about what integer they are
     try:
@@ -837,7 +844,9 @@ class Check:
             estimates = [(high - here) / 1e-5, (here - least) / 1e-5, (low - less) / 2e-6, (high - least) / 2e-5]
             size = numpy.max([numpy.abs(e) for e in [*estimates, t]], axis=0) + 1e-3
             spread = numpy.max([numpy.abs(e - estimates[-1]) for e in estimates], axis=0)
-            smooth = (spread < 1e-2 * size) & (numpy.abs(here) < 1e4 * size) & (size < 1e3)
+            if (spread >= 1e-2 * size).any():
+                continue  # a kink, as where equal numbers are sorted; for some of them the differences agree by chance
+            smooth = (numpy.abs(here) < 1e4 * size) & (size < 1e3)
             wrong = smooth & ~(numpy.abs(t - estimates[-1]) <= 2 * spread + 1e-3 * size)
             self.counts["differences", "compared"] += int(smooth.sum())
             if wrong.any():

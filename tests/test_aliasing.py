@@ -9,6 +9,7 @@ import pytest
 
 import minidiff as md
 from collectives import pmax
+from minidiff.optimize import optimize
 from spmd import P, make_mesh, shard_map
 from tests.table import FAMILIES, indexing, rearranging, replaced, shape
 
@@ -84,6 +85,7 @@ COPIES = {
     "repeat": lambda x: np.repeat(x, 1),
     "+x": lambda x: +x,
     "copy": lambda x: x.copy(),
+    "reduce": lambda x: np.hypot.reduce(x.reshape(1, -1)),
     "full": lambda x: np.full_like(x, x[0]),
     "meshgrid": lambda x: np.meshgrid(x, x),
 }
@@ -111,6 +113,22 @@ TRANSFORMATIONS: dict[str, Callable] = {
 def test_what_numpy_copies_is_a_copy(copying, transformation, size):
     x = np.arange(1.0, 1.0 + size)
     check_apart(TRANSFORMATIONS[transformation](COPIES[copying], x), x)
+
+
+def test_imaginary_parts_of_real_intermediates_can_be_written_into():
+    f = lambda x: np.copy(np.imag(x + 1))  # noqa: E731
+    for g in (f, md.jit(f), lambda x: optimize(md.make_tape(f)(x))(x)[0]):
+        assert g(np.ones(3)).flags.writeable
+
+
+@pytest.mark.parametrize(
+    "f", [np.nan_to_num, np.linalg.norm, lambda x: np.mean(x, dtype="u1"), lambda x: np.select([x > 1], [x]).max()]
+)
+def test_results_without_axes_are_scalars(f):
+    """Arrays could be shared, and written into."""
+    x = np.float64(1.5)
+    for out in (md.jvp(f, (x,), (x,))[0], md.vjp(f, x)[0], *md.make_tape(f)(x)(x)):
+        assert isinstance(out, np.generic)
 
 
 def test_a_snapshot_stays():

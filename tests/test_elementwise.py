@@ -1,5 +1,6 @@
 """What a table of smooth points cannot say of elementwise functions: edges, complex numbers, and how to add one."""
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -358,8 +359,11 @@ def test_clip_has_the_dtype_of_all_its_arguments(dtype, low, high):
     np.testing.assert_array_equal(md.make_tape(lambda x: np.clip(x, low, high))(x)(x)[0], expected, strict=True)
 
 
+TENSOR_PRODUCT = functools.partial(np.tensordot, axes=0)
+
+
 @pytest.mark.parametrize("number", [True, 2, 2.0, 2j])
-@pytest.mark.parametrize("f", [np.outer, np.multiply.outer, np.kron, np.inner, np.dot])
+@pytest.mark.parametrize("f", [np.outer, np.multiply.outer, np.kron, np.inner, np.dot, TENSOR_PRODUCT])
 def test_products_with_python_numbers_can_be_recorded(f, number):
     x = np.ones(2, np.float16)
     for g in (lambda x: f(x, number), lambda x: f(number, x)):

@@ -55,6 +55,15 @@ def test_a_tape_is_a_function_of_its_flat_inputs():
         tape(1.0)
 
 
+@pytest.mark.parametrize(
+    "f", [lambda a: np.pad(a, 1), lambda a: np.tensordot(a, a, 0), lambda a: np.fmin(np.copy(a), np.ones(2, "u8"))]
+)
+def test_a_tape_takes_python_numbers_as_numpys(f):
+    (found,) = md.make_tape(f)(-3)(-3)
+    assert found.dtype == f(np.int64(-3)).dtype
+    np.testing.assert_array_equal(found, f(np.int64(-3)))
+
+
 def test_a_tape_can_be_transformed():
     tape = md.make_tape(lambda x: x**3)(1.0)
     assert md.grad(lambda x: tape(x)[0])(2.0) == 12.0

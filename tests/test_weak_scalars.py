@@ -180,6 +180,33 @@ def test_what_is_called_with_python_numbers_and_with_numpys():
     assert md.vmap(f, (None, 0))(np.float64(2.0), X).dtype == "f8"
 
 
+@pytest.mark.parametrize("name", TRANSFORMED)
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda s, x: np.where(x, s, 1),
+        lambda s, x: np.where(s, x, 1),
+        lambda s, x: np.where(x.astype("i8"), s, np.float32(3)),
+        lambda s, x: np.where(s * 1e-3, x.astype("f2"), s),
+    ],
+)
+def test_conditions_do_not_promote(name, f):
+    for s in (1e-9, -3):
+        same(TRANSFORMED[name](f, s, X), f(s, X))
+
+
+def test_constants_of_the_dtype_of_a_condition_stay_what_they_are():
+    f = lambda c, x: np.where(c, x, np.int16(0))  # noqa: E731
+    c, x = np.array([0, 1], "i2"), np.array([1, 2], "u8")
+    same(md.jit(f)(c, x), f(c, x))
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_what_is_clipped_is_an_array_and_limits_are_numbers(name):
+    for f in (lambda s, x: np.clip(s, -1, x), lambda s, x: np.clip(x, s, 9), lambda s, x: np.clip(s, x, None)):
+        same(TRANSFORMED[name](f, 0.3, X), f(0.3, X))
+
+
 def test_integers_that_do_not_fit():
     x = np.array([1], "i1")
     for f in (md.jit(lambda n, x: x + n), lambda n, x: md.vjp(lambda n, x: x + n, n, x)[0]):

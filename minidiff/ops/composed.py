@@ -95,6 +95,7 @@ def fix(x: Value) -> Value:
 @implements(numpy.clip)
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
     """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
+    a = shape.as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
     low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
     if low is None and high is None:
         return elementwise.copy(a)

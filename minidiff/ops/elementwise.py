@@ -32,6 +32,7 @@ from minidiff.core import (
     current_interpreter,
     implements,
     is_differentiable,
+    strong,
     typeof,
 )
 from minidiff.ops.kinds import (
@@ -175,8 +176,8 @@ class Convert(Linear):
 
 
 def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    if isinstance(x, (bool, int, float, complex)):
-        x = numpy.asarray(x)
+    if not hasattr(x, "dtype"):
+        x = numpy.asarray(x)[()]
     return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
 
 
@@ -273,7 +274,12 @@ class Where(Primitive):
         return bind_aligned(self, args, batched)
 
 
-where_p = Where("where", numpy.where, functools.partial(elementwise_shape, numpy.where))
+def _where_impl(condition: numpy.ndarray, x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
+    out = numpy.where(condition, x, y)
+    return out if out.ndim else out[()]  # a scalar, as of all other operations
+
+
+where_p = Where("where", _where_impl, functools.partial(elementwise_shape, _where_impl))
 
 
 @implements(numpy.where)
@@ -283,7 +289,7 @@ def where(condition: Value, x: Value = None, y: Value = None) -> Any:
         return numpy.nonzero(condition.concrete("np.where of a condition alone"))
     if x is None or y is None:
         raise ValueError("where: either both or neither of x and y should be given")
-    return where_p.bind(condition, x, y)
+    return where_p.bind(strong(condition), x, y)  # the condition's dtype plays no part in promotion
 
 
 # ---------------------------------------------------------------- operations that derivatives are written in

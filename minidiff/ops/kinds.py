@@ -353,8 +353,8 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
     strong_ = [numpy.dtype(d) for d in given]
     weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes in one way
     if not isinstance(impl, numpy.ufunc):
-        dtype = numpy.result_type(*[d(0) if isinstance(d, type) else d for d in weak])
-        return none if dtype == numpy.result_type(*strong_) else [None if d is bool else dtype for d in given]
+        dtype = _result_dtype(impl, *weak)
+        return none if dtype == _result_dtype(impl, *strong_) else [None if d is bool else dtype for d in given]
     try:
         loop, other = (impl.resolve_dtypes((*ds, *[None] * impl.nout)) for ds in (weak, strong_))
     except TypeError:  # an error that NumPy explains when it is applied

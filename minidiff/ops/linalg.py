@@ -492,6 +492,7 @@ if hasattr(numpy, "matvec"):  # of NumPy 2.2
 @implements(numpy.tensordot, numpy.linalg.tensordot)
 def tensordot(a: Value, b: Value, axes: Any = 2) -> Value:
     """`numpy.tensordot`: sums of products along pairs of axes; an int n for the last n of a, the first n of b."""
+    a, b = as_array(a), as_array(b)
     ta, tb = typeof(a), typeof(b)
     try:
         count = operator.index(axes)

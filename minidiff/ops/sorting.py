@@ -138,6 +138,9 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     keys = list(keys)
     if len({typeof(k).shape for k in keys}) != 1:
         raise ValueError(f"lexsort: all keys must have one shape, got {', '.join(str(typeof(k)) for k in keys)}")
+    if not typeof(keys[0]).ndim:  # numbers: NumPy takes axis 0 or -1 of these too
+        normalize_axis(axis, 1, "lexsort")
+        return INTP.type(0)
     return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import NUMPY_FUNCTIONS, Tracer, Value, typeof
-from minidiff.ops.elementwise import convert, exp, isfinite, log, where
+from minidiff.ops.elementwise import convert, copy, exp, isfinite, log, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import max as maximum_of
 from minidiff.ops.reduction import sum as sum_of
@@ -77,7 +77,7 @@ def reduce(
         slices.insert(0, numpy.full(rest, start, array.dtype) if not isinstance(start, Tracer) else start)
     if not slices:
         raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
-    out = functools.reduce(NUMPY_FUNCTIONS[ufunc], slices)
+    out = functools.reduce(NUMPY_FUNCTIONS[ufunc], slices) if len(slices) > 1 else copy(slices[0])
     return reshape(out, tuple(1 if a in axes else n for a, n in enumerate(t.shape))) if keepdims else out
 
 

@@ -46,6 +46,7 @@ ROWS = [
     sequence(np.lexsort, np.array([2.0, 1.0, 2.0, 0.0]), np.array([1.0, 1.0, 0.0, 1.0])),
     sequence(np.lexsort, TIES, TIES[::-1], axis=0),
     row(np.lexsort, TIES),
+    row(np.lexsort, TIES[0]),
     *(row(np.searchsorted, EDGES, *v, side=s) for s in ("left", "right") for v in ([real(2, 3)], [0.5], [EDGES])),
     row(np.searchsorted, EDGES[[2, 0, 3, 1]], real(3), f=lambda a, v: np.searchsorted(a, v, sorter=np.argsort(a))),
     *(row(np.digitize, 2 * real(2, 3), EDGES[::s], right=r) for s in (1, -1) for r in (True, False)),
