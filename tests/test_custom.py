@@ -285,14 +285,14 @@ def test_backward_rules_serve_in_bodies(body, composition):
     compare(step_by_vjp, [body], REVERSE[composition])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(TWO_BODIES, st.sampled_from([*REVERSE]))
 def test_a_backward_rule_may_replace_the_rules_of_operations(bodies, composition):
     """In any two bodies, and in any derivative by reverse mode."""
     compare(step_by_vjp, bodies, REVERSE[composition])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(TWO_BODIES, st.sampled_from([*BOTH]))
 def test_both_rules_may_replace_the_rules_of_operations(bodies, composition):
     compare(step_by_both, bodies, BOTH[composition])

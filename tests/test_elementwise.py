@@ -29,7 +29,11 @@ def test_every_ufunc_is_there():
 # ---------------------------------------------------------------- a function from outside, in one line
 
 CHECKS = [
-    *(test_ops.test_derivatives, test_ops.test_values_and_types_under_derivatives_are_numpys, test_ops.test_tapes),
+    *(
+        test_ops.test_derivatives,
+        test_ops.test_values_types_and_memory_under_derivatives_are_numpys,
+        test_ops.test_tapes,
+    ),
     *(test_ops.test_float32_stays, test_ops.test_tapes_of_derivatives, test_ops.test_vmap),
     test_ops.test_vmap_of_derivatives,
 ]

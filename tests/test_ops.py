@@ -10,10 +10,11 @@ import pytest
 import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.ops.elementwise import convert
+from minidiff.tape import Var
 from minidiff.testing import check_grads
+from tests.aliasing_checks import arrays, check_apart, check_as_numpys
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
 from tests.table.rows import random
-from tests.test_aliasing import check_apart
 
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
@@ -61,13 +62,39 @@ def test_derivatives(row):
     check_grads(*row.closed())
 
 
-@ROWS
-def test_values_and_types_under_derivatives_are_numpys(row):
+def check_type_and_value(actual: Any, expected: Any) -> None:
+    assert md.typeof(actual) == md.typeof(expected)
+    agree(actual, expected)
+
+
+def check_values_and_memory(row: Any, order: str) -> None:
+    """What `jvp`, `vjp` and the tape of a row of the table return, for arrays laid out in this order."""
     f, args = row.closed()
-    expected = np.asarray(f(*args))
-    for value in (md.jvp(f, args, args)[0], md.vjp(f, *args)[0]):
-        assert md.typeof(value) == md.typeof(expected)
-        agree(value, expected)
+    args = [np.array(x, order=order) if isinstance(x, np.ndarray) else x for x in args]
+    expected = f(*args)
+    check_as_numpys(md.make_tape(f)(*args)(*args), md.tree.leaves(expected), args)
+    tangents = [np.ones_like(x) for x in args]
+    value, tangent = md.jvp(f, args, tangents)
+    check_type_and_value(value, expected)
+    check_as_numpys(value, expected, args)
+    check_apart(tangent, value, args, tangents)
+    value, pullback = md.vjp(f, *args)
+    check_type_and_value(value, expected)
+    check_as_numpys(value, expected, args)
+    ct = md.tree.map(np.ones_like, value)
+    first = pullback(ct)
+    check_apart(first, value, args, ct)
+    copies = [np.copy(x) for x in md.tree.leaves(first)]
+    for x in arrays([first, value, args]):  # whatever is written into what the caller has, the pullback stays
+        if x.flags.writeable:
+            x[...] = 7
+    for x, e in zip(md.tree.leaves(pullback(ct)), copies, strict=True):
+        np.testing.assert_array_equal(x, e)
+
+
+@ROWS
+def test_values_types_and_memory_under_derivatives_are_numpys(row):
+    check_values_and_memory(row, "C")
 
 
 @pytest.mark.parametrize("row", [r for r in TABLE if r.function in DISCRETE], ids=lambda r: r.key)
@@ -89,6 +116,22 @@ def test_float32_stays(row):
     assert [ct.dtype for ct in pullback(tangent)] == [x.dtype for x in args]
 
 
+def check_what_shares_memory_says_so(tape: Any, args: list) -> None:
+    """The compiler writes into memory that is not shared: an operation that shares its operand's must be known to."""
+    env = dict(zip(tape.inputs, map(np.asarray, args), strict=True))
+    for eqn in tape.equations:
+        if eqn.primitive.has_body:
+            return
+        operands = [env.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
+        out = eqn.primitive.impl(*operands, **eqn.params)
+        outs = out if eqn.primitive.multiple_results else [out]
+        env.update(zip(eqn.outputs, outs, strict=True))
+        if not eqn.primitive.shares_memory:
+            taken = [x for x in operands if isinstance(x, np.ndarray)]
+            assert not any(np.shares_memory(x, y) for x, y in itertools.product(taken, outs)), eqn.primitive
+            assert all(y.flags.writeable for y in outs if isinstance(y, np.ndarray)), eqn.primitive
+
+
 @ROWS
 def test_tapes(row):
     tape = md.make_tape(row.f)(*row.args)
@@ -96,6 +139,7 @@ def test_tapes(row):
     expected = row.f(*row.args)
     assert tape.out_types == [md.typeof(expected)]
     agree(tape(*row.args)[0], expected)
+    check_what_shares_memory_says_so(tape, row.args)
 
 
 @DIFFERENTIABLE
