@@ -497,7 +497,7 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
         return None  # processors differ about what integer they are
     try:
         md.make_tape(f)(*used.values())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, IndexError) as error:  # as of an index into an empty array, which NumPy takes
         if not isinstance(error, numpy.exceptions.AxisError):
             REFUSED[re.sub(r"\[.*?\]|\(.*?\)|\d+", "#", f"{type(error).__name__}: {error}"[:90])] += 1
             return None
