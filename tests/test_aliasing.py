@@ -41,6 +41,8 @@ COPIES = {
     "repeat": lambda x: np.repeat(x, 1),
     "+x": lambda x: +x,
     "copy": lambda x: x.copy(),
+    "index": lambda x: np.squeeze(x[:1])[()],
+    "flip": lambda x: np.flip(np.squeeze(x[:1]), ()),
     "reduce": lambda x: np.hypot.reduce(x.reshape(1, -1)),
     "full": lambda x: np.full_like(x, x[0]),
     "meshgrid": lambda x: np.meshgrid(x, x),

@@ -380,6 +380,13 @@ def test_complex_numbers_are_true_where_they_are_not_zero():
         assert way(lambda z: z.astype(bool))(z).tolist() == z.astype(bool).tolist()
 
 
+@pytest.mark.parametrize("f", [np.isclose, np.allclose])
+@pytest.mark.parametrize("dtype", [bool, np.uint8, np.int8, np.uint64, np.float16])
+def test_distances_do_not_wrap_around(f, dtype):
+    x, y = np.array([0, 0, 1], dtype), np.array([0, 1, 0], dtype) * np.array(-1).astype(dtype)
+    np.testing.assert_array_equal(md.make_tape(f)(x, y)(x, y)[0], f(x, y))
+
+
 def test_angles_of_small_integers_have_numpys_dtype():
     x = np.array([-1, 0, 3], np.int8)
     np.testing.assert_array_equal(md.make_tape(np.angle)(x)(x)[0], np.angle(x), strict=True)

@@ -221,6 +221,13 @@ def test_ufuncs_compute_in_the_dtype_asked_for():
         np.testing.assert_array_equal(value, np.multiply(x, 3.5, dtype=dtype), strict=True)
 
 
+@pytest.mark.parametrize("ufunc", [np.hypot, np.gcd, np.bitwise_and, np.copysign, np.logaddexp])
+@pytest.mark.parametrize("shape", [(), (1,), (1, 2), (3,)])
+def test_reductions_begin_with_the_identity(ufunc, shape):
+    x = np.full(shape, -7)
+    np.testing.assert_array_equal(md.make_tape(lambda x: ufunc.reduce(x))(x)(x)[0], ufunc.reduce(x), strict=True)
+
+
 @pytest.mark.parametrize("method", ["reduce", "accumulate", "reduceat"])
 def test_methods_of_ufuncs_take_a_dtype(method):
     def f(x):

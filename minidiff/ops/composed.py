@@ -272,6 +272,7 @@ def unwrap(p: Value, discont: float | None = None, axis: int = -1, *, period: fl
 def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
     """`numpy.isclose`: whether |a - b| <= atol + rtol * |b|."""
     a, b = stop_gradient(_array(a)), stop_gradient(_array(b))
+    b = convert(b, numpy.result_type(typeof(b).dtype, 1.0))  # differences of unsigned integers would wrap around
     distance = elementwise.absolute(elementwise.difference(a, b))
     near = elementwise.less_equal(distance, atol + rtol * elementwise.absolute(b))
     close = elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), equal(a, b))

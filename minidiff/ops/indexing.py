@@ -238,7 +238,9 @@ def getitem(x: Value, index: Any) -> Value:
     x = _slice(x, basic)
     if not arrays:
         by_array = any(isinstance(i, numpy.ndarray) for i in (index if isinstance(index, tuple) else (index,)))
-        return ops.elementwise.copy(x) if by_array else x  # an integer in a 0-d array is one to NumPy, too, but copies
+        to_number = type(index) is tuple and not index and not typeof(x).ndim  # x[()] of a 0-d array
+        # An integer in a 0-d array is one to NumPy, too, but copies.
+        return ops.elementwise.copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
     indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])

@@ -72,9 +72,9 @@ def reduce(
     rest = tuple(n for a, n in enumerate(t.shape) if a not in axes)
     slices = moveaxis(array, axes, tuple(range(len(axes))))
     slices = list(reshape(slices, (math.prod(t.shape[a] for a in axes), *rest)))
-    start = ufunc.identity if initial is None and not slices else initial
+    start = ufunc.identity if initial is None and len(slices) < 2 else initial  # np.hypot.reduce([-1]) is 1
     if start is not None:
-        slices.insert(0, numpy.full(rest, start, array.dtype) if not isinstance(start, Tracer) else start)
+        slices.insert(0, start if isinstance(start, Tracer) else numpy.full(rest, numpy.array(start).astype(t.dtype)))
     if not slices:
         raise ValueError(f"{ufunc.__name__}.reduce: nothing to reduce along {axis} of {t}, and there is no identity")
     out = functools.reduce(NUMPY_FUNCTIONS[ufunc], slices) if len(slices) > 1 else copy(slices[0])
@@ -99,7 +99,7 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
     if function is not None:
         return function(array, axis=axis, dtype=dtype)
     if not t.shape[axis]:
-        return array
+        return copy(array)
     sums: list[Value] = []
     for part in moveaxis(array, axis, 0):
         sums.append(NUMPY_FUNCTIONS[ufunc](sums[-1], part) if sums else part)
