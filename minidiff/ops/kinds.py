@@ -316,7 +316,7 @@ def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], num
     try:
         shape = shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes)
     except ValueError:
-        name = getattr(impl, "__name__", str(impl))
+        name = getattr(impl, "__name__", str(impl)).strip("_").removesuffix("_impl")
         raise ValueError(f"{name}: shapes {' and '.join(map(str, shapes))} cannot be broadcast together") from None
     return shape, _result_dtype(impl, *[t.dtype if type(t) is ShapedArray else type(t) for t in types])
 
