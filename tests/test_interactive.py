@@ -114,7 +114,7 @@ def test_what_waits_can_be_interrupted():
     interrupt = """
 _ = on_ranks(lambda x: {}, {})
 if rank == 0:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
 if rank != 3:
     _ = on_ranks(lambda x: {}, {})
 """
@@ -139,7 +139,7 @@ mesh = spmd.make_mesh((2,), ("i",))
 total = spmd.shard_map(lambda x: psum(x, "i"), mesh=mesh, in_specs=P("i"), out_specs=P())
 total(np.ones(2))
 if mesh.rank == 0:
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     for _ in range(2):
         try:
             total(np.ones(2))
