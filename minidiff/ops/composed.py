@@ -18,7 +18,9 @@ from minidiff.ops.kinds import Elementwise
 
 @implements(numpy.positive)
 def positive(x: Value) -> Value:
-    """`numpy.positive`: a copy of x."""
+    """`numpy.positive`: a copy of x. Raises TypeError for booleans, as NumPy does."""
+    if _kind(x) == "b":
+        raise TypeError("positive: NumPy has no + of booleans; write x.astype(int) first, or x.copy()")
     return elementwise.copy(x)
 
 
