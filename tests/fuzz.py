@@ -418,7 +418,7 @@ class Program:
         if noise is None:
             return _executed(self.source(), np)
         # Each use of a value has a rounding error of its own: what cancels within one operation does not here.
-        used = {name: re.sub(r"(?<![\w.'])([a-z])(?![\w'])", r"noise(\1)", line) for name, line in self.lines.items()}
+        used = {name: re.sub(r"(?<![\w.'])([a-z])(?![\w'=])", r"noise(\1)", line) for name, line in self.lines.items()}
         lines = {name: f"noise({line}, {SUM_OF_PRODUCTS.search(line) is not None})" for name, line in used.items()}
         first = {name: f"noise({name})" for name in self.inputs}
         return _executed(dataclasses.replace(self, lines={**first, **lines}).source(), np, noise)
