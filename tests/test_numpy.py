@@ -221,6 +221,13 @@ def test_ufuncs_compute_in_the_dtype_asked_for():
         np.testing.assert_array_equal(value, np.multiply(x, 3.5, dtype=dtype), strict=True)
 
 
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (3, 3)])
+def test_points_of_an_integral_may_have_more_axes(shape):
+    f = lambda y: np.trapezoid(y, np.arange(9.0)[: np.prod(shape)].reshape(shape) ** 2)  # noqa: E731
+    y = np.array([1.0, 2.0, 4.0])
+    np.testing.assert_array_equal(md.make_tape(f)(y)(y)[0], f(y), strict=True)
+
+
 @pytest.mark.parametrize("ufunc", [np.hypot, np.gcd, np.bitwise_and, np.copysign, np.logaddexp])
 @pytest.mark.parametrize("shape", [(), (1,), (1, 2), (3,)])
 def test_reductions_begin_with_the_identity(ufunc, shape):

@@ -52,13 +52,13 @@ def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
 def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
     """`numpy.trapezoid`: the integral along an axis, of values at `x`, or `dx` apart."""
     y = as_array(y)
-    axis = normalize_axis(axis, len(y.shape), "trapezoid")
+    of_y = normalize_axis(axis, len(y.shape), "trapezoid")  # x may have more axes: NumPy counts those as it is told
     if x is not None:
         x = as_array(x)
         dx = diff(x, axis=axis if len(x.shape) > 1 else -1)
         if len(x.shape) == 1:
-            dx = reshape(dx, [-1 if i == axis else 1 for i in range(len(y.shape))])
-    return sum(dx * (_part(y, axis, 1, None) + _part(y, axis, None, -1)) / 2.0, axis)
+            dx = reshape(dx, [-1 if i == of_y else 1 for i in range(len(y.shape))])
+    return sum(dx * (_part(y, of_y, 1, None) + _part(y, of_y, None, -1)) / 2.0, axis)
 
 
 @implements(numpy.gradient)
