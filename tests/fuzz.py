@@ -529,7 +529,7 @@ class Finding(AssertionError):
 
 
 #: What tells 0 from other numbers.
-CHOICE = re.compile(r"np\.(where|all|any|sign|heaviside|nonzero|logical_\w+)\(|bool")
+CHOICE = re.compile(r"np\.(where|all|any|sign|copysign|heaviside|nonzero|logical_\w+)\(|bool")
 
 
 def noisy(rng: numpy.random.Generator) -> Callable:
