@@ -184,3 +184,22 @@ def test_errors_say_what_does_not_fit(case):
 def test_matrices_are_wanted_between_the_ends_of_a_chain():
     with pytest.raises(np.linalg.LinAlgError, match=r"operands are matrices .* got \[\(2, 3\), \(3,\), \(2, 3\)\]"):
         md.make_tape(lambda x: np.linalg.multi_dot([x, x[0], x]))(X)
+
+
+@pytest.mark.parametrize(
+    "subscripts, shapes, dtypes",
+    [
+        ("...c,...c", [(3, 1), (3,)], ["f8", "i8"]),
+        ("a,a,a", [(3,), (3,), (3,)], ["i1", "i1", "f8"]),
+        ("ab,c->c", [(2, 3), (4,)], ["u1", "f4"]),
+    ],
+)
+def test_einsum_computes_in_the_dtype_of_all_operands(subscripts, shapes, dtypes):
+    """Sums and products of integers alone would overflow."""
+    largest = [1.5 if d[0] == "f" else np.iinfo(d).max for d in dtypes]
+    args = list(map(np.full, shapes, largest, dtypes))
+    expected = np.einsum(subscripts, *args)
+    f = lambda *args: np.einsum(subscripts, *args)  # noqa: E731
+    for found in (md.jit(f)(*args), md.make_tape(f)(*args)(*args)[0], md.vjp(f, *args)[0]):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -276,8 +276,9 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     terms, out, as_it_stands = _parse(subscripts, tuple([x.shape for x in values]))
     if as_it_stands:
         return einsum_p.bind(*values, subscripts=as_it_stands)
-    types = [typeof(x) for x in values]
-    sizes = {i: n for term, t in zip(terms, types) for i, n in zip(term, t.shape) if n != 1}
+    common = numpy.result_type(*[x.dtype for x in values])
+    values = [convert(x, common) for x in values]  # first: sums and products of fewer operands might overflow
+    sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
     todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
     shapes = tuple(typeof(x).shape for x, _ in todo)
@@ -291,7 +292,7 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
             group.insert(0, (einsum_p.bind(x, y, subscripts=f"{a},{b}->{c}"), c))
         todo += group
     ((x, term),) = todo
-    x = convert(transpose(x, [term.index(i) for i in out]), numpy.result_type(*[t.dtype for t in types]))
+    x = convert(transpose(x, [term.index(i) for i in out]), common)
     return x if out else copy(x)  # NumPy returns a number
 
 
