@@ -195,10 +195,19 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
 
 def report(what: str, said: Mapping[int, str], advice: str) -> str:
     """The message of an error: what is wrong, which ranks say what, and what to write instead."""
+    return "\n".join([f"{what}:", *[f"  {line}" for line in who_says(said)], advice])
+
+
+def who_says(said: Mapping[int, str]) -> list[str]:
+    """Each text that ranks say, after the ranks that say it.
+
+    >>> who_says({0: "a", 1: "b", 2: "a"})
+    ['ranks 0, 2: a', 'rank 1: b']
+    """
     who = defaultdict(list)
     for rank, text in sorted(said.items()):
         who[text].append(rank)
-    return "\n".join([f"{what}:", *[f"  {ranks_named(members)}: {text}" for text, members in who.items()], advice])
+    return [f"{ranks_named(ranks)}: {text}" for text, ranks in who.items()]
 
 
 _OTHER_TYPES = (

@@ -14,7 +14,7 @@ from typing import Any
 import numpy
 
 from collectives.backend import coordinates_of
-from collectives.lockstep import DisagreementError, ranks_named, report
+from collectives.lockstep import DisagreementError, report, who_says
 from minidiff import tree
 from minidiff.core import ShapedArray
 from minidiff.location import here
@@ -146,7 +146,7 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     kinds = everyone(mesh, f"{_digest(*types)} {', '.join(types)}")
     if len({kind.split()[0] for kind in kinds}) > 1:
         said = {rank: kind.partition(" ")[2] for rank, kind in enumerate(kinds)}
-        raise ValueError(f"ranks have values of different types: {_who(said)}")
+        raise ValueError(f"ranks have values of different types: {'; '.join(who_says(said))}")
     digests = [_digest(path, _content(leaf)) for path, leaf in leaves]
     if len(set(everyone(mesh, _digest(*digests)))) == 1:
         return x
@@ -158,8 +158,9 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 def _check_alike(what: str, digests: dict[int, str]) -> None:
     if len(set(digests.values())) > 1:
         raise ValueError(
-            f"ranks have different values of {what}: {_who(digests)}. Under mpirun every rank runs the whole script: "
-            "let each compute or read the same, and seed random generators alike, as in numpy.random.default_rng(0)"
+            f"ranks have different values of {what}: {'; '.join(who_says(digests))}. Under mpirun every rank runs the "
+            "whole script: let each compute or read the same, and seed random generators alike, as in "
+            "numpy.random.default_rng(0)"
         )
 
 
@@ -225,11 +226,3 @@ def _digest(*parts: Any) -> str:
     for part in parts:
         found.update(part if isinstance(part, bytes) else part.encode())
     return found.hexdigest()[:WIDTH]
-
-
-def _who(said: dict[int, str]) -> str:
-    """Which ranks say what."""
-    ranks = defaultdict(list)
-    for rank, text in said.items():
-        ranks[text].append(rank)
-    return "; ".join(f"{ranks_named(who)}: {text}" for text, who in ranks.items())
