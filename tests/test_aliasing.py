@@ -209,3 +209,8 @@ def test_what_nobody_else_has_is_not_copied():
     x = np.ones(3)
     assert kept(lambda x: np.sin(np.sin(x)), x) == 1  # the inner sine; x is copied
     assert kept(lambda x: np.tanh(np.tanh(np.tanh(x))) * 2.0, x) == 3
+
+
+def test_limits_that_no_integer_reaches_give_a_copy():
+    x = np.array([7, 6], "u4")
+    check_apart(md.make_tape(lambda x: np.clip(x, 0, 2**40))(x)(x), x)

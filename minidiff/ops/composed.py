@@ -99,12 +99,12 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
     """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
     a = shape.as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
     low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
-    if low is None and high is None:
-        return elementwise.copy(a)
     if _kind(a) in "iu":  # a Python integer may be no number of this dtype: it is no limit then
         limits = numpy.iinfo(typeof(a).dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
+    if low is None and high is None:
+        return elementwise.copy(a)
     if low is not None and high is not None:  # all three at once: uint8, 1.0 and float32 are float32 together
         a = convert(a, numpy.result_type(*map(promoting, (a, low, high))))
     if low is not None:
