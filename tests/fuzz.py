@@ -493,6 +493,10 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
         return None  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
     if "**" in line and any(isinstance(v, numpy.bool_) for v in used.values()):
         return None  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
+    if kept.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
+        return None  # rounded up to tens, the greatest integers overflow, and processors differ about what that is
+    if re.search(r"(dot|inner)\(", line) and any(numpy.ndim(v) == 0 for v in used.values()):
+        return None  # a scale of zero makes zeros of NaNs, in BLAS
     if kept.dtype.kind in "iu" and ".mean(" in line and any(not numpy.size(v) for v in used.values()):
         return None  # the mean of nothing is NaN, and processors differ about what integer that is
     if kept.dtype.kind in "iu" and not all(_are_integers(numpy.asarray(v)) for v in (*used.values(), *_floats(line))):
@@ -852,8 +856,8 @@ class Check:
         dtypes = {numpy.asarray(x).dtype.name for x in [*xs, *pushed]} | self.program.dtypes()
         if not dtypes <= {"float64", "complex128", "bool"}:
             return
-        if re.search(r"1e\d", self.program.source()) or any(numpy.any(numpy.abs(x) > 1e3) for x in xs):
-            return  # a step is too small to be seen beside these
+        if re.search(r"1e-?\d", self.program.source()) or any(numpy.any(numpy.abs(x) > 1e3) for x in xs):
+            return  # a step is too small to be seen beside these, or leaps over them
         if CHOICE.search(self.program.source()) and any(numpy.any(x == 0) for x in xs):
             return  # where(x, x, 0) has one derivative at 0, and differences beside it another
         values = {}

@@ -188,6 +188,8 @@ def test_what_is_called_with_python_numbers_and_with_numpys():
         lambda s, x: np.where(s, x, 1),
         lambda s, x: np.where(x.astype("i8"), s, np.float32(3)),
         lambda s, x: np.where(s * 1e-3, x.astype("f2"), s),
+        lambda s, x: np.where(x > 0, s, x.astype("u1")),
+        lambda s, x: np.where(x[:0] > 0, s, x[:0].astype("u2")),
     ],
 )
 def test_conditions_do_not_promote(name, f):

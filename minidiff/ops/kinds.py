@@ -340,9 +340,11 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *given)
+    # A ufunc refuses an integer that its dtype cannot hold; np.where wraps it around.
+    is_ufunc = isinstance(primitive.impl, numpy.ufunc)
+    converted = ops.elementwise.convert_number if is_ufunc else ops.elementwise.convert
     return [
-        ops.elementwise.convert_number(x, t) if type(y) is WeakTracer and t is not None else x
-        for x, y, t in zip(values, args, dtypes)
+        converted(x, t) if type(y) is WeakTracer and t is not None else x for x, y, t in zip(values, args, dtypes)
     ]
 
 
