@@ -1,10 +1,11 @@
 """The benchmarks run, and compare what is equal. How fast anything is, is not tested."""
 
 import json
+import sys
 
 import pytest
 
-from .benchmarks import report
+from .benchmarks import all_reduces, report
 from .benchmarks.problems import problems
 
 
@@ -42,3 +43,14 @@ def test_targets(monkeypatch, time, verdict):
     row = {"name": "grad: formula", "unit": "µs", "absolute": {"minidiff": time}, "ratio": {"minidiff": 2.0}}
     assert report.verdict(row, "minidiff") == verdict
     assert report.verdict({**row, "name": "other"}, "minidiff") == ""
+
+
+def test_all_reduces_are_counted(capsys, monkeypatch):
+    """Of the JEP's example 1: one psum forward, one on the way back without types."""
+    monkeypatch.setattr("sys.argv", ["all_reduces", "--programs", "2"])
+    monkeypatch.setitem(sys.modules, "jax", None)
+    all_reduces.main()
+    table = capsys.readouterr().out.splitlines()
+    assert table[0].split()[-7:] == ["eager", "compiled", "untyped", "eager", "untyped", "compiled", "JAX"]
+    assert table[1].split()[-5:] == ["1", "0", "2", "1", "-"]
+    assert table[-1].startswith("  compiled beside untyped compiled: more in 0, fewer in 1")
