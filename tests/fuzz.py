@@ -548,6 +548,10 @@ def noisy(rng: numpy.random.Generator) -> Callable:
         factor = 1 + 2 * eps * rng.choice([-1.0, 0.0, 1.0], t.shape)
         factor = factor.astype(t.dtype)[()]
         x = x * (factor.item() if type(x) in WEAK_TYPES else factor)
+        if signs and t.dtype.kind == "c":  # inf - inf is NaN: which products have one depends on how they are computed
+            other = rng.choice([numpy.nan, numpy.inf, *x.flat] if t.shape else [numpy.nan, numpy.inf, x])
+            kept = rng.random(t.shape) < rng.choice([0.0, 0.5])
+            x = numpy.where(numpy.isfinite(x) | kept, x, other).astype(t.dtype)[()]
         return -(0.0 - x) if signs and rng.random() < 0.5 else x  # its zeros are negative
 
     return noise
@@ -836,9 +840,10 @@ class Check:
         for x, t in zip(xs, pulled):
             if (md.typeof(x).shape, md.typeof(x).dtype.newbyteorder("=")) != (md.typeof(t).shape, md.typeof(t).dtype):
                 raise Finding(f"the cotangent of a {md.typeof(x)} is a {md.typeof(t)}")
-        self.numerically(of_active(self.f), xs, ts, pushed)
+        others = self.noisy(*xs, wrap=lambda f: lambda *xs: md.jvp(of_active(f), xs, ts)[1])
+        self.numerically(of_active(self.f), xs, ts, pushed, others)
         linear = leaves(md.linearize(of_active(self.f), *xs)[1](*ts))
-        compare(linear, pushed, self.noisy(*xs, wrap=lambda f: lambda *xs: md.jvp(of_active(f), xs, ts)[1]), True)
+        compare(linear, pushed, others, True)
         self.adjoint(pushed, cts, ts, pulled, lambda seed: both(self.noise(seed))(*xs))
         run = md.jit(both(self.f))
         first = leaves(run(*xs))
@@ -851,8 +856,11 @@ class Check:
         compare(leaves(run(*xs)), held, lambda: iter(()))
         self.unchanged(first, held)
 
-    def numerically(self, g: Callable, xs: list, ts: list, pushed: list) -> None:
-        """Compare tangents with differences, where all is float64 and smooth: at kinks and jumps these disagree."""
+    def numerically(self, g: Callable, xs: list, ts: list, pushed: list, others: Callable) -> None:
+        """Compare tangents with differences, where all is float64 and smooth: at kinks and jumps these disagree.
+
+        `others()` are tangents with other rounding errors: a tangent that these decide on has no right value.
+        """
         dtypes = {numpy.asarray(x).dtype.name for x in [*xs, *pushed]} | self.program.dtypes()
         if not dtypes <= {"float64", "complex128", "bool"}:
             return
@@ -876,6 +884,8 @@ class Check:
             smooth = (numpy.abs(here) < 1e4 * size) & (size < 1e3)
             wrong = smooth & ~(numpy.abs(t - estimates[-1]) <= 2 * spread + 1e-3 * size)
             self.counts["differences", "compared"] += int(smooth.sum())
+            if wrong.any() and _close(estimates[-1].astype(t.dtype), numpy.asarray(t), [e[i] for e in others()]):
+                continue  # as of the standard deviation of equal numbers
             if wrong.any():
                 raise Finding(f"tangent {i} is\n{t!r}, but differences are\n{estimates[-1]!r}")
 

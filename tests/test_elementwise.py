@@ -390,3 +390,12 @@ def test_distances_do_not_wrap_around(f, dtype):
 def test_angles_of_small_integers_have_numpys_dtype():
     x = np.array([-1, 0, 3], np.int8)
     np.testing.assert_array_equal(md.make_tape(np.angle)(x)(x)[0], np.angle(x), strict=True)
+
+
+@pytest.mark.parametrize("way", [lambda f: f, md.jit, md.vmap, md.make_tape], ids=["run", "jit", "vmap", "make_tape"])
+def test_parts_of_complex_numbers_are_rounded_apart(way):
+    x, f = np.array([1.5e308 - 1j, 0.04 - 0.04j, -1.26 + np.inf * 1j]), lambda x: np.round(x, 1)
+    with np.errstate(over="ignore"):
+        y = way(f)(x)
+        y = y(x)[0] if isinstance(y, md.Tape) else y
+        np.testing.assert_array_equal(y, np.round(x, 1))

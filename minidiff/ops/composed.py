@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy
 
 from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, promoting, typeof
 from minidiff.ops import elementwise, indexing, reduction, shape
+from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
 from minidiff.ops.kinds import Elementwise
 
@@ -77,15 +79,18 @@ def _kind(x: Value) -> str:
 # ---------------------------------------------------------------- rounding and clipping
 
 
+round_p = Discrete(
+    "round",
+    lambda x, decimals: numpy.round(x, decimals),
+    lambda x, decimals: (x.shape, numpy.round(numpy.ones(1, x.dtype), decimals).dtype),
+    lambda primitive, args, batched, decimals: primitive.bind(*args, decimals=decimals),
+)
+
+
 @implements(numpy.round, numpy.around)
 def round(a: Value, decimals: int = 0) -> Value:
     """`numpy.round`: to a number of decimals; its derivative is zero."""
-    scale = 10.0 ** abs(decimals)
-    if _kind(a) in "iu":
-        return elementwise.copy(a) if decimals >= 0 else convert(elementwise.rint(a / scale) * scale, a.dtype)
-    if decimals == 0:
-        return elementwise.rint(a)
-    return elementwise.rint(a * scale) / scale if decimals > 0 else elementwise.rint(a / scale) * scale
+    return round_p.bind(shape.as_array(a), decimals=operator.index(decimals))
 
 
 @implements(numpy.fix)
