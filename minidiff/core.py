@@ -553,62 +553,26 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
 
 
 def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Value]:
-    """Operands in an explicit scope, as they are, but for constants that this library made itself: these are lifted.
+    """Operands in an explicit scope: constants agree with anything, and are lifted.
 
-    So the mask of `np.tril(x)` and the index in `x[[0, 2]]` are: no user could write it. They are its own where the
-    function that was called from outside was given nothing but values that vary alike, and numbers. Raises
-    VarianceError where that was given others: they are what a `pbroadcast` can be written for, whatever it made of
-    them since.
+    Raises VarianceError where traced values disagree.
     """
-    union = INVARIANT.union(*map(variance_of, args))
-    if all(is_scalar_constant(x) or variance_of(x) == union for x in args):
-        return args
-    name, given = _called_from_outside()
-    # A plain array of integers may be a shape, or the mask of an index, unless it is what the operation takes.
-    given = [x for x in given if isinstance(x, Tracer) or is_differentiable(x.dtype) or any(x is y for y in args)]
-    check_operands(name or operation.name, [typeof(x) for x in given])
-    return agree(args) if given and variance_of(given[0]) == union else args
-
-
-def _called_from_outside() -> tuple[str, list[Value]]:
-    """The function of this library that was called from outside: its name, if it has one, and the arrays it was given.
-
-    Of a method of an object that says what it was `given`, and is a `name` for, these too.
-    """
-    import inspect  # which explicit scopes alone need
-
-    frame = called = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("minidiff", "numpy"):
-        called, frame = frame, frame.f_back
-    names, rest, keywords, local = inspect.getargvalues(called)
-    arguments = [local[name] for name in (*names, rest, keywords) if name in local]
-    name = called.f_code.co_name
-    if name in ("__array_function__", "__array_ufunc__"):  # of a traced value: NumPy's function, and what that is given
-        return arguments[1].__name__, _values_in(arguments[3:])
-    if arguments and name in vars(type(arguments[0])) and hasattr(arguments[0], "given"):
-        return f"{arguments[0].name}.{name}", _values_in(arguments)
-    function = called.f_globals.get(name)
-    return name if getattr(function, "__code__", None) is called.f_code else "", _values_in(arguments)
-
-
-def _values_in(x: Any) -> list[Value]:
-    if isinstance(x, (Tracer, numpy.ndarray)):
-        return [x]
-    if isinstance(x, dict):
-        x = x.values()
-    elif not isinstance(x, (list, tuple)):
-        x = getattr(x, "given", ())
-    return [value for item in x for value in _values_in(item)]
+    check_operands(operation.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
+    return agree(args)
 
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
 
 
-def check_operands(name: str, types: Sequence[ShapedArray]) -> None:
-    """Raise VarianceError where operands of these types, of the operation of this name, disagree in variance."""
-    if len({t.variance for t in types}) > 1:
-        labels = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
-        raise disagreement(f"{name}: operands {_listed(types)}", labels, types)
+def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
+    """Raise VarianceError where operands of these types, of the operation of this name, disagree in variance.
+
+    None stands for a constant, which agrees with anything.
+    """
+    if len({t.variance for t in types if t is not None}) > 1:
+        numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
+        labelled = {label: t for label, t in zip(numbers, types) if t is not None}
+        raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
 
 
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
@@ -743,9 +707,12 @@ class Primitive:
         return promoted(self, args)
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
-        """The operation on operands of which none is lifted: VarianceError where one had to be."""
+        """The operation on traced operands of which none is lifted: VarianceError where one had to be."""
         if self.in_place:
             return self.apply(interpreter, args, params)
+        if self.lifts_operands and args and not self.has_body and not any(isinstance(x, Tracer) for x in args):
+            with running(EVALUATE):  # what is computed from constants alone is a constant
+                return self.bind(*args, **params)
         if self.lifts_operands and len(args) > 1:
             args = agree_as_written(self, args)
         if not self.has_body:

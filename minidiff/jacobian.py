@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.batching import vmap
-from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, name_of, typeof
+from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, lift_to, name_of, typeof
 from minidiff.forward import as_values, check_sequences, instantiate, jvp
 from minidiff.reverse import Flat, arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
 
@@ -145,11 +145,14 @@ def _size(types: Sequence[ShapedArray]) -> int:
     return sum(t.size for t in types)
 
 
-def _basis(types: Sequence[ShapedArray]) -> Iterator[numpy.ndarray]:
-    """All unit vectors of a list of arrays, counted by a new first axis: for each array its part of them."""
+def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
+    """All unit vectors of a list of arrays, counted by a new first axis: for each array its part of them.
+
+    They vary as the arrays do, for vmap makes traced values of them, which agree with none but their like.
+    """
     total, start = _size(types), 0
     for t in types:
-        yield numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape)
+        yield lift_to(numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape), t.variance)
         start += t.size
 
 

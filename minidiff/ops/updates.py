@@ -218,11 +218,6 @@ class Update:
         self.index = index
         self.plan = plan(self.t, index) if not _is_traced_mask(index) else None
 
-    @property
-    def given(self) -> tuple[Value, Any]:
-        """What it was made of."""
-        return self.x, self.index
-
     def get(self) -> Value:
         """`x[index]`."""
         return getitem(self.x, self.index)
