@@ -60,7 +60,7 @@ def erfc(x: Value) -> Value:
 
 # ---------------------------------------------------------------- activations
 
-# gelu, silu and mish are x times a gate that goes from 0 to 1. Beyond these limits it is there: so that nothing is 0 * inf.
+# gelu, silu and mish are x times a gate that goes from 0 to 1. Beyond these limits it is there, so nothing is 0 * inf.
 _LIMIT = 40.0  # of gelu; its cube is a number in half precision, too
 _FAR = 1e4  # of silu and mish
 

@@ -247,5 +247,5 @@ def test_attention_says_which_shapes_it_takes(shapes):
 
 def test_a_mask_of_numbers_is_a_bias():
     x = np.zeros((1, 2, 3, 4))
-    with pytest.raises(TypeError, match="mask must be boolean, got f64.*bias"):
+    with pytest.raises(TypeError, match=r"mask must be boolean, got f64.*bias"):
         nn.dot_product_attention(x, x, x, mask=np.zeros((2, 2)))
