@@ -39,6 +39,7 @@ from minidiff.normal import shorter, used_once
 from minidiff.ops.kinds import Linear
 from minidiff.optimize import Program
 from minidiff.tape import Atom, Equation, atom_type
+from minidiff.text import Text
 from spmd.mesh import Mesh
 from spmd.partition import (
     Layout,
@@ -357,7 +358,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     _check("explain_reshard: x", x, mesh, spec)
     steps = route_of(x, mesh, have, spec)
     head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
-    return "\n  ".join([head, *map(str, steps.steps)])
+    return Text("\n  ".join([head, *map(str, steps.steps)]))
 
 
 def _check_mesh(mesh: Any) -> None:
