@@ -93,3 +93,19 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
         return stage_flat(f, args)[0]
 
     return tape_of
+
+
+def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The types of the results of `f(*args, **kwargs)`, without computing them: a tree of `ShapedArray`s.
+
+    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Raises what `f`
+    raises for arguments of these types, and TracerError where it needs a value.
+
+    >>> from minidiff import ShapedArray
+    >>> eval_shape(lambda x, w: {'y': x @ w}, ShapedArray((8, 3), 'float32'), ShapedArray((3, 2), 'float32'))
+    {'y': f32[8,2]}
+    """
+    check_function("eval_shape", f)
+    name = f"eval_shape of {name_of(f)}"
+    tape, _, structure = stage_flat(lambda args, kwargs: f(*args, **kwargs), (args, kwargs), name)
+    return tree.unflatten(structure, tape.out_types)

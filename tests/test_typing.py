@@ -35,6 +35,14 @@ def test_names_that_are_imported_late_are_there_for_type_checkers():
     assert {name: (f"{m}.{name}", i) if not i else (m, i) for name, (m, i) in told.items()} == minidiff._LATER
 
 
+@pytest.mark.parametrize("package", [*PACKAGES, "minidiff.numpy"])
+def test_dir_lists_the_public_names(package):
+    """What an editor or a notebook completes: no submodule, and nothing that a module imports for itself."""
+    module = importlib.import_module(package)
+    assert set(dir(module)) == {*module.__all__, *getattr(module, "_LATER", ())}
+    assert all(hasattr(module, name) for name in dir(module))
+
+
 def public():
     for module in map(importlib.import_module, PUBLIC):
         for name in getattr(module, "__all__", [n for n in vars(module) if not n.startswith("_")]):
