@@ -703,6 +703,7 @@ class Primitive:
     takes_types = False  # for an operand whose value it does not read, a type may stand
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
+    has_effect = False  # it does something besides giving results: see `minidiff.tape.has_effects`
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
     fits: Callable[..., bool] | None = None
 

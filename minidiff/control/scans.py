@@ -40,7 +40,7 @@ from minidiff.drafts import (
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape
+from minidiff.tape import Equation, Tape, has_effects
 
 # ---------------------------------------------------------------- all elements at once, and back
 
@@ -128,7 +128,7 @@ class Scan(BodyOperation):
     def bind_loop(self, closed: tuple[Tape, list], groups: Sequence[Sequence], params: dict, **changes) -> list[Value]:
         """The same loop with another body, closed over further values; `groups` are shared values, carries, arrays."""
         tape, constants = closed
-        if not tape.outputs:
+        if not (tape.outputs or any(map(has_effects, tape.equations))):
             return []
         consts, carry, xs = groups
         n, m = len(constants) + len(consts), len(carry)
