@@ -138,14 +138,15 @@ if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
     from minidiff.trace import trace_table
     from minidiff.transposition import linear_transpose, transpose
 
+else:  # to these it would say that there is every name
 
-def __getattr__(name: str) -> _typing.Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    path, inside = _LATER[name]
-    module = _importlib.import_module(path)
-    globals()[name] = getattr(module, name) if inside else module
-    return globals()[name]
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        path, inside = _LATER[name]
+        module = _importlib.import_module(path)
+        globals()[name] = getattr(module, name) if inside else module
+        return globals()[name]
 
 
 def __dir__() -> list[str]:

@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy
 
@@ -54,6 +54,7 @@ from spmd.partition import (
     parts_along,
 )
 from spmd.shard_map import everywhere, shard_map_p
+from spmd.sharded_array import ShardedArray
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
@@ -288,6 +289,13 @@ reshard_p = Linear(
     _redistribute_batch,
 )
 reshard_p.show_params = lambda params: repr(params["want"])
+
+
+# To type checkers an array becomes a `ShardedArray`; whether a spec splits it along an axis at all, they cannot tell.
+@overload
+def distribute(x: numpy.ndarray | ShardedArray, mesh: Mesh, spec: PartitionSpec) -> ShardedArray: ...
+@overload
+def distribute(x: Any, mesh: Mesh, spec: Any) -> Any: ...
 
 
 def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:

@@ -6,6 +6,7 @@ import importlib
 import inspect
 from pathlib import Path
 
+import numpy
 import pytest
 
 import minidiff
@@ -21,6 +22,29 @@ def test_the_marker_is_installed(package):
     settings.read(ROOT / "setup.cfg")
     assert (ROOT / package / "py.typed").read_text() == ""
     assert "py.typed" in settings["options.package_data"][package].split()
+
+
+def test_type_checkers_know_numpys_names_by_its_own_types():
+    """All that `minidiff.numpy` is to them: NumPy, and what it has besides. So nothing there can be out of date."""
+    path = Path(minidiff.numpy.__file__).with_suffix(".pyi")
+    everything, own = ast.parse(path.read_text()).body
+    assert (everything.module, [name.name for name in everything.names]) == ("numpy", ["*"])
+    assert own.module == "minidiff.numpy.replaced"
+    assert all(name.name == name.asname for name in own.names)
+    assert {*numpy.__all__, *(name.name for name in own.names)} == set(minidiff.numpy.__all__)
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    assert "numpy/*.pyi" in settings["options.package_data"]["minidiff"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_are_not_told_that_there_is_every_name(package):
+    """A module's `__getattr__` tells them that: it stands where they do not look."""
+    told = ast.parse((ROOT / package / "__init__.py").read_text()).body
+    for block in told:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "_typing.TYPE_CHECKING":
+            told = [*told, *block.body]
+    assert [f.name for f in told if isinstance(f, ast.FunctionDef) and f.name == "__getattr__"] == []
 
 
 def test_names_that_are_imported_late_are_there_for_type_checkers():
