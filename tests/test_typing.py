@@ -10,6 +10,7 @@ import numpy
 import pytest
 
 import minidiff
+from minidiff import core
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ["minidiff", "collectives", "spmd"]
@@ -35,6 +36,17 @@ def test_type_checkers_know_numpys_names_by_its_own_types():
     settings = configparser.ConfigParser()
     settings.read(ROOT / "setup.cfg")
     assert "numpy/*.pyi" in settings["options.package_data"]["minidiff"]
+
+
+def test_type_checkers_know_the_operators_of_traced_values():
+    """They are attached when the package is imported, which type checkers do not see."""
+    body = ast.parse(Path(core.__file__).read_text()).body
+    tracer = next(x for x in body if isinstance(x, ast.ClassDef) and x.name == "Tracer")
+    told = next(x for x in tracer.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
+    names = {name.id for x in told.body if isinstance(x, ast.Assign) for name in x.targets}
+    own = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
+    attached = {name for name, value in vars(core.Tracer).items() if name.startswith("__") and callable(value)}
+    assert names == attached - own - {"__eq__", "__ne__", "__hash__"}
 
 
 @pytest.mark.parametrize("package", PACKAGES)
