@@ -62,9 +62,9 @@ def warn_of_loop(equations: Sequence[Equation]) -> bool:
         return False
     warn_at(
         line,
-        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far: a program as long "
-        "takes seconds or minutes to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: "
-        "then one step is recorded and compiled, however many there are",
+        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step takes time "
+        "to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then one step is "
+        "recorded and compiled, however many there are",
     )
     return True
 
