@@ -5,7 +5,7 @@ in `collectives.algorithms`, what they cost in `collectives.cost`.
 """
 
 import importlib as _importlib
-from typing import Any as _Any
+import typing as _typing
 
 from collectives.ops import (
     all_gather,
@@ -51,12 +51,17 @@ add_library(__file__)
 
 _LATER = ("algorithms", "cost", "reference")  # modules that most programs do without
 
+if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
+    from collectives import algorithms as algorithms
+    from collectives import cost as cost
+    from collectives import reference as reference
+else:  # to them it would say that there is every name
 
-def __getattr__(name: str) -> _Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _importlib.import_module(f"{__name__}.{name}")
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return _importlib.import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted([*__all__, *_LATER])

@@ -27,7 +27,7 @@ from minidiff.core import (
 from minidiff.forward import jvp
 from minidiff.jit import jit
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
-from minidiff.staging import make_tape
+from minidiff.staging import eval_shape, make_tape
 from minidiff.tape import Tape
 
 __version__ = "0.1.0"
@@ -39,12 +39,14 @@ __all__ = [
     "TracerError",
     "UnboundAxisError",
     "VarianceError",
+    "associative_scan",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
     "cond",
     "custom_jvp",
     "custom_vjp",
+    "debug",
     "debug_nans",
     "draw",
     "dynamic_index_in_dim",
@@ -53,6 +55,7 @@ __all__ = [
     "dynamic_update_index_in_dim",
     "dynamic_update_slice",
     "dynamic_update_slice_in_dim",
+    "eval_shape",
     "fori_loop",
     "grad",
     "hessian",
@@ -64,6 +67,7 @@ __all__ = [
     "linear_transpose",
     "linearize",
     "make_tape",
+    "map",
     "nn",
     "numerical",
     "numpy",
@@ -88,7 +92,9 @@ _LATER = {
     **dict.fromkeys(
         ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.rematerialise", True)
     ),
-    **dict.fromkeys(["cond", "fori_loop", "scan", "switch", "while_loop"], ("minidiff.control", True)),
+    **dict.fromkeys(
+        ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"], ("minidiff.control", True)
+    ),
     **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.custom", True)),
     **dict.fromkeys(
         [
@@ -103,6 +109,7 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
+    "debug": ("minidiff.debug", False),
     "debug_nans": ("minidiff.debug", True),
     "draw": ("minidiff.graph", True),
     "nn": ("minidiff.nn", False),
@@ -113,8 +120,8 @@ _LATER = {
 
 
 if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
-    from minidiff import nn, numerical, testing
-    from minidiff.control import cond, fori_loop, scan, switch, while_loop
+    from minidiff import debug, nn, numerical, testing
+    from minidiff.control import associative_scan, cond, fori_loop, map, scan, switch, while_loop
     from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
     from minidiff.debug import debug_nans
     from minidiff.graph import draw
@@ -131,15 +138,16 @@ if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
     from minidiff.trace import trace_table
     from minidiff.transposition import linear_transpose, transpose
 
+else:  # to these it would say that there is every name
 
-def __getattr__(name: str) -> _typing.Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    path, inside = _LATER[name]
-    module = _importlib.import_module(path)
-    globals()[name] = getattr(module, name) if inside else module
-    return globals()[name]
+    def __getattr__(name: str) -> _typing.Any:
+        if name not in _LATER:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        path, inside = _LATER[name]
+        module = _importlib.import_module(path)
+        globals()[name] = getattr(module, name) if inside else module
+        return globals()[name]
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER})
+    return sorted(__all__)

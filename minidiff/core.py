@@ -17,7 +17,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy
 
@@ -667,6 +667,7 @@ class Primitive:
     takes_types = False  # for an operand whose value it does not read, a type may stand
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
+    has_effect = False  # it does something besides giving results: see `minidiff.tape.has_effects`
     each: Primitive | None = None  # what it does with each of its operands, which are several in one call
     fits: Callable[..., bool] | None = None
 
@@ -865,6 +866,17 @@ class Tracer:
     __slots__ = ("interpreter", "__weakref__")
     __array_priority__ = 1000
     __hash__ = object.__hash__
+
+    if TYPE_CHECKING:  # what type checkers are told of those
+
+        def __getattr__(self, name: str) -> Any: ...
+        def _operator(self, *operands: Any) -> Any: ...
+
+        __add__ = __sub__ = __mul__ = __matmul__ = __truediv__ = __floordiv__ = __mod__ = __divmod__ = _operator
+        __radd__ = __rsub__ = __rmul__ = __rmatmul__ = __rtruediv__ = __rfloordiv__ = __rmod__ = _operator
+        __rdivmod__ = __pow__ = __rpow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _operator
+        __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
+        __neg__ = __pos__ = __abs__ = __invert__ = __round__ = __getitem__ = __iter__ = __contains__ = _operator
 
     def __init__(self, interpreter: Interpreter):
         self.interpreter = interpreter

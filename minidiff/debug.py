@@ -1,7 +1,7 @@
-"""debug_nans: find the operation that makes a NaN or an infinity.
+"""What helps to find mistakes: `debug_nans`, which finds the operation that makes a NaN or an infinity, and `print`.
 
-While it is on, another interpreter is at the bottom of the stack: it evaluates as `Evaluate` does, and checks each
-result. All that is there for speed (compiled programs, derivatives recorded whole) asks for `EVALUATE` itself, so
+While `debug_nans` is on, another interpreter is at the bottom of the stack: it evaluates as `Evaluate` does, and checks
+each result. All that is there for speed (compiled programs, derivatives recorded whole) asks for `EVALUATE` itself, so
 operations are applied one by one here, and when it is off it costs nothing.
 
 Derivative rules compute with plain arrays where no transformation is around them. NumPy does that, not this
@@ -114,6 +114,30 @@ def _shown(args: Any) -> list[str]:
     if isinstance(args, (list, tuple)):
         return [text for x in args for text in _shown(x)]
     return [] if args is None or isinstance(args, core.ShapedArray) else [core.shown(args)]
+
+
+def print(fmt: str, *args: Any, **kwargs: Any) -> None:
+    """Print `fmt.format(*args, **kwargs)` when the program runs: traced arguments as their values.
+
+    Python's `print` shows of a traced value what is known while a function is recorded; this is an operation of the
+    program. Under `jit` it prints in each call; in a loop in each step; under `vmap` once for each element; in the body
+    of a `shard_map` on each rank, after the rank's name. Prints come in the order of the program (under MPI, those of
+    one rank do), and none is left out. Under derivatives the values are printed, once.
+
+    Arguments are trees of arrays and of anything else, such as text. Raises TypeError for an argument that `fmt` does
+    not use, IndexError or KeyError for one that is missing.
+
+    >>> from minidiff import jit
+    >>> @jit
+    ... def f(x):
+    ...     print('x = {x:.2f}, {}', 2 * x, x=x)
+    ...     return x
+    >>> y = f(1.0)
+    x = 1.00, 2.0
+    """
+    from minidiff.ops.printing import debug_print  # above `core`, which may import this module
+
+    debug_print(fmt, *args, **kwargs)
 
 
 @contextmanager

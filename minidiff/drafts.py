@@ -34,7 +34,7 @@ from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
 from minidiff.reverse import Linearize, settled
 from minidiff.staging import CONSTANTS, Stage
-from minidiff.tape import Atom, Equation, Tape, Var
+from minidiff.tape import Atom, Equation, Tape, Var, has_effects, without_effects
 
 # ---------------------------------------------------------------- recording
 
@@ -134,20 +134,28 @@ def cut(values: Sequence[Any], *counts: int) -> list[list]:
     return [*parts, list(values[start:])]
 
 
-def prune_tape(tape: Tape) -> Tape:
-    """The tape without the equations that its outputs do not need, nor what the bodies of others need not do."""
-    return Tape(tape.inputs, needed_equations(tape.equations, tape.outputs)[0], tape.outputs)
+def prune_tape(tape: Tape, effects: bool = True) -> Tape:
+    """The tape without the equations that its outputs do not need, nor what the bodies of others need not do.
+
+    What has an effect is kept, unless `effects` says that it has been done elsewhere.
+    """
+    return Tape(tape.inputs, needed_equations(tape.equations, tape.outputs, effects=effects)[0], tape.outputs)
 
 
 def needed_equations(
-    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = ()
+    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
 ) -> tuple[list[Equation], set[Var]]:
-    """The equations that `outputs` depend on where some values are `given`, and all names that occur in them."""
+    """The equations that `outputs` depend on where some values are `given`, and all names that occur in them.
+
+    They are for computing something once more, and have no effects, unless those with `effects` are wanted too.
+    """
     needed = {a for a in outputs if isinstance(a, Var)}
     kept = []
     for eqn in reversed(equations):
         used = [v in needed and v not in given for v in eqn.outputs]
-        if any(used):
+        if any(used) or (effects and has_effects(eqn)):
+            if not effects:
+                eqn = without_effects(eqn)
             if hasattr(eqn.primitive, "narrowed") and not all(used):
                 eqn = eqn.primitive.narrowed(eqn, used)
             kept.append(eqn)
@@ -230,7 +238,7 @@ class Parts:
         if not wanted:
             return []
         inputs = {v: args[i] for v, i in self.number.items() if i < count}
-        return prune_tape(Tape(list(inputs), self.stage.equations, wanted))(*inputs.values())
+        return prune_tape(Tape(list(inputs), self.stage.equations, wanted), effects=False)(*inputs.values())
 
 
 @dataclass

@@ -30,6 +30,7 @@ from minidiff.core import (
     plain,
     restores_interpreter,
     running,
+    strong,
     transforming,
     typeof,
     weak_where,
@@ -180,12 +181,48 @@ def check_sequences(what: str, primals: Any, tangents: Any) -> None:
         )
 
 
-def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+class Flat:
+    """A function of trees as a function of lists of leaves; its results' structure is kept when it has run.
+
+    With `has_aux` it returns the leaves of the value, then those of what comes with it: whatever they are, they pass
+    through the transformation too, so that no traced value gets out of it. `weak` says which leaves are Python numbers.
+    """
+
+    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
+        self.f = f
+        self.structure = structure
+        self.has_aux = has_aux
+        self.weak = weak
+        self.out_structure: tree.Structure | None = None
+        self.aux_structure: tree.Structure | None = None
+
+    def __call__(self, *leaves: Value) -> list[Value]:
+        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
+        if self.has_aux:
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
+            out, aux = out
+        outs, self.out_structure = tree.flatten(out)
+        outs = [as_value(x) for x in outs]
+        if self.has_aux:
+            extra, self.aux_structure = tree.flatten(aux)
+            outs += map(strong, extra)
+        return outs
+
+    def split(self, leaves: Sequence[Value]) -> tuple:
+        """The leaves of the value; and with `has_aux` the tree of what comes with it, whose leaves follow these."""
+        count = self.out_structure.size
+        aux = (tree.unflatten(self.aux_structure, leaves[count:]),) if self.has_aux else ()
+        return leaves[:count], *aux
+
+
+def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
     """The value of `f` and its derivative in one direction: `(f(*primals), df(*primals) · tangents)`.
 
     `primals` and `tangents` are sequences of as many trees of arrays as `f` has arguments, of the
     same structure, shapes and dtypes. The results are trees of the structure that `f` returns. Integers have
-    tangents of dtype `float0`, which has no values. Raises TypeError where primals and tangents do not match.
+    tangents of dtype `float0`, which has no values. With `has_aux`, `f` returns a pair of what is differentiated and
+    anything else: `(value, tangent, aux)`. Raises TypeError where primals and tangents do not match.
 
     >>> import numpy as np
     >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
@@ -199,21 +236,15 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
         raise TypeError(f"jvp: primals and tangents differ in structure: {structure} and {tangent_structure}")
     flat_primals = as_values("jvp", [x for _, x in paths], lambda: [path for path, _ in paths])
     flat_tangents = [checked_tangent(path, p, t) for (path, _), p, t in zip(paths, flat_primals, flat_tangents)]
-    out_structure = None
-    weak = are_weak(x for _, x in paths)
+    flat = Flat(f, structure, has_aux, are_weak(x for _, x in paths))
     forward = JVP(current_interpreter())
     forward.origin = "jvp", name_of(f)
-
-    def flat(*leaves):
-        nonlocal out_structure
-        out, out_structure = tree.flatten(f(*tree.unflatten(structure, weak_where(weak, leaves))))
-        return [as_value(x) for x in out]
-
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
+    outs, *aux = flat.split(outs)
     outs = list(map(as_value, outs))  # a result may be no plain array: one multiplied by a duration
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
-    return tree.unflatten(out_structure, outs), tree.unflatten(out_structure, out_tangents)
+    return tree.unflatten(flat.out_structure, outs), tree.unflatten(flat.out_structure, out_tangents), *aux
 
 
 def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:

@@ -28,6 +28,7 @@ from minidiff import tree
 from minidiff.core import EVALUATE, WEAK_TYPES, Tracer, Value, are_weak, current_interpreter, current_scope, typeof
 from minidiff.forward import as_value
 from minidiff.staging import stage_flat
+from minidiff.text import Text
 
 if TYPE_CHECKING:
     from minidiff.source import Program
@@ -210,8 +211,8 @@ class jit:
         return f, (tuple(x for n, x in enumerate(args) if n not in static), kwargs), settings
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The Python source that runs for arguments of these types."""
-        return self.program(*args, **kwargs).source.text
+        """The Python source that runs for arguments of these types: a string, shown line by line."""
+        return Text(self.program(*args, **kwargs).source.text)
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
         """What was compiled for arguments of these types: its `tape`, and its `source`."""

@@ -19,8 +19,8 @@ from minidiff.ops.kinds import Elementwise
 from minidiff.ops.shape import normalize_axes, normalize_axis, shift
 
 __all__ = [
-    *("elu", "erf", "erfc", "gelu", "leaky_relu", "log_sigmoid", "log_softmax", "logsumexp", "one_hot", "relu"),
-    *("sigmoid", "silu", "softmax", "softplus"),
+    *("celu", "dot_product_attention", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),
+    *("log_softmax", "logsumexp", "mish", "one_hot", "relu", "sigmoid", "silu", "softmax", "softplus", "swish"),
 ]
 
 # ---------------------------------------------------------------- the error function
@@ -60,9 +60,9 @@ def erfc(x: Value) -> Value:
 
 # ---------------------------------------------------------------- activations
 
-# gelu and silu are x times a gate that goes from 0 to 1. Beyond these limits it is there: so that nothing is 0 * inf.
+# gelu, silu and mish are x times a gate that goes from 0 to 1. Beyond these limits it is there, so nothing is 0 * inf.
 _LIMIT = 40.0  # of gelu; its cube is a number in half precision, too
-_FAR = 1e4  # of silu
+_FAR = 1e4  # of silu and mish
 
 
 def _tanh_gate(x: Value) -> Value:
@@ -97,10 +97,20 @@ def _silu_slope(out: Value, x: Value) -> Value:
     return gate * (1 + clip(x, -_FAR, _FAR) * (1 - gate))
 
 
+def _mish(x: numpy.ndarray) -> numpy.ndarray:
+    return numpy.maximum(x, -_FAR) * numpy.tanh(numpy.logaddexp(x, 0))
+
+
+def _mish_slope(out: Value, x: Value) -> Value:
+    gate = numpy.tanh(logaddexp(x, 0.0))
+    return gate + clip(x, -_FAR, _FAR) * (1 - gate) * (1 + gate) * elementwise.sigmoid(x)
+
+
 relu_p = Elementwise("relu", lambda x: numpy.maximum(x, 0), (lambda out, x: elementwise.greater(out, 0),))
 gelu_tanh_p = Elementwise("gelu_tanh", _gelu_tanh, (_gelu_tanh_slope,))
 gelu_erf_p = Elementwise("gelu_erf", _gelu_erf, (_gelu_erf_slope,))
 silu_p = Elementwise("silu", _silu, (_silu_slope,))
+mish_p = Elementwise("mish", _mish, (_mish_slope,))
 
 
 def relu(x: Value) -> Value:
@@ -137,10 +147,47 @@ def silu(x: Value) -> Value:
     return silu_p.bind(x)
 
 
+swish = silu
+
+
+def mish(x: Value) -> Value:
+    """`x * tanh(softplus(x))`.
+
+    >>> round(float(mish(1.0)), 12)
+    0.865098388267
+    """
+    return mish_p.bind(x)
+
+
+def glu(x: Value, axis: int = -1) -> Value:
+    """`a * sigmoid(b)` of the two halves a, b of x along an axis: half as long there. ValueError for an odd length.
+
+    >>> glu(numpy.array([1.0, 2.0, 0.0, 0.0]))
+    array([0.5, 1. ])
+    """
+    t = typeof(x)
+    axis = normalize_axis(axis, t.ndim, "glu")
+    if t.shape[axis] % 2:
+        raise ValueError(f"glu: the two halves of {t} along axis {axis} differ in size: its length there must be even")
+    a, b = numpy.split(x, 2, axis)
+    return elementwise.multiply(a, sigmoid(b))
+
+
 def elu(x: Value, alpha: Value = 1.0) -> Value:
     """x where it is positive, else `alpha * (exp(x) - 1)`."""
     positive = elementwise.greater(x, 0)
     return where(positive, x, elementwise.multiply(alpha, expm1(where(positive, 0.0, x))))
+
+
+def celu(x: Value, alpha: Value = 1.0) -> Value:
+    """x where it is positive, else `alpha * (exp(x / alpha) - 1)`: its derivative at 0 is 1 for any alpha.
+
+    >>> round(float(celu(-1.0, alpha=2.0)), 12)
+    -0.786938680575
+    """
+    positive = elementwise.greater(x, 0)
+    powers = expm1(elementwise.divide(where(positive, 0.0, x), alpha))
+    return where(positive, x, elementwise.multiply(alpha, powers))
 
 
 def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
@@ -284,3 +331,67 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> 
     axis = normalize_axis(axis, ndim + 1, "one_hot")
     classes = numpy.arange(num_classes).reshape(-1, *[1] * (ndim - axis))
     return (numpy.expand_dims(x, axis) == classes).astype(dtype)
+
+
+# ---------------------------------------------------------------- attention
+
+
+def dot_product_attention(
+    query: Value,
+    key: Value,
+    value: Value,
+    bias: Value | None = None,
+    mask: Value | None = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> Value:
+    """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`, for each batch and head.
+
+    Shapes: `query` is (B, T, N, H), `key` and `value` are (B, S, K, H), the result is (B, T, N, H); all three without
+    B, the result too. B counts batches, T queries, S keys, N and K heads, H features. N is a multiple of K: each head
+    of `key` and `value` serves N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to
+    (B, N, T, S); a query attends to the keys for which the mask holds, and with `is_causal` to those up to its own
+    position. `scale` is 1 / sqrt(H) by default. Raises ValueError for shapes that do not fit.
+
+    >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
+    >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone
+    array([0., 1.])
+    """
+    types = [typeof(x) for x in (query, key, value)]
+    if types[0].ndim == 3:
+        query, key, value = (numpy.expand_dims(x, 0) for x in (query, key, value))
+        bias, mask = (x if x is None or typeof(x).ndim < 4 else numpy.expand_dims(x, 0) for x in (bias, mask))
+        return dot_product_attention(query, key, value, bias, mask, scale=scale, is_causal=is_causal)[0]
+    _check_attention(*types)
+    (_, t, n, h), (_, s, k, _) = types[0].shape, types[1].shape
+    if n != k:
+        key, value = numpy.repeat(key, n // k, axis=2), numpy.repeat(value, n // k, axis=2)
+    # In half precision large sums of products would overflow.
+    wide = numpy.result_type(types[0].dtype, types[1].dtype, numpy.float32)
+    logits = numpy.einsum("btnh,bsnh->bnts", elementwise.convert(query, wide), elementwise.convert(key, wide))
+    logits = elementwise.multiply(logits, 1 / math.sqrt(h) if scale is None else scale)
+    if bias is not None:
+        logits = elementwise.add(logits, bias)
+    # A finite number, so that a query that may attend to no key at all gets a mean of the values, and no NaN.
+    lowest = -0.7 * float(numpy.finfo(wide).max)
+    if mask is not None:
+        if typeof(mask).dtype != bool:
+            raise TypeError(f"dot_product_attention: mask must be boolean, got {typeof(mask)}; for numbers, bias")
+        logits = where(mask, logits, lowest)
+    if is_causal:
+        logits = where(numpy.tri(t, s, dtype=bool), logits, lowest)
+    weights = elementwise.convert(softmax(logits), numpy.result_type(types[0].dtype, types[2].dtype))
+    return numpy.einsum("bnts,bsnh->btnh", weights, value)
+
+
+def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -> None:
+    """Raise ValueError where `query` is not (B, T, N, H), or `key` and `value` are not alike (B, S, K, H)."""
+    if query.ndim == key.ndim == 4 and key.shape == value.shape:
+        (b, _, n, h), (of_keys, _, k, width) = query.shape, key.shape
+        if (b, h) == (of_keys, width) and k and n % k == 0:
+            return
+    raise ValueError(
+        f"dot_product_attention: query {query}, key {key} and value {value} do not fit: they are (B, T, N, H), "
+        "(B, S, K, H) and (B, S, K, H), where N is a multiple of K"
+    )

@@ -43,7 +43,7 @@ from minidiff.ops import elementwise, rearranging, shape
 from minidiff.ops.kinds import Differential
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, has_effects, operand_type
 
 #: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
 #: (`Program.rewrite`), or None where it does not apply.
@@ -398,6 +398,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
         or p.impl is None
         or p.communicates
         or p.on_ranks
+        or p.has_effect
         or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs)
     ):
         return None
@@ -410,7 +411,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
 
 def _key(eqn: Equation) -> Any:
     """What makes two equations the same; None where that cannot be told, or they are meant to stay apart."""
-    if eqn.primitive.has_body or eqn.primitive is recompute_p:
+    if eqn.primitive.has_body or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
     atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
     return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()
@@ -445,12 +446,12 @@ def narrows(primitive: Primitive) -> Callable[[Callable], Callable]:
 
 
 def without_unused(tape: Tape) -> Tape:
-    """The tape without equations, and results of equations, that nothing needs."""
+    """The tape without equations, and results of equations, that nothing needs. What has an effect is kept."""
     needed = {a for a in tape.outputs if isinstance(a, Var)}
     kept = []
     for eqn in reversed(tape.equations):
         used = [v in needed for v in eqn.outputs]
-        if not any(used):
+        if not any(used) and not has_effects(eqn):
             continue
         if eqn.primitive in NARROWED and (eqn.primitive.has_body or not all(used)):  # a body may not need all it takes
             eqn = NARROWED[eqn.primitive](eqn, used)

@@ -30,8 +30,8 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.drafts import Parts, chosen, names_used, needed_equations, prune_tape
-from minidiff.forward import JVP, JVPTracer, as_value
-from minidiff.reverse import Flat, Linearize, Sweep, backward_pass
+from minidiff.forward import JVP, Flat, JVPTracer, as_value
+from minidiff.reverse import Linearize, Sweep, backward_pass
 from minidiff.staging import Stage, check_function
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
 

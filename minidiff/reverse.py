@@ -38,12 +38,10 @@ from minidiff.core import (
     name_of,
     running,
     show_axes,
-    strong,
     typeof,
     variance_of,
-    weak_where,
 )
-from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
+from minidiff.forward import JVP, Flat, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
@@ -369,41 +367,13 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
 # ---------------------------------------------------------------- what users call
 
 
-class Flat:
-    """A function of trees as a function of lists of leaves; its results' structure is kept when it has run.
-
-    With `has_aux` it returns the leaves of the value, then those of what comes with it: whatever they are, they pass
-    through the transformation too, so that no traced value gets out of it. `weak` says which leaves are Python numbers.
-    """
-
-    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
-        self.f = f
-        self.structure = structure
-        self.has_aux = has_aux
-        self.weak = weak
-        self.out_structure: tree.Structure | None = None
-        self.aux_structure: tree.Structure | None = None
-
-    def __call__(self, *leaves: Value) -> list[Value]:
-        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
-        if self.has_aux:
-            if not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
-            out, aux = out
-        outs, self.out_structure = tree.flatten(out)
-        outs = [as_value(x) for x in outs]
-        if self.has_aux:
-            extra, self.aux_structure = tree.flatten(aux)
-            outs += map(strong, extra)
-        return outs
-
-
-def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
+def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
 
     `f_linear(*tangents)` takes trees like the primals and returns one like `f`'s result. It holds what it needs
     of the primal values, so that `f` is not run again for further tangents; copies of what you may write into
     (arguments, results, arrays that `f` closes over), so that it stays the derivative where `f` was linearised.
+    With `has_aux`, `f` returns a pair of what is differentiated and anything else: `(value, f_linear, aux)`.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -412,10 +382,11 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     values = [as_value(x) for _, x in leaves]
-    flat = Flat(f, structure, weak=are_weak(x for _, x in leaves))
+    flat = Flat(f, structure, has_aux, are_weak(x for _, x in leaves))
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
-    types = [typeof(x) for x in outs]
+    outs, *aux = flat.split(outs)
+    types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
     keep_residuals(tape)
 
     def f_linear(*tangents: Any) -> Any:
@@ -427,26 +398,31 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
         results = [instantiate(t, x) for t, x in zip(results, types)]
         return tree.unflatten(flat.out_structure, apart(results, checked))
 
-    return tree.unflatten(flat.out_structure, outs), f_linear
+    return tree.unflatten(flat.out_structure, outs), f_linear, *aux
 
 
-def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
+def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """The value of `f` and its pullback: `(f(*primals), pullback)`.
 
     `pullback(ct)` takes a cotangent like `f`'s result (same structure, shapes, dtypes) and returns a tuple of
     cotangents, one for each primal. Integers get cotangents of dtype `float0`. It may be called again, also when
     arguments, results, or arrays that `f` closes over have been written into since: it has copies of those it needs.
+    With `has_aux`, `f` returns a pair of what is differentiated and anything else: `(value, pullback, aux)`.
 
     >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
     >>> [float(ct) for ct in pullback(1.0)]
     [3.0, 2.0]
+    >>> value, pullback, aux = vjp(lambda x: (x * x, {'x': x}), 2.0, has_aux=True)
+    >>> float(pullback(1.0)[0]), float(aux['x'])
+    (4.0, 2.0)
     """
     leaves, structure = tree.flatten(primals)
-    flat, values = Flat(f, structure, weak=are_weak(leaves)), [as_value(x) for x in leaves]
+    flat, values = Flat(f, structure, has_aux, are_weak(leaves)), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
     outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
-    out_types = [typeof(x) for x in outs]
+    outs, *aux = flat.split(outs)
+    out_types, tape.outputs = [typeof(x) for x in outs], tape.outputs[: len(outs)]
     keep_residuals(tape)
 
     def pullback(ct: Any) -> tuple:
@@ -456,7 +432,7 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
         found = [settled(ct, typeof(x)) for ct, x in zip(found, values)]
         return tree.unflatten(structure, apart(found, cts))
 
-    return tree.unflatten(flat.out_structure, outs), pullback
+    return tree.unflatten(flat.out_structure, outs), pullback, *aux
 
 
 def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:

@@ -89,9 +89,10 @@ def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
 
 def _writes(eqn: Equation) -> bool:
     """Whether an operation can write its result into memory that it is given, and that is worth while."""
+    if _ufunc(eqn.primitive) is None and eqn.primitive is not linalg.matmul_p:
+        return False
     out = eqn.outputs[0].type
-    can = _ufunc(eqn.primitive) is not None or eqn.primitive is linalg.matmul_p
-    return can and len(eqn.outputs) == 1 and out.shape != () and out.nbytes >= REUSED_BYTES
+    return len(eqn.outputs) == 1 and out.shape != () and out.nbytes >= REUSED_BYTES
 
 
 # ---------------------------------------------------------------- memory
@@ -195,7 +196,8 @@ class Source:
             ending = self.memory.ending[k]
             line += 1
             self.asked_for[line] = eqn.source
-            yield f"    {self._targets(eqn)} = {self._expression(eqn, ending)}  # {_comment(eqn)}"
+            targets = f"{self._targets(eqn)} = " if eqn.outputs else ""
+            yield f"    {targets}{self._expression(eqn, ending)}  # {_comment(eqn)}"
             forgotten = [n for v in ending for n in self._released(v, k)]
             if forgotten:
                 line += 1
@@ -219,8 +221,7 @@ class Source:
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
         # Python's operators make a Python number of a complex one and NumPy's float64.
-        is_complex_number = complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape
-        if primitive in SOURCES and not is_complex_number:
+        if primitive in SOURCES and not (complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape):
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands)
 
@@ -332,7 +333,7 @@ def _comment(eqn: Equation) -> str:
     params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
     if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
         return _types(eqn.outputs)
-    return f"{_types(eqn.outputs)}; {textwrap.shorten(eqn.primitive.show_params(params), 80)}"
+    return "; ".join(filter(None, [_types(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
 
 
 def _all_equations(tape: Tape) -> Iterator[Equation]:

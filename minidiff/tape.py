@@ -413,6 +413,23 @@ def tapes_of(params: dict) -> list[Tape]:
     return [x for x in params.values() if isinstance(x, Tape)]
 
 
+def has_effects(eqn: Equation) -> bool:
+    """Whether an equation, or one in its bodies, has an effect: it is kept, in its place, if no result needs it."""
+    return eqn.primitive.has_effect or any(has_effects(e) for body in bodies_of(eqn) for e in body.equations)
+
+
+def without_effects(eqn: Equation) -> Equation:
+    """An equation without what has an effect in its bodies: for what is computed once more."""
+    if not has_effects(eqn):
+        return eqn
+    params = dict(eqn.params)
+    for name, body in params.items():
+        if isinstance(body, Tape):
+            kept = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
+            params[name] = Tape(body.inputs, kept, body.outputs)
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+
+
 def show_params(primitive: Primitive, params: dict) -> str:
     """The parameters as they are printed behind the operands, without bodies."""
     return primitive.show_params({k: v for k, v in params.items() if not isinstance(v, Tape)})
@@ -439,7 +456,8 @@ def _lines(tape: Tape, known: dict[Any, str]) -> Iterator[str]:
     for eqn in tape.equations:
         params = show_params(eqn.primitive, eqn.params)
         arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
-        yield from _wrapped(f"{', '.join(declare(v) for v in eqn.outputs)} = {eqn.primitive}({arguments})", "  ")
+        results = f"{', '.join(declare(v) for v in eqn.outputs)} = " if eqn.outputs else ""
+        yield from _wrapped(f"{results}{eqn.primitive}({arguments})", "  ")
         for body in bodies_of(eqn):
             yield from ("    " + line for line in _lines(body, known))
     yield f"  return {tuple_of([show(a) for a in tape.outputs])}"

@@ -36,5 +36,10 @@ __all__ = [
     "visualize_sharding",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 add_library(__file__)
 end_job_on_exception()

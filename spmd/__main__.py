@@ -6,7 +6,7 @@ import runpy
 import sys
 
 from spmd.environment import environment
-from spmd.launch import first_rank_speaks, note_exit, the_first_has_spoken
+from spmd.launch import ends_when_unread, first_rank_speaks, note_exit, the_first_has_spoken
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
         epilog="python -m spmd run script.py …, or run -m module …, runs a program: an exception on one rank ends the "
         "job from its first line to its last, also before it imports spmd, and in what it registers with atexit.",
     )
-    with first_rank_speaks():
+    with ends_when_unread(), first_rank_speaks():
         parser.parse_args(argv)
         found = environment()
         print(found, flush=True)

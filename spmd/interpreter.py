@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -190,6 +190,8 @@ class SPMD(Interpreter):
                     return self._record_bodies(primitive, args, params, bodies)
             with running(self):
                 return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
+        if primitive.has_effect:
+            return self._on_each_rank(primitive, args, params)
         spec = self._common_spec(primitive, args)
         if spec is not None:
             return self._on_blocks(primitive, args, params, spec)
@@ -206,6 +208,13 @@ class SPMD(Interpreter):
         if primitive.multiple_results:
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
+
+    def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
+        """An operation with an effect, and no results: each rank does it, with its own blocks."""
+        operands = [self.operand(x) for x in args]
+        by_rank = functools.partial(_by_rank, self.mesh, [held for _, held in operands])
+        with running(self.base):
+            return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
     def _across(self, primitive: Primitive, operands: Sequence[tuple], params: dict, recorded: bool) -> Value:
         """A collective, or which rank this is."""
@@ -424,6 +433,15 @@ def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[A
     if spec.lead:
         data = ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :])
     return data, held
+
+
+def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
+    """Of each rank that this process runs, its name and its blocks of these values."""
+    ranks = mesh.ranks
+    local = [ranks.local(numpy.asarray(x), held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
+    columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]
+    for r, (_, *blocks) in enumerate(zip(*columns)):
+        yield place_of(mesh.shape, ranks.rank + r), [x[()] for x in blocks]
 
 
 def _is_loop(params: dict) -> bool:

@@ -58,6 +58,20 @@ def first_rank_speaks() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def ends_when_unread() -> Iterator[None]:
+    """End the program without an error where nobody reads on what it prints, as in `python -m spmd | head -1`.
+
+    The exit status is that of any program there: 128 and the number of the signal SIGPIPE.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes the rest when it exits
+        sys.exit(128 + 13)
+
+
 def import_mpi() -> ModuleType:
     """The MPI backend.
 

@@ -613,9 +613,13 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     if primitive is reshard_p:  # of what turned out to be the same for all elements
         with running(interpreter):
             return settled(*args, params["mesh"], params["want"])
+    if primitive.has_effect and not isinstance(interpreter, Evaluate):
+        return None
     meshes = [layout.mesh for layout in layouts if layout is not None]
     if isinstance(interpreter, Evaluate):
         _check_alive(args)
+        if primitive.has_effect:  # it sees sharded arrays as the user does
+            return primitive.impl(*args, **params)
         if not meshes:
             return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:

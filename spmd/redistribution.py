@@ -24,7 +24,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy
 
@@ -39,6 +39,7 @@ from minidiff.normal import shorter, used_once
 from minidiff.ops.kinds import Linear
 from minidiff.optimize import Program
 from minidiff.tape import Atom, Equation, atom_type
+from minidiff.text import Text
 from spmd.mesh import Mesh
 from spmd.partition import (
     Layout,
@@ -53,6 +54,7 @@ from spmd.partition import (
     parts_along,
 )
 from spmd.shard_map import everywhere, shard_map_p
+from spmd.sharded_array import ShardedArray
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
@@ -289,6 +291,13 @@ reshard_p = Linear(
 reshard_p.show_params = lambda params: repr(params["want"])
 
 
+# To type checkers an array becomes a `ShardedArray`; whether a spec splits it along an axis at all, they cannot tell.
+@overload
+def distribute(x: numpy.ndarray | ShardedArray, mesh: Mesh, spec: PartitionSpec) -> ShardedArray: ...
+@overload
+def distribute(x: Any, mesh: Mesh, spec: Any) -> Any: ...
+
+
 def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     """`x` as a `ShardedArray` split over `mesh` by `spec`; no rank communicates.
 
@@ -357,7 +366,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     _check("explain_reshard: x", x, mesh, spec)
     steps = route_of(x, mesh, have, spec)
     head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
-    return "\n  ".join([head, *map(str, steps.steps)])
+    return Text("\n  ".join([head, *map(str, steps.steps)]))
 
 
 def _check_mesh(mesh: Any) -> None:

@@ -82,7 +82,7 @@ from minidiff.ops.shape import moveaxis
 from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
-from minidiff.tape import Equation, Tape, Var
+from minidiff.tape import Equation, Tape, Var, has_effects
 from spmd.agreement import NO_CALL, Call, checks_values, compare_call, described
 from spmd.interpreter import CHECKED, SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
@@ -296,7 +296,7 @@ class ShardMap(Primitive):
         blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
         with transforming(inside):
             outs, out_specs = run_body(params, blocks)
-        if not outs:
+        if not (outs or any(map(has_effects, inside.equations))):
             return []
         tape, constants = inside.tape(outs).close()
         return outside.record(

@@ -1,9 +1,11 @@
 """The examples' scripts: what they show, with ranks that are killed or interrupted, and what they compute."""
 
 import importlib.util
+import os
 import re
 import runpy
 import signal
+import subprocess
 import sys
 import time
 from functools import partial
@@ -178,3 +180,28 @@ def test_interrupted(tmp_path, ranks, which):
     assert "Traceback" not in err
     if not mpi.startswith("Open MPI v5"):  # whose launcher passes on nothing more, once it is told to end
         assert "Interrupted. Started again, with the same options, it goes on from what was saved last." in err
+
+
+# ---------------------------------------------------------------- where output ends
+
+
+@pytest.mark.parametrize("arguments", ["spmd", "spmd.examples.data_parallel --steps 1"])
+@pytest.mark.parametrize("option", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_programs_end_quietly_where_nobody_reads_what_they_print(arguments, option):
+    reader, writer = os.pipe()
+    os.close(reader)  # as `head -1` does, before they have printed all
+    command = [sys.executable, *option, "-m", *arguments.split()]
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_without_tqdm_there_is_no_progress_bar():
+    code = (
+        "import sys; sys.modules['tqdm'] = None\n"
+        "from spmd.examples import data_parallel, training\n"
+        "training.main(data_parallel.EXAMPLE, '', ['--steps', '2', '--no-tape'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "final loss" in done.stdout

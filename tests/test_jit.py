@@ -387,3 +387,10 @@ def test_compile_time_is_linear_in_the_number_of_leaves():
     loss = lambda xs, d: sum(np.sum(x * y) for x, y in zip(xs, d.values()))  # noqa: E731
     for f in (md.grad(loss, argnums=(0, 1)), lambda xs, d: ([x * 2 for x in xs], [xs[0][k:] for k in d])):
         assert steps(f, 500) < 20 * steps(f, 50)
+
+
+def test_source_is_shown_line_by_line():
+    source = md.jit(lambda x: np.sin(x) * 2).source(1.0)
+    assert isinstance(source, str)
+    assert repr(source) == str(source) == source
+    assert repr(source).splitlines()[-1] == "    return c"

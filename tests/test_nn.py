@@ -18,9 +18,10 @@ FAR = [
     (nn.relu, 0.0, 0, 0),
     (nn.relu, -INF, 0, 0),
     (nn.relu, INF, INF, 1),
-    *((f, x, x, 1) for f in (nn.relu, nn.gelu, nn.silu, nn.softplus, nn.elu, nn.leaky_relu) for x in (1e3, 1e200, INF)),
-    *((f, x, 0, 0) for f in (nn.relu, nn.gelu, nn.silu, nn.softplus) for x in (-1e3, -1e200, -INF)),
-    *((f, x, -1, 0) for f in (nn.elu,) for x in (-1e3, -INF)),
+    *((f, x, x, 1) for f in (nn.relu, nn.gelu, nn.silu, nn.mish, nn.softplus) for x in (1e3, 1e200, INF)),
+    *((f, x, x, 1) for f in (nn.elu, nn.celu, nn.leaky_relu) for x in (1e3, 1e200, INF)),
+    *((f, x, 0, 0) for f in (nn.relu, nn.gelu, nn.silu, nn.mish, nn.softplus) for x in (-1e3, -1e200, -INF)),
+    *((f, x, -1, 0) for f in (nn.elu, nn.celu) for x in (-1e3, -INF)),
     *((nn.sigmoid, x, float(x > 0), 0) for x in (1e3, -1e3, INF, -INF)),
     *((nn.log_sigmoid, x, min(x, 0), float(x < 0)) for x in (1e3, -1e3, INF, -INF)),
     *((nn.erf, x, math.copysign(1, x), 0) for x in (1e3, -1e3, INF, -INF)),
@@ -29,6 +30,8 @@ FAR = [
     (nn.leaky_relu, -INF, -INF, 0.01),
     (nn.leaky_relu, 0.0, 0, 1),
     (nn.elu, 0.0, 0, 1),
+    (nn.celu, 0.0, 0, 1),
+    (nn.mish, 0.0, 0, 0.6),
     (nn.silu, 0.0, 0, 0.5),
     (nn.gelu, 0.0, 0, 0.5),
     (nn.softplus, 0.0, math.log(2), 0.5),
@@ -67,7 +70,7 @@ def check_far_out(f, x, value, slope, dtype):
 
 def test_half_precision_does_not_overflow():
     x = np.array([-6e4, -50.0, 0.0, 50.0, 6e4, INF], np.float16)
-    for f in (nn.relu, nn.gelu, nn.silu, nn.softplus, nn.sigmoid):
+    for f in (nn.relu, nn.gelu, nn.silu, nn.mish, nn.softplus, nn.sigmoid):
         slope = md.vjp(f, x)[1](np.ones(6, np.float16))[0]
         assert slope.dtype == np.float16
         assert np.isfinite(slope).all()
@@ -82,6 +85,10 @@ def test_activations_are_what_they_are_called(x):
     assert nn.log_sigmoid(x) == close(-math.log1p(math.exp(-x)), rel=1e-14)
     assert nn.silu(x) == close(x / (1 + math.exp(-x)), rel=1e-14)
     assert nn.elu(x, 0.3) == close(x if x > 0 else 0.3 * math.expm1(x), rel=1e-14)
+    assert nn.celu(x, 0.3) == close(x if x > 0 else 0.3 * math.expm1(x / 0.3), rel=1e-14)
+    assert nn.mish(x) == close(x * math.tanh(math.log1p(math.exp(x))), rel=1e-13)
+    assert nn.swish(x) == nn.silu(x)
+    assert nn.glu(np.array([x, 2.0])) == close([x * nn.sigmoid(2.0)])
     assert nn.leaky_relu(x, 0.3) == close(x if x > 0 else 0.3 * x, rel=1e-14)
     assert nn.gelu(x, approximate=False) == close(x * math.erfc(-x / math.sqrt(2)) / 2, rel=1e-13)
     assert nn.gelu(x) == close(nn.gelu(x, approximate=False), abs=1e-3)
@@ -170,3 +177,75 @@ def test_float32_stays():
     for f in (nn.relu, nn.gelu, nn.sigmoid, nn.elu, nn.erf, nn.softmax, nn.logsumexp):
         assert f(x).dtype == np.float32
         assert md.make_tape(f)(x).out_types[0].dtype == np.float32
+
+
+def test_glu_takes_halves_of_one_size():
+    with pytest.raises(ValueError, match=r"glu: the two halves of f64\[2,3\] along axis 1 differ in size"):
+        nn.glu(np.zeros((2, 3)))
+
+
+# ---------------------------------------------------------------- attention
+
+
+@st.composite
+def attention(draw):
+    """Operands and options of `dot_product_attention`, the heads of keys shared or not."""
+    size = st.integers(1, 3)
+    b, t, s, k, group, h = (draw(size) for _ in range(6))
+    rng = np.random.default_rng(draw(st.integers(0, 99)))
+    query, key, value = (rng.normal(size=shape) for shape in ((b, t, k * group, h), (b, s, k, h), (b, s, k, h)))
+    bias = draw(st.sampled_from([None, (b, k * group, t, s), (1, 1, t, s), (t, s), (s,)]))
+    mask = draw(st.sampled_from([None, (b, k * group, t, s), (b, 1, 1, s), (t, 1)]))
+    options = {
+        "bias": None if bias is None else rng.normal(size=bias),
+        "mask": None if mask is None else rng.random(mask) < 0.7,
+        "scale": draw(st.sampled_from([None, 0.3])),
+        "is_causal": draw(st.booleans()),
+    }
+    return query, key, value, options
+
+
+def attention_by_loops(query, key, value, bias, mask, scale, is_causal):
+    """One query of one head after the other."""
+    (b, t, n, h), (_, s, k, _) = query.shape, key.shape
+    out = np.empty(query.shape)
+    bias = np.broadcast_to(0.0 if bias is None else bias, (b, n, t, s))
+    mask = np.broadcast_to(True if mask is None else mask, (b, n, t, s))
+    for i, row, head in np.ndindex(b, t, n):
+        of_head = head // (n // k)
+        logits = key[i, :, of_head] @ query[i, row, head] * (h**-0.5 if scale is None else scale) + bias[i, head, row]
+        allowed = mask[i, head, row] & (np.arange(s) <= (row if is_causal else s))
+        weights = np.exp(logits - logits.max()) * allowed if allowed.any() else np.ones(s)
+        out[i, row, head] = weights / weights.sum() @ value[i, :, of_head]
+    return out
+
+
+@given(attention())
+@settings(max_examples=60, deadline=None)
+def test_attention_is_a_loop_over_queries(given_):
+    query, key, value, options = given_
+    found = nn.dot_product_attention(query, key, value, **options)
+    np.testing.assert_allclose(found, attention_by_loops(query, key, value, **options), rtol=1e-12)
+    unbatched = {k: x if k not in ("bias", "mask") or x is None or x.ndim < 4 else x[0] for k, x in options.items()}
+    one = nn.dot_product_attention(query[0], key[0], value[0], **unbatched)
+    np.testing.assert_allclose(one, found[0], rtol=1e-12)
+
+
+def test_attention_in_half_precision_does_not_overflow():
+    x = np.full((1, 2, 1, 4), 300, np.float16)
+    found = nn.dot_product_attention(x, x, x)
+    assert found.dtype == np.float16
+    assert (found == 300).all()
+
+
+@pytest.mark.parametrize("shapes", [((1, 2, 3, 4), (1, 2, 2, 4), (1, 2, 2, 4)), ((2, 3), (2, 3), (2, 3)),
+                                    ((1, 2, 3, 4), (1, 2, 3, 5), (1, 2, 3, 5))])  # fmt: skip
+def test_attention_says_which_shapes_it_takes(shapes):
+    with pytest.raises(ValueError, match=r"do not fit: they are \(B, T, N, H\)"):
+        nn.dot_product_attention(*map(np.zeros, shapes))
+
+
+def test_a_mask_of_numbers_is_a_bias():
+    x = np.zeros((1, 2, 3, 4))
+    with pytest.raises(TypeError, match=r"mask must be boolean, got f64.*bias"):
+        nn.dot_product_attention(x, x, x, mask=np.zeros((2, 2)))

@@ -210,6 +210,7 @@ def test_the_steps_as_text():
         "  all_gather_invariant over 'i', axis=0: P('j'), 192 bytes"
     )
     assert spmd.explain_reshard(x, P("i")) == "P('i') -> P('i') of f64[8,8]: as it is"
+    assert repr(spmd.explain_reshard(x, P("i"))) == "P('i') -> P('i') of f64[8,8]: as it is"
 
 
 @pytest.mark.parametrize(

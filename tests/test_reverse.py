@@ -292,3 +292,35 @@ def test_returning_a_leaked_value_is_an_error():
     md.grad(lambda y: leaked.append(y * y) or y)(2.0)
     with pytest.raises(md.LeakedTracerError, match="outside the transformation it belongs to"):
         md.grad(lambda x: leaked[0])(2.0)
+
+
+#: Transformations that return the value of a function: the value and what came with it, of a function of one argument.
+WITH_AUX = {
+    "vjp": lambda f, x: md.vjp(f, x, has_aux=True)[::2],
+    "linearize": lambda f, x: md.linearize(f, x, has_aux=True)[::2],
+    "jvp": lambda f, x: md.jvp(f, (x,), (x,), has_aux=True)[::2],
+    "value_and_grad": lambda f, x: md.value_and_grad(f, has_aux=True)(x)[0],
+}
+
+
+@pytest.mark.parametrize("transform", WITH_AUX.values(), ids=WITH_AUX)
+def test_what_comes_with_the_value_is_of_any_kind_and_keeps_its_derivative(transform):
+    def f(x):
+        return x**2, {"twice": 2 * x, "text": "as it was", "none": None, "count": 3}
+
+    value, aux = transform(f, 3.0)
+    assert (value, aux) == (9, {"twice": 6, "text": "as it was", "none": None, "count": 3})
+    assert md.grad(lambda x: x * transform(f, x)[1]["twice"])(3.0) == 12
+    assert md.jit(lambda x: transform(f, x)[1]["twice"])(3.0) == 6
+    np.testing.assert_array_equal(md.vmap(lambda x: transform(f, x)[1]["twice"])(np.arange(3.0)), [0, 2, 4])
+    with pytest.raises(TypeError, match=r"with has_aux=True the function returns a pair"):
+        transform(lambda x: x, 3.0)
+
+
+def test_derivatives_leave_out_what_comes_with_the_value():
+    def f(x):
+        return np.sin(x), (np.exp(x), "text")
+
+    assert md.vjp(f, 0.0, has_aux=True)[1](2.0) == (2.0,)
+    assert md.linearize(f, 0.0, has_aux=True)[1](2.0) == 2.0
+    assert md.jvp(f, (0.0,), (2.0,), has_aux=True)[:2] == (0.0, 2.0)

@@ -6,9 +6,11 @@ import importlib
 import inspect
 from pathlib import Path
 
+import numpy
 import pytest
 
 import minidiff
+from minidiff import core
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ["minidiff", "collectives", "spmd"]
@@ -23,6 +25,40 @@ def test_the_marker_is_installed(package):
     assert "py.typed" in settings["options.package_data"][package].split()
 
 
+def test_type_checkers_know_numpys_names_by_its_own_types():
+    """All that `minidiff.numpy` is to them: NumPy, and what it has besides. So nothing there can be out of date."""
+    path = Path(minidiff.numpy.__file__).with_suffix(".pyi")
+    everything, own = ast.parse(path.read_text()).body
+    assert (everything.module, [name.name for name in everything.names]) == ("numpy", ["*"])
+    assert own.module == "minidiff.numpy.replaced"
+    assert all(name.name == name.asname for name in own.names)
+    assert {*numpy.__all__, *(name.name for name in own.names)} == set(minidiff.numpy.__all__)
+    settings = configparser.ConfigParser()
+    settings.read(ROOT / "setup.cfg")
+    assert "numpy/*.pyi" in settings["options.package_data"]["minidiff"]
+
+
+def test_type_checkers_know_the_operators_of_traced_values():
+    """They are attached when the package is imported, which type checkers do not see."""
+    body = ast.parse(Path(core.__file__).read_text()).body
+    tracer = next(x for x in body if isinstance(x, ast.ClassDef) and x.name == "Tracer")
+    told = next(x for x in tracer.body if isinstance(x, ast.If) and ast.unparse(x.test) == "TYPE_CHECKING")
+    names = {name.id for x in told.body if isinstance(x, ast.Assign) for name in x.targets}
+    own = {x.name for x in tracer.body if isinstance(x, ast.FunctionDef)}
+    attached = {name for name, value in vars(core.Tracer).items() if name.startswith("__") and callable(value)}
+    assert names == attached - own - {"__eq__", "__ne__", "__hash__"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_type_checkers_are_not_told_that_there_is_every_name(package):
+    """A module's `__getattr__` tells them that: it stands where they do not look."""
+    told = ast.parse((ROOT / package / "__init__.py").read_text()).body
+    for block in told:
+        if isinstance(block, ast.If) and ast.unparse(block.test) == "_typing.TYPE_CHECKING":
+            told = [*told, *block.body]
+    assert [f.name for f in told if isinstance(f, ast.FunctionDef) and f.name == "__getattr__"] == []
+
+
 def test_names_that_are_imported_late_are_there_for_type_checkers():
     body = ast.parse(Path(minidiff.__file__).read_text()).body
     told = {
@@ -33,6 +69,14 @@ def test_names_that_are_imported_late_are_there_for_type_checkers():
         for name in statement.names
     }
     assert {name: (f"{m}.{name}", i) if not i else (m, i) for name, (m, i) in told.items()} == minidiff._LATER
+
+
+@pytest.mark.parametrize("package", [*PACKAGES, "minidiff.numpy"])
+def test_dir_lists_the_public_names(package):
+    """What an editor or a notebook completes: no submodule, and nothing that a module imports for itself."""
+    module = importlib.import_module(package)
+    assert set(dir(module)) == {*module.__all__, *getattr(module, "_LATER", ())}
+    assert all(hasattr(module, name) for name in dir(module))
 
 
 def public():

@@ -59,7 +59,7 @@ from minidiff.drafts import (
 from minidiff.forward import JVP, as_values, push_forward
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
 from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape, Var, tapes_of
+from minidiff.tape import Equation, Tape, Var, has_effects, tapes_of
 
 # ---------------------------------------------------------------- the operation
 
@@ -122,7 +122,7 @@ class Cond(BodyOperation):
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
         """The same choice among other tapes, each with the values that it is closed over."""
         tapes, constants = merge([by_id(pair) for pair in closed])
-        if not tapes[0].outputs:
+        if not (tapes[0].outputs or any(has_effects(eqn) for tape in tapes for eqn in tape.equations)):
             return []
         args = fit([*constants, *operands], tapes[0].in_types)
         names = [names_used(tape) for tape in tapes]

@@ -40,7 +40,7 @@ from minidiff.forward import as_value
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.kinds import Linear
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.tape import Tape, Var
+from minidiff.tape import Equation, Tape, Var, has_effects, without_effects
 
 # ---------------------------------------------------------------- the operation
 
@@ -100,7 +100,7 @@ class While(BodyOperation):
     def bind_loop(self, cond: tuple[Tape, list], body: tuple[Tape, list], carry: Sequence[Value]) -> list[Value]:
         """A loop of two tapes, each given with the values of its first inputs."""
         (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
-        if not body_tape.outputs:
+        if not (body_tape.outputs or any(map(has_effects, [*cond_tape.equations, *body_tape.equations]))):
             return []
         args = [*fit(cond_consts, cond_tape.in_types), *fit([*body_consts, *carry], body_tape.in_types)]
         counts = {"cond_consts": len(cond_consts), "body_consts": len(body_consts)}
@@ -137,7 +137,8 @@ class While(BodyOperation):
         tape, constants = parts.known_tape(chosen(parts.outs, known))
         body_consts = [*constants, *chosen(consts, [not yes for yes in linear[k : k + n]])]
         outs = self.bind_loop((test, cond_consts), (tape, body_consts), chosen(carry, known))
-        part = LinearPart(list(enumerate(args)), params, list(range(len(carry))))
+        again = without_effects(Equation(self, (), params, ())).params
+        part = LinearPart(list(enumerate(args)), again, list(range(len(carry))))
         return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts, operands, params):

@@ -40,7 +40,7 @@ from minidiff.drafts import (
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape
+from minidiff.tape import Equation, Tape, has_effects
 
 # ---------------------------------------------------------------- all elements at once, and back
 
@@ -128,7 +128,7 @@ class Scan(BodyOperation):
     def bind_loop(self, closed: tuple[Tape, list], groups: Sequence[Sequence], params: dict, **changes) -> list[Value]:
         """The same loop with another body, closed over further values; `groups` are shared values, carries, arrays."""
         tape, constants = closed
-        if not tape.outputs:
+        if not (tape.outputs or any(map(has_effects, tape.equations))):
             return []
         consts, carry, xs = groups
         n, m = len(constants) + len(consts), len(carry)
@@ -339,25 +339,33 @@ def scan(
     (6.0, array([1., 3., 6.]))
     """
     check_functions("scan", {"f": f})
-    leaves = tree.flatten_with_paths(xs, "xs")[0]
+    elements, length = elements_of("scan", xs, length)
+    return scan_steps(f, Carry("scan", f, "init", init), elements, length, reverse)
+
+
+def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int]:
+    """The tree `xs` with values for leaves, along whose first axes `what` goes, and their length.
+
+    Raises ValueError where they have no such axis, or lengths are missing or differ.
+    """
+    leaves, structure = tree.flatten_with_paths(xs, "xs")
     values = [entered(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
-            raise ValueError(f"scan: {path} has type {typeof(x)}, which has no axis to go along")
+            raise ValueError(f"{what}: {path} has type {typeof(x)}, which has no axis to go along")
     lengths = {typeof(x).shape[0] for x in values}
     if length is not None:
-        length = operator.index(concrete_value(length, "the length of scan"))
+        length = operator.index(concrete_value(length, f"the length of {what}"))
         if length < 0:
-            raise ValueError(f"scan: length is the number of steps, got {length}")
+            raise ValueError(f"{what}: length is the number of steps, got {length}")
         lengths.add(length)
     if not lengths:
-        raise ValueError("scan: without xs, length must say how many steps there are")
+        missing = "xs holds no array" if what != "scan" else "without xs, length must say how many steps there are"
+        raise ValueError(f"{what}: {missing}")
     if len(lengths) > 1:
         shown = ", ".join(f"{path}: {typeof(x)}" for (path, _), x in zip(leaves, values))
-        raise ValueError(f"scan: lengths differ: {shown}" + ("" if length is None else f", length={length}"))
-    return scan_steps(
-        f, Carry("scan", f, "init", init), tree.unflatten(tree.structure(xs), values), lengths.pop(), reverse
-    )
+        raise ValueError(f"{what}: lengths differ: {shown}" + ("" if length is None else f", length={length}"))
+    return tree.unflatten(structure, values), lengths.pop()
 
 
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:

@@ -28,3 +28,7 @@ def __getattr__(name: str) -> _Any:
     if name in _later:
         return getattr(_numpy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

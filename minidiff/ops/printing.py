@@ -1,0 +1,114 @@
+"""`print_p`: an operation that prints its operands, and has no results.
+
+What it does is an effect: passes that remove, merge or compute ahead what results need leave it where it is (see
+`Primitive.has_effect`). It prints when the program runs, in the order of the program, once for each element of a `vmap`
+and on each rank of a `shard_map`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import string
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from minidiff import tree
+from minidiff.core import PLAIN, Primitive, Tracer, Value, strong
+
+#: From the operands on all ranks that this process runs: what each rank is called, and its own operands.
+ByRank = Callable[[Sequence[Value]], Iterator[tuple[str, Sequence[Value]]]]
+
+
+class Format(NamedTuple):
+    """Text as `str.format` takes it, the structure of the arguments that fill it, and the leaves that are no arrays."""
+
+    text: str
+    structure: tree.Structure
+    fixed: tuple[tuple[int, Any], ...]  # each with its place among the leaves
+
+    def __call__(self, operands: Iterable[Value]) -> str:
+        leaves = list(operands)
+        for place, x in self.fixed:
+            leaves.insert(place, x)
+        args, kwargs = tree.unflatten(self.structure, leaves)
+        return self.text.format(*args, **kwargs)
+
+
+class Print(Primitive):
+    """Its parameter is the `format`.
+
+    There are two more where they are needed: `batches` says of each `vmap`, the outermost first, which operands have
+    its axis in front; `by_rank` splits operands among the ranks of a `shard_map`.
+    """
+
+    multiple_results = True
+    lifts_operands = False
+    has_effect = True
+
+    def __init__(self) -> None:
+        super().__init__("debug_print", _print, lambda *types, **params: [])
+
+    def jvp(self, primals, tangents, params):
+        return self.bind(*primals, **params), []
+
+    def batch(self, args, batched, params):
+        return self.bind(*args, **{**params, "batches": (tuple(batched), *params.get("batches", ()))})
+
+    def show_params(self, params):
+        return repr(params["format"].text)
+
+
+def _print(
+    *operands: Value, format: Format, batches: Sequence[Sequence[bool]] = (), by_rank: ByRank | None = None
+) -> list:
+    for rank, own in [("", operands)] if by_rank is None else by_rank(operands):
+        for element in _elements(own, batches):
+            # One string, its end included: what other processes print at the same time comes before it or after it.
+            text = f"{rank}: {format(element)}\n" if rank else f"{format(element)}\n"
+            builtins.print(text, end="", flush=True)
+    return []
+
+
+def _elements(operands: Sequence[Value], batches: Sequence[Sequence[bool]]) -> Iterator[Sequence[Value]]:
+    """The operands of each element of the batches."""
+    if not batches:
+        yield operands
+        return
+    batched, *inner = batches
+    for i in range(next(len(x) for x, yes in zip(operands, batched) if yes)):
+        yield from _elements([x[i] if yes else x for x, yes in zip(operands, batched)], inner)
+
+
+print_p = Print()
+
+
+def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
+    """See `minidiff.debug.print`, which this is."""
+    _CheckFormat().vformat(fmt, args, kwargs)
+    leaves, structure = tree.flatten((args, kwargs))
+    leaves = list(map(strong, leaves))
+    printed = [isinstance(x, Tracer) or type(x) in PLAIN for x in leaves]
+    fixed = tuple((i, x) for i, (x, yes) in enumerate(zip(leaves, printed)) if not yes)
+    operands = [x for x, yes in zip(leaves, printed) if yes]
+    print_p.bind(*operands, format=Format(fmt, structure, fixed))
+
+
+class _CheckFormat(string.Formatter):
+    """Raises what `str.format` raises for a missing argument and TypeError for an extra one."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        return ""
+
+    def convert_field(self, value: Any, conversion: str | None) -> Any:
+        return value
+
+    def get_field(self, field_name: str, args: Sequence, kwargs: Mapping) -> tuple[Any, Any]:
+        first = field_name.partition(".")[0].partition("[")[0]
+        key = int(first) if first.isdigit() else first
+        return self.get_value(key, args, kwargs), key
+
+    def check_unused_args(self, used_args: set, args: Sequence, kwargs: Mapping) -> None:
+        unused = [f"argument {i}" for i in range(len(args)) if i not in used_args]
+        unused += [f"{name}=" for name in kwargs if name not in used_args]
+        if unused:
+            raise TypeError(f"debug.print: the format does not use {', '.join(unused)}: write a {{}} for each argument")

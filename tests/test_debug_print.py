@@ -1,0 +1,273 @@
+"""`md.debug.print`: what is printed, how often and in which order, whatever is done with the program."""
+
+import contextlib
+import io
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pmean, psum
+from spmd import P
+
+# ---------------------------------------------------------------- programs that print
+
+XS = np.array([0.5, 1.5])
+
+
+def in_loop(say, lax, x):
+    return lax.scan(lambda c, e: (say("step {} {}", c, e), (c * e, None))[1], x, XS)[0]
+
+
+def the_same_in_each_step(say, lax, x):
+    return lax.scan(lambda c, e: (say("same {} {}", x, np.sin(x)), (c * np.sin(x) * e, None))[1], x, XS)[0]
+
+
+def in_unused_loop(say, lax, x):
+    lax.scan(lambda c, e: (say("unused {} {}", c, e), (c * e, c))[1], x, XS)
+    return x
+
+
+def in_branch(say, lax, x):
+    return lax.cond(x > 1, lambda x: (say("large {}", x), x / 2)[1], lambda x: (say("small {}", x), 2 * x)[1], x)
+
+
+def in_while(say, lax, x):
+    lax.while_loop(lambda c: c < 4, lambda c: (say("while {}", c), 2 * c + 1)[1], x)
+    return x
+
+
+#: Statements, each `(say, lax, x) -> x`. `lax` is `md`, or Python's own control flow.
+STATEMENTS = {
+    "compute": lambda say, lax, x: np.sin(x) + 2 * x,
+    "print": lambda say, lax, x: (say("x = {x}", x=x), x)[1],
+    "print the same": lambda say, lax, x: (say("x = {x}", x=x), say("x = {x}", x=x), x)[2],
+    "print a constant": lambda say, lax, x: (say("{} and {}", 1, "text"), x)[1],
+    "print what nothing needs": lambda say, lax, x: (say("{}", np.exp(x) + 1), x)[1],
+    "in a loop": in_loop,
+    "in a loop, the same in each step": the_same_in_each_step,
+    "in a loop that nothing needs": in_unused_loop,
+    "in a branch": in_branch,
+    "in a while loop": in_while,
+    "in a checkpoint": lambda say, lax, x: lax.checkpoint(lambda x: in_loop(say, lax, np.sin(x)))(x),
+    "in a compiled function": lambda say, lax, x: lax.jit(lambda x: (say("jit {}", x), x * x)[1])(x),
+}
+
+
+class Python:
+    """Control flow in Python: what is printed is what Python's `print` would print."""
+
+    @staticmethod
+    def scan(f, c, xs):
+        for e in xs:
+            c, _ = f(c, e)
+        return c, None
+
+    @staticmethod
+    def cond(p, yes, no, x):
+        return yes(x) if p else no(x)
+
+    @staticmethod
+    def while_loop(going, f, x):
+        while going(x):
+            x = f(x)
+        return x
+
+    checkpoint = jit = staticmethod(lambda f: f)
+
+
+def program(names, say, lax):
+    def f(x):
+        for name in names:
+            x = STATEMENTS[name](say, lax, x)
+        return x
+
+    return f
+
+
+#: What is done with a program: each is to print what the program prints, once, in its order.
+USES = {
+    "call": lambda f, x: f(x),
+    "jit": lambda f, x: md.jit(f)(x),
+    "grad": lambda f, x: md.grad(f)(x),
+    "jit of grad": lambda f, x: md.jit(md.grad(f))(x),
+    "grad of jit": lambda f, x: md.grad(md.jit(f))(x),
+    "jit of linearize": lambda f, x: md.jit(lambda x: md.linearize(f, x)[1](1.0))(x),
+    "hessian": lambda f, x: md.jit(md.grad(md.grad(f)))(x),
+    "jvp": lambda f, x: md.jvp(f, (x,), (1.0,)),
+    "tape": lambda f, x: md.make_tape(md.grad(f))(x)(x),
+    "vmap": lambda f, x: md.jit(md.vmap(f))(np.array([x])),
+    "debug_nans": lambda f, x: in_debug_nans(md.jit(md.grad(f)), x),
+}
+
+
+#: Those that reverse mode takes part in, which refuses while loops, or that need numbers for their condition.
+NO_WHILE = ("grad", "jit of grad", "grad of jit", "hessian", "tape", "debug_nans", "vmap")
+
+
+def in_debug_nans(f, x):
+    with md.debug_nans():
+        return f(x)
+
+
+def printed(f, *args):
+    """The lines that a call prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        f(*args)
+    return out.getvalue().splitlines()
+
+
+def by_python(names, x):
+    """What Python's `print` would print in the same program."""
+    return printed(program(names, lambda text, *args, **kwargs: print(text.format(*args, **kwargs)), Python), x)
+
+
+def rounded(lines):
+    """Printed lines with their numbers to a few digits: compiled programs compute in another order."""
+    return [[f"{float(w):.6g}" if w.lstrip("-")[:1].isdigit() else w for w in line.split()] for line in lines]
+
+
+@given(
+    st.lists(st.sampled_from(sorted(STATEMENTS)), min_size=1, max_size=4),
+    st.sampled_from(sorted(USES)),
+    st.sampled_from([0.25, 1.25]),
+)
+@settings(max_examples=120, deadline=None)
+def test_prints_are_those_of_the_program(names, use, x):
+    if use in NO_WHILE:
+        names = [name for name in names if name != "in a while loop"]
+    if use == "vmap":  # where both branches are computed
+        names = [name for name in names if name != "in a branch"]
+    found = printed(USES[use], program(names, md.debug.print, md), x)
+    assert rounded(found) == rounded(by_python(names, np.float64(x)))
+
+
+def test_both_branches_are_printed_where_elements_differ():
+    f = md.vmap(lambda x: in_branch(md.debug.print, md, x))
+    lines = ["small 0.0", "small 2.0", "large 0.0", "large 2.0"]
+    assert sorted(printed(f, np.array([0.0, 2.0]))) == sorted(lines)
+
+
+def test_each_element_of_a_vmap_is_printed():
+    def f(x, y):
+        md.debug.print("{} {} {}", x, y, "text")
+        return x * y
+
+    table = md.vmap(md.vmap(f, (None, 0)), (0, None))
+    expected = [f"{x} {y} text" for x in (0.0, 1.0) for y in (2.0, 3.0, 4.0)]
+    for call in (table, md.jit(table)):
+        assert printed(call, np.arange(2.0), np.arange(2.0, 5.0)) == expected
+
+
+def test_what_is_computed_once_more_is_not_printed_again():
+    """The known part of a while loop runs in its linear part, too; a checkpoint's in the backward pass."""
+    double = md.jit(lambda x: md.linearize(lambda x: in_while(md.debug.print, md, x) * 2, x)[1](1.0))
+    assert printed(double, 1.0) == ["while 1.0", "while 3.0"]
+    loop = lambda x: in_loop(md.debug.print, md, x)  # noqa: E731
+    assert printed(md.jit(md.grad(md.checkpoint(lambda x: np.sin(loop(np.sin(x)))))), 1.0) == printed(loop, np.sin(1.0))
+
+
+def test_arguments_are_trees_of_arrays_and_of_anything_else():
+    @md.jit
+    def f(x):
+        md.debug.print("{0[w]} {0[name]} {n:>4d} {y:.2f} {none} {{}}", {"w": x, "name": "f"}, n=3, y=x[0], none=None)
+        return x
+
+    assert printed(f, np.array([1.0, 2.0])) == ["[1. 2.] f    3 1.00 None {}"]
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize(
+    "args, kwargs, error, message",
+    [
+        (("{} {}", 1.0), {}, IndexError, "out of range"),
+        (("{x}", 1.0), {}, KeyError, "x"),
+        (("x", 1.0), {}, TypeError, "the format does not use argument 0: write a {} for each argument"),
+        (("{}", 1.0), {"y": 2.0}, TypeError, "does not use y="),
+        (("{", 1.0), {}, ValueError, "Single '{'"),
+    ],
+)
+def test_a_format_that_does_not_fit_is_an_error_where_it_stands(traced, args, kwargs, error, message):
+    def call(x):
+        md.debug.print(*args, **kwargs)
+        return x
+
+    with pytest.raises(error, match=message):
+        (md.make_tape(call) if traced else call)(1.0)
+
+
+def test_a_leaked_value_is_not_printed():
+    leaked = []
+    md.grad(lambda x: leaked.append(x) or x)(1.0)
+    with pytest.raises(md.LeakedTracerError):
+        md.debug.print("{}", leaked[0])
+
+
+def test_programs_show_what_they_print():
+    def f(x):
+        md.debug.print("x = {}", x)
+        return np.sin(x)
+
+    tape = md.make_tape(f)(1.0)
+    tape.check()
+    assert "\n  debug_print(a, 'x = {}')\n" in str(tape)
+    assert "\n    debug_print(a)  # 'x = {}'\n" in md.jit(f).source(1.0)
+    assert tape == md.make_tape(f)(1.0)
+    assert tape != md.make_tape(np.sin)(1.0)
+    assert "debug_print" in str(md.draw(tape).source)
+    md.trace_table(f, 1.0)
+
+
+# ---------------------------------------------------------------- on ranks
+
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+X = np.arange(4.0)
+RANKS = ["rank 0 at mesh coordinates (i,) = (0,): ", "rank 1 at mesh coordinates (i,) = (1,): "]
+
+
+def body(w, x):
+    md.debug.print("x = {}", x)
+    total = psum((w * x).sum(), "i")
+    md.debug.print("total = {}", total)
+
+    def step(c, e):
+        md.debug.print("c = {:.1f}, e = {:.1f}", c, e)
+        return pmean(c * e, "i"), None
+
+    return md.scan(step, total, x)[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"check_rep": False}], ids=str)
+@pytest.mark.parametrize("use", [use for use in sorted(USES) if use != "vmap"])
+def test_each_rank_prints_its_own_blocks_after_its_name(use, options):
+    f = spmd.shard_map(body, MESH, (P(), P("i")), P(), **options)
+    found = printed(USES[use], lambda w: f(w, X), 0.5)
+    steps = [[(3.0, 0.0), (3.0, 2.0)], [(3.0, 1.0), (3.0, 3.0)]]
+    lines = [("x = [0. 1.]", "x = [2. 3.]"), ("total = 3.0",) * 2]
+    lines += [tuple(f"c = {c:.1f}, e = {e:.1f}" for c, e in row) for row in steps]
+    assert found == [rank + text for row in lines for rank, text in zip(RANKS, row)]
+
+
+def test_a_long_loop_on_ranks_prints_each_step():
+    def count(x):
+        return md.fori_loop(0, 12, lambda i, c: (md.debug.print("{} {}", i, c), c + 1)[1], x)
+
+    f = spmd.shard_map(count, MESH, P("i"), P("i"))
+    expected = [f"{rank}{i} [{c + i:.0f}.]" for i in range(12) for rank, c in zip(RANKS, (0, 1))]
+    assert printed(f, np.arange(2.0)) == printed(md.jit(f), np.arange(2.0)) == expected
+
+
+def test_a_body_that_only_prints():
+    show = spmd.shard_map(lambda x: md.debug.print("{}", x), MESH, P("i"), None)
+    expected = [f"{RANKS[0]}[0. 1.]", f"{RANKS[1]}[2. 3.]"]
+    assert printed(show, X) == printed(md.jit(lambda x: (show(x), x)[1]), X) == expected
+
+
+def test_a_sharded_array_is_printed_as_python_prints_it():
+    x = spmd.distribute(X, MESH, P("i"))
+    f = lambda x: (md.debug.print("{}", x), (x * x).sum())[1]  # noqa: E731
+    for use in (f, md.jit(f), md.grad(f), md.jit(md.grad(f))):
+        assert printed(use, x) == [str(x)]
