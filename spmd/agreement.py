@@ -143,16 +143,36 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     """
     leaves, _ = tree.flatten_with_paths(x, "x")
     types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
-    kinds = everyone(mesh, f"{_digest(*types)} {', '.join(types)}")
-    if len({kind.split()[0] for kind in kinds}) > 1:
-        said = {rank: kind.partition(" ")[2] for rank, kind in enumerate(kinds)}
-        raise ValueError(f"ranks have values of different types: {'; '.join(who_says(said))}")
+    check_types("ranks have values of different types", mesh, [types])
     digests = [_digest(path, _content(leaf)) for path, leaf in leaves]
     if len(set(everyone(mesh, _digest(*digests)))) == 1:
         return x
     for digest, type in zip(digests, types):
         _check_alike(type, dict(enumerate(everyone(mesh, digest))))
     return x
+
+
+def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
+    """Raise ValueError on all ranks, saying `what` is wrong, where types are not the same on all.
+
+    `types` are lists of descriptions, one for each rank that is here: under MPI for this one. It is a collective.
+    """
+    said = [f"{_digest(*each)} {', '.join(each)}" for each in types]
+    if mesh.backend != "simulated":
+        said = everyone(mesh, said[0])
+    if len({text.split()[0] for text in said}) > 1:
+        found = {rank: text.partition(" ")[2] for rank, text in enumerate(said)}
+        raise ValueError(f"{what}: {'; '.join(who_says(found))}")
+
+
+def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
+    """Raise ValueError where ranks that differ along other axes than `held` have different digests of an array."""
+    groups = defaultdict(dict)  # ranks that are to have the same block
+    for rank, digest in enumerate(digests):
+        place = coordinates_of(rank, mesh.shape)
+        groups[(*map(place.get, held),)][rank] = digest
+    for found in groups.values():
+        _check_alike(what, found)
 
 
 def _check_alike(what: str, digests: dict[int, str]) -> None:
@@ -201,14 +221,10 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[st
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:
         return
-    said = everyone(mesh, "".join(_digest(numpy.asarray(x).tobytes()) for _, x, _ in blocks), WIDTH * len(blocks))
+    said = everyone(mesh, "".join(digest_of(x) for _, x, _ in blocks), WIDTH * len(blocks))
     for k, (name, x, held) in enumerate(blocks):
-        groups = defaultdict(dict)  # ranks that are to have the same block
-        for rank, text in enumerate(said):
-            place = coordinates_of(rank, mesh.shape)
-            groups[(*map(place.get, held),)][rank] = text[k * WIDTH : (k + 1) * WIDTH]
-        for found in groups.values():
-            _check_alike(f"{name}: {_described(x)} ({here()})", found)
+        digests = [text[k * WIDTH : (k + 1) * WIDTH] for text in said]
+        check_copies(f"{name}: {_described(x)} ({here()})", mesh, held, digests)
 
 
 def _described(x: Any) -> str:
@@ -218,6 +234,11 @@ def _described(x: Any) -> str:
 
 def _content(x: Any) -> Any:
     return b"" if isinstance(x, ShardedArray) else numpy.asarray(x).tobytes()
+
+
+def digest_of(x: Any) -> str:
+    """A short text that differs where arrays of one type do."""
+    return _digest(numpy.asarray(x).tobytes())
 
 
 def _digest(*parts: Any) -> str:
