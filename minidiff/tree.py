@@ -38,18 +38,22 @@ import numpy
 # ---------------------------------------------------------------- classes
 
 
-class Class(NamedTuple):
-    """How trees of one class are taken apart and made.
+#: How a path names a child, and how a structure shows one: by its index, by a key, or as a field.
+INDEX, KEY, FIELD = ("[{0}]", "{1}"), ("[{0!r}]", "{0!r}: {1}"), (".{0}", "{0}={1}")
 
-    `parts(x)` returns the names of the children, the children, and a tuple of settings; `maker(names, settings)` a
-    function that makes a tree of a list of children, which is its own. `path` shows a name, `show` a node whose
-    children are shown already.
+
+class Class(NamedTuple):
+    """How trees of one class are taken apart, made and shown.
+
+    `parts(x)` returns the names of the children, the children, and a tuple of settings. `maker(names, settings)`
+    returns a function that makes a tree of a list of children, which it may keep. `brackets` stand around these when
+    the structure is shown.
     """
 
     parts: Callable[[Any], tuple[tuple, Sequence, tuple]]
     maker: Callable[[tuple, tuple], Callable[[list], Any]]
-    path: str = "[{!r}]"
-    show: Callable[[tuple, list[str], tuple], str] = lambda names, children, settings: f"({', '.join(children)})"
+    names: tuple[str, str]
+    brackets: tuple[str, str]
 
 
 def _sequence_parts(x: Sequence) -> tuple[tuple, Sequence, tuple]:
@@ -73,50 +77,30 @@ def _sorted(keys: Iterable) -> list:
         return list(keys)
 
 
-def _show_dict(keys: tuple, children: list[str], settings: tuple) -> str:
-    return f"{{{', '.join([f'{k!r}: {child}' for k, child in zip(keys, children)])}}}"
-
-
-def _show_fields(name: str) -> Callable[[tuple, list[str], tuple], str]:
-    def show(names: tuple, children: list[str], settings: tuple) -> str:
-        shown = [f"{k}={child}" for k, child in zip(names, children)]
-        return f"{name}({', '.join([*shown, *builtins.map(repr, settings)])})"
-
-    return show
-
-
 #: The classes whose objects are trees. Those of a family are added when the first object of them is met.
 _CLASSES: dict[type, Class] = {
-    tuple: Class(
-        _sequence_parts,
-        lambda names, settings: tuple,
-        show=lambda names, children, settings: f"({', '.join(children)}{',' * (len(children) == 1)})",
-    ),
-    list: Class(
-        _sequence_parts,
-        lambda names, settings: lambda children: children,
-        show=lambda names, children, settings: f"[{', '.join(children)}]",
-    ),
-    dict: Class(_dict_parts, lambda keys, settings: lambda children: dict(zip(keys, children)), show=_show_dict),
+    tuple: Class(_sequence_parts, lambda names, settings: tuple, INDEX, ("(", ")")),
+    list: Class(_sequence_parts, lambda names, settings: lambda children: children, INDEX, ("[", "]")),
+    dict: Class(_dict_parts, lambda keys, settings: lambda children: dict(zip(keys, children)), KEY, ("{", "}")),
     OrderedDict: Class(
         lambda x: (tuple(x), list(x.values()), ()),
         lambda keys, settings: lambda children: OrderedDict(zip(keys, children)),
-        show=lambda *parts: f"OrderedDict({_show_dict(*parts)})",
+        KEY,
+        ("OrderedDict({", "})"),
     ),
     defaultdict: Class(
         lambda x: (*_dict_parts(x)[:2], (x.default_factory,)),
         lambda keys, settings: lambda children: defaultdict(*settings, zip(keys, children)),
-        show=lambda *parts: f"defaultdict({parts[2][0]}, {_show_dict(*parts)})",
+        KEY,
+        ("defaultdict({", "})"),
     ),
     types.SimpleNamespace: Class(
         lambda x: _dict_parts(vars(x)),
         lambda names, settings: lambda children: types.SimpleNamespace(**dict(zip(names, children))),
-        ".{}",
-        _show_fields("namespace"),
+        FIELD,
+        ("namespace(", ")"),
     ),
-    types.NoneType: Class(
-        lambda x: ((), (), ()), lambda names, settings: lambda children: None, show=lambda *parts: "None"
-    ),
+    types.NoneType: Class(lambda x: ((), (), ()), lambda names, settings: lambda children: None, INDEX, ("None", "")),
 }
 
 #: Types whose objects are leaves, known at sight. Further ones are added when they are met.
@@ -127,12 +111,8 @@ _GIVEN = {*_CLASSES, *_LEAVES}  # what `register` does not take
 
 def _named_tuple(kind: type) -> Class:
     names = tuple(kind._fields)
-    return Class(
-        lambda x: (names, x, ()),
-        lambda names, settings: lambda children: kind(*children),
-        ".{}",
-        _show_fields(kind.__name__),
-    )
+    brackets = f"{kind.__name__}(", ")"
+    return Class(lambda x: (names, x, ()), lambda names, settings: lambda xs: kind(*xs), FIELD, brackets)
 
 
 def _dataclass(kind: type) -> Class:
@@ -147,11 +127,10 @@ def _attrs_class(kind: type) -> Class:
 
 def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
     """A class of fields, each with the argument of `__init__` that sets it."""
-    static = [f.metadata.get("static", False) for f, _ in fields]
-    names = tuple([f.name for (f, _), yes in zip(fields, static) if not yes])
-    settings = [f.name for (f, _), yes in zip(fields, static) if yes]
-    arguments = [argument for yes in (False, True) for (_, argument), is_it in zip(fields, static) if is_it == yes]
-    shows = _show_fields(kind.__name__)
+    static = [(f.name, argument) for f, argument in fields if f.metadata.get("static")]
+    dynamic = [(f.name, argument) for f, argument in fields if not f.metadata.get("static")]
+    names, settings = (tuple([name for name, _ in some]) for some in (dynamic, static))
+    arguments = [argument for _, argument in (*dynamic, *static)]
 
     def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
         return names, [getattr(x, name) for name in names], tuple([getattr(x, name) for name in settings])
@@ -159,10 +138,7 @@ def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
     def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
         return _explained(kind, lambda children: kind(**dict(zip(arguments, [*children, *settings]))))
 
-    def show(names: tuple, children: list[str], values: tuple) -> str:
-        return shows((*names, *settings), [*children, *builtins.map(repr, values)], ())
-
-    return Class(parts, maker, ".{}", show)
+    return Class(parts, maker, FIELD, (f"{kind.__name__}(", ")"))
 
 
 def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]:
@@ -246,12 +222,8 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
     def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
         return lambda children: unflatten(settings[0], tuple(children))
 
-    def show(names: tuple, children: list[str], settings: tuple) -> str:
-        more = [f"settings={settings[0]!r}"] if settings[0] is not None else []
-        return f"{cls.__name__}({', '.join([*children, *more])})"
-
     _GIVEN.add(cls)
-    _CLASSES[cls] = Class(parts, maker, show=show)
+    _CLASSES[cls] = Class(parts, maker, INDEX, (f"{cls.__name__}(", ")"))
     _LEAVES.discard(cls)
     _KNOWN.clear()
 
@@ -355,8 +327,12 @@ def _types(settings: Any) -> Any:
 def _shown(s: Structure) -> str:
     if s.node is None:
         return "*"
-    shown = ["*"] * len(s.keys) if s.flat else list(builtins.map(_shown, s.children))
-    return _CLASSES[s.node].show(s.keys, shown, s.settings)
+    (_, entry), (before, after) = _CLASSES[s.node].names, _CLASSES[s.node].brackets
+    children = ["*"] * len(s.keys) if s.flat else builtins.map(_shown, s.children)
+    text = ", ".join([entry.format(k, child) for k, child in zip(s.keys, children)])
+    text += "," * (s.node is tuple and len(s.keys) == 1)
+    settings = f"; {', '.join(builtins.map(repr, s.settings))}" if s.settings else ""
+    return f"{before}{text}{settings}{after}"
 
 
 LEAF = Structure(None)
@@ -397,7 +373,11 @@ def _has_plain_keys(node: tuple | None) -> bool:
 
 
 def flatten(tree: Any) -> tuple[list, Structure]:
-    """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key."""
+    """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key.
+
+    Keys that do not compare are ordered by type first. An `OrderedDict` keeps its own order, which is a part of the
+    structure.
+    """
     kind = type(tree)
     if kind in _LEAVES:
         return [tree], LEAF
@@ -435,7 +415,7 @@ def flatten(tree: Any) -> tuple[list, Structure]:
     return found, structure
 
 
-def children(tree: Any) -> list:
+def children(tree: Any) -> Sequence | None:
     """The children of a node: what a flattened tree's `structure.children` are the structures of. None for a leaf."""
     how = _CLASSES.get(type(tree)) or _class_of(type(tree))
     return None if how is None else how.parts(tree)[1]
@@ -449,7 +429,7 @@ def paths(structure: Structure, root: str = "") -> list[str]:
         if s.node is None:
             found.append(path)
             continue
-        name = _CLASSES[s.node].path.format
+        name = _CLASSES[s.node].names[0].format
         children = [(child, path + name(k)) for k, child in zip(s.keys, s.children)]
         waiting.extend(children[::-1])
     return found
@@ -582,7 +562,7 @@ def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any,
         )
     if settings != other_settings:
         raise ValueError(f"{path} has the settings {settings}, but stands against {other_settings}: give it the same")
-    return [(p, t, path + kind.path.format(key)) for key, p, t in zip(keys, entries, values)]
+    return [(p, t, path + kind.names[0].format(key)) for key, p, t in zip(keys, entries, values)]
 
 
 def _a(x: Any) -> str:

@@ -182,9 +182,9 @@ def test_flatten_and_unflatten_are_inverse(t):
 def test_fields_that_are_settings():
     assert tree.leaves(Plain(1.0, 2.0)) == [1.0, 2.0]
     assert tree.structure(Plain(1, 2)) == tree.structure(Plain(3, 4)) != tree.structure(Plain(1, 2, "other"))
-    assert repr(tree.structure(Plain(1, 2))) == "Plain(w=*, b=*, name='plain')"
+    assert repr(tree.structure(Plain(1, 2))) == "Plain(w=*, b=*; 'plain')"
     assert md.grad(lambda p: p.w * p.b)(Plain(2.0, 3.0, "mine")) == Plain(3.0, 2.0, "mine")
-    with pytest.raises(ValueError, match=r"differ in structure: Plain\(w=\*, b=\*, name='plain'\) and .*'other'"):
+    with pytest.raises(ValueError, match=r"differ in structure: Plain\(w=\*, b=\*; 'plain'\) and .*'other'"):
         tree.map(lambda x, y: x, Plain(1, 2), Plain(1, 2, "other"))
 
 
@@ -239,7 +239,7 @@ def test_an_init_that_does_not_take_leaves():
 
     tree.register(Positive, lambda p: ((p.w,), None), unflatten)
     assert md.grad(lambda p: p.w * 3)(Positive(1.0)).w == 3.0
-    assert repr(tree.structure(Positive(1.0))) == "Positive(*)"
+    assert repr(tree.structure(Positive(1.0))) == "Positive(*; None)"
 
 
 class Unknown:
@@ -286,6 +286,21 @@ def test_equal_keys_of_another_type():
     for keys in ([1, 2], [1.0, 2.0], [True, 2], ["a", "b"]):
         found = tree.map(lambda x: x, {k: [0] for k in keys})
         assert [*map(type, found)] == [*map(type, keys)]
+
+
+def test_methods_of_a_dataclass():
+    @dataclass
+    class Network:
+        w: Any
+        power: int = field(default=2, metadata={"static": True})
+
+        @md.jit
+        def loss(self, x):
+            return np.sum((self.w * x) ** self.power)
+
+    n = Network(np.array([1.0, 2.0]))
+    assert n.loss(3.0) == 45.0 and Network(n.w, 1).loss(3.0) == 9.0
+    assert md.grad(Network.loss)(n, 3.0).w.tolist() == [18.0, 36.0]
 
 
 def test_paths():
