@@ -153,16 +153,19 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
 
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks, saying `what` is wrong, where types are not the same on all.
+    """Raise ValueError on all ranks, with the first type that is not the same on all, and `what` is wrong about it.
 
     `types` are lists of descriptions, one for each rank that is here: under MPI for this one. It is a collective.
     """
-    said = [f"{_digest(*each)} {', '.join(each)}" for each in types]
-    if mesh.backend != "simulated":
-        said = everyone(mesh, said[0])
-    if len({text.split()[0] for text in said}) > 1:
-        found = {rank: text.partition(" ")[2] for rank, text in enumerate(said)}
-        raise ValueError(f"{what}: {'; '.join(who_says(found))}")
+
+    def said(of_ranks: list[str]) -> list[str]:
+        return of_ranks if mesh.backend == "simulated" else everyone(mesh, of_ranks[0])
+
+    if len({*said([_digest(*each) for each in types])}) > 1:
+        for k in range(max(map(int, said([str(len(each)) for each in types])))):
+            found = said([each[k] if k < len(each) else "nothing more" for each in types])
+            if len({*found}) > 1:
+                raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
 
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     check_no_body("from_local")
     trees = _of_all_ranks(block, mesh) if mesh.backend == "simulated" else [block]
     flat = [tree.flatten_with_paths(x, "block") for x in trees]
-    types = [[*[f"{path}: {_described(x)}" for path, x in leaves], f"spec: {spec!r}"] for leaves, _ in flat]
+    types = [[f"spec: {spec!r}", *[f"{path}: {_described(x)}" for path, x in leaves]] for leaves, _ in flat]
     check_types("from_local: ranks have blocks of different types", mesh, types)
     specs = specs_for(trees[0], spec)
     paths, structure = tree.paths(flat[0][1], "block"), flat[0][1]

@@ -80,11 +80,13 @@ def test_an_array_of_what_each_rank_has_read():
     assert gradient.spec == P("i") and gradient.local.tolist() == [3 * (1.0 + RANK) ** 2]
 
 
+MANY = {f"layer {k}": numpy.ones(2) for k in range(100)}
 BLOCKS = {
+    "one of many": (MANY, MANY | {"layer 99": numpy.ones(3)}, "block['layer 99']: f64[3]"),
     "a shape": (numpy.ones(2), numpy.ones(3), "block: f64[3]"),
     "a dtype": (numpy.ones(2), numpy.ones(2, numpy.float32), "block: f32[2]"),
     "no array": (numpy.ones(2), "text", "block: a str"),
-    "nothing": ([numpy.ones(2)], [], "spec: "),
+    "nothing": ([numpy.ones(2)], [], "nothing more"),
     "a structure": ({"a": numpy.ones(2)}, {"b": numpy.ones(2)}, "block['b']: f64[2]"),
 }
 
