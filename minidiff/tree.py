@@ -28,6 +28,7 @@ from __future__ import annotations
 import builtins
 import functools
 import itertools
+import operator
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +38,7 @@ import numpy
 
 # ---------------------------------------------------------------- classes
 
+MANY = 1024  # orders of keys, and structures, are remembered
 
 #: How a path names a child, and how a structure shows one: by its index, by a key, or as a field.
 INDEX, KEY, FIELD = ("[{0}]", "{1}"), ("[{0!r}]", "{0!r}: {1}"), (".{0}", "{0}={1}")
@@ -61,8 +63,17 @@ def _sequence_parts(x: Sequence) -> tuple[tuple, Sequence, tuple]:
 
 
 def _dict_parts(x: dict) -> tuple[tuple, Sequence, tuple]:
-    keys = _sorted(x)
-    return tuple(keys), [x[k] for k in keys], ()
+    keys, values = _ordered(*x)
+    return keys, values(x), ()
+
+
+@functools.lru_cache(maxsize=MANY, typed=True)
+def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
+    """A dict's keys in order, and what reads its values in that order."""
+    found = tuple(_sorted(keys))
+    if len(found) > 1:
+        return found, operator.itemgetter(*found)
+    return found, lambda x: [*x.values()]
 
 
 def _sorted(keys: Iterable) -> list:
@@ -347,7 +358,6 @@ def _sequence(kind: type, count: int) -> Structure:
 #: Structures by their nodes, which are made once. Trees with settings, or with keys that may equal others of another
 #: type (1 and True), are not among them: a structure would have the keys of the tree before.
 _KNOWN: dict[tuple, Structure] = {}
-MANY = 1024
 
 
 def _structure_of(nodes: Sequence) -> Structure:
@@ -415,10 +425,10 @@ def flatten(tree: Any) -> tuple[list, Structure]:
     return found, structure
 
 
-def children(tree: Any) -> Sequence | None:
+def children(tree: Any) -> list | None:
     """The children of a node: what a flattened tree's `structure.children` are the structures of. None for a leaf."""
     how = _CLASSES.get(type(tree)) or _class_of(type(tree))
-    return None if how is None else how.parts(tree)[1]
+    return None if how is None else list(how.parts(tree)[1])
 
 
 def paths(structure: Structure, root: str = "") -> list[str]:

@@ -314,7 +314,7 @@ def test_paths():
 
 def test_children():
     assert tree.children(Frozen(b=1, w=2)) == [1, 2] and tree.children({"b": 1, "a": 2}) == [2, 1]
-    assert tree.children(None) == () and tree.children(3.0) is None
+    assert tree.children(None) == [] and tree.children(3.0) is None
 
 
 BAD_PREFIXES = [
