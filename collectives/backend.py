@@ -50,6 +50,9 @@ class Backend(ABC):
         """The axes in the order of the mesh, each once."""
         return tuple(a for a in self.sizes if a in frozenset(axes))
 
+    def barrier(self) -> None:  # noqa: B027  (simulated ranks are where they are)
+        """Wait until all ranks have come here."""
+
     def count(self, name: str, nbytes: int) -> None:
         """Take note of a collective that communicates."""
         self.calls[name] += 1

@@ -221,6 +221,10 @@ class Ranks(Backend):
             place[...] = x
         return started
 
+    def barrier(self) -> None:
+        self.comm.lockstep.note("barrier", {"axes": tuple(self.sizes)})
+        self.comm.Barrier()
+
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         return numpy.asarray(self.index(axes)), self.ordered(axes)
 

@@ -162,8 +162,11 @@ def vmap(
         inputs = [x if a is None else BatchTracer(batch, x, a) for x, a in zip(values, axes)]
         inputs = weak_where(are_weak(x for _, x in leaves), inputs)
         count = len(inputs) - len(named)
-        args, kwargs = tree.unflatten(structure, inputs[:count]), tree.unflatten(names, inputs[count:])
-        out, outs, out_structure = _applied(f, batch, args, kwargs)
+
+        def call() -> Any:
+            return f(*tree.unflatten(structure, inputs[:count]), **tree.unflatten(names, inputs[count:]))
+
+        out, outs, out_structure = _applied(call, batch)
         places = tree.broadcast_prefix(out_axes, out, _is_axis, "out_axes")
         results = [stacked(batch, x, a) for x, a in zip(outs, places)]
         return tree.unflatten(out_structure, apart(results, values))
@@ -172,10 +175,10 @@ def vmap(
 
 
 @restores_interpreter
-def _applied(f: Callable, batch: Batch, args: tuple, kwargs: dict) -> tuple[Any, list[Value], tree.Structure]:
-    """The result of `f` under `batch`, its leaves as values, and its structure."""
+def _applied(call: Callable[[], Any], batch: Batch) -> tuple[Any, list[Value], tree.Structure]:
+    """The result of a call under `batch`, its leaves as values, and its structure."""
     with transforming(batch):
-        out = f(*args, **kwargs)
+        out = call()
         outs, structure = tree.flatten(out)
         return out, [as_value(x) for x in outs], structure
 

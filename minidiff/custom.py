@@ -660,6 +660,5 @@ def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: 
         return
     if given.keys != structure.keys or given.node is not structure.node or given.node is None:
         raise TypeError(message + str(given))
-    children = [ct[k] for k in given.keys] if isinstance(ct, dict) else list(ct)
-    for child, inner in zip(children, structure.children):
+    for child, inner in zip(tree.children(ct), structure.children):
         _cotangent_leaves(child, inner, found, message)

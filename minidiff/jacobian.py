@@ -123,8 +123,7 @@ class _Linearized:
         self.aux = outs[count:]
         tape.outputs = tape.outputs[:count]
         self.tape = tape
-        names = tree.flatten_with_paths(tree.unflatten(self.flat.out_structure, range(count)))[0]
-        self.out_names = [f"the result{path} of {name}" for path, _ in names]
+        self.out_names = [f"the result{path} of {name}" for path in tree.paths(self.flat.out_structure)]
         _check_kinds(what, self.out_names, self.out_types, "fc")
 
     def push_forward(self, *tangents: Value) -> list[Value]:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import EVALUATE, WEAK_TYPES, Tracer, Value, are_weak, current_interpreter, current_scope, typeof
+from minidiff.core import EVALUATE, Tracer, Value, are_weak, current_interpreter, current_scope, typeof
 from minidiff.forward import as_value
 from minidiff.staging import stage_flat
 from minidiff.text import Text
@@ -158,13 +158,12 @@ class jit:
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
         """Within another transformation: the same program, its operations applied one by one."""
-        types_ = tree.map(lambda x: x if type(x) in WEAK_TYPES else typeof(x), example)
         scope = current_scope()
         settings = tuple(setting() for setting in DEPENDS_ON)
         key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
         found = self.inlined.get(key)
         if found is None:
-            found = Inlined(f, types_, self.name)
+            found = Inlined(f, example, self.name)
             if found.is_closed:
                 self.inlined[key] = found
         return found

@@ -144,7 +144,7 @@ def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None
     if any(isinstance(x, Tracer) for x in values):
         raise TracerError("trace_table shows numbers: call it outside of other transformations")
     tape, structure, out_structure = stage_flat(f, args)
-    names = _Names(tape, _input_names(f, args), tree.flatten_with_paths(tree.unflatten(out_structure, tape.outputs))[0])
+    names = _Names(tape, _input_names(f, args), list(zip(tree.paths(out_structure), tape.outputs)))
     env = dict(zip(tape.inputs, values))
     for eqn in tape.equations:
         evaluate_equation(eqn, env)

@@ -1,9 +1,26 @@
-"""Trees of values: tuples, lists, dicts and named tuples, nested, with arrays at the leaves.
+"""Trees of values: containers, nested, with arrays at the leaves.
+
+Trees are tuples, lists, dicts, `OrderedDict`, `defaultdict`, `SimpleNamespace`, named tuples, dataclasses, attrs
+classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf; so is
+one of a subclass of dict or list, which may be made in another way.
+
+A dataclass or attrs class has its fields for children, and is made anew as by `dataclasses.replace` or `attrs.evolve`:
+its `__init__` gets the fields, and computes those that have `init=False`. A field declared with
+`metadata={'static': True}` is a setting, such as a name or a function: it is no leaf but a part of the structure, and
+must be hashable where structures are compared.
 
 >>> leaves({'w': 1.0, 'b': [2.0, 3.0]})
 [2.0, 3.0, 1.0]
 >>> map(lambda x: 2 * x, (1.0, [2.0]))
 (2.0, [4.0])
+>>> from dataclasses import dataclass, field
+>>> @dataclass
+... class Layer:
+...     w: float
+...     b: float
+...     activation: str = field(default='tanh', metadata={'static': True})
+>>> map(lambda x: 2 * x, Layer(1.0, 3.0))
+Layer(w=2.0, b=6.0, activation='tanh')
 """
 
 from __future__ import annotations
@@ -12,31 +29,246 @@ import builtins
 import functools
 import itertools
 import operator
-from collections.abc import Callable
-from typing import Any
+import types
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import numpy
 
+# ---------------------------------------------------------------- classes
 
-class Structure:
-    """The shape of a tree: what kind of node it is, its keys, and its children's structures. A leaf has no node.
+MANY = 1024  # orders of keys, and structures, are remembered
 
-    Trees may be nested deeper than Python's functions: everything here works through a list, without recursion.
+#: How a path names a child, and how a structure shows one: by its index, by a key, or as a field.
+INDEX, KEY, FIELD = ("[{0}]", "{1}"), ("[{0!r}]", "{0!r}: {1}"), (".{0}", "{0}={1}")
+
+
+class Class(NamedTuple):
+    """How trees of one class are taken apart, made and shown.
+
+    `parts(x)` returns the names of the children, the children, and a tuple of settings. `maker(names, settings)`
+    returns a function that makes a tree of a list of children, which it may keep. `brackets` stand around these when
+    the structure is shown.
     """
 
-    __slots__ = ("node", "keys", "children", "flat", "size", "_below", "_key")
+    parts: Callable[[Any], tuple[tuple, Sequence, tuple]]
+    maker: Callable[[tuple, tuple], Callable[[list], Any]]
+    names: tuple[str, str]
+    brackets: tuple[str, str]
+
+
+def _sequence_parts(x: Sequence) -> tuple[tuple, Sequence, tuple]:
+    return tuple(range(len(x))), x, ()
+
+
+def _dict_parts(x: dict) -> tuple[tuple, Sequence, tuple]:
+    keys, values = _ordered(*x)
+    return keys, values(x), ()
+
+
+@functools.lru_cache(maxsize=MANY, typed=True)
+def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
+    """A dict's keys in order, and what reads its values in that order."""
+    found = tuple(_sorted(keys))
+    if len(found) > 1:
+        return found, operator.itemgetter(*found)
+    return found, lambda x: [*x.values()]
+
+
+def _sorted(keys: Iterable) -> list:
+    """Keys in an order that does not depend on how the dict was made; those that do not compare as they are."""
+    try:
+        return sorted(keys)
+    except TypeError:
+        pass
+    try:
+        return sorted(keys, key=lambda k: (type(k).__module__, type(k).__qualname__, k))
+    except TypeError:
+        return list(keys)
+
+
+#: The classes whose objects are trees. Those of a family are added when the first object of them is met.
+_CLASSES: dict[type, Class] = {
+    tuple: Class(_sequence_parts, lambda names, settings: tuple, INDEX, ("(", ")")),
+    list: Class(_sequence_parts, lambda names, settings: lambda children: children, INDEX, ("[", "]")),
+    dict: Class(_dict_parts, lambda keys, settings: lambda children: dict(zip(keys, children)), KEY, ("{", "}")),
+    OrderedDict: Class(
+        lambda x: (tuple(x), list(x.values()), ()),
+        lambda keys, settings: lambda children: OrderedDict(zip(keys, children)),
+        KEY,
+        ("OrderedDict({", "})"),
+    ),
+    defaultdict: Class(
+        lambda x: (*_dict_parts(x)[:2], (x.default_factory,)),
+        lambda keys, settings: lambda children: defaultdict(*settings, zip(keys, children)),
+        KEY,
+        ("defaultdict({", "})"),
+    ),
+    types.SimpleNamespace: Class(
+        lambda x: _dict_parts(vars(x)),
+        lambda names, settings: lambda children: types.SimpleNamespace(**dict(zip(names, children))),
+        FIELD,
+        ("namespace(", ")"),
+    ),
+    types.NoneType: Class(lambda x: ((), (), ()), lambda names, settings: lambda children: None, INDEX, ("None", "")),
+}
+
+#: Types whose objects are leaves, known at sight. Further ones are added when they are met.
+_LEAVES = {float, int, complex, bool, str, numpy.ndarray, numpy.float64, numpy.float32, numpy.int64}
+
+_GIVEN = {*_CLASSES, *_LEAVES}  # what `register` does not take
+
+
+def _named_tuple(kind: type) -> Class:
+    names = tuple(kind._fields)
+    brackets = f"{kind.__name__}(", ")"
+    return Class(lambda x: (names, x, ()), lambda names, settings: lambda xs: kind(*xs), FIELD, brackets)
+
+
+def _dataclass(kind: type) -> Class:
+    import dataclasses  # which takes its time to load
+
+    return _record(kind, [(f, f.name) for f in dataclasses.fields(kind) if f.init])
+
+
+def _attrs_class(kind: type) -> Class:
+    return _record(kind, [(a, getattr(a, "alias", None) or a.name.lstrip("_")) for a in kind.__attrs_attrs__ if a.init])
+
+
+def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
+    """A class of fields, each with the argument of `__init__` that sets it."""
+    static = [(f.name, argument) for f, argument in fields if f.metadata.get("static")]
+    dynamic = [(f.name, argument) for f, argument in fields if not f.metadata.get("static")]
+    names, settings = (tuple([name for name, _ in some]) for some in (dynamic, static))
+    arguments = [argument for _, argument in (*dynamic, *static)]
+
+    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+        return names, [getattr(x, name) for name in names], tuple([getattr(x, name) for name in settings])
+
+    def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
+        return _explained(kind, lambda children: kind(**dict(zip(arguments, [*children, *settings]))))
+
+    return Class(parts, maker, FIELD, (f"{kind.__name__}(", ")"))
+
+
+def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]:
+    """`make`, whose exceptions say that it was to make a tree, and how to make it in another way."""
+
+    def explained(children: list) -> Any:
+        try:
+            return make(children)
+        except Exception as error:
+            if hasattr(error, "add_note"):  # since Python 3.11
+                error.add_note(
+                    f"This was raised while a {kind.__name__} was made of the leaves of a tree, which may be traced "
+                    f"values or gradients. Where its __init__ does not take these, tell how to make it: "
+                    f"md.tree.register({kind.__name__}, flatten, unflatten)"
+                )
+            raise
+
+    return explained
+
+
+#: Families of classes that are trees: what they are called, which classes belong to one, and how those are made.
+_FAMILIES: tuple[tuple[str, Callable[[type], bool], Callable[[type], Class]], ...] = (
+    ("named tuples", lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _named_tuple),
+    ("dataclasses", lambda kind: hasattr(kind, "__dataclass_fields__"), _dataclass),
+    ("attrs classes", lambda kind: hasattr(kind, "__attrs_attrs__"), _attrs_class),
+)
+
+
+def _class_of(kind: type) -> Class | None:
+    """How trees of a class that is met for the first time are taken apart; None where its objects are leaves."""
+    for _, holds, make in _FAMILIES:
+        if holds(kind):
+            return _CLASSES.setdefault(kind, make(kind))
+    _LEAVES.add(kind)
+    return None
+
+
+def class_names() -> list[str]:
+    """What trees are made of, as errors list it.
+
+    >>> class_names()[:4], class_names()[-3:]
+    (['tuple', 'list', 'dict', 'OrderedDict'], ['named tuples', 'dataclasses', 'attrs classes'])
+    """
+    met = [kind for kind in _CLASSES if kind in _GIVEN and kind is not types.NoneType]
+    return [*[kind.__name__ for kind in met], "None", *[name for name, _, _ in _FAMILIES]]
+
+
+def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]) -> None:
+    """Make trees of the objects of a class.
+
+    `flatten(x)` returns the children of `x`, arrays or trees, and its settings: whatever else is needed to make it
+    anew, hashable, and compared by `==`. `unflatten(settings, children)` is the inverse, for children of any kind:
+    traced values, gradients, partition specs. Subclasses are classes of their own. What was decided for a dataclass
+    or attrs class is replaced. Raises TypeError for what is not a class, and ValueError for one that is registered
+    already, or whose objects are trees or leaves in any case.
+
+    >>> class Interval:
+    ...     def __init__(self, low, high):
+    ...         self.low, self.high = low, high
+    >>> register(Interval, lambda x: ((x.low, x.high), None), lambda _, children: Interval(*children))
+    >>> leaves([Interval(1.0, 2.0), 3.0])
+    [1.0, 2.0, 3.0]
+    """
+    if not isinstance(cls, type):
+        raise TypeError(
+            f"tree.register takes a class, and two functions: register(cls, flatten, unflatten); got {cls!r}"
+        )
+    if cls in _GIVEN:
+        raise ValueError(f"tree.register: it is known already how a {cls.__name__} is flattened; a class is given once")
+
+    def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
+        found = flatten(x)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise TypeError(
+                f"tree.register: flatten of {cls.__name__} returns a pair (children, settings), got "
+                f"{type(found).__name__}: {found!r:.60}"
+            )
+        children = list(found[0])
+        return tuple(range(len(children))), children, (found[1],)
+
+    def maker(names: tuple, settings: tuple) -> Callable[[list], Any]:
+        return lambda children: unflatten(settings[0], tuple(children))
+
+    _GIVEN.add(cls)
+    _CLASSES[cls] = Class(parts, maker, INDEX, (f"{cls.__name__}(", ")"))
+    _LEAVES.discard(cls)
+    _KNOWN.clear()
+
+
+# ---------------------------------------------------------------- structures
+
+
+class Structure:
+    """The shape of a tree: the class of a node, the names of its children, their structures, its settings.
+
+    A leaf has no node. Trees may be nested deeper than Python's functions: all but `repr` works without recursion.
+    """
+
+    __slots__ = ("node", "keys", "children", "flat", "settings", "size", "_below", "_key", "_hash", "_steps")
 
     def __init__(
-        self, node: type | None, keys: tuple = (), children: tuple[Structure, ...] = (), flat: bool | None = None
+        self,
+        node: type | None,
+        keys: tuple = (),
+        children: tuple[Structure, ...] = (),
+        flat: bool | None = None,
+        settings: tuple = (),
     ):
         self.node = node
         self.keys = keys
         self.children = children
-        self.flat = all(child.node is None for child in children) if flat is None else flat  # leaves, all of them
+        self.flat = builtins.all(child.node is None for child in children) if flat is None else flat  # leaves alone
+        self.settings = settings
         #: How many leaves a tree of this structure has.
         self.size: int = 1 if node is None else len(keys) if self.flat else sum([child.size for child in children])
         self._below: list[Structure] | None = None
         self._key: tuple | None = None
+        self._hash: int | None = None
+        self._steps: list[tuple] | None = None
 
     def below(self) -> list[Structure]:
         """The structures in this one, each node before its children, from left to right; none in a flat one."""
@@ -51,62 +283,70 @@ class Structure:
         return self._below
 
     def key(self) -> tuple:
-        """What structures are compared by."""
+        """What structures are compared by. Raises TypeError for a setting that is not hashable."""
         if self._key is None:
-            self._key = self.node, self.keys, self.flat, *[(s.node, s.keys, s.flat) for s in self.below()]
+            self._key = tuple([(s.node, s.keys, s.flat, _settings_key(s)) for s in (self, *self.below())])
         return self._key
+
+    def steps(self) -> list[tuple]:
+        """How a tree is made, from the right to the left, children first: what makes a node, of how many children.
+
+        A leaf is made by None. The number is negative where children are trees made before, and not leaves.
+        """
+        if self._steps is None:
+            self._steps = []
+            for s in reversed((self, *self.below())):
+                make = None if s.node is None else _CLASSES[s.node].maker(s.keys, s.settings)
+                self._steps.append((make, len(s.keys) if s.flat else -len(s.keys)))
+        return self._steps
 
     def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         if not isinstance(other, Structure) or self.node is not other.node or self.keys != other.keys:
             return False
-        return all(builtins.map(operator.is_, self.children, other.children)) or self.key() == other.key()
+        return self.key() == other.key()
 
     def __hash__(self) -> int:
-        return hash(self.key())
+        if self._hash is None:
+            self._hash = hash(self.key())
+        return self._hash
 
     def __repr__(self) -> str:
         try:
-            return repr(unflatten(self, [_STAR] * self.size))
-        except RecursionError:  # in Python's own repr
+            return _shown(self)
+        except RecursionError:
             return f"<a tree of {self.size} leaves, nested too deep to be printed>"
 
 
-class _Star:
-    def __repr__(self) -> str:
+def _settings_key(s: Structure) -> tuple:
+    try:
+        hash(s.settings)
+    except TypeError as error:
+        raise TypeError(
+            f"a setting of a {s.node.__name__} in a tree cannot be compared ({error}): {s.settings!r:.100}; settings "
+            "are a part of the tree's structure: numbers, strings, tuples, functions. Arrays are children, not settings"
+        ) from None
+    return s.settings and (s.settings, _types(s.settings))
+
+
+def _types(settings: Any) -> Any:
+    """The types in tuples of settings: 1, 1.0 and True are equal, but a function may do something else with each."""
+    return tuple(builtins.map(_types, settings)) if type(settings) is tuple else type(settings)
+
+
+def _shown(s: Structure) -> str:
+    if s.node is None:
         return "*"
+    (_, entry), (before, after) = _CLASSES[s.node].names, _CLASSES[s.node].brackets
+    children = ["*"] * len(s.keys) if s.flat else builtins.map(_shown, s.children)
+    text = ", ".join([entry.format(k, child) for k, child in zip(s.keys, children)])
+    text += "," * (s.node is tuple and len(s.keys) == 1)
+    settings = f"; {', '.join(builtins.map(repr, s.settings))}" if s.settings else ""
+    return f"{before}{text}{settings}{after}"
 
-
-_STAR = _Star()
 
 LEAF = Structure(None)
-
-
-def _children(tree: Any) -> tuple[tuple, list] | None:
-    """The keys and the children of a node; None for a leaf."""
-    kind = type(tree)
-    if kind is tuple or kind is list:
-        return tuple(range(len(tree))), tree
-    if kind is dict:
-        keys = tuple(_sorted(tree))
-        return keys, [tree[k] for k in keys]
-    if tree is None:
-        return (), []
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return tuple(tree._fields), tree
-    return None
-
-
-def _sorted(keys: Any) -> list:
-    try:
-        return sorted(keys)
-    except TypeError:
-        return list(keys)
-
-
-#: What most leaves are: they are known at sight.
-_LEAVES = {float, int, complex, bool, numpy.ndarray, numpy.float64, numpy.float32, numpy.int64}
 
 
 @functools.lru_cache(maxsize=256)
@@ -115,42 +355,80 @@ def _sequence(kind: type, count: int) -> Structure:
     return Structure(kind, tuple(range(count)), (LEAF,) * count, flat=True)
 
 
+#: Structures by their nodes, which are made once. Trees with settings, or with keys that may equal others of another
+#: type (1 and True), are not among them: a structure would have the keys of the tree before.
+_KNOWN: dict[tuple, Structure] = {}
+
+
+def _structure_of(nodes: Sequence) -> Structure:
+    """The structure of these nodes, each before its children: (class, names, whether all are leaves, settings)."""
+    built: list[Structure] = []  # from the right to the left: the first child of a node is the last one here
+    for node in reversed(nodes):
+        if node is None:
+            built.append(LEAF)
+            continue
+        kind, keys, flat, settings = node
+        count = len(keys)
+        if flat:
+            children = (LEAF,) * count
+        else:
+            children = tuple(built[: -count - 1 : -1])
+            del built[-count:]
+        built.append(Structure(kind, keys, children, flat or None, settings))  # a leaf may be of a type first met there
+    return built[0]
+
+
+def _has_plain_keys(node: tuple | None) -> bool:
+    return node is None or node[0] in (tuple, list) or builtins.all(type(k) is str for k in node[1])
+
+
 def flatten(tree: Any) -> tuple[list, Structure]:
-    """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key."""
+    """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key.
+
+    Keys that do not compare are ordered by type first. An `OrderedDict` keeps its own order, which is a part of the
+    structure.
+    """
     kind = type(tree)
     if kind in _LEAVES:
         return [tree], LEAF
     if (kind is tuple or kind is list) and _LEAVES.issuperset(builtins.map(type, tree)):
         return list(tree), _sequence(kind, len(tree))
     found: list = []
-    nodes: list = []  # what is there, each node before its children: a structure, or a kind and keys
-    waiting = [tree]
+    nodes: list = []
+    waiting, has_settings = [tree], False
     while waiting:
         x = waiting.pop()
-        node = None if type(x) in _LEAVES else _children(x)
-        if node is None:
+        kind = type(x)
+        if kind in _LEAVES or (how := _CLASSES.get(kind) or _class_of(kind)) is None:
             found.append(x)
-            nodes.append(LEAF)
+            nodes.append(None)
             continue
-        keys, children = node
-        if _LEAVES.issuperset(builtins.map(type, children)):
-            found.extend(children)
-            kind = type(x)
-            known = kind is tuple or kind is list
-            nodes.append(_sequence(kind, len(keys)) if known else Structure(kind, keys, (LEAF,) * len(keys), flat=True))
+        keys, children, settings = how[0](x)
+        flat = _LEAVES.issuperset(builtins.map(type, children))
+        nodes.append((kind, keys, flat, settings))
+        if settings:
+            has_settings = True
+        if flat:
+            found += children
         else:
-            nodes.append((type(x), keys))
-            waiting.extend(children[::-1])
-    if len(nodes) == 1:
-        return found, nodes[0]
-    built: list[Structure] = []  # from the right to the left: the first child of a node is the last one here
-    for node in reversed(nodes):
-        if type(node) is tuple:
-            kind, keys = node
-            node = Structure(kind, keys, tuple(built[: -len(keys) - 1 : -1]))
-            del built[-len(keys) :]
-        built.append(node)
-    return found, built[0]
+            waiting += children[::-1]
+    if has_settings:
+        return found, _structure_of(nodes)
+    key = tuple(nodes)
+    structure = _KNOWN.get(key)
+    if structure is None:
+        structure = _structure_of(nodes)
+        if builtins.all(builtins.map(_has_plain_keys, nodes)):
+            if len(_KNOWN) >= MANY:
+                _KNOWN.clear()
+            _KNOWN[key] = structure
+    return found, structure
+
+
+def children(tree: Any) -> list | None:
+    """The children of a node: what a flattened tree's `structure.children` are the structures of. None for a leaf."""
+    how = _CLASSES.get(type(tree)) or _class_of(type(tree))
+    return None if how is None else list(how.parts(tree)[1])
 
 
 def paths(structure: Structure, root: str = "") -> list[str]:
@@ -161,8 +439,8 @@ def paths(structure: Structure, root: str = "") -> list[str]:
         if s.node is None:
             found.append(path)
             continue
-        fields = hasattr(s.node, "_fields")
-        children = [(child, f"{path}.{k}" if fields else f"{path}[{k!r}]") for k, child in zip(s.keys, s.children)]
+        name = _CLASSES[s.node].names[0].format
+        children = [(child, path + name(k)) for k, child in zip(s.keys, s.children)]
         waiting.extend(children[::-1])
     return found
 
@@ -173,39 +451,29 @@ def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]]
     return list(zip(paths(structure, root), found)), structure
 
 
-def unflatten(structure: Structure, leaves: Any) -> Any:
-    """The tree of this structure with these leaves."""
+def unflatten(structure: Structure, leaves: Iterable) -> Any:
+    """The tree of this structure with these leaves. Raises ValueError where there are fewer of them than it has."""
     if structure.node is None:
         return next(iter(leaves))
     found = list(itertools.islice(leaves, structure.size))
+    if len(found) < structure.size:
+        raise ValueError(f"tree.unflatten: {len(found)} leaves for a tree of {structure.size}: {structure}")
+    steps = structure._steps or structure.steps()
     if structure.flat:
-        return _node(structure, found)
+        return steps[0][0](found)
     built: list = []  # from the right to the left: the first child of a node is the last one here
-    for s in reversed(structure.below()):
-        if s.node is None:
+    for make, count in steps:
+        if make is None:
             built.append(found.pop())
-        elif s.flat:
-            start = len(found) - s.size
-            built.append(_node(s, found[start:]))
-            del found[start:]
+        elif count < 0:
+            made = built[: count - 1 : -1]
+            del built[count:]
+            built.append(make(made))
         else:
-            start = len(built) - len(s.keys)
-            children = built[start:]
-            del built[start:]
-            built.append(_node(s, children[::-1]))
-    return _node(structure, built[::-1])
-
-
-def _node(structure: Structure, children: list) -> Any:
-    """A node with these children, a list that is its own."""
-    node = structure.node
-    if node is list:
-        return children
-    if node is dict:
-        return dict(zip(structure.keys, children))
-    if node is type(None):
-        return None
-    return node(*children) if hasattr(node, "_fields") else node(children)
+            start = len(found) - count
+            built.append(make(found[start:]))
+            del found[start:]
+    return built[0]
 
 
 def leaves(tree: Any) -> list:
@@ -221,13 +489,48 @@ def structure(tree: Any) -> Structure:
 def map(function: Callable, tree: Any, *rest: Any) -> Any:
     """A tree of `function(leaf, *leaves of rest)`; all trees must have one structure."""
     found, shape = flatten(tree)
-    others = []
-    for other in rest:
+    return unflatten(shape, builtins.map(function, found, *_leaves_of_like("map", shape, rest)))
+
+
+def map_with_path(function: Callable, tree: Any, *rest: Any) -> Any:
+    """A tree of `function(path, leaf, *leaves of rest)`; all trees must have one structure. A path is a string.
+
+    >>> map_with_path(lambda path, x: f"{path} = {x}", {'w': 1.0, 'b': [2.0]})
+    {'b': ["['b'][0] = 2.0"], 'w': "['w'] = 1.0"}
+    """
+    found, shape = flatten(tree)
+    return unflatten(shape, builtins.map(function, paths(shape), found, *_leaves_of_like("map_with_path", shape, rest)))
+
+
+def _leaves_of_like(what: str, shape: Structure, trees: Sequence) -> list[list]:
+    found = []
+    for other in trees:
         more, other_shape = flatten(other)
         if other_shape != shape:
-            raise ValueError(f"tree.map: the trees differ in structure: {shape} and {other_shape}")
-        others.append(more)
-    return unflatten(shape, builtins.map(function, found, *others))
+            raise ValueError(f"tree.{what}: the trees differ in structure: {shape} and {other_shape}")
+        found.append(more)
+    return found
+
+
+_NO_VALUE: Any = object()
+
+
+def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE) -> Any:
+    """All leaves combined by `function(value so far, leaf)`, from `initializer` on, or else from the first leaf.
+
+    >>> reduce(lambda total, x: total + x ** 2, {'w': 3.0, 'b': 4.0}, 0.0)
+    25.0
+    """
+    return functools.reduce(function, leaves(tree), *[initializer] * (initializer is not _NO_VALUE))
+
+
+def all(tree: Any) -> bool:
+    """Whether all leaves are true; so they are where there is none.
+
+    >>> all({'w': True, 'b': [True, False]})
+    False
+    """
+    return builtins.all(leaves(tree))
 
 
 def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], what: str) -> list:
@@ -248,21 +551,31 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], wha
 
 def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any, str]]:
     """The children of a prefix, with what each stands against, and where it stands."""
-    node, other = _children(prefix), _children(tree)
+    kind, other = [_CLASSES.get(type(x)) or _class_of(type(x)) for x in (prefix, tree)]
     if prefix is None and tree is not None:
-        what = "a single array" if other is None else f"a {type(tree).__name__}"
+        what = "a single array" if other is None else _a(tree)
         raise ValueError(f"{path} is None, which stands for no arrays, but stands against {what}: write an entry")
-    if node is None:
+    if kind is None:
         raise ValueError(f"{path} is {prefix!r}, which is neither an entry for arrays nor a tree of entries")
+    keys, entries, settings = kind.parts(prefix)
     if other is None:
-        raise ValueError(f"{path} is a {type(prefix).__name__} of {len(node[1])}, but stands against a single array")
+        raise ValueError(f"{path} is {_a(prefix)} of {len(entries)}, but stands against a single array")
     if type(prefix) is not type(tree) and not {type(prefix), type(tree)} <= {tuple, list}:
-        raise ValueError(f"{path} is a {type(prefix).__name__}, but stands against a {type(tree).__name__}")
-    if node[0] != other[0]:
-        if type(prefix) is dict:
-            raise ValueError(f"{path} has the keys {list(node[0])}, but stands against {list(other[0])}")
-        entries = "1 entry" if len(node[1]) == 1 else f"{len(node[1])} entries"
+        raise ValueError(f"{path} is {_a(prefix)}, but stands against {_a(tree)}")
+    other_keys, values, other_settings = other.parts(tree)
+    if keys != other_keys:
+        if isinstance(prefix, (dict, types.SimpleNamespace)):
+            raise ValueError(f"{path} has the keys {list(keys)}, but stands against {list(other_keys)}")
+        count = "1 entry" if len(entries) == 1 else f"{len(entries)} entries"
         raise ValueError(
-            f"{path} has {entries}, but stands against {len(other[1])}: write one for each, or a single one for all"
+            f"{path} has {count}, but stands against {len(values)}: write one for each, or a single one for all"
         )
-    return [(p, t, f"{path}[{key!r}]") for key, p, t in zip(node[0], node[1], other[1])]
+    if settings != other_settings:
+        raise ValueError(f"{path} has the settings {settings}, but stands against {other_settings}: give it the same")
+    return [(p, t, path + kind.names[0].format(key)) for key, p, t in zip(keys, entries, values)]
+
+
+def _a(x: Any) -> str:
+    """A node of a tree in words: `a dict`."""
+    name = type(x).__name__
+    return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"

@@ -2,15 +2,16 @@
 
 from minidiff.location import add_library
 from spmd.agreement import check_invariant, checking
+from spmd.blocks import from_local
 from spmd.calibrate import calibrate
 from spmd.draw import visualize_sharding
 from spmd.forecast import CostModel, Forecast
 from spmd.inspect import communication, compare
 from spmd.launch import end_job_on_exception
-from spmd.mesh import Mesh, make_mesh
+from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
 from spmd.propagation import spread as _spread  # noqa: F401  (it says what operations on sharded arrays are)
-from spmd.redistribution import distribute, explain_reshard, reshard
+from spmd.redistribution import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
 from spmd.sharded_array import ShardedArray
@@ -22,6 +23,7 @@ __all__ = [
     "P",
     "PartitionSpec",
     "ShardedArray",
+    "barrier",
     "calibrate",
     "check_invariant",
     "checking",
@@ -29,10 +31,15 @@ __all__ = [
     "compare",
     "distribute",
     "explain_reshard",
+    "from_local",
+    "gather",
     "make_mesh",
+    "process_count",
+    "process_index",
     "reshard",
     "rewritten",
     "shard_map",
+    "spec_of",
     "visualize_sharding",
 ]
 

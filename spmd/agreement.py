@@ -143,16 +143,39 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     """
     leaves, _ = tree.flatten_with_paths(x, "x")
     types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
-    kinds = everyone(mesh, f"{_digest(*types)} {', '.join(types)}")
-    if len({kind.split()[0] for kind in kinds}) > 1:
-        said = {rank: kind.partition(" ")[2] for rank, kind in enumerate(kinds)}
-        raise ValueError(f"ranks have values of different types: {'; '.join(who_says(said))}")
+    check_types("ranks have values of different types", mesh, [types])
     digests = [_digest(path, _content(leaf)) for path, leaf in leaves]
     if len(set(everyone(mesh, _digest(*digests)))) == 1:
         return x
     for digest, type in zip(digests, types):
         _check_alike(type, dict(enumerate(everyone(mesh, digest))))
     return x
+
+
+def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
+    """Raise ValueError on all ranks, with the first type that is not the same on all, and `what` is wrong about it.
+
+    `types` are lists of descriptions, one for each rank that is here: under MPI for this one. It is a collective.
+    """
+
+    def said(of_ranks: list[str]) -> list[str]:
+        return of_ranks if mesh.backend == "simulated" else everyone(mesh, of_ranks[0])
+
+    if len({*said([_digest(*each) for each in types])}) > 1:
+        for k in range(max(map(int, said([str(len(each)) for each in types])))):
+            found = said([each[k] if k < len(each) else "nothing more" for each in types])
+            if len({*found}) > 1:
+                raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
+
+
+def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
+    """Raise ValueError where ranks that differ along other axes than `held` have different digests of an array."""
+    groups = defaultdict(dict)  # ranks that are to have the same block
+    for rank, digest in enumerate(digests):
+        place = coordinates_of(rank, mesh.shape)
+        groups[(*map(place.get, held),)][rank] = digest
+    for found in groups.values():
+        _check_alike(what, found)
 
 
 def _check_alike(what: str, digests: dict[int, str]) -> None:
@@ -201,14 +224,10 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[st
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:
         return
-    said = everyone(mesh, "".join(_digest(numpy.asarray(x).tobytes()) for _, x, _ in blocks), WIDTH * len(blocks))
+    said = everyone(mesh, "".join(digest_of(x) for _, x, _ in blocks), WIDTH * len(blocks))
     for k, (name, x, held) in enumerate(blocks):
-        groups = defaultdict(dict)  # ranks that are to have the same block
-        for rank, text in enumerate(said):
-            place = coordinates_of(rank, mesh.shape)
-            groups[(*map(place.get, held),)][rank] = text[k * WIDTH : (k + 1) * WIDTH]
-        for found in groups.values():
-            _check_alike(f"{name}: {_described(x)} ({here()})", found)
+        digests = [text[k * WIDTH : (k + 1) * WIDTH] for text in said]
+        check_copies(f"{name}: {_described(x)} ({here()})", mesh, held, digests)
 
 
 def _described(x: Any) -> str:
@@ -218,6 +237,11 @@ def _described(x: Any) -> str:
 
 def _content(x: Any) -> Any:
     return b"" if isinstance(x, ShardedArray) else numpy.asarray(x).tobytes()
+
+
+def digest_of(x: Any) -> str:
+    """A short text that differs where arrays of one type do."""
+    return _digest(numpy.asarray(x).tobytes())
 
 
 def _digest(*parts: Any) -> str:

@@ -47,14 +47,7 @@ class Mesh:
 
         Raises VarianceError in the body of a `shard_map`: there `axis_index` is a value that varies from rank to rank.
         """
-        scope = current_scope()
-        if scope is not None:
-            axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
-            raise VarianceError(
-                "mesh.rank in the body of a shard_map: it is a plain number, whose type does not say that it differs "
-                f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
-                "type does, and np.where in the place of an `if`"
-            )
+        _check_no_body("mesh.rank")
         return self.ranks.rank
 
     @property
@@ -93,11 +86,15 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes of the given sizes and names.
 
+    One size may be -1: that axis takes all ranks of the launcher that the others leave, `make_mesh((-1, 2), …)` half of
+    them. Without a launcher nothing says how many ranks to simulate, and the sizes must.
+
     `backend` is "mpi" (this process is one rank), "simulated" (all ranks are here), or None: MPI where an MPI
     launcher (`mpirun`, `srun`) started this process, else simulated. `comm` is the mpi4py communicator whose
     ranks the mesh takes, by default COMM_WORLD; the mesh works on a duplicate of it.
 
-    Raises ValueError where the sizes do not multiply to the number of ranks that MPI has, ImportError where a
+    Raises ValueError where the sizes do not multiply to the number of ranks that MPI has, or a size of -1 cannot be
+    found from it, ImportError where a
     launcher is there but mpi4py is not, and LauncherError where it is another MPI's than mpi4py's.
 
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
@@ -108,14 +105,16 @@ def make_mesh(
     if backend is None:
         backend = "mpi" if launched is not None or comm is not None else "simulated"
     if backend == "simulated":
+        shape = _without_unknown(shape, launched)
         return Mesh(shape, Stacked(shape))
     if backend != "mpi":
         raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
     mpi = import_mpi()
     ranks = (mpi.WORLD if comm is None else comm).Get_size()
-    size = math.prod(shape.values())
     if comm is None and launched is not None and launched != ranks:
         raise LauncherError(other_launcher(mpi.library(), ranks))
+    shape = _without_unknown(shape, ranks)
+    size = math.prod(shape.values())
     if ranks != size:
         raise ValueError(
             f"make_mesh: a mesh of {' x '.join(map(str, shape.values()))} needs {size} ranks, but MPI has {ranks}. "
@@ -147,6 +146,90 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
             raise TypeError(f"make_mesh: the axis {name!r} has size {size!r}; a size is an integer: write int({size})")
     shape = {name: operator.index(size) for name, size in zip(axis_names, axis_shapes)}
     for name, size in shape.items():
-        if size < 1:
-            raise ValueError(f"make_mesh: the axis {name!r} has size {size}; a size is at least 1")
+        if size < 1 and size != -1:
+            raise ValueError(
+                f"make_mesh: the axis {name!r} has size {size}; a size is at least 1, or -1 for all ranks that are left"
+            )
+    if list(shape.values()).count(-1) > 1:
+        raise ValueError(f"make_mesh: the sizes {tuple(shape.values())} leave several axes open: at most one is -1")
     return shape
+
+
+def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
+    """The shape with the size in the place of -1 that so many ranks leave; None: nobody knows how many there are."""
+    axis = next((name for name, size in shape.items() if size == -1), None)
+    if axis is None:
+        return shape
+    known = -math.prod(shape.values())
+    if ranks is None:
+        raise ValueError(
+            f"make_mesh: the axis {axis!r} has size -1, as many ranks as the launcher has, but no MPI launcher started "
+            "this process: write the number of ranks to simulate, or start the program with `mpirun -n 4`"
+        )
+    if ranks % known:
+        rest = ", ".join(f"{name}: {size}" for name, size in shape.items() if name != axis)
+        raise ValueError(
+            f"make_mesh: the axis {axis!r} has size -1, but the {ranks} ranks of the launcher cannot be divided by the "
+            f"other axes ({rest}): start the program with a multiple of {known}, as in `mpirun -n {2 * known}`"
+        )
+    return {**shape, axis: ranks // known}
+
+
+def _check_no_body(what: str) -> None:
+    """Raise VarianceError for the number of a rank in the body of a `shard_map`."""
+    scope = current_scope()
+    if scope is not None:
+        axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
+        raise VarianceError(
+            f"{what} in the body of a shard_map: it is a plain number, whose type does not say that it differs "
+            f"from rank to rank, and 0 where ranks are simulated. Write collectives.axis_index({axes!r}), whose "
+            "type does, and np.where in the place of an `if`"
+        )
+
+
+# ---------------------------------------------------------------- processes
+
+
+def process_count() -> int:
+    """How many processes run this program: those that the MPI launcher started; 1 without one.
+
+    Raises ImportError and LauncherError as `make_mesh` does.
+
+    >>> process_count()
+    1
+    """
+    launched = launcher_size()
+    if launched is None:
+        return 1
+    mpi = import_mpi()
+    count = mpi.WORLD.Get_size()
+    if count != launched:
+        raise LauncherError(other_launcher(mpi.library(), count))
+    return count
+
+
+def process_index() -> int:
+    """Which of the processes that run this program this one is, counted from 0; 0 without an MPI launcher.
+
+    For what one process does alone, and that does not communicate: printing, writing a file. Simulated ranks are all in
+    one process. Raises VarianceError in the body of a `shard_map`, where `collectives.axis_index` says which rank runs;
+    ImportError and LauncherError as `make_mesh` does.
+
+    >>> if process_index() == 0:
+    ...     print("written once")
+    written once
+    """
+    _check_no_body("process_index()")
+    return import_mpi().WORLD.Get_rank() if process_count() > 1 else 0
+
+
+def barrier() -> None:
+    """Wait until all processes that run this program have come here. Every one calls it.
+
+    So none of them reads a file before another has written it, say. Collectives wait for each other by themselves.
+    Without an MPI launcher there is nobody to wait for.
+
+    >>> barrier()
+    """
+    if process_count() > 1:
+        make_mesh((-1,), ("process",), backend="mpi").ranks.barrier()

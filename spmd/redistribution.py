@@ -33,7 +33,7 @@ from collectives.backend import index_along
 from collectives.ops import pscatter_p
 from minidiff import tree
 from minidiff.batching import BatchTracer
-from minidiff.core import Value, current_scope, lift_to, show_axes, typeof
+from minidiff.core import Tracer, Value, current_scope, lift_to, show_axes, typeof
 from minidiff.forward import as_value
 from minidiff.normal import shorter, used_once
 from minidiff.ops.kinds import Linear
@@ -311,25 +311,19 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     >>> distribute(np.arange(4), mesh, spmd.P('i'))
     ShardedArray([0, 1, 2, 3], P('i'))
     """
-    _check_mesh(mesh)
-
-    def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
-        found = _laid_out_anew(leaf, mesh, to, path)
-        if found is not leaf and isinstance(leaf, numpy.ndarray) and numpy.may_share_memory(found.data, leaf):
-            found.data = found.data.copy()  # whoever writes into `leaf` later does not mean this
-        return found
-
-    return _map_specs("distribute", x, spec, place)
+    check_mesh("distribute", mesh)
+    return _map_specs("distribute", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, mesh, to, path))
 
 
 def reshard(x: Any, spec: Any) -> Any:
     """The same arrays, split by another `spec` over the mesh they lie on: by the cheapest collectives.
 
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
-    array, the same on all ranks. Differentiable: the transpose is the redistribution in reverse. Under MPI every rank
-    calls it. Under `vmap` elements are split so, and the dimension that they are along stays split by the axes that
-    `spec` does not name. `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not
-    fit the mesh or the array, and TypeError for a plain array, which lies on no mesh (see `distribute`).
+    array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones beside them.
+    Differentiable: the transpose is the redistribution in reverse. Under MPI every rank calls it. Under `vmap` elements
+    are split so, and the dimension that they are along stays split by the axes that `spec` does not name.
+    `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not fit the mesh or the
+    array, and TypeError where it splits a plain array, and no array in `x` lies on a mesh (see `distribute`).
 
     >>> import numpy as np
     >>> import spmd
@@ -342,9 +336,61 @@ def reshard(x: Any, spec: Any) -> Any:
     >>> spmd.communication(lambda x: reshard(x, spmd.P(None, 'i')))(x).counts
     {'all_to_all': 1}
     """
-    return _map_specs(
-        "reshard", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, layout_of(leaf, path)[0], to, path)
-    )
+    layouts = [typeof(as_value(leaf)).layout for leaf in tree.leaves(x)]
+    beside = next((layout.mesh for layout in layouts if layout is not None), None)
+
+    def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
+        layout = typeof(leaf).layout
+        mesh = beside if layout is None else layout.mesh
+        if mesh is None and to == P():
+            return leaf
+        return _laid_out_anew(leaf, layout_of(leaf, path).mesh if mesh is None else mesh, to, path)
+
+    return _map_specs("reshard", x, spec, place)
+
+
+def gather(x: Any) -> Any:
+    """The same tree with whole arrays in the place of sharded ones: on every rank, NumPy arrays.
+
+    What is plain or replicated stays as it is. Differentiable, as `reshard(x, P())` is. Under MPI every rank calls it;
+    an all-gather for each sharded array.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> gather({'w': spmd.distribute(np.arange(4.0), mesh, spmd.P('i')), 'n': 3})
+    {'n': 3, 'w': array([0., 1., 2., 3.])}
+    """
+    check_no_body("gather")
+    return tree.map(_gathered, x)
+
+
+def _gathered(x: Any) -> Any:
+    if isinstance(x, ShardedArray):
+        return x.gather()
+    layout = typeof(as_value(x)).layout if isinstance(x, Tracer) else None
+    return x if layout is None else layout.gathered(as_value(x))
+
+
+def spec_of(x: Any) -> Any:
+    """The tree of the partition specs of arrays: of sharded ones their `.spec`, `P()` of plain and replicated ones.
+
+    What `in_specs` of a `shard_map` can be, of arguments that stay where they are.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> spec_of({'w': spmd.distribute(np.arange(4.0), mesh, spmd.P('i')), 'b': np.zeros(3)})
+    {'b': P(), 'w': P('i')}
+    """
+    return tree.map(_spec_of, x)
+
+
+def _spec_of(x: Any) -> PartitionSpec:
+    if isinstance(x, ShardedArray):
+        return x.spec
+    layout = typeof(as_value(x)).layout
+    return P() if layout is None else layout.spec
 
 
 def explain_reshard(x: Any, spec: PartitionSpec) -> str:
@@ -369,12 +415,13 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     return Text("\n  ".join([head, *map(str, steps.steps)]))
 
 
-def _check_mesh(mesh: Any) -> None:
+def check_mesh(what: str, mesh: Any) -> None:
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"distribute: mesh is {mesh!r}, which is no mesh: write distribute(x, mesh, P(...))")
+        raise TypeError(f"{what}: mesh is {mesh!r}, which is no mesh: write {what}(x, mesh, P(...))")
 
 
-def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+def check_no_body(what: str) -> None:
+    """Raise TypeError where what is of whole arrays is called in the body of a `shard_map`."""
     scope = current_scope()
     if scope is not None:
         raise TypeError(
@@ -382,10 +429,19 @@ def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
             f"over {show_axes(tuple(scope.axes))}, collectives move blocks: pscatter splits what all ranks have, "
             "all_gather joins blocks, all_to_all splits them along another dimension"
         )
+
+
+def specs_for(x: Any, spec: Any) -> list[PartitionSpec]:
+    """A spec for each leaf of a tree, of a tree of specs that is a prefix of it."""
     for path, leaf in tree.flatten_with_paths(spec, "spec")[0]:
         check_is_spec(path, leaf)
+    return tree.broadcast_prefix(spec, x, is_spec, "spec")
+
+
+def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+    check_no_body(what)
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
-    specs = tree.broadcast_prefix(spec, x, is_spec, "spec")
+    specs = specs_for(x, spec)
     return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
 
 
@@ -399,7 +455,10 @@ def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
 
 def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
     _check(path, x, mesh, spec)
-    return settled(x, mesh, spec)
+    found = settled(x, mesh, spec)
+    if found is not x and isinstance(x, numpy.ndarray) and numpy.may_share_memory(found.data, x):
+        found.data = found.data.copy()  # whoever writes into `x` later does not mean this
+    return found
 
 
 def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:

@@ -17,9 +17,9 @@ class ShardedArray(Tracer):
     """An array split over the ranks of a mesh, as results of `shard_map` are that are mapped over it.
 
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
-    block, or the list of all ranks' blocks where they are simulated. `gather()` returns the whole as a NumPy
-    array on every rank: a collective, that every rank must call. `numpy.asarray(x)` gives the whole where all
-    of it is here, and raises otherwise. Printing never communicates.
+    block, or the list of all ranks' blocks where they are simulated (`spmd.from_local` is its inverse). `gather()`
+    returns the whole as a NumPy array on every rank: a collective, that every rank must call. `numpy.asarray(x)` gives
+    the whole where all of it is here, and raises otherwise. Printing never communicates.
 
     It behaves as the whole: operators, indexing, methods and NumPy's functions apply to it, and each operation is a
     `shard_map` of itself (`propagation.py`), whose result is split as the operands are where a rule is known for that.

@@ -16,10 +16,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import spmd
+from minidiff import tree
 from spmd import P
 from spmd.examples import training
 from spmd.examples.checkpoints import CheckpointError, Checkpoints, _checksum
 from tests.runs import EXAMPLES, Killed, assert_same_run, train, train_until
+from tests.tree_classes import CLASSES, parts
 
 # ---------------------------------------------------------------- killed
 
@@ -97,6 +99,21 @@ def test_killed_between_steps(tmp_path, name):
         train_until(last, name, ranks, tmp_path, "simulated", jit=jit)
     run = train(name, ranks, tmp_path, "simulated", jit=jit)
     assert_same_run(run, train(name, ranks, backend="simulated", jit=jit))
+
+
+def test_parameters_of_every_class_of_trees(tmp_path):
+    """Arrays are named by where they stand in the tree, whatever its classes are."""
+    mesh = spmd.make_mesh((2,), ("i",), backend="simulated")
+    split = spmd.distribute(np.arange(4.0), mesh, P("i"))
+    params = {name: make(split, np.ones(2)) for name, (make, _) in CLASSES.items()}
+    arrays, structure = tree.flatten_with_paths(params, "params")
+    Checkpoints(tmp_path, mesh, {}).save(1, dict(arrays), {})
+    found, _ = Checkpoints(tmp_path, mesh, {}).load(dict(arrays))
+    again = tree.unflatten(structure, found.values())
+    for name, (_, cls) in CLASSES.items():
+        w, b = parts(again[name])
+        assert type(again[name]) is cls and w.spec == P("i")
+        assert w.gather().tolist() == [0.0, 1.0, 2.0, 3.0] and b.tolist() == [1.0, 1.0]
 
 
 def test_a_run_that_is_asked_for_more_steps_goes_on(tmp_path):

@@ -61,7 +61,15 @@ def test_the_rank_of_a_mesh_in_a_body(how, wrap):
         (((4, 2), ("x", "x")), ValueError, r"axis name 'x' occurs twice in \('x', 'x'\); call one otherwise"),
         (((4, 2), ("x", 0)), TypeError, "the name of an axis is a string, .* got 0"),
         (((4.0,), ("x",)), TypeError, "integer"),
-        (((0,), ("x",)), ValueError, "'x' has size 0"),
+        (((0,), ("x",)), ValueError, "'x' has size 0; a size is at least 1, or -1 for all ranks that are left"),
+        (((-2, -1), ("x", "y")), ValueError, "'x' has size -2"),
+        (((-1, -1), ("x", "y")), ValueError, r"the sizes \(-1, -1\) leave several axes open: at most one is -1"),
+        (((4, -1), ("x", "y")), ValueError, "'y' has size -1.*no MPI launcher .*ranks to simulate.*`mpirun -n 4`"),
+        (
+            ((-1, 2), ("x", "y"), "mpi"),
+            ValueError,
+            r"the 1 ranks .*other axes \(y: 2\): start .*a multiple of 2, as in",
+        ),
         (((2.0,), ("x",)), TypeError, r"'x' has size 2.0; a size is an integer: write int\(2.0\)"),
         ((4, "x"), TypeError, r"make_mesh\(\(4, 2\), \('x', 'y'\)\)"),
         (((4,), ("x",), "gpu"), ValueError, "backend is 'mpi', 'simulated' or None, got 'gpu'"),
@@ -92,6 +100,31 @@ def test_launchers_are_recognised(monkeypatch, variable, value, expected):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(variable, value)
     assert launch.launcher_size() == expected
+
+
+def test_a_size_that_is_left_open(monkeypatch):
+    """It takes what the launcher has, also where ranks are simulated."""
+    monkeypatch.setenv("PMI_SIZE", "8")
+    for sizes, expected in (((-1,), (8,)), ((-1, 2), (4, 2)), ((2, -1, 4), (2, 1, 4)), ((8, np.int64(-1)), (8, 1))):
+        mesh = spmd.make_mesh(sizes, ("x", "y", "z")[: len(sizes)], backend="simulated")
+        assert tuple(mesh.shape.values()) == expected and mesh.size == 8
+    with pytest.raises(ValueError, match=r"the 8 ranks of the launcher cannot be divided by .*\(y: 3\)"):
+        spmd.make_mesh((-1, 3), ("x", "y"), backend="simulated")
+
+
+def test_one_process(monkeypatch):
+    assert (spmd.process_index(), spmd.process_count(), spmd.barrier()) == (0, 1, None)
+    monkeypatch.setenv("PMI_SIZE", "4")
+    for f in (spmd.process_index, spmd.process_count, spmd.barrier):
+        with pytest.raises(LauncherError, match="the launcher started 4 processes, but mpi4py sees 1"):
+            f()
+
+
+def test_the_number_of_a_process_in_a_body():
+    mesh = spmd.make_mesh((2,), ("x",), backend="simulated")
+    f = spmd.shard_map(lambda x: x * spmd.process_index(), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(md.VarianceError, match=r"process_index\(\) in the body .* collectives\.axis_index\('x'\)"):
+        f(np.ones(2))
 
 
 def test_a_mesh_of_another_size_than_mpi_has():

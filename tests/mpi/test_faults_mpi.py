@@ -214,6 +214,15 @@ FAULTS = {
         ),
     },
     "the order of collectives": {
+        "a barrier that one rank leaves out": Fault(
+            "spmd.barrier()\nif rank != 1: spmd.barrier()\ntotal(x)",
+            (DEADLOCK, WAITS.format(0, "barrier over 'process'", "Barrier"), WAITS.format(1, "psum.*", ".*")),
+        ),
+        "an array of the blocks that some ranks have": Fault(
+            "if rank != 1: spmd.from_local(x, mesh, P('i'))\ntotal(x)",
+            (r"\[rank 0\] (Ranks wait for others that never come|ranks do not call the same collective)",),
+            code=None,
+        ),
         "known permutations in another order": Fault(
             "left, right = shift(mesh, 1), shift(mesh, -1)\n"
             "left(x), right(x)\n"

@@ -1,0 +1,392 @@
+"""Trees of every class through every transformation: dataclasses, attrs, namespaces, ordered dicts, registered ones."""
+
+import dataclasses
+import re
+import subprocess
+import sys
+import types
+from collections import Counter, OrderedDict, defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import psum
+from minidiff import tree
+from spmd import P
+from tests.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
+
+W, B, X = np.array([0.5, 2.0, 1.0, -1.0]), np.array([1.0, -1.0, 0.5, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
+GRAD = X * np.cos(W * X), np.ones(4)
+every = pytest.mark.parametrize("name", CLASSES)
+
+
+def loss(p):
+    w, b = parts(p)
+    return np.sum(np.sin(w * X) + b)
+
+
+def check(found, name, w, b):
+    """Whether it is a tree of that class with these children."""
+    assert type(found) is CLASSES[name][1]
+    for x, expected in zip(parts(found), (w, b)):
+        np.testing.assert_allclose(getattr(x, "gather", lambda x=x: x)(), expected)
+
+
+def custom(rule):
+    if rule is md.custom_jvp:
+        f = md.custom_jvp(loss)
+        f.defjvp(
+            lambda primals, tangents: (loss(*primals), sum([np.sum(t * g) for t, g in zip(parts(tangents[0]), GRAD)]))
+        )
+        return f
+    f = md.custom_vjp(loss)
+    f.defvjp(lambda p: (loss(p), p), lambda p, ct: (tree.map(lambda x, g: ct * g, p, like(p, *GRAD)),))
+    return f
+
+
+def like(p, w, b):
+    return tree.unflatten(tree.structure(p), [w, b] if tree.leaves(p)[0] is parts(p)[0] else [b, w])
+
+
+def doubled(p):
+    return tree.map(lambda x: 2 * x, p)
+
+
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+
+
+def mapped(f, out_specs=P("i")):
+    return spmd.shard_map(f, mesh=MESH, in_specs=P("i"), out_specs=out_specs)
+
+
+def sharded_loss(p):
+    return mapped(lambda p, x: psum(np.sum(np.sin(parts(p)[0] * x) + parts(p)[1]), "i"), P())(p, X)
+
+
+#: Functions of a tree p of (W, B), and the children of the tree that comes out.
+TRANSFORMATIONS = {
+    "grad": (md.grad(loss), GRAD),
+    "value_and_grad": (lambda p: md.value_and_grad(loss)(p)[1], GRAD),
+    "aux": (lambda p: md.grad(lambda p: (loss(p), doubled(p)), has_aux=True)(p)[1], (2 * W, 2 * B)),
+    "vjp": (lambda p: md.vjp(loss, p)[1](1.0)[0], GRAD),
+    "vjp of a tree": (lambda p: md.vjp(doubled, p)[1](p)[0], (2 * W, 2 * B)),
+    "jvp": (lambda p: md.jvp(doubled, (p,), (p,))[1], (2 * W, 2 * B)),
+    "linearize": (lambda p: md.linearize(doubled, p)[1](p), (2 * W, 2 * B)),
+    "linear_transpose": (lambda p: md.linear_transpose(doubled, p)(p)[0], (2 * W, 2 * B)),
+    "jit": (md.jit(doubled), (2 * W, 2 * B)),
+    "jit of grad": (md.jit(md.grad(loss)), GRAD),
+    "grad of jit": (md.grad(md.jit(loss)), GRAD),
+    "checkpoint": (md.grad(md.checkpoint(loss)), GRAD),
+    "custom_vjp": (md.grad(custom(md.custom_vjp)), GRAD),
+    "custom_jvp": (md.grad(custom(md.custom_jvp)), GRAD),
+    "stop_gradient": (lambda p: md.stop_gradient(p), (W, B)),
+    "vmap": (md.vmap(doubled), (2 * W, 2 * B)),
+    "vmap of grad": (md.vmap(md.grad(lambda p: np.sum(parts(p)[0] * parts(p)[1]))), (B, W)),
+    "jacrev": (lambda p: tree.map(np.sum, md.jacrev(loss)(p)), tuple(np.sum(g) for g in GRAD)),
+    "jacfwd": (md.jacfwd(loss), GRAD),
+    "hessian": (
+        lambda p: tree.map(np.sum, parts(md.hessian(loss)(p))[0]),
+        (np.sum(-(X**2) * np.sin(W * X)), 0.0),
+    ),
+    "cond": (lambda p: md.cond(True, doubled, lambda p: p, p), (2 * W, 2 * B)),
+    "switch": (lambda p: md.jit(lambda k, p: md.switch(k, [doubled, lambda p: p], p))(0, p), (2 * W, 2 * B)),
+    "while_loop": (lambda p: md.while_loop(lambda p: np.sum(parts(p)[0]) < 5, doubled, p), (2 * W, 2 * B)),
+    "fori_loop": (lambda p: md.fori_loop(0, 2, lambda k, p: doubled(p), p), (4 * W, 4 * B)),
+    "scan, carry": (lambda p: md.scan(lambda p, x: (doubled(p), None), p, None, length=2)[0], (4 * W, 4 * B)),
+    "scan, elements": (lambda p: md.jit(lambda p: md.scan(lambda c, p: (c, doubled(p)), 0.0, p)[1])(p), (2 * W, 2 * B)),
+    "central_difference": (lambda p: md.numerical.central_difference(loss, p), GRAD),
+    "shard_map": (mapped(doubled), (2 * W, 2 * B)),
+    "grad of shard_map": (md.grad(sharded_loss), GRAD),
+    "jit of grad of shard_map": (md.jit(md.grad(sharded_loss)), GRAD),
+    "psum": (mapped(lambda p: psum(p, "i"), P()), (W[:2] + W[2:], B[:2] + B[2:])),
+    "distribute": (lambda p: spmd.distribute(p, MESH, P("i")), (W, B)),
+    "reshard": (lambda p: spmd.reshard(spmd.distribute(p, MESH, P("i")), P()), (W, B)),
+    "check_invariant": (lambda p: spmd.check_invariant(p, MESH), (W, B)),
+}
+
+
+@every
+@pytest.mark.parametrize("how", TRANSFORMATIONS)
+def test_every_class_through_every_transformation(how, name):
+    if (how, name) == ("hessian", "derived field"):
+        pytest.skip("its __init__ computes with its fields, which in a Hessian are trees")
+    f, expected = TRANSFORMATIONS[how]
+    make = CLASSES[name][0]
+    check(f(make(W, B)), name, *expected)
+
+
+@every
+def test_prefixes_of_trees(name):
+    p = CLASSES[name][0](W, B)
+    axes = CLASSES[name][0](0, None)
+    out = md.vmap(lambda p: (parts(p)[0] * 2, parts(p)[1]), in_axes=(axes,))(p)
+    np.testing.assert_allclose(out[1], np.tile(B, (4, 1)))
+    if name == "derived field":
+        return  # it computes with its arguments
+    specs = CLASSES[name][0](P("i"), P())
+    f = spmd.shard_map(doubled, mesh=MESH, in_specs=(specs,), out_specs=specs)
+    found = f(p)
+    check(found, name, 2 * W, 2 * B)
+    assert isinstance(parts(found)[0], spmd.ShardedArray) and not isinstance(parts(found)[1], spmd.ShardedArray)
+
+
+@every
+def test_checks_and_reports(name):
+    p = CLASSES[name][0](W, B)
+    md.testing.check_grads(loss, (p,), order=1)
+    md.testing.check_grads(doubled, (p,), order=1)
+    assert len(md.make_tape(doubled)(p).inputs) == 2
+    assert md.trace_table(lambda p: parts(p)[0] * parts(p)[1], CLASSES[name][0](2.0, 2.0)).derivative == 2.0
+    assert spmd.communication(sharded_loss)(p).counts == {"psum": 1}
+    assert "**" not in repr(tree.structure(p)) and repr(tree.structure(p)).count("*") == 2
+
+
+@every
+def test_a_program_is_compiled_once(name):
+    runs = []
+    f = md.jit(lambda p: runs.append(1) or doubled(p))
+    for k in range(3):
+        f(CLASSES[name][0](W, B + k))
+    assert len(runs) == 1
+
+
+nested = st.recursive(
+    st.integers(),
+    lambda t: st.one_of([st.builds(make, t, t) for n, (make, _) in CLASSES.items() if n != "derived field"]),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(nested)
+def test_flatten_and_unflatten_are_inverse(t):
+    leaves, structure = tree.flatten(t)
+    assert len(leaves) == structure.size == len(set(tree.paths(structure)))
+    again = tree.unflatten(structure, leaves)
+    assert tree.flatten(again) == (leaves, structure) and type(again) is type(t)
+    assert hash(tree.structure(again)) == hash(structure) and repr(structure) == repr(tree.structure(again))
+    assert tree.leaves(tree.map_with_path(lambda path, x, y: (x, y) == (y, x) and path, t, t)) == tree.paths(structure)
+    assert tree.reduce(lambda total, x: total + x, t, 0) == tree.reduce(lambda a, b: a + b, t) == sum(leaves)
+    assert tree.all(t) == all(leaves)
+
+
+# ---------------------------------------------------------------- what a class means
+
+
+def test_fields_that_are_settings():
+    assert tree.leaves(Plain(1.0, 2.0)) == [1.0, 2.0]
+    assert tree.structure(Plain(1, 2)) == tree.structure(Plain(3, 4)) != tree.structure(Plain(1, 2, "other"))
+    assert repr(tree.structure(Plain(1, 2))) == "Plain(w=*, b=*; 'plain')"
+    assert md.grad(lambda p: p.w * p.b)(Plain(2.0, 3.0, "mine")) == Plain(3.0, 2.0, "mine")
+    with pytest.raises(ValueError, match=r"differ in structure: Plain\(w=\*, b=\*; 'plain'\) and .*'other'"):
+        tree.map(lambda x, y: x, Plain(1, 2), Plain(1, 2, "other"))
+
+
+def test_a_program_for_each_setting():
+    power = md.jit(lambda p: p.w**p.name)
+    found = [power(Plain(np.array([2.0]), 0.0, n)) for n in (2, 3)]
+    assert [x[0] for x in found] == [4.0, 8.0]
+    of_type = md.jit(lambda p: p.w * isinstance(p.name, bool))
+    assert [of_type(Plain(1.0, 1.0, setting)) for setting in (1, True, 1.0)] == [0.0, 1.0, 0.0]
+    inside = md.jit(lambda p: p.w * isinstance(p.name[0], bool))
+    assert [inside(Plain(1.0, 1.0, setting)) for setting in ((1,), (True,))] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("setting", [[1, 2], np.ones(3), {"a": 1}])
+def test_a_setting_that_is_not_hashable(setting):
+    assert md.grad(lambda p: p.w * 2)(Plain(1.0, 2.0, setting)).w == 2.0  # nothing is compared
+    with pytest.raises(TypeError, match=r"a setting of a Plain in a tree cannot be compared \(unhashable type"):
+        md.jit(lambda p: p.w)(Plain(1.0, 2.0, setting))
+
+
+def test_a_derivative_passes_through_derived_fields():
+    @dataclass
+    class Scaled:
+        w: Any
+        twice: Any = field(init=False)
+
+        def __post_init__(self):
+            self.twice = 2 * self.w
+
+    assert md.grad(lambda p: p.twice**2)(Scaled(3.0)) == Scaled(24.0)
+    assert tree.map(lambda w: w + 1, Scaled(3.0)) == Scaled(4.0)
+
+
+def test_an_init_that_does_not_take_leaves():
+    @dataclass
+    class Positive:
+        w: Any
+
+        def __post_init__(self):
+            if not isinstance(self.w, float):
+                raise ValueError("w is a float")
+
+    with pytest.raises(ValueError, match="w is a float") as error:
+        md.grad(lambda p: p.w)(Positive(1.0))
+    if sys.version_info >= (3, 11):
+        assert "md.tree.register(Positive, flatten, unflatten)" in error.value.__notes__[0]
+
+    def unflatten(_, children):
+        p = object.__new__(Positive)
+        (p.w,) = children
+        return p
+
+    tree.register(Positive, lambda p: ((p.w,), None), unflatten)
+    assert md.grad(lambda p: p.w * 3)(Positive(1.0)).w == 3.0
+    assert repr(tree.structure(Positive(1.0))) == "Positive(*; None)"
+
+
+class Unknown:
+    pass
+
+
+class OwnDict(dict):
+    pass
+
+
+@pytest.mark.parametrize("leaf", [Unknown(), Plain, dict, OwnDict(a=1), Counter("a"), {1}, "text", len], ids=repr)
+def test_what_is_a_leaf(leaf):
+    """Types are no trees of their fields, and a subclass may be made in another way than its class."""
+    assert tree.flatten([leaf]) == ([leaf], tree.structure([1.0])) and tree.children(leaf) is None
+    with pytest.raises(TypeError, match="expected an array or a number, got"):
+        md.jit(lambda x: x)(leaf)
+
+
+def test_dicts_with_an_order_and_without():
+    one, other = OrderedDict(b=1, a=2), OrderedDict(a=2, b=1)
+    assert tree.leaves(one) == [1, 2] and list(tree.map(lambda x: x, one)) == ["b", "a"]
+    assert tree.structure(one) != tree.structure(other) and repr(tree.structure(one)) == "OrderedDict({'b': *, 'a': *})"
+    assert tree.structure(defaultdict(list, b=1, a=2)) == tree.structure(defaultdict(list, a=2, b=1))
+    assert tree.structure(defaultdict(list)) != tree.structure(defaultdict(int))
+    assert tree.map(lambda x: x, defaultdict(list, a=1))["new"] == []
+    assert tree.structure(types.SimpleNamespace(b=1, a=2)) == tree.structure(types.SimpleNamespace(a=2, b=1))
+
+
+KEYS = [1, "a", (1, 2), 2.5, None, "b", b"c", frozenset("x"), True]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from(KEYS), unique=True), st.randoms())
+def test_the_order_of_keys_does_not_depend_on_how_a_dict_was_made(keys, random):
+    """Whatever types they are of."""
+    t = {k: i for i, k in enumerate(keys)}
+    random.shuffle(keys)
+    u = {k: t[k] for k in keys}
+    assert tree.flatten(t) == tree.flatten(u) and tree.unflatten(*tree.flatten(t)[::-1]) == t
+
+
+def test_equal_keys_of_another_type():
+    """What is remembered of one tree is not found in another."""
+    for keys in ([1, 2], [1.0, 2.0], [True, 2], ["a", "b"]):
+        found = tree.map(lambda x: x, {k: [0] for k in keys})
+        assert [*map(type, found)] == [*map(type, keys)]
+
+
+def test_methods_of_a_dataclass():
+    @dataclass
+    class Network:
+        w: Any
+        power: int = field(default=2, metadata={"static": True})
+
+        @md.jit
+        def loss(self, x):
+            return np.sum((self.w * x) ** self.power)
+
+    n = Network(np.array([1.0, 2.0]))
+    assert n.loss(3.0) == 45.0 and Network(n.w, 1).loss(3.0) == 9.0
+    assert md.grad(Network.loss)(n, 3.0).w.tolist() == [18.0, 36.0]
+
+
+def test_paths():
+    t = {"p": Plain(1, [2]), "n": types.SimpleNamespace(x=3), "o": OrderedDict(k=4), "g": Given(5, 6)}
+    names = ["['g'][0]", "['g'][1]", "['n'].x", "['o']['k']", "['p'].w", "['p'].b[0]"]
+    assert tree.paths(tree.structure(t)) == names
+    assert tree.leaves(tree.map_with_path(lambda path, x: path, t)) == names
+    with pytest.raises(TypeError, match=r"grad: argument 0\['p'\]\.w of .*expected an array or a number, got str"):
+        md.grad(lambda t: 1.0)({"p": Plain("text", 1.0)})
+
+
+def test_children():
+    assert tree.children(Frozen(b=1, w=2)) == [1, 2] and tree.children({"b": 1, "a": 2}) == [2, 1]
+    assert tree.children(None) == [] and tree.children(3.0) is None
+
+
+BAD_PREFIXES = [
+    (Plain(0, 1), Frozen(b=1, w=2), "axes is a Plain, but stands against a Frozen"),
+    (Plain(0, "no"), Plain(1, 2), r"axes\.b is 'no', which is neither an entry"),
+    (Plain(0, 1, "x"), Plain(1, 2, "y"), r"axes has the settings \('x',\), but stands against \('y',\): give it the"),
+    (OrderedDict(a=0), {"a": 1}, "axes is an OrderedDict, but stands against a dict"),
+    (types.SimpleNamespace(a=0), types.SimpleNamespace(b=0), r"axes has the keys \['a'\], but stands against \['b'\]"),
+    (Inherited(0, 1), 1.0, "axes is an Inherited of 2, but stands against a single array"),
+]
+
+
+@pytest.mark.parametrize("prefix, t, message", BAD_PREFIXES, ids=[m[:30] for *_, m in BAD_PREFIXES])
+def test_a_prefix_that_does_not_match_is_named(prefix, t, message):
+    with pytest.raises(ValueError, match=message):
+        tree.broadcast_prefix(prefix, t, lambda x: isinstance(x, int), "axes")
+
+
+# ---------------------------------------------------------------- register
+
+
+BAD_CLASSES = [
+    (Given, ValueError, "it is known already how a Given is flattened"),
+    (dict, ValueError, "known already how a dict"),
+    (type(W), ValueError, "known already how a ndarray"),
+    (Given(1, 2), TypeError, "takes a class, and two functions: register"),
+]
+
+
+@pytest.mark.parametrize("cls, error, message", BAD_CLASSES, ids=[str(c) for c, *_ in BAD_CLASSES])
+def test_classes_that_cannot_be_registered(cls, error, message):
+    with pytest.raises(error, match=message):
+        tree.register(cls, lambda x: ((), None), lambda _, children: None)
+
+
+def test_a_class_that_was_a_leaf_before():
+    class Later:
+        def __init__(self, x):
+            self.x = x
+
+    one = Later(2.0)
+    assert tree.leaves([one]) == [one]
+    tree.register(Later, lambda x: [[x.x], None], lambda _, children: Later(*children))
+    with pytest.raises(TypeError, match=r"flatten of Later returns a pair \(children, settings\), got list"):
+        tree.leaves([one])
+
+    @dataclass
+    class Other:
+        x: Any
+
+    assert tree.leaves(Other(1.0)) == [1.0]
+    tree.register(Other, lambda o: ((o.x, o.x), None), lambda _, children: Other(children[0]))
+    assert tree.leaves([Other(1.0)]) == [1.0, 1.0]
+
+
+def test_names_of_classes():
+    names = tree.class_names()
+    assert {"tuple", "dict", "OrderedDict", "SimpleNamespace", "dataclasses", "attrs classes", "Given"} <= {*names}
+    assert "Plain" not in names and not any(re.search("[<>]", name) for name in names)
+
+
+def test_too_few_leaves():
+    with pytest.raises(ValueError, match=r"tree.unflatten: 1 leaves for a tree of 2: \[\*, \*\]"):
+        tree.unflatten(tree.structure([1, 2]), [1])
+
+
+def test_trees_need_no_attrs():
+    code = "import sys; sys.modules['attr'] = None; from minidiff import tree; print(tree.leaves({'a': 1}))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "[1]\n", run.stderr
+
+
+def test_dataclasses_are_rebuilt_as_replace_does():
+    p = Plain(1.0, 2.0, "mine")
+    assert tree.map(lambda x: 2 * x, p) == dataclasses.replace(p, w=2.0, b=4.0)
