@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections import Counter
@@ -13,6 +12,7 @@ import numpy
 
 from minidiff.batching import named_axes
 from minidiff.core import Scope, Tracer, UnboundAxisError, Value, current_interpreter, current_scope, typeof
+from minidiff.keywords import did_you_mean
 
 AxisName = str | tuple[str, ...]
 Groups = tuple[tuple[int, ...], ...]
@@ -79,16 +79,6 @@ def along(name: str, axis_name: AxisName) -> list[Along]:
             runs.append(Along(scope, (axis,)))
     check_distinct(name, axes)
     return runs
-
-
-def did_you_mean(axis: Any, known: Iterable[str]) -> str:
-    """What is added to the error for a name of an axis that is none, where there is one much like it.
-
-    >>> did_you_mean('batches', ('batch', 'model'))
-    ". Did you mean 'batch'?"
-    """
-    found = difflib.get_close_matches(str(axis).lower(), {name.lower(): name for name in known}, 1)
-    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)
 
 
 def check_distinct(name: str, axes: Sequence[str]) -> None:

@@ -30,6 +30,7 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.forward import as_value, as_values
+from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 from minidiff.staging import check_function
 
@@ -123,6 +124,7 @@ def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
     return axes
 
 
+@transformation
 def vmap(
     f: Callable, in_axes: Any = 0, out_axes: Any = 0, axis_name: AxisName | None = None, axis_size: int | None = None
 ) -> Callable:

@@ -44,6 +44,7 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
+from minidiff.keywords import explains_keywords, transformation
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
@@ -398,6 +399,7 @@ class Flat:
         return outs
 
 
+@explains_keywords
 def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
 
@@ -482,6 +484,7 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
 _FLOAT64 = numpy.dtype(float)
 
 
+@transformation
 def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """A function that returns the value of `f` and its gradient: `(value, grads)`.
 
@@ -496,7 +499,8 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
-    numbers, several = chosen_arguments("grad", argnums), isinstance(argnums, Sequence)
+    numbers = chosen_arguments("grad", argnums)
+    several = type(argnums) is not int and isinstance(argnums, Sequence)
     name = name_of(f)
     origin = ("grad", name)
 
@@ -534,6 +538,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     return gradient
 
 
+@transformation
 def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """The gradient of a scalar function: a function of the same arguments. As `value_and_grad`, without the value.
 
@@ -543,7 +548,7 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
-    both = value_and_grad(f, argnums, has_aux)
+    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # whose name nobody sees
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
@@ -554,6 +559,8 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
 
 def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
     """`argnums` as a tuple."""
+    if type(argnums) is int:
+        return (argnums,)
     try:
         return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:

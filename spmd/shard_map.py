@@ -77,6 +77,7 @@ from minidiff.drafts import names_used
 from minidiff.forward import JVP, as_value, as_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.jit import DEPENDS_ON, key_of
+from minidiff.keywords import transformation
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
 from minidiff.optimize import narrows, without_unused
@@ -588,6 +589,7 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 # ---------------------------------------------------------------- what users call
 
 
+@transformation
 def shard_map(
     f: Callable,
     mesh: Mesh | None = None,
@@ -717,8 +719,6 @@ def shard_map(
         results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **where)
         return tree.unflatten(out_structure, results)
 
-    mapped.__name__ = getattr(f, "__name__", "shard_map")
-    mapped.__doc__ = getattr(f, "__doc__", None)
     return mapped
 
 

@@ -37,6 +37,7 @@ from minidiff.drafts import (
     run_batched,
     zeros,
 )
+from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
@@ -320,6 +321,7 @@ def rounds(eqn: Equation) -> int:
 # ---------------------------------------------------------------- what users call
 
 
+@explains_keywords
 def scan(
     f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
 ) -> tuple[Any, Any]:
