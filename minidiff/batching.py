@@ -29,7 +29,7 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.forward import as_value, as_values
+from minidiff.forward import as_values, result_values
 from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 from minidiff.staging import check_function
@@ -179,7 +179,7 @@ def _applied(f: Callable, batch: Batch, args: tuple, kwargs: dict) -> tuple[Any,
     with transforming(batch):
         out = f(*args, **kwargs)
         outs, structure = tree.flatten(out)
-        return out, [as_value(x) for x in outs], structure
+        return out, result_values(batch.origin, outs, structure), structure
 
 
 def _axis_of(x: Value, axis: int, path: str) -> int:

@@ -148,7 +148,7 @@ def as_value(x: Any) -> Value:
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
-    x = plain(x)
+    x = plain(x, is_leaf=True)
     if not hasattr(x, "dtype"):
         return numpy.asarray(x)[()]
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
@@ -170,6 +170,14 @@ def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str
         return list(map(as_value, leaves))
     except TypeError:
         return [as_named_value(x, f"{what}: {path}") for x, path in zip(leaves, paths())]
+
+
+def result_values(origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure) -> list[Value]:
+    """The leaves of a function's result as arrays or tracers; `origin` is who called which function, as in errors.
+
+    Raises TypeError for a leaf that is neither, and says which.
+    """
+    return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, "the result"))
 
 
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:
@@ -209,7 +217,7 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[A
     def flat(*leaves):
         nonlocal out_structure
         out, out_structure = tree.flatten(f(*tree.unflatten(structure, weak_where(weak, leaves))))
-        return [as_value(x) for x in out]
+        return result_values(forward.origin, out, out_structure)
 
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
     outs = list(map(as_value, outs))  # a result may be no plain array: one multiplied by a duration

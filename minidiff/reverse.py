@@ -43,7 +43,7 @@ from minidiff.core import (
     variance_of,
     weak_where,
 )
-from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
+from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate, result_values
 from minidiff.keywords import explains_keywords, transformation
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
@@ -377,8 +377,16 @@ class Flat:
     through the transformation too, so that no traced value gets out of it. `weak` says which leaves are Python numbers.
     """
 
-    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
+    def __init__(
+        self,
+        f: Callable,
+        structure: tree.Structure,
+        has_aux: bool = False,
+        weak: Sequence[bool] = (),
+        origin: tuple[str, str] = ("a transformation", "f"),
+    ):
         self.f = f
+        self.origin = origin  # who asks, of which function
         self.structure = structure
         self.has_aux = has_aux
         self.weak = weak
@@ -392,7 +400,7 @@ class Flat:
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
             out, aux = out
         outs, self.out_structure = tree.flatten(out)
-        outs = [as_value(x) for x in outs]
+        outs = result_values(self.origin, outs, self.out_structure)
         if self.has_aux:
             extra, self.aux_structure = tree.flatten(aux)
             outs += map(strong, extra)
@@ -414,9 +422,10 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     values = [as_value(x) for _, x in leaves]
-    flat = Flat(f, structure, weak=are_weak(x for _, x in leaves))
+    origin = ("linearize", name_of(f))
+    flat = Flat(f, structure, weak=are_weak(x for _, x in leaves), origin=origin)
     active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
+    outs, tape = linearize_flat(flat, values, active, origin)
     types = [typeof(x) for x in outs]
     keep_residuals(tape)
 
@@ -445,9 +454,10 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     [3.0, 2.0]
     """
     leaves, structure = tree.flatten(primals)
-    flat, values = Flat(f, structure, weak=are_weak(leaves)), [as_value(x) for x in leaves]
+    origin = ("vjp", name_of(f))
+    flat, values = Flat(f, structure, weak=are_weak(leaves), origin=origin), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
+    outs, tape = linearize_flat(flat, values, active, origin)
     out_types = [typeof(x) for x in outs]
     keep_residuals(tape)
 
@@ -520,7 +530,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
                 full[n] = x
             return f(*full, **kwargs)
 
-        flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves))
+        flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves), origin)
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)

@@ -18,7 +18,7 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.forward import as_value
+from minidiff.forward import as_value, result_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import explains_keywords
 from minidiff.location import begins
@@ -59,8 +59,9 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     with transforming(stage):
         given = weak_where(are_weak(leaves), inputs)
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, given)))
-        warn_if_random(before, name if " of " in name else f"{name} of {name_of(f)}", CONSTANTS)
-        tape = stage.tape([as_value(x) for x in outs])
+        origin = name if " of " in name else f"{name} of {name_of(f)}"
+        warn_if_random(before, origin, CONSTANTS)
+        tape = stage.tape(result_values([origin], outs, out_structure))
     return tape, structure, out_structure
 
 

@@ -98,6 +98,11 @@ def _children(tree: Any) -> tuple[tuple, list] | None:
     return None
 
 
+def node_classes() -> str:
+    """The classes of values that are nodes of a tree, as errors name them."""
+    return "tuples, lists, dicts, named tuples and None"
+
+
 def _sorted(keys: Any) -> list:
     try:
         return sorted(keys)
