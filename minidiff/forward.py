@@ -172,12 +172,17 @@ def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str
         return [as_named_value(x, f"{what}: {path}") for x, path in zip(leaves, paths())]
 
 
-def result_values(origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure) -> list[Value]:
+def result_values(
+    origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
+) -> list[Value]:
     """The leaves of a function's result as arrays or tracers; `origin` is who called which function, as in errors.
 
-    Raises TypeError for a leaf that is neither, and says which.
+    Raises TypeError for a leaf that is neither, and says which: `root` is what it calls the result.
     """
-    return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, "the result"))
+    try:
+        return [as_value(x) for x in leaves]
+    except TypeError:
+        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
 
 
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:

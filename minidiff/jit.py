@@ -81,6 +81,8 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
 
     Raises TypeError where they are not integers and strings, ValueError for a name that is none of a parameter.
     """
+    if argnums == () == argnames:
+        return Static()
     try:
         positions = tuple(map(operator.index, argnums if isinstance(argnums, Iterable) else (argnums,)))
     except TypeError:

@@ -619,6 +619,28 @@ def with_rule(f):
     return f
 
 
+STEPS = {
+    "scan, carry": (lambda: md.scan(lambda c, x: ("a", x), 0.0, X), "scan: what a step makes of init: .* got str: 'a'"),
+    "scan, y": (lambda: md.scan(lambda c, x: (c, {"y": "a"}), 0.0, X), r"scan of <lambda>: a step's y\['y'\]: .*: 'a'"),
+    "fori_loop": (
+        lambda: md.fori_loop(0, 2, lambda i, c: {"c": "a"}, {"c": 1.0}),
+        r"fori_loop: what a step makes of init_val\['c'\]: expected an array or a number, got str: 'a'",
+    ),
+    "while_loop": (
+        lambda: md.while_loop(lambda c: c < 1, lambda c: "a", 0.0),
+        "what a step makes of init_val: .*: 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", STEPS)
+def test_a_result_of_a_step_that_is_not_an_array_is_named(loop):
+    run, message = STEPS[loop]
+    for call in (run, lambda: md.make_tape(run)()):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
 @pytest.mark.parametrize("transformation", RESULTS)
 def test_a_result_that_is_not_an_array_is_named(transformation):
     def step(x):
