@@ -34,7 +34,6 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.keywords import explains_keywords
 from minidiff.ops.kinds import zeros_like
 
 
@@ -194,7 +193,6 @@ def check_sequences(what: str, primals: Any, tangents: Any) -> None:
         )
 
 
-@explains_keywords
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     """The value of `f` and its derivative in one direction: `(f(*primals), df(*primals) · tangents)`.
 

@@ -34,7 +34,6 @@ _INTEGERS = no_counterpart(
     "name floating-point arguments in argnums; md.vjp accepts integers, and gives them cotangents of dtype float0"
 )
 _REDUCE_AXES = no_counterpart("the types of a shard_map's body say where its cotangents are summed over ranks")
-_AUX = no_counterpart("return aux beside the value: its tangent comes beside the value's")
 _UNROLL = no_counterpart("loops are never unrolled")
 _CPU = no_counterpart("programs run on NumPy, on the processor; ranks are those of spmd.make_mesh")
 _SHARDINGS = no_counterpart(
@@ -70,8 +69,6 @@ INSTEAD: dict[str, dict[str, str]] = {
     "jacfwd": _DERIVATIVES,
     "jacrev": _DERIVATIVES,
     "hessian": _DERIVATIVES,
-    "jvp": {"has_aux": _AUX},
-    "linearize": {"has_aux": _AUX},
     "vmap": {
         "in_dims": "write in_axes=",
         "out_dims": "write out_axes=",

@@ -44,7 +44,7 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.forward import JVP, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate, result_values
-from minidiff.keywords import explains_keywords, transformation
+from minidiff.keywords import transformation
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
@@ -407,7 +407,6 @@ class Flat:
         return outs
 
 
-@explains_keywords
 def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
 

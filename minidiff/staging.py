@@ -20,7 +20,7 @@ from minidiff.core import (
 )
 from minidiff.forward import as_value, result_values
 from minidiff.global_random import random_state, warn_if_random
-from minidiff.keywords import explains_keywords
+from minidiff.keywords import transformation
 from minidiff.location import begins
 from minidiff.tape import Recorder, Tape
 
@@ -73,7 +73,7 @@ def check_function(name: str, f: Any, args: tuple = ()) -> None:
         raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
 
 
-@explains_keywords
+@transformation
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
 
