@@ -120,7 +120,7 @@ class _Linearized:
                 full[n % len(args)] = x
             return f(*full, **kwargs)
 
-        self.flat = Flat(of_chosen, self.structure, has_aux, are_weak(x for _, x in paths), (what, name))
+        self.flat = Flat(of_chosen, self.structure, has_aux, are_weak(x for _, x in paths))
         outs, tape = linearize_flat(self.flat, values, [True] * len(values), (what, name))
         count = self.flat.out_structure.size
         self.out_types = [typeof(x) for x in outs[:count]]

@@ -321,8 +321,7 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
 
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
-        origin = ("checkpoint", name_of(f))
-        flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves), origin=origin)
+        flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))
         flat.__name__ = name_of(f)
         outs = checkpoint_p.bind(*[as_value(x) for x in leaves], body=flat, policy=policy)
         return tree.unflatten(flat.out_structure, outs)

@@ -377,16 +377,8 @@ class Flat:
     through the transformation too, so that no traced value gets out of it. `weak` says which leaves are Python numbers.
     """
 
-    def __init__(
-        self,
-        f: Callable,
-        structure: tree.Structure,
-        has_aux: bool = False,
-        weak: Sequence[bool] = (),
-        origin: tuple[str, str] = ("a transformation", "f"),
-    ):
+    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
         self.f = f
-        self.origin = origin  # who asks, of which function
         self.structure = structure
         self.has_aux = has_aux
         self.weak = weak
@@ -400,7 +392,7 @@ class Flat:
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
             out, aux = out
         outs, self.out_structure = tree.flatten(out)
-        outs = result_values(self.origin, outs, self.out_structure)
+        outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
         if self.has_aux:
             extra, self.aux_structure = tree.flatten(aux)
             outs += map(strong, extra)
@@ -421,10 +413,9 @@ def linearize(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     """
     leaves, structure = tree.flatten_with_paths(primals, "primals")
     values = [as_value(x) for _, x in leaves]
-    origin = ("linearize", name_of(f))
-    flat = Flat(f, structure, weak=are_weak(x for _, x in leaves), origin=origin)
+    flat = Flat(f, structure, weak=are_weak(x for _, x in leaves))
     active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = linearize_flat(flat, values, active, origin)
+    outs, tape = linearize_flat(flat, values, active, ("linearize", name_of(f)))
     types = [typeof(x) for x in outs]
     keep_residuals(tape)
 
@@ -453,10 +444,9 @@ def vjp(f: Callable, *primals: Any) -> tuple[Any, Callable]:
     [3.0, 2.0]
     """
     leaves, structure = tree.flatten(primals)
-    origin = ("vjp", name_of(f))
-    flat, values = Flat(f, structure, weak=are_weak(leaves), origin=origin), [as_value(x) for x in leaves]
+    flat, values = Flat(f, structure, weak=are_weak(leaves)), [as_value(x) for x in leaves]
     active = [is_differentiable(typeof(x).dtype) for x in values]
-    outs, tape = linearize_flat(flat, values, active, origin)
+    outs, tape = linearize_flat(flat, values, active, ("vjp", name_of(f)))
     out_types = [typeof(x) for x in outs]
     keep_residuals(tape)
 
@@ -529,7 +519,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
                 full[n] = x
             return f(*full, **kwargs)
 
-        flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves), origin)
+        flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves))
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
         value = _check_scalar(flat.out_structure, outs, name)

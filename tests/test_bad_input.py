@@ -646,7 +646,7 @@ def test_a_result_that_is_not_an_array_is_named(transformation):
     def step(x):
         return {"loss": x * 2, "log": [x, "done"]}
 
-    name = {"value_and_grad": "grad", "custom_jvp": "step"}.get(transformation, transformation)
+    name = {"value_and_grad": "grad", "custom_jvp": "step", "checkpoint": "step"}.get(transformation, transformation)
     who = name if name == "step" else f"{name} of step"
     with pytest.raises(TypeError, match=rf"{who}: the result\['log'\]\[1\]: expected an array .* got str: 'done'"):
         RESULTS[transformation](step)
