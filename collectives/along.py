@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import operator
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy
 
 from minidiff.batching import named_axes
-from minidiff.core import Scope, Tracer, UnboundAxisError, Value, current_interpreter, current_scope, typeof
+from minidiff.core import Scope, Tracer, UnboundAxisError, Value, current_interpreter, current_scope, show_axes, typeof
+from minidiff.keywords import did_you_mean
 
 AxisName = str | tuple[str, ...]
+Axes = AxisName | set[str] | frozenset[str]  # where their order does not matter
 Groups = tuple[tuple[int, ...], ...]
 
 
@@ -60,14 +61,22 @@ def ranks_along(runs: Sequence[Along]) -> int:
     return math.prod(run.size for run in runs)
 
 
-def along(name: str, axis_name: AxisName) -> list[Along]:
+def along(name: str, axis_name: Axes, ordered: bool = True) -> list[Along]:
     """The axes named, checked, in runs that one operation may run over.
 
     The axes of a mesh are bound together by the running body; each that a vmap has named is a scope of its own,
-    without types.
+    without types. Where their order does not matter (not `ordered`) they may be a set.
     """
     scope, vmapped = current_scope(), named_axes(current_interpreter())
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    if isinstance(axis_name, (set, frozenset)):
+        axes = _sorted(axis_name, [*(scope.axes if scope is not None else ()), *vmapped])
+        if ordered:
+            meant = "the name" if len(axes) == 1 else "a tuple"
+            raise TypeError(
+                f"{name} over the set {{{', '.join(map(repr, axes))}}}: the order of the axes matters here, and a set "
+                f"has none; write {meant}, {show_axes(axes)}"
+            )
     runs: list[Along] = []
     for axis in axes:
         _check_bound(name, axis_name, axis, scope, vmapped)
@@ -81,14 +90,9 @@ def along(name: str, axis_name: AxisName) -> list[Along]:
     return runs
 
 
-def did_you_mean(axis: Any, known: Iterable[str]) -> str:
-    """What is added to the error for a name of an axis that is none, where there is one much like it.
-
-    >>> did_you_mean('batches', ('batch', 'model'))
-    ". Did you mean 'batch'?"
-    """
-    found = difflib.get_close_matches(str(axis).lower(), {name.lower(): name for name in known}, 1)
-    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)
+def _sorted(axes: Collection[str], bound: list[str]) -> tuple[str, ...]:
+    """A set of axes in the order in which they are bound: its own order may differ from rank to rank."""
+    return tuple(sorted(axes, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))
 
 
 def check_distinct(name: str, axes: Sequence[str]) -> None:
@@ -98,12 +102,10 @@ def check_distinct(name: str, axes: Sequence[str]) -> None:
 
 
 def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmapped: dict) -> None:
-    if isinstance(axis, (Tracer, numpy.ndarray)):
-        raise TypeError(f"{name} over {typeof(axis)}: that is no name of an axis; the value is first: {name}(x, 'i')")
-    if isinstance(axis, set):
-        raise TypeError(
-            f"{name} over {axis}: axes have an order; name one, or several in a tuple: {name}(x, ('i', 'j'))"
-        )
+    if not isinstance(axis, str) and (isinstance(axis, (Tracer, numpy.ndarray)) or not isinstance(axis, Hashable)):
+        shown = axis if not hasattr(axis, "dtype") else typeof(axis)
+        call = f"{name}('i')" if name in ("axis_index", "axis_size") else f"{name}(x, 'i')"
+        raise TypeError(f"{name} over {shown}: that is not the name of an axis; write {call}")
     if scope is None and not vmapped:
         raise UnboundAxisError(
             f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "
@@ -119,9 +121,9 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
         raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
 
 
-def along_groups(name: str, axis_name: AxisName, groups: Any, alike: bool = True) -> list[Along]:
+def along_groups(name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True) -> list[Along]:
     """The axes named, in runs; with `groups`, one run in these. `alike` says that they must be of one size."""
-    return along(name, axis_name) if groups is None else [along_one(name, axis_name, groups, alike)]
+    return along(name, axis_name, ordered) if groups is None else [along_one(name, axis_name, groups, alike)]
 
 
 def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> Along:

@@ -44,6 +44,7 @@ import numpy
 
 from collectives.along import (
     Along,
+    Axes,
     AxisName,
     along,
     along_groups,
@@ -305,13 +306,14 @@ def bind_over(primitive: Collective, x: Value, run: Along, **params: Any) -> Val
 # ---------------------------------------------------------------- what users call
 
 
-def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The sum over ranks: an all-reduce. Varying -> invariant; transposes to `pbroadcast`.
 
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
     `psum(1, 'i')` is the number of ranks. (But for numbers, it is a VarianceError in a `shard_map` with
-    `auto_pbroadcast=False`.) Raises UnboundAxisError where no `shard_map` or `vmap` around it has that axis.
+    `auto_pbroadcast=False`.) Several axes are a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises
+    UnboundAxisError where no `shard_map` or `vmap` around it has an axis.
 
     >>> f = lambda x: psum(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -328,7 +330,7 @@ def psum(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = along_groups("psum", axis_name, axis_index_groups, alike=False)
+    runs = along_groups("psum", axis_name, axis_index_groups, alike=False, ordered=False)
     return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
@@ -341,7 +343,7 @@ def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
 def _psum(x: Value, run: Along) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
-        return plain(x) * as_factor(run.size, x)
+        return plain(x, is_leaf=True) * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
     if not varying and run.alike:
@@ -352,7 +354,7 @@ def _psum(x: Value, run: Along) -> Value:
     return bind_over(psum_p, times(x, run.size // part.size), part)
 
 
-def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant; over groups as `psum`, all of one size.
 
     >>> f = lambda x: pmean(x, 'i')
@@ -361,7 +363,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    runs = along_groups("pmean", axis_name, axis_index_groups)
+    runs = along_groups("pmean", axis_name, axis_index_groups, ordered=False)
 
     def mean(leaf):
         for run in runs:
@@ -371,7 +373,7 @@ def pmean(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     return each_leaf(mean, x)
 
 
-def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The maximum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative.
 
     Its derivative counts the ranks that tie, by an all-reduce on the way forward; the way back communicates nothing.
@@ -384,7 +386,7 @@ def pmax(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     return _extremum(pmax_p, x, axis_name, axis_index_groups)
 
 
-def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
+def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
     """The minimum over ranks, element by element; as `pmax`.
 
     >>> f = lambda x: pmin(x, 'i')
@@ -394,8 +396,8 @@ def pmin(x: Any, axis_name: AxisName, *, axis_index_groups: Any = None) -> Any:
     return _extremum(pmin_p, x, axis_name, axis_index_groups)
 
 
-def _extremum(primitive: Extremum, x: Any, axis_name: AxisName, groups: Any) -> Any:
-    runs = along_groups(primitive.name, axis_name, groups, alike=False)
+def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
+    runs = along_groups(primitive.name, axis_name, groups, alike=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
@@ -412,7 +414,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: AxisName, groups: Any) -> 
     return each_leaf(extremum, x)
 
 
-def pbroadcast(x: Any, axis_name: AxisName) -> Any:
+def pbroadcast(x: Any, axis_name: Axes) -> Any:
     """The same value, typed as varying: invariant -> varying, without communication. Transposes to `psum`.
 
     Operations insert it by themselves where their operands disagree, once for each value; in a `shard_map` with
@@ -425,7 +427,7 @@ def pbroadcast(x: Any, axis_name: AxisName) -> Any:
 
     Source: JEP 17111, "Full solution".
     """
-    axes = tuple(a for run in along("pbroadcast", axis_name) if run.scope.typed for a in run.axes)
+    axes = tuple(a for run in along("pbroadcast", axis_name, ordered=False) if run.scope.typed for a in run.axes)
     if not axes:
         return x
     scope = current_scope()
@@ -673,11 +675,11 @@ def axis_index(axis_name: AxisName) -> Value:
     return index
 
 
-def axis_size(axis_name: AxisName) -> int:
+def axis_size(axis_name: Axes) -> int:
     """How many ranks there are along an axis, or along several together.
 
     >>> f = lambda x: x + 10 * axis_size('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([23, 21, 24, 21], P('i'))
     """
-    return ranks_along(along("axis_size", axis_name))
+    return ranks_along(along("axis_size", axis_name, ordered=False))

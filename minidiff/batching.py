@@ -29,7 +29,8 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.forward import as_value, as_values
+from minidiff.forward import as_values, result_values
+from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 from minidiff.staging import check_function
 
@@ -123,6 +124,7 @@ def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
     return axes
 
 
+@transformation
 def vmap(
     f: Callable, in_axes: Any = 0, out_axes: Any = 0, axis_name: AxisName | None = None, axis_size: int | None = None
 ) -> Callable:
@@ -180,7 +182,7 @@ def _applied(call: Callable[[], Any], batch: Batch) -> tuple[Any, list[Value], t
     with transforming(batch):
         out = call()
         outs, structure = tree.flatten(out)
-        return out, [as_value(x) for x in outs], structure
+        return out, result_values(batch.origin, outs, structure), structure
 
 
 def _axis_of(x: Value, axis: int, path: str) -> int:

@@ -182,11 +182,11 @@ _INSTEAD_OF_OBJECTS = {
 }
 
 
-def plain(x: Any) -> Value:
+def plain(x: Any, is_leaf: bool = False) -> Value:
     """Return a plain array or a number as it is, and a memory map as a plain array.
 
     Raises TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
-    error says what the user should write instead.
+    error says what the user should write instead; of the leaf of a tree, also what a tree is made of.
     """
     if isinstance(x, (numpy.ndarray, numpy.generic)):
         check_dtype(x.dtype)
@@ -199,7 +199,12 @@ def plain(x: Any) -> Value:
     if type(x) is numpy.ndarray or isinstance(x, (bool, int, float, complex, numpy.generic)):
         return x
     known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
-    raise TypeError(f"expected an array or a number, got {type(x).__name__}: {known[0] if known else f'{x!r:.60}'}")
+    advice = known[0] if known else f"{x!r:.60}"
+    if is_leaf and not known:
+        from minidiff.tree import class_names  # which errors alone need
+
+        advice += f" (trees are made of {', '.join(class_names())})"
+    raise TypeError(f"expected an array or a number, got {type(x).__name__}: {advice}")
 
 
 def plain_operand(x: Any) -> Any:

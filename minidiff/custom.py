@@ -41,7 +41,7 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.drafts import batched_type, chosen, cut, placed, positions, present
-from minidiff.forward import JVP, as_named_value, as_value, instantiate
+from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import convert
 from minidiff.ops.elementwise import stop_gradient as constant
@@ -436,7 +436,7 @@ class _Call:
                 f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
             )
         self.out_structure = structure
-        return [as_value(x) for x in leaves]
+        return result_values([who], leaves, structure)
 
     def results_of_rule(self, out: Any, who: str) -> list[Value]:
         """The same of a rule: the types are the function's, where they are known."""

@@ -148,7 +148,7 @@ def as_value(x: Any) -> Value:
         if x.interpreter.ended:
             raise LeakedTracerError(leak_message(x))
         return enter(x)
-    x = plain(x)
+    x = plain(x, is_leaf=True)
     if not hasattr(x, "dtype"):
         return numpy.asarray(x)[()]
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
@@ -170,6 +170,19 @@ def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str
         return list(map(as_value, leaves))
     except TypeError:
         return [as_named_value(x, f"{what}: {path}") for x, path in zip(leaves, paths())]
+
+
+def result_values(
+    origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
+) -> list[Value]:
+    """The leaves of a function's result as arrays or tracers; `origin` is who called which function, as in errors.
+
+    Raises TypeError for a leaf that is neither, and says which: `root` is what it calls the result.
+    """
+    try:
+        return [as_value(x) for x in leaves]
+    except TypeError:
+        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
 
 
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:
@@ -203,7 +216,7 @@ class Flat:
                 raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
             out, aux = out
         outs, self.out_structure = tree.flatten(out)
-        outs = [as_value(x) for x in outs]
+        outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
         if self.has_aux:
             extra, self.aux_structure = tree.flatten(aux)
             outs += map(strong, extra)

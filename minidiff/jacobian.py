@@ -12,11 +12,13 @@ from minidiff import tree
 from minidiff.batching import vmap
 from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, lift_to, name_of, typeof
 from minidiff.forward import Flat, as_values, check_sequences, instantiate, jvp
+from minidiff.keywords import transformation
 from minidiff.reverse import arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
 
 Argnums = int | Sequence[int]
 
 
+@transformation
 def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f`, column by column: forward mode, best where the results are more than the arguments.
 
@@ -42,6 +44,7 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
+@transformation
 def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The Jacobian of `f`, row by row: reverse mode, best where the arguments are more than the results.
 
@@ -63,6 +66,7 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
     return jacobian
 
 
+@transformation
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
     """The second derivatives of `f`: forward mode over reverse mode, `jacfwd(jacrev(f))`.
 

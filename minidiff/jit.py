@@ -7,7 +7,7 @@ Python program that computes the gradient, and `jit(grad(f)).source(*args)` show
 >>> from minidiff import grad
 >>> g = jit(grad(lambda x, y: np.log(x) + x * y - np.sin(y), argnums=(0, 1)))
 >>> print(g.source(2.0, 5.0))
-def gradient(a, b):  # f64[], f64[]
+def f(a, b):  # f64[], f64[]
     c = cos(b)  # f64[]
     d = a - c  # f64[]
     e = 1 / a  # f64[]
@@ -17,23 +17,105 @@ def gradient(a, b):  # f64[], f64[]
 
 from __future__ import annotations
 
-import functools
+import operator
+import sys
 import types
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
 from minidiff import tree
-from minidiff.core import EVALUATE, Tracer, Value, are_weak, current_interpreter, current_scope, typeof
+from minidiff.core import (
+    EVALUATE,
+    Tracer,
+    Value,
+    are_weak,
+    current_interpreter,
+    current_scope,
+    name_of,
+    typeof,
+)
 from minidiff.forward import as_value
-from minidiff.staging import stage_flat
+from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
+from minidiff.staging import check_function, stage_flat
 from minidiff.text import Text
 
 if TYPE_CHECKING:
     from minidiff.source import Program
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- static arguments
+
+
+class Static(NamedTuple):
+    """Which arguments of a function are settings: by position, and by name.
+
+    A parameter that can be passed in both ways is in both, where the function's signature is known.
+    """
+
+    positions: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # those that can be passed by position
+
+    def __bool__(self) -> bool:
+        return bool(self.positions or self.names)
+
+    def __str__(self) -> str:
+        shown = {"static_argnums": self.positions, "static_argnames": self.names}
+        return "".join(f", {option}={value}" for option, value in shown.items() if value)
+
+    def among(self, args: tuple, kwargs: dict, name: str) -> dict[int | str, Any]:
+        """The static arguments of a call, by position or by name."""
+        for n in self.positions:
+            if not -len(args) <= n < max(len(args), len(self.parameters)):
+                raise TypeError(
+                    f"jit: static_argnums names argument {n} of {name}, which was called with {len(args)} "
+                    "positional ones; to give a setting by name, declare it by static_argnames"
+                )
+        given = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
+        return {**{n: args[n] for n in given}, **{k: kwargs[k] for k in sorted(kwargs) if k in self.names}}
+
+
+def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str]) -> Static:
+    """What `static_argnums` and `static_argnames` say of the arguments of a function.
+
+    Raises TypeError where they are not integers and strings, ValueError for a name that is none of a parameter.
+    """
+    if argnums == () == argnames:
+        return Static()
+    try:
+        positions = tuple(map(operator.index, argnums if isinstance(argnums, Iterable) else (argnums,)))
+    except TypeError:
+        raise TypeError(f"jit: static_argnums must be an int or a tuple of ints, got {argnums!r}") from None
+    names = tuple(argnames) if isinstance(argnames, Iterable) and not isinstance(argnames, str) else (argnames,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"jit: static_argnames must be a string or a tuple of strings, got {argnames!r}")
+    if not (positions or names):
+        return Static()
+    import inspect  # which static arguments alone need
+
+    try:
+        known = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):  # of a function written in C
+        return Static(positions, names)
+    kinds = {p.name: p.kind for p in known}
+    if inspect.Parameter.VAR_KEYWORD not in kinds.values():
+        for name in names:
+            if name not in kinds:
+                raise ValueError(
+                    f"jit: static_argnames names {name!r}, but the parameters of {name_of(f)} are {', '.join(kinds)}"
+                    f"{did_you_mean(name, kinds)}"
+                )
+    ordered = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = tuple(p for p, kind in kinds.items() if kind in ordered)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds.values():  # else negative ones count from the end of the call's
+        positions = tuple(n + len(parameters) if -len(parameters) <= n < 0 else n for n in positions)
+    by_name = tuple(parameters.index(name) for name in names if name in parameters)
+    by_position = tuple(parameters[n] for n in positions if 0 <= n < len(parameters))
+    return Static((*dict.fromkeys((*positions, *by_name)),), (*dict.fromkeys((*names, *by_position)),), parameters)
+
+
+# ---------------------------------------------------------------- compiled functions
 
 #: Python's numbers as NumPy's, where a program that was compiled for these is called with those.
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
@@ -79,41 +161,30 @@ def key_of(x: Any) -> Any:
     return t, t.layout
 
 
-class jit:
-    """`f`, compiled when it is called with arguments of new types: the same function, at NumPy's speed.
+class Jitted:
+    """A function as `jit` returns it: `.source(*args)` shows its program for arguments like these."""
 
-    The function is run once for each structure and types of arguments, on names in the place of arrays, and what it
-    does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
-    then only. Arrays that it closes over are constants. Python numbers promote as in NumPy: there is one program for
-    `2.0`, and another for `np.float64(2.0)`. Arguments named by `static_argnums` are not arrays but settings: they are
-    hashable, the program is compiled for their values, and Python may branch on them. A Python branch on any other
-    value raises TracerError. On a method, `self` is the first argument.
-
-    Rewrites named in `without` (those of `minidiff.optimize.REWRITES`) are not made; `settings` are what rewrites can
-    be told (`minidiff.optimize.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown name is an error
-    when the program is compiled.
-
-    It works on derivatives (`jit(grad(f))`), and can be differentiated, mapped and staged itself.
-
-    >>> import numpy as np
-    >>> power = jit(lambda x, n: x ** n, static_argnums=1)
-    >>> power(np.array([1.0, 2.0]), 3)
-    array([1., 8.])
-    """
-
-    def __init__(
-        self, f: Callable, static_argnums: int | Sequence[int] = (), *, without: Sequence[str] = (), **settings: Any
-    ):
-        functools.update_wrapper(self, f)
+    def __init__(self, f: Callable, static: Static, options: dict):
         self.f = f
         self.name = getattr(f, "__name__", type(f).__name__)
-        self.static = (static_argnums,) if isinstance(static_argnums, int) else tuple(static_argnums)
-        self.options = {"without": without, **settings}
+        self.static = static
+        self.options = options
         self.programs: dict[Any, Program] = {}
         self.inlined: dict[Any, Inlined] = {}
         #: Programs of plain numbers by their types, and of arrays too by shapes and dtypes: the short way.
         self.numbers: dict[Any, Callable] = {}
         self.arrays: dict[Any, Callable] = {}
+
+    def __repr__(self) -> str:
+        count = len(self.programs)
+        return f"<jit of {self.name}{self.static or ''}: {count} program{'s' * (count != 1)} compiled>"
+
+    def __reduce__(self) -> Any:
+        """Pickle a decorated function by its name, as Python does; another one without its programs."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in getattr(self, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        return self.__qualname__ if found is self else (_jitted, (self.f, self.static, self.options))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not kwargs and current_interpreter() is EVALUATE:
@@ -186,28 +257,24 @@ class jit:
         """The function of what is no setting, those arguments, and the settings."""
         if not self.static:
             return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
-        for n in self.static:
-            if not -len(args) <= n < len(args):
-                raise TypeError(
-                    f"jit: static_argnums names argument {n} of {self.name}, which was called with {len(args)} "
-                    "positional ones; settings are given by position"
-                )
-        static = {n % len(args) for n in self.static}
-        settings = tuple((n, type(args[n]), args[n]) for n in sorted(static))
-        fixed = {n: x for n, _, x in settings}
+        fixed = self.static.among(args, kwargs, self.name)
+        settings = tuple((key, type(x), x) for key, x in fixed.items())
         try:
             hash(settings)
         except TypeError:
             raise TypeError(
                 f"jit: {self.name} was called with a static argument that is not hashable: {fixed}; static arguments "
-                "are settings (numbers, strings, tuples, functions); leave arrays out of static_argnums"
+                "are settings (numbers, strings, tuples, functions); leave arrays out of static_argnums and "
+                "static_argnames"
             ) from None
 
         def f(dynamic: tuple, kwargs: dict) -> Any:
             rest = iter(dynamic)
-            return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs)
+            named = {name: x for name, x in fixed.items() if isinstance(name, str)}
+            return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs, **named)
 
-        return f, (tuple(x for n, x in enumerate(args) if n not in static), kwargs), settings
+        dynamic = tuple(x for n, x in enumerate(args) if n not in fixed)
+        return f, (dynamic, {name: x for name, x in kwargs.items() if name not in fixed}), settings
 
     def source(self, *args: Any, **kwargs: Any) -> str:
         """The Python source that runs for arguments of these types: a string, shown line by line."""
@@ -234,3 +301,53 @@ def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callabl
         first, second = converters
         return lambda x, y: run(first(x), second(y))
     return lambda *xs: run(*[c(x) if c else x for c, x in zip(converters, xs)])
+
+
+# ---------------------------------------------------------------- what users call
+
+
+@transformation
+def jit(
+    f: Callable,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    **settings: Any,
+) -> Jitted:
+    """`f`, compiled when it is called with arguments of new types: the same function, at NumPy's speed.
+
+    The function is run once for each structure and types of arguments, on names in the place of arrays, and what it
+    does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
+    then only. Arrays that it closes over are constants. Python numbers promote as in NumPy: there is one program for
+    `2.0`, and another for `np.float64(2.0)`. A Python branch on a value raises TracerError. On a method, `self` is the
+    first argument.
+
+    Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they are hashable,
+    the program is compiled for their values, and Python may branch on them.
+
+    Rewrites named in `without` (those of `minidiff.optimize.REWRITES`) are not made; `settings` are what rewrites can
+    be told (`minidiff.optimize.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown name is an
+    error.
+
+    It works on derivatives (`jit(grad(f))`), and can be differentiated, mapped and staged itself.
+
+    >>> import numpy as np
+    >>> @jit(static_argnames="n")
+    ... def power(x, n):
+    ...     return x ** n
+    >>> power(np.array([1.0, 2.0]), 3), power(np.array([1.0, 2.0]), n=2)
+    (array([1., 8.]), array([1., 4.]))
+    """
+    check_function("jit", f)
+    if settings or without:
+        from minidiff.optimize import SETTINGS, check_options  # what compiles is imported when it is needed
+
+        own = ("static_argnums", "static_argnames", "without")
+        check_keywords("jit", settings, (*own, *SETTINGS))
+        check_options(without, settings)
+    return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
+
+
+def _jitted(f: Callable, static: Static, options: dict) -> Jitted:
+    return named_like(f, Jitted(f, static, options))

@@ -77,8 +77,9 @@ def _precision(x: Any) -> float:
 
 def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction: Any) -> Any:
     step = default_step(scheme, x) if step is None else step
+    f, x = on_whole_arrays(f, x)
     if direction is not None:
-        return _along(scheme, f, x, direction, step)
+        return _along(scheme, f, x, tree.map(gathered, direction), step)
     leaves, structure = tree.flatten(x)
     return tree.unflatten(structure, [_partials(scheme, f, leaves, structure, i, step) for i in range(len(leaves))])
 
@@ -125,6 +126,27 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
     return partials.reshape(partials.shape[:-1] + x.shape)[()]
 
 
+def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
+    """`f` and `x` with whole arrays in the place of sharded ones, which numbers can be compared with on every rank.
+
+    What the function is given it splits as `x` is; what `f` returns is gathered. Both have derivatives.
+    """
+    layouts = [typeof(leaf).layout for leaf in tree.leaves(x)]
+
+    def of_whole(whole: Any) -> Any:
+        leaves, structure = tree.flatten(whole)
+        split = [leaf if to is None else to.settled(leaf) for to, leaf in zip(layouts, leaves)]
+        return tree.map(gathered, f(tree.unflatten(structure, split)))
+
+    return of_whole, tree.map(gathered, x)
+
+
+def gathered(x: Any) -> Any:
+    """An array as it is, a sharded one whole, on every rank."""
+    layout = typeof(x).layout
+    return x if layout is None else layout.gathered(x)
+
+
 # ---------------------------------------------------------------- how wrong they are
 
 
@@ -154,12 +176,13 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     >>> bool(1e-9 < e.best["forward"] < 1e-7 < 1e-6 < e.optimal["central"] < 1e-4)
     True
     """
+    f, x = on_whole_arrays(f, x)
     f, leaves, chosen = of_active(f, x)
     if not leaves:
         raise TypeError(
             f"errors: no argument carries a derivative ({', '.join(map(str, map(typeof, tree.leaves(x))))})"
         )
-    tangents = [numpy.ones_like(p)[()] for p in leaves] if direction is None else chosen(direction)
+    tangents = [numpy.ones_like(p)[()] for p in leaves] if direction is None else chosen(tree.map(gathered, direction))
     steps = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
     value, *exact = _derivatives(f, leaves, tangents, 3)
     found = {

@@ -9,7 +9,6 @@ the rest.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,6 +30,7 @@ from minidiff.core import (
 )
 from minidiff.drafts import Parts, chosen, names_used, needed_equations, prune_tape
 from minidiff.forward import JVP, Flat, JVPTracer, as_value
+from minidiff.keywords import transformation
 from minidiff.reverse import Linearize, Sweep, backward_pass
 from minidiff.staging import Stage, check_function
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
@@ -296,6 +296,7 @@ def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list
 # ---------------------------------------------------------------- what users call
 
 
+@transformation
 def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
     """`f`, whose derivative in reverse mode keeps the arguments alone, and computes the rest once more.
 
@@ -318,7 +319,6 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
             "md.checkpoint_policies has some"
         )
 
-    @functools.wraps(f)
     def checkpointed(*args: Any, **kwargs: Any) -> Any:
         leaves, structure = tree.flatten((args, kwargs))
         flat = Flat(lambda args, kwargs: f(*args, **kwargs), structure, weak=are_weak(leaves))

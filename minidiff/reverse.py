@@ -42,6 +42,7 @@ from minidiff.core import (
     variance_of,
 )
 from minidiff.forward import JVP, Flat, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
+from minidiff.keywords import transformation
 from minidiff.location import transposes
 from minidiff.ops.kinds import active_key, match_arrays
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
@@ -458,6 +459,7 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
 _FLOAT64 = numpy.dtype(float)
 
 
+@transformation
 def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """A function that returns the value of `f` and its gradient: `(value, grads)`.
 
@@ -472,7 +474,8 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     (5.0, array([2., 4.]))
     """
 
-    numbers, several = chosen_arguments("grad", argnums), isinstance(argnums, Sequence)
+    numbers = chosen_arguments("grad", argnums)
+    several = type(argnums) is not int and isinstance(argnums, Sequence)
     name = name_of(f)
     origin = ("grad", name)
 
@@ -510,6 +513,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
     return gradient
 
 
+@transformation
 def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
     """The gradient of a scalar function: a function of the same arguments. As `value_and_grad`, without the value.
 
@@ -519,7 +523,7 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
-    both = value_and_grad(f, argnums, has_aux)
+    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # whose name nobody sees
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
@@ -530,6 +534,8 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
 
 def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
     """`argnums` as a tuple."""
+    if type(argnums) is int:
+        return (argnums,)
     try:
         return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
     except TypeError:

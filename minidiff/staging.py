@@ -19,8 +19,9 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.forward import as_value
+from minidiff.forward import as_value, result_values
 from minidiff.global_random import random_state, warn_if_random
+from minidiff.keywords import transformation
 from minidiff.location import begins, warn_at
 from minidiff.tape import Equation, Recorder, Tape
 
@@ -85,8 +86,9 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
     with transforming(stage):
         given = weak_where(are_weak(leaves), inputs)
         outs, out_structure = tree.flatten(f(*tree.unflatten(structure, given)))
-        warn_if_random(before, name if " of " in name else f"{name} of {name_of(f)}", CONSTANTS)
-        tape = stage.tape([as_value(x) for x in outs])
+        origin = name if " of " in name else f"{name} of {name_of(f)}"
+        warn_if_random(before, origin, CONSTANTS)
+        tape = stage.tape(result_values([origin], outs, out_structure))
     return tape, structure, out_structure
 
 
@@ -98,6 +100,7 @@ def check_function(name: str, f: Any, args: tuple = ()) -> None:
         raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
 
 
+@transformation
 def make_tape(f: Callable) -> Callable[..., Tape]:
     """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
 

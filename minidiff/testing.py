@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.core import TracerError, is_differentiable, typeof
+from minidiff.core import Tracer, TracerError, is_differentiable, typeof
 from minidiff.forward import jvp
-from minidiff.numerical import central_difference, of_active
+from minidiff.numerical import central_difference, gathered, of_active, on_whole_arrays
 from minidiff.reverse import vjp
 from minidiff.staging import stage_flat
 from minidiff.tape import evaluate_equation, read
@@ -40,11 +40,12 @@ def check_grads(
     `args` is a sequence of trees of arrays. Floating-point and complex numbers are varied, complex ones in real and
     imaginary direction; whole numbers and booleans are held constant. Compared are tangents in forward mode, and in
     reverse mode the pairing `Re(sum(cotangent * tangent))`. Each order checks the derivative functions of the order
-    before. Directions are random but the same in each run; `eps` is the step of the differences.
+    before. Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results
+    may be sharded arrays; under MPI every rank calls it.
 
     Raises AssertionError, naming the mode, the order and the result with both numbers; the argument it is due to; and
     the first operation whose own derivative is wrong, where there is one. Raises TypeError if no argument or no result
-    carries a derivative.
+    carries a derivative; TracerError for a traced argument, as in the body of a `shard_map`.
 
     >>> import numpy as np
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
@@ -57,10 +58,16 @@ def check_grads(
             f"check_grads: args is a tuple with an entry for each argument, as in check_grads(f, (x,)); got "
             f"{type(args).__name__}"
         )
-    args = tuple(args)
+    for path, x in tree.flatten_with_paths(tuple(args), "args")[0]:
+        if isinstance(x, Tracer) and typeof(x).layout is None:
+            raise TracerError(
+                f"check_grads compares numbers, but {path} is a traced value ({x.type}): call it outside of jit, vmap "
+                "and the body of a shard_map; it checks a shard_map as a whole, on sharded arrays too"
+            )
+    of_tuple, args = on_whole_arrays(lambda xs: f(*xs), tuple(args))
     paths = _varied(args, "args")
-    outs = _varied(f(*args), "")
-    restricted, values, _ = of_active(lambda xs: f(*xs), args)
+    outs = _varied(of_tuple(args), "")
+    restricted, values, _ = of_active(of_tuple, args)
     single = any(numpy.finfo(typeof(x).dtype).eps > 1e-10 for _, x in paths + outs)
     tolerance = Tolerance(
         (1e-2 if single else 1e-5) if eps is None else eps,
@@ -112,7 +119,7 @@ def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: To
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":
         return jvp(f, values, tangents)[1], differences
-    return [_inner(vjp(f, *values)[1](cts), tangents)], [_inner(cts, differences)]
+    return [_inner(_pulled_back(f, values, cts), tangents)], [_inner(cts, differences)]
 
 
 def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Subject:
@@ -120,7 +127,12 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
     f = subject.f
     if mode == "fwd":
         return subject._replace(f=lambda *xs: jvp(f, xs, tangents)[1])
-    return subject._replace(f=lambda *xs: list(vjp(f, *xs)[1](cts)), results=subject.arguments)
+    return subject._replace(f=lambda *xs: _pulled_back(f, xs, cts), results=subject.arguments)
+
+
+def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
+    """The cotangents of the arguments. One of a whole array may be sharded, as where a shard_map splits that."""
+    return list(map(gathered, vjp(f, *xs)[1](cts)))
 
 
 def _random_like(x: Any, rng: numpy.random.Generator) -> Any:
@@ -177,8 +189,8 @@ def _directions(t: Any) -> list[tuple[str, Any]]:
     return [("", t)]
 
 
-def _apply(local: Local, others: list, *active: Any) -> list:
-    return local.apply(others, active)
+def _on_list(f: Callable, *xs: Any) -> Any:
+    return f(list(xs))
 
 
 def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
@@ -194,7 +206,8 @@ def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) ->
         if local.active and local.results:
             others, values = ([read(env, a) for a in atoms] for atoms in (local.others, local.active))
             operands = [f"operand {next(i for i, a in enumerate(eqn.inputs) if a is v)}" for v in local.active]
-            itself = _Subject(functools.partial(_apply, local, others), values, operands, [""] * len(local.results))
+            applied, values = on_whole_arrays(functools.partial(local.apply, others), values)
+            itself = _Subject(functools.partial(_on_list, applied), values, operands, [""] * len(local.results))
             cts = [_random_like(env[v], rng) for v in local.results]
             wrong = _first_wrong(itself, cts, mode, tolerance, rng)
             if wrong:

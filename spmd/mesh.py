@@ -10,6 +10,7 @@ from typing import Any
 from collectives.backend import Backend, LauncherError
 from collectives.stacked import Stacked
 from minidiff.core import VarianceError, current_scope
+from minidiff.keywords import explains_keywords
 from spmd.launch import import_mpi, launcher_size, other_launcher
 
 
@@ -81,6 +82,7 @@ class Mesh:
         return f"Mesh({axes}; {self.size} ranks, {self.backend})"
 
 
+@explains_keywords
 def make_mesh(
     axis_shapes: Sequence[int], axis_names: Sequence[str], backend: str | None = None, comm: Any = None
 ) -> Mesh:

@@ -7,8 +7,8 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from collectives.along import did_you_mean
 from minidiff.core import ShapedArray, show_axes
+from minidiff.keywords import did_you_mean
 
 Entry = Any  # None, an axis's name, or a tuple of names
 

@@ -434,7 +434,9 @@ RULES: dict[str, Rules] = {
     "solve": _solve,
     **dict.fromkeys(("searchsorted", "bracket"), _search(0)),
     **dict.fromkeys(("digitize", "isin"), _search(1)),
-    **dict.fromkeys(("negative", "conjugate", "real", "imag", "convert", "copy", "round", "name", "recompute"), _broadcast),
+    **dict.fromkeys(
+        ("negative", "conjugate", "real", "imag", "convert", "copy", "round", "name", "recompute"), _broadcast
+    ),
     **dict.fromkeys(("deg2rad", "rad2deg", "radians", "degrees", "ldexp"), _broadcast),
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "difference", "where"), _broadcast),
 }

@@ -74,9 +74,10 @@ from minidiff.core import (
 )
 from minidiff.debug import CheckFinite
 from minidiff.drafts import names_used
-from minidiff.forward import JVP, as_value, as_values
+from minidiff.forward import JVP, as_values, result_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.jit import DEPENDS_ON, key_of
+from minidiff.keywords import transformation
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
 from minidiff.optimize import narrows, without_unused
@@ -588,6 +589,7 @@ def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
 # ---------------------------------------------------------------- what users call
 
 
+@transformation
 def shard_map(
     f: Callable,
     mesh: Mesh | None = None,
@@ -707,18 +709,16 @@ def shard_map(
             with checking(scope, True):
                 out = f(*tree.unflatten(structure, weak_where(weak, blocks)))
             warn_if_random(before, f"shard_map of {name_of(f)}", _EACH_ITS_OWN)
-            outs, out_structure = tree.flatten_with_paths(out, "the result")
-            result_specs = tuple(tree.broadcast_prefix(out_specs, out, is_spec, "out_specs"))
-            settled = [
-                settle_result(as_value(x), spec, path, axes, scope) for (path, x), spec in zip(outs, result_specs)
-            ]
+            leaves, out_structure = tree.flatten(out)
+            outs = result_values(("shard_map", name_of(f)), leaves, out_structure)
+            result_specs = tree.broadcast_prefix(out_specs, out, is_spec, "out_specs")
+            paths = tree.paths(out_structure, "the result")
+            settled = [settle_result(*result, axes, scope) for result in zip(outs, result_specs, paths)]
             return [x for x, _ in settled], tuple(spec for _, spec in settled)
 
         results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **where)
         return tree.unflatten(out_structure, results)
 
-    mapped.__name__ = getattr(f, "__name__", "shard_map")
-    mapped.__doc__ = getattr(f, "__doc__", None)
     return mapped
 
 

@@ -27,12 +27,15 @@ def settle_result(
     if not scope.typed:
         return x, spec
     named = spec.axes.union(spec.summed)
-    for axis in sorted(t.variance.intersection(axes) - named):
+    missing = t.variance.intersection(axes) - named
+    if missing:
+        missing = [a for a in axes if a in missing]
+        shown, over = " and ".join(map(repr, missing)), show_axes(missing)
         raise VarianceError(
-            f"{path} has type {t}: it may differ from rank to rank along {axis!r}, but its out_specs entry {spec} does "
-            f"not name {axis!r}, and so promises that it is the same. Three ways out: map it, by naming {axis!r} in "
-            f"out_specs; reduce it, with psum, pmean, pmax or pmin over {axis!r}; or collect it, with "
-            f"all_gather_invariant over {axis!r}"
+            f"{path} has type {t}: it may differ from rank to rank along {shown}, but its out_specs entry {spec} does "
+            f"not name {shown}, and so promises that it is the same. Three ways out: map it, by naming {shown} in "
+            f"out_specs; reduce it, with psum, pmean, pmax or pmin over {over}; or collect it, with "
+            f"all_gather_invariant over {over}"
         )
     if scope.explicit and not named.issubset(t.variance) and not is_scalar_constant(x):
         axes = show_axes(named - t.variance)

@@ -572,6 +572,86 @@ def test_values_that_are_not_plain_are_refused(entrance):
                 ENTRANCES[entrance](x)
 
 
+class Settings:
+    """No array, and no node of a tree."""
+
+    def __repr__(self):
+        return "Settings(a=1)"
+
+
+#: Where values enter that are no leaves of trees.
+NO_TREES = ("array", "softmax", "pred")
+
+
+@pytest.mark.parametrize("entrance", [e for e in ENTRANCES if e not in NO_TREES])
+def test_values_of_unknown_classes_say_what_trees_are_made_of(entrance):
+    expected = re.escape(f"got Settings: Settings(a=1) (trees are made of {', '.join(md.tree.class_names())})")
+    with pytest.raises(TypeError, match=expected):
+        ENTRANCES[entrance](Settings())
+
+
+def test_operands_of_unknown_classes_say_nothing_of_trees():
+    with pytest.raises(TypeError, match=r"got Settings: Settings\(a=1\)$"):
+        md.grad(lambda x: np.arctan2(x, Settings()).sum())(X)
+
+
+#: A function of a vector, run as it is: what it returns is a result of that.
+RESULTS = {
+    "grad": lambda f: md.grad(f)(X),
+    "value_and_grad": lambda f: md.value_and_grad(f)(X),
+    "vjp": lambda f: md.vjp(f, X),
+    "jvp": lambda f: md.jvp(f, (X,), (X,)),
+    "linearize": lambda f: md.linearize(f, X),
+    "jacrev": lambda f: md.jacrev(f)(X),
+    "jacfwd": lambda f: md.jacfwd(f)(X),
+    "vmap": lambda f: md.vmap(f)(X),
+    "make_tape": lambda f: md.make_tape(f)(X),
+    "jit": lambda f: md.jit(f)(X),
+    "checkpoint": lambda f: md.checkpoint(f)(X),
+    "custom_jvp": lambda f: md.grad(with_rule(f))(X),
+    "shard_map": lambda f: spmd.shard_map(f, mesh=MESH, in_specs=P(), out_specs=P())(X),
+}
+
+
+def with_rule(f):
+    f = md.custom_jvp(f)
+    f.defjvp(lambda primals, tangents: (f(*primals), f(*tangents)))
+    return f
+
+
+STEPS = {
+    "scan, carry": (lambda: md.scan(lambda c, x: ("a", x), 0.0, X), "scan: what a step makes of init: .* got str: 'a'"),
+    "scan, y": (lambda: md.scan(lambda c, x: (c, {"y": "a"}), 0.0, X), r"scan of <lambda>: a step's y\['y'\]: .*: 'a'"),
+    "fori_loop": (
+        lambda: md.fori_loop(0, 2, lambda i, c: {"c": "a"}, {"c": 1.0}),
+        r"fori_loop: what a step makes of init_val\['c'\]: expected an array or a number, got str: 'a'",
+    ),
+    "while_loop": (
+        lambda: md.while_loop(lambda c: c < 1, lambda c: "a", 0.0),
+        "what a step makes of init_val: .*: 'a'",
+    ),
+}
+
+
+@pytest.mark.parametrize("loop", STEPS)
+def test_a_result_of_a_step_that_is_not_an_array_is_named(loop):
+    run, message = STEPS[loop]
+    for call in (run, lambda: md.make_tape(run)()):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+@pytest.mark.parametrize("transformation", RESULTS)
+def test_a_result_that_is_not_an_array_is_named(transformation):
+    def step(x):
+        return {"loss": x * 2, "log": [x, "done"]}
+
+    name = {"value_and_grad": "grad", "custom_jvp": "step", "checkpoint": "step"}.get(transformation, transformation)
+    who = name if name == "step" else f"{name} of step"
+    with pytest.raises(TypeError, match=rf"{who}: the result\['log'\]\[1\]: expected an array .* got str: 'done'"):
+        RESULTS[transformation](step)
+
+
 @pytest.mark.parametrize("meeting", MEETINGS)
 @pytest.mark.parametrize("transformation", ["grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"])
 def test_traced_values_meet_no_values_that_are_not_plain(transformation, meeting):

@@ -7,6 +7,7 @@ import numpy
 import pytest
 from hypothesis import given, settings
 
+import collectives
 import minidiff as md
 import minidiff.numpy as np
 import spmd
@@ -486,7 +487,42 @@ def test_a_parameter_used_twice_is_summed_once():
     assert spmd.communication(once)(*ARGUMENTS).counts == {"psum": 2}
 
 
+# ---------------------------------------------------------------- sets of axes
+
+
+@pytest.mark.parametrize("kind", [set, frozenset])
+@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin", "pbroadcast"])
+def test_a_set_of_axes_is_a_tuple_where_order_does_not_matter(name, kind):
+    collective = getattr(collectives, name)
+    mesh, x = MESHES[-1], np.arange(8.0).reshape(4, 2)
+    for n in range(4):
+        for axes in itertools.combinations(mesh.axis_names, n):
+            given, out = P(mesh.axis_names), P(tuple(a for a in mesh.axis_names if a not in axes))
+            if name == "pbroadcast":
+                given, out = P(), P(axes)
+            with_tuple, with_set = (
+                spmd.shard_map(lambda x, a=a: collective(x, a), mesh=mesh, in_specs=given, out_specs=out)
+                for a in (axes, kind(axes))
+            )
+            assert str(md.make_tape(with_set)(x)) == str(md.make_tape(with_tuple)(x))
+
+
+def test_sets_of_axes_of_meshes_and_of_vmaps():
+    def f(x):
+        varying = md.typeof(x).variance
+        assert axis_size({"i", "b"}) == 6 and axis_size(set()) == 1
+        return psum(x, {"b", *varying}), psum(psum(x, varying), md.typeof(psum(x, "i")).variance)
+
+    on_ranks = spmd.shard_map(md.vmap(f, axis_name="b"), mesh=IJ, in_specs=P(None, "i"), out_specs=P())
+    both, mesh = on_ranks(np.arange(6.0).reshape(3, 2))
+    np.testing.assert_array_equal(both, np.full((3, 1), 15.0))
+    np.testing.assert_array_equal(mesh, [[1.0], [5.0], [9.0]])
+
+
 # ---------------------------------------------------------------- errors
+
+#: Those that take a set of axes, too.
+UNORDERED = ("psum", "pmean", "pmax", "pmin", "pbroadcast")
 
 # Of a body with the argument x:f64[4]{i} on a mesh with the axes i: 2 and j: 3.
 ERRORS = [
@@ -499,13 +535,27 @@ ERRORS = [
         for case in one_case_each(2)
     ],
     ("axis_size: unbound", lambda x: axis_size("k"), md.UnboundAxisError, "no axis 'k' is bound"),
-    ("axis first", lambda x: psum("i", x), TypeError, "that is no name of an axis; the value is first: psum(x, 'i')"),
+    ("axis first", lambda x: psum("i", x), TypeError, "that is not the name of an axis; write psum(x, 'i')"),
+    ("axis_index of a value", axis_index, TypeError, "that is not the name of an axis; write axis_index('i')"),
     (
-        "a set",
-        lambda x: psum(x, {"i"}),
+        "a set in a tuple",
+        lambda x: psum(x, ("j", {"i"})),
         TypeError,
-        "psum over {'i'}: axes have an order; name one, or several in a tuple",
+        "psum over {'i'}: that is not the name of an axis",
     ),
+    (
+        "axis_index over a set of one",
+        lambda x: axis_index({"i"}),
+        TypeError,
+        "axis_index over the set {'i'}: the order of the axes matters here, and a set has none; write the name, 'i'",
+    ),
+    *[
+        (f"{case.name}: a set", lambda x, case=case: case(x, frozenset("ji")), TypeError, "write a tuple, ('i', 'j')")
+        for case in one_case_each(2)
+        if case.name not in UNORDERED
+    ],
+    ("a set with groups", lambda x: psum(x, {"i"}, axis_index_groups=[[0, 1]]), TypeError, "write the name, 'i'"),
+    ("a set: unbound", lambda x: psum(x, {"i", "k"}), md.UnboundAxisError, "no axis 'k' is bound here"),
     (
         "no pairs",
         lambda x: ppermute(x, "i", [0, 1]),

@@ -321,6 +321,12 @@ def test_with_explicit_types():
             md.VarianceError,
             r"along 'j', but its out_specs entry P\(sum='i'\) does not name 'j'",
         ),
+        (
+            lambda: mapped(g, P("j", "i"), P(), MESH2)(X),
+            md.VarianceError,
+            r"along 'i' and 'j', but its out_specs entry P\(\) does not name 'i' and 'j', .*by naming 'i' and 'j' in "
+            r"out_specs.*pmin over \('i', 'j'\); or collect it, with all_gather_invariant over \('i', 'j'\)$",
+        ),
     ],
 )
 def test_errors(wrong, error, message):

@@ -12,6 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
+from minidiff.jit import Jitted
 from spmd import P
 from tests.optimisers import adam, momentum, sgd
 
@@ -723,7 +724,7 @@ def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
         args = spmd.distribute(b, MESH, spec), spmd.distribute(w, MESH, weights)
         MESH.reset_calls()
         found = md.tree.leaves(each(*args))
-        assert MESH.calls == spmd.communication(each, optimized=isinstance(each, md.jit))(*args).counts
+        assert MESH.calls == spmd.communication(each, optimized=isinstance(each, Jitted))(*args).counts
         if f is _of_one and spec == P("i") and weights == P() and not name.startswith(("along", "from", "of these")):
             assert MESH.calls == {} and found[0].spec == P("i")
         for x, e in zip(found, expected):

@@ -5,8 +5,10 @@ import re
 import numpy as np
 import pytest
 
+import spmd
 from minidiff.ops.kinds import Elementwise, Linear
 from minidiff.testing import check_grads
+from tests.grads_on_ranks import check_body, check_differences, check_failures, check_programs
 
 
 def _linear(transpose):
@@ -145,3 +147,11 @@ def test_single_precision_and_complex_arguments():
 def test_wrong_use(f, args, options, error, message):
     with pytest.raises(error, match=message):
         check_grads(f, args, **options)
+
+
+# ---------------------------------------------------------------- sharded arrays
+
+
+@pytest.mark.parametrize("check", [check_programs, check_failures, check_differences, check_body])
+def test_sharded_arrays(check):
+    check(spmd.make_mesh((2,), ("i",), backend="simulated"))

@@ -19,7 +19,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.drafts import Draft, chosen, entered, fixpoint, placed
-from minidiff.forward import JVP, as_value, push_forward
+from minidiff.forward import JVP, as_named_value, as_value, push_forward
 from minidiff.tape import Tape
 
 
@@ -28,7 +28,11 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
 
     A `number` takes whatever variance a step gives it, as numbers do everywhere.
     """
-    a, b = typeof(old), typeof(new)
+    try:
+        a, b = typeof(old), typeof(new)
+    except TypeError:
+        as_named_value(new, f"{what}: what a step makes of {path}")
+        raise
     variance = a.variance | b.variance
     if not number:
         labels = f"what {path} starts as", "what a step makes of it"

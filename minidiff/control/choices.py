@@ -57,6 +57,7 @@ from minidiff.drafts import (
     run_batched,
 )
 from minidiff.forward import JVP, as_values, push_forward
+from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
 from minidiff.reverse import backward_pass
 from minidiff.tape import Equation, Tape, Var, has_effects, tapes_of
@@ -365,6 +366,7 @@ def _drafted(
 _BETWEEN_VALUES = ": between values that are there, np.where chooses"
 
 
+@explains_keywords
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
     """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
 
@@ -391,6 +393,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
     return _branch(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
 
 
+@explains_keywords
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     """`branches[index](*operands)`; an index that is out of range stands for the nearest branch.
 

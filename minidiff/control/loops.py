@@ -37,6 +37,7 @@ from minidiff.drafts import (
     run_batched,
 )
 from minidiff.forward import as_value
+from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.kinds import Linear
 from minidiff.ops.reduction import sum as sum_of
@@ -201,6 +202,7 @@ while_p = While("while_loop")
 # ---------------------------------------------------------------- what users call
 
 
+@explains_keywords
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
     """The value that is reached from `init_val` by `val = body_fun(val)` while `cond_fun(val)`.
 
@@ -268,6 +270,7 @@ def _check_condition(carry: Carry, condition: Draft, types: Sequence[ShapedArray
     return tape, constants
 
 
+@explains_keywords
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
     """The value that is reached from `init_val` by `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 

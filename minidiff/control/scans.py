@@ -12,7 +12,7 @@ from minidiff import tree
 from minidiff.batching import BatchTracer
 from minidiff.control.carries import Carry, as_carried, moved_body
 from minidiff.control.values import check_functions, staging
-from minidiff.core import ShapedArray, Tracer, Value, typeof
+from minidiff.core import ShapedArray, Tracer, Value, enter, typeof
 from minidiff.drafts import (
     BodyOperation,
     Draft,
@@ -37,6 +37,8 @@ from minidiff.drafts import (
     run_batched,
     zeros,
 )
+from minidiff.forward import result_values
+from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis, stack_p, unstack_p
 from minidiff.reverse import backward_pass
@@ -320,6 +322,7 @@ def rounds(eqn: Equation) -> int:
 # ---------------------------------------------------------------- what users call
 
 
+@explains_keywords
 def scan(
     f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
 ) -> tuple[Any, Any]:
@@ -386,6 +389,9 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
         ys_structure = structure
         return carry.leaves(out[0]), ys
 
+    def y_values(ys):
+        return [enter(y) for y in result_values(carry.origin, ys, ys_structure, "a step's y")]
+
     if length and not staging():
         columns, rows = [_elements(x) for x in arrays], []
         values: list[Value] = []
@@ -397,13 +403,13 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
             else:
                 new, row = step(values, *elements)
                 values = carry.settled(types, new)
-            rows.append([entered(y) for y in row])
+            rows.append(y_values(row))
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
         values, ys = carry.results(step, values, element_types, ys)
         return carry.tree(values), tree.unflatten(ys_structure, ys)
 
     draft, types = carry.recorded(step, element_types)
-    closed = draft.close(lambda r: [*map(as_carried, r[0], types), *map(entered, r[1])])
+    closed = draft.close(lambda r: [*map(as_carried, r[0], types), *y_values(r[1])])
     groups = [[], [*map(as_carried, carry.init, types)], arrays]
     outs = scan_p.bind_loop(closed, groups, {"length": length, "reverse": bool(reverse)})
     values, ys = cut(outs, len(types))

@@ -228,3 +228,20 @@ def test_arrays_that_are_not_of_numbers_are_refused(dtype, advice):
         body = spmd.shard_map(lambda x: all_gather(rows, "x"), mesh=mesh, in_specs=P("x"), out_specs=P("x"))
         with pytest.raises(TypeError, match=rf"got one of dtype {rows.dtype.name[:6]}.*{advice}"):
             body(numpy.zeros(2))
+
+
+@pytest.mark.parallel([2, 4])
+def test_a_set_of_axes_has_one_order_on_all_ranks():
+    """A set's own order is that of hashes, which each process salts for itself."""
+    for mesh in meshes():
+        x, axes = numpy.arange(float(mesh.size)), mesh.axis_names
+
+        def body(x, axes=axes):
+            found = [psum(x, set(axes)), psum(x, md.typeof(x).variance), pmax(x, frozenset(axes))]
+            with pytest.raises(TypeError, match=r"all_gather over the set \{'x'.*'x'"):
+                all_gather(x, set(axes))
+            return found
+
+        for f in (body, md.jit(body)):
+            total = spmd.shard_map(f, mesh=mesh, in_specs=P(axes), out_specs=P())
+            numpy.testing.assert_array_equal(total(x), [[x.sum()], [x.sum()], [x.max()]])

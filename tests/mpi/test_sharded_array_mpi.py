@@ -11,6 +11,7 @@ from mpi4py import MPI
 import minidiff as md
 import minidiff.numpy as np
 import spmd
+from minidiff.jit import Jitted
 from spmd import P
 from tests.collective_checks import whole
 from tests.optimisers import adam, momentum, sgd
@@ -43,7 +44,7 @@ def run_and_count(f, mesh, *args, counted=True):
     out = f(*args)
     if not counted:
         return out
-    report = spmd.communication(f, optimized=isinstance(f, md.jit))(*args)
+    report = spmd.communication(f, optimized=isinstance(f, Jitted))(*args)
     assert (mesh.calls, sum(mesh.bytes.values())) == (report.counts, report.bytes)
     return out
 
@@ -114,7 +115,7 @@ def test_programs_equal_those_of_the_whole(name):
             ws = specs[(2 * k + 1) % len(specs)]
             x, w = spmd.distribute(X, mesh, xs), spmd.distribute(W, mesh, ws)
             for way in (both, md.jit(both)):
-                found, grads = run_and_count(way, mesh, x, w, counted=not loop or isinstance(way, md.jit))
+                found, grads = run_and_count(way, mesh, x, w, counted=not loop or isinstance(way, Jitted))
                 numpy.testing.assert_allclose(found, value, rtol=1e-9)
                 for g, e, spec in zip(grads, expected, (xs, ws)):
                     assert getattr(g, "spec", P()) == spec or not spec.axes

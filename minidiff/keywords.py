@@ -1,0 +1,192 @@
+"""Function transformations as decorators, and errors that say what to write instead of an unknown keyword.
+
+A transformation is called as `grad(f, argnums=1)`, and is a decorator, with options or without:
+
+>>> @transformation
+... def times(f, factor=2):
+...     return lambda x: factor * f(x)
+>>> @times(factor=10)
+... def square(x):
+...     "The square of x."
+...     return x * x
+>>> square(3), square.__name__, square.__doc__
+(90, 'square', 'The square of x.')
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+def no_counterpart(why: str) -> str:
+    """The advice for a keyword that has no counterpart here."""
+    return f"it has no counterpart here, so leave it out ({why})"
+
+
+_CLOSE_OVER = "close over an argument that is not an array: "
+_INTEGERS = no_counterpart(
+    "name floating-point arguments in argnums; md.vjp accepts integers, and gives them cotangents of dtype float0"
+)
+_REDUCE_AXES = no_counterpart("the types of a shard_map's body say where its cotangents are summed over ranks")
+_UNROLL = no_counterpart("loops are never unrolled")
+_CPU = no_counterpart("programs run on NumPy, on the processor; ranks are those of spmd.make_mesh")
+_SHARDINGS = no_counterpart(
+    "arguments are taken as they are split: split them by spmd.distribute, results by spmd.reshard, or say both in the "
+    "in_specs and out_specs of a spmd.shard_map"
+)
+_DONATE = no_counterpart(
+    "a compiled program uses the memory of its own intermediate results again, never an argument's"
+)
+_DERIVATIVES = {"allow_int": _INTEGERS, "argnum": "write argnums="}
+_GRADIENTS = {
+    **_DERIVATIVES,
+    "holomorphic": "write md.jacrev(f, holomorphic=True), which is the derivative of a holomorphic function",
+    "reduce_axes": _REDUCE_AXES,
+}
+
+#: What to write instead of keywords that functions of these names take in other libraries.
+INSTEAD: dict[str, dict[str, str]] = {
+    "jit": {
+        "donate_argnums": _DONATE,
+        "donate_argnames": _DONATE,
+        "in_shardings": _SHARDINGS,
+        "out_shardings": _SHARDINGS,
+        "device": _CPU,
+        "backend": _CPU,
+        "keep_unused": no_counterpart("an argument that the program does not use is accepted, and ignored"),
+        "inline": no_counterpart("a jit is always inlined in another transformation"),
+        "abstracted_axes": no_counterpart("a program is compiled for each shape"),
+        "compiler_options": "write without=, the names of rewrites that are not to be made",
+    },
+    "grad": _GRADIENTS,
+    "value_and_grad": _GRADIENTS,
+    "jacfwd": _DERIVATIVES,
+    "jacrev": _DERIVATIVES,
+    "hessian": _DERIVATIVES,
+    "vmap": {
+        "in_dims": "write in_axes=",
+        "out_dims": "write out_axes=",
+        "spmd_axis_name": no_counterpart("the mapped axis of a sharded array stays split over the mesh as it is"),
+    },
+    "checkpoint": {
+        "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
+        "prevent_cse": no_counterpart("what is computed again is never merged with what was computed before"),
+        "concrete": no_counterpart("an `if` in the function sees concrete values, unless a jit surrounds it"),
+    },
+    "make_tape": {
+        "static_argnums": _CLOSE_OVER + "make_tape(lambda x: f(x, n))(x)",
+        "return_shape": "the tape has the types of its results: make_tape(f)(x).out_types",
+        "axis_env": "name the axis in md.vmap(f, axis_name=...), or in a spmd.shard_map",
+    },
+    "scan": {"_split_transpose": no_counterpart("the transpose of a scan is one scan")},
+    "fori_loop": {"unroll": _UNROLL},
+    "cond": {
+        "operand": "operands follow the functions: cond(pred, true_fun, false_fun, x)",
+        "linear": no_counterpart("which operands a branch is linear in is known from its tape"),
+    },
+    "switch": {"operand": "operands follow the functions: switch(index, branches, x)"},
+    "shard_map": {
+        "check_vma": "write check_rep=",
+        "auto": "write axis_names=, the set of all other axes: those that it maps over",
+    },
+    "make_mesh": {
+        "devices": no_counterpart(
+            "the ranks are the launcher's, mpirun -n 8; comm=, an MPI communicator, chooses some"
+        ),
+        "axis_types": no_counterpart(
+            "shard_map maps over the axes in its axis_names, arrays are split along the others"
+        ),
+    },
+}
+
+
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """What is added to the error for an unknown name, where there is one much like it.
+
+    >>> did_you_mean('batches', ('batch', 'model'))
+    ". Did you mean 'batch'?"
+    """
+    import difflib  # which errors alone need
+
+    known = tuple(known)
+    found = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
+    return "".join(f". Did you mean {name!r}?" for name in known if name.lower() in found)
+
+
+def check_keywords(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError where a call of `what` is given keywords that are not known."""
+    known, advice = tuple(known), INSTEAD.get(what, {})
+    problems = [
+        f"{what} takes no {name}=: {advice[name]}"
+        if name in advice
+        else f"{what} takes no {name}=, but {', '.join(f'{k}=' for k in known)}{did_you_mean(name, known)}"
+        for name in given
+        if name not in known
+    ]
+    if problems:
+        raise TypeError("; ".join(problems))
+
+
+def _check_call(function: Callable, given: Iterable[str]) -> None:
+    code = function.__code__
+    if not code.co_flags & 0x08:  # a function with **settings checks them itself
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        check_keywords(function.__name__, given, names)
+
+
+def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function, so that a keyword which it does not take is an error that says what to write instead."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **options: P.kwargs) -> R:
+        if options:
+            _check_call(function, options)
+        return function(*args, **options)
+
+    return call
+
+
+def named_like(f: Callable, transformed: R) -> R:
+    """`transformed`, with the name, the docstring and the signature of `f`."""
+    try:  # as functools.update_wrapper, in half the time: `grad(f)(x)` comes here in each step of a program
+        transformed.__name__, transformed.__qualname__ = f.__name__, f.__qualname__
+        transformed.__doc__, transformed.__module__ = f.__doc__, f.__module__
+        transformed.__wrapped__ = f
+    except AttributeError:  # of an object that is no function, but can be called
+        functools.update_wrapper(transformed, f, updated=())
+    return transformed
+
+
+class Transformation(Protocol[P, R_co]):
+    """A transformation, as type checkers see it: of a function, or of options alone, which is a decorator."""
+
+    __wrapped__: Callable[..., R_co]
+
+    @overload
+    def __call__(self, f: Callable, /, *args: P.args, **options: P.kwargs) -> R_co: ...
+    @overload
+    def __call__(self, /, **options: Any) -> Callable[[Callable], R_co]: ...
+
+
+def transformation(function: Callable[Concatenate[Callable, P], R]) -> Transformation[P, R]:
+    """Decorate a function transformation, `function(f, **options)`, to be a decorator, with options or without.
+
+    What it returns has the name, the docstring and the signature of `f`. A keyword that it does not take is an error
+    that says what to write instead.
+    """
+
+    @functools.wraps(function)
+    def transform(*args: Any, **options: Any) -> Any:
+        if options:
+            _check_call(function, options)
+        if not args and "f" not in options:
+            return functools.partial(transform, **options)
+        return named_like(args[0] if args else options["f"], function(*args, **options))
+
+    return transform
