@@ -15,6 +15,7 @@ import importlib as _importlib
 import typing as _typing
 
 from minidiff import numpy, tree
+from minidiff import tracebacks as _tracebacks
 from minidiff.batching import vmap
 from minidiff.core import (
     LeakedTracerError,
@@ -143,3 +144,6 @@ def __getattr__(name: str) -> _typing.Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_LATER})
+
+
+_tracebacks.install()

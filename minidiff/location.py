@@ -71,8 +71,10 @@ def parted(source: Location | None, operands: int) -> list[Location | None]:
     return lines if len(lines) == operands else lines[:1] * operands
 
 
+_NUMPY = os.path.dirname(os.path.abspath(numpy.__file__)) + os.sep
+
 #: Folders whose frames are not the program's. Packages that stand on this one add theirs.
-LIBRARY: list[str] = [os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, numpy.__file__)]
+LIBRARY: list[str] = [os.path.dirname(os.path.abspath(__file__)) + os.sep, _NUMPY]
 
 #: Programs that come with a library are programs: examples, and networks on many ranks.
 _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
@@ -147,3 +149,13 @@ def _belongs_to_library(filename: str) -> bool:
             for folder in LIBRARY
         )
     return known
+
+
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame is the library's or NumPy's, or of a program that was compiled."""
+    return _belongs_to_library(frame.f_code.co_filename) or ASKED_FOR in frame.f_globals
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame is the library's itself: not NumPy's, nor of Python's import system."""
+    return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))

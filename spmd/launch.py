@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from collectives.backend import LauncherError
+from minidiff.tracebacks import displays_short
 
 #: Where MPI launchers tell a process how many there are, and which of them it is.
 LAUNCHERS = {
@@ -112,7 +113,7 @@ def end_job_on_exception() -> None:
     The others would wait for this one for ever. Interactive sessions are left alone.
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
-        sys.excepthook = _end_job
+        sys.excepthook = displays_short(_end_job)
         sys.exit = _exit
         atexit.register(_leave)
 
