@@ -26,7 +26,7 @@ from spmd.sharded_array import ShardedArray
 try:
     from tqdm import tqdm
 except ImportError as error:
-    raise ImportError("the examples show their progress with tqdm: pip install 'minidiff[mpich]' brings it") from error
+    raise ImportError("the examples show their progress with tqdm: `pip install tqdm`") from error
 
 BATCH = 240  # divided by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
 TRAINING = 1440
