@@ -2,11 +2,12 @@
 
 An exception may pass through forty frames of the library on its way through three of the user's. They are left out
 where it is displayed: by Python, where it ends a program or a thread; by IPython and Jupyter; by pytest. The exception
-keeps all its frames: nothing runs slower, and `%debug`, `pdb.pm()`, `traceback.print_exc` and `logging` see every one.
-The environment variable `MINIDIFF_TRACEBACK=full`, which is read when something is displayed, shows all of them.
+keeps all its frames: no operation runs slower, and debuggers, `traceback.print_exc` and `logging` see every frame. So
+does everyone with `MINIDIFF_TRACEBACK=full` in the environment, which is read when something is displayed.
 
 NumPy warns of an overflow at the line that called its function, and that is a line of the library. Where the warning is
-displayed it gets the user's line, and is displayed once for each of these.
+displayed it gets the user's line, and is displayed once for each of these. (`warnings.catch_warnings(record=True)`
+displays nothing, and records the library's line.)
 """
 
 from __future__ import annotations
@@ -105,13 +106,6 @@ def _displays_short_in_thread(show: Callable) -> Callable:
     return show_short
 
 
-def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Mark the library's frames of a test's exception as pytest hides them: this module is a plugin of pytest."""
-    for e in [] if call.excinfo is None or _shows_all() else _displayed(call.excinfo.value):
-        for entry in _hidden(e.__traceback__):
-            entry.tb_frame.f_locals["__tracebackhide__"] = True
-
-
 # ---------------------------------------------------------------- warnings
 
 _warned: dict[str, dict] = defaultdict(dict)  # by file, what `warnings` keeps in mind to warn once a line
@@ -139,7 +133,7 @@ def _at_users_line(show: Callable) -> Callable:
     return show_at_users_line
 
 
-# ---------------------------------------------------------------- where both are displayed
+# ---------------------------------------------------------------- what displays both
 
 
 def install() -> None:
@@ -150,3 +144,18 @@ def install() -> None:
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         shell.InteractiveTB.structured_traceback = displays_short(shell.InteractiveTB.structured_traceback)
+
+
+# This module is a plugin of pytest, too, which knows it by the entry point in `setup.cfg`.
+
+
+def pytest_runtest_makereport(item: Any, call: Any) -> None:
+    """Mark the library's frames of a test's exception as pytest hides them."""
+    for e in [] if call.excinfo is None or _shows_all() else _displayed(call.excinfo.value):
+        for entry in _hidden(e.__traceback__):
+            entry.tb_frame.f_locals["__tracebackhide__"] = True
+
+
+def pytest_runtest_setup(item: Any) -> None:
+    """Give the warnings of a test the user's lines: pytest records them instead of displaying them, until it ends."""
+    warnings.showwarning = _at_users_line(warnings.showwarning)

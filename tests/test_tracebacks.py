@@ -122,10 +122,13 @@ def test_ipython(tmp_path):
 
 
 def test_pytest(tmp_path):
-    path = written(tmp_path / "test_program.py", NAME, "\ntest_mistake = mistake\n")
+    warns = "\ndef test_warning():\n    md.jit(lambda x: np.exp(1000 * x))(np.ones(2))\n"
+    path = written(tmp_path / "test_program.py", NAME, "\ntest_mistake = mistake\n" + warns)
     command = ("-m", "pytest", "-p", "minidiff.tracebacks", "-p", "no:cacheprovider", "-c", os.devnull, path)
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    assert set(files_shown(run(*command, **alone))) == {"test_program.py"}
+    text = run(*command, **alone)
+    assert set(files_shown(text)) == {"test_program.py"} and "1 failed, 1 passed" in text
+    assert "RuntimeWarning: overflow encountered in exp" in text and "compiled by minidiff" not in text
     assert "shard_map.py" in files_shown(run(*command, "--full-trace", "--tb=short", **alone))
 
 
