@@ -15,6 +15,7 @@ import importlib as _importlib
 import typing as _typing
 
 from minidiff import numpy, tree
+from minidiff import tracebacks as _tracebacks
 from minidiff.batching import vmap
 from minidiff.core import (
     LeakedTracerError,
@@ -151,3 +152,6 @@ else:  # to these it would say that there is every name
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_tracebacks.install()

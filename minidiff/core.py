@@ -361,7 +361,7 @@ class Evaluate(Interpreter):
         try:
             return primitive.impl(*args, **params)
         except (AttributeError, TypeError, ValueError) as error:
-            raise misfit(primitive, args, error) from None
+            raise_misfit(primitive, args, error)
 
 
 def name_of(f: Callable) -> str:
@@ -401,16 +401,19 @@ def shown(x: Any) -> str:
     return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
 
 
-def misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> Exception:
-    """The error for an operation that NumPy refused, naming it and its operands' types."""
-    if primitive.has_body:  # an operation in it was refused, in a line that the traceback is to show
-        return error
+def raise_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> NoReturn:
+    """Raise the error for an operation that NumPy refused, naming it and its operands' types.
+
+    An error of the user's, in the body of an operation, is raised as it is, with its cause and its context.
+    """
+    if primitive.has_body:
+        raise error
     if not isinstance(error, ValueError):
         for x in args:
             plain_operand(x)
     if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
-        return error
-    return MisfitError(primitive, args, str(error).strip())
+        raise error
+    raise MisfitError(primitive, args, str(error).strip()) from None
 
 
 EVALUATE = Evaluate(None)

@@ -32,7 +32,7 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_o
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "
-    "program. Install one: pip install pygraphviz, or Graphviz itself (apt install graphviz, brew install graphviz, "
+    "program. Install one: `pip install pygraphviz`, or Graphviz itself (apt install graphviz, brew install graphviz, "
     "conda install graphviz, or from https://graphviz.org/download)"
 )
 
@@ -132,7 +132,7 @@ def _graphviz() -> Any:
     try:
         import graphviz
     except ImportError:
-        raise ImportError("drawing needs the package graphviz: pip install 'minidiff[draw]'") from None
+        raise ImportError("drawing needs the package graphviz: `pip install graphviz pygraphviz`") from None
     return graphviz
 
 

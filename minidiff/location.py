@@ -73,8 +73,10 @@ def parted(source: Location | None, operands: int) -> list[Location | None]:
     return lines if len(lines) == operands else lines[:1] * operands
 
 
+_NUMPY = os.path.dirname(os.path.abspath(numpy.__file__)) + os.sep
+
 #: Folders whose frames are not the program's. Packages that stand on this one add theirs.
-LIBRARY: list[str] = [os.path.dirname(os.path.abspath(f)) + os.sep for f in (__file__, numpy.__file__)]
+LIBRARY: list[str] = [os.path.dirname(os.path.abspath(__file__)) + os.sep, _NUMPY]
 
 #: Programs that come with a library are programs: examples, and networks on many ranks.
 _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
@@ -151,12 +153,22 @@ def _belongs_to_library(filename: str) -> bool:
     return known
 
 
+def is_library(frame: FrameType) -> bool:
+    """Whether a frame is the library's or NumPy's, or of a program that was compiled."""
+    return _belongs_to_library(frame.f_code.co_filename) or ASKED_FOR in frame.f_globals
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame is the library's itself: not NumPy's, nor of Python's import system."""
+    return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))
+
+
 _warned: dict[str, dict] = defaultdict(dict)  # by file, what `warnings` keeps in mind to warn once a line
 
 
-def warn_at(source: Location | None, text: str) -> None:
+def warn_at(source: Location | None, message: str | Warning, category: type[Warning] = UserWarning) -> None:
     """Warn of what a line of the program does. Without a line, of what this function's caller was called for."""
     if source is None:
-        warnings.warn(text, stacklevel=3)
+        warnings.warn(message, category, stacklevel=3)
     else:
-        warnings.warn_explicit(text, UserWarning, source.filename, source.line, registry=_warned[source.filename])
+        warnings.warn_explicit(message, category, source.filename, source.line, registry=_warned[source.filename])

@@ -34,8 +34,8 @@ from minidiff.core import (
     current_scope,
     is_differentiable,
     lift_to,
-    misfit,
     name_of,
+    raise_misfit,
     running,
     show_axes,
     typeof,
@@ -127,7 +127,7 @@ class Sweep(JVP):
             else:
                 return self.process_any(primitive, args, params)
         except (AttributeError, TypeError, ValueError) as error:
-            raise misfit(primitive, args, error) from None
+            raise_misfit(primitive, args, error)
         step = _new(Step)  # made without their constructors, which would take as long as the rest
         step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
         self.equations.append(step)

@@ -112,7 +112,7 @@ def _pictures() -> str:
     if (dot := shutil.which("dot")) is not None:
         return f"by {dot}"
     version = _version("pygraphviz")
-    return f"by pygraphviz {version}" if version else "none: pip install pygraphviz, or install Graphviz"
+    return f"by pygraphviz {version}" if version else "none: `pip install pygraphviz`, or install Graphviz"
 
 
 def _version(package: str) -> str | None:

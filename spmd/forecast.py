@@ -380,7 +380,7 @@ def _axes(ax: Any) -> Any:
     try:
         from matplotlib import pyplot
     except ImportError:
-        raise ImportError("plots need the package matplotlib: pip install 'minidiff[notebooks]'") from None
+        raise ImportError("plots need the package matplotlib: `pip install matplotlib`") from None
     return pyplot.subplots()[1]
 
 

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from collectives.backend import LauncherError
+from minidiff.tracebacks import displays_short
 
 #: Where MPI launchers tell a process how many there are, and which of them it is.
 LAUNCHERS = {
@@ -86,8 +87,8 @@ def import_mpi() -> ModuleType:
         launched = launcher_size()
         why = f"an MPI launcher started this process as one of {launched}" if launched else "the backend is 'mpi'"
         raise ImportError(
-            f"{why}, but mpi4py cannot be imported ({error}). Install it with `pip install 'minidiff[mpi]'` where the "
-            "machine has an MPI, or `pip install 'minidiff[mpich]'` where it has none; "
+            f"{why}, but mpi4py cannot be imported ({error}). Install it with `pip install mpi4py` where the "
+            "machine has an MPI, or `pip install mpi4py mpich` where it has none; "
             "or simulate the ranks with backend='simulated'"
         ) from error
     return mpi
@@ -106,7 +107,7 @@ def other_launcher(library: str, ranks: int = 1) -> str:
     return (
         f"{said}start the program with its own {_mpiexec(library)}. Or let mpi4py load the launcher's MPI: `export "
         "MPI4PY_LIBMPI=` and the path of its libmpi.so (where mpi4py was compiled for one MPI, install it anew: "
-        "pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py)"
+        "`pip install --force-reinstall --no-cache-dir --no-binary mpi4py mpi4py`)"
     )
 
 
@@ -126,7 +127,7 @@ def end_job_on_exception() -> None:
     The others would wait for this one for ever. Interactive sessions are left alone.
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
-        sys.excepthook = _end_job
+        sys.excepthook = displays_short(_end_job)
         sys.exit = _exit
         atexit.register(_leave)
 

@@ -369,5 +369,5 @@ def test_tables_and_plots():
 
 def test_plots_need_matplotlib(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="plots need the package matplotlib: pip install 'minidiff\\[notebooks\\]'"):
+    with pytest.raises(ImportError, match="plots need the package matplotlib: `pip install matplotlib`"):
         MODEL.compare(["ring_all_reduce"], 1000, ranks=(4,)).plot()

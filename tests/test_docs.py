@@ -1,8 +1,15 @@
-"""The examples in the docstrings of `collectives`: they take the two ranks of `ops`'s docstring for granted."""
+"""Examples in the docstrings of `collectives`, on two ranks; and what texts say to install."""
 
+import ast
+import configparser
 import doctest
+import json
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 import collectives
 import minidiff as md
@@ -28,3 +35,71 @@ def test_examples_of_references():
     results = doctest.testmod(reference)
     assert results.failed == 0
     assert results.attempted >= len({*reference.REFERENCES.values()})
+
+
+# ---------------------------------------------------------------- pip install
+
+ROOT = Path(__file__).parent.parent
+
+
+def texts_of(path):
+    """What a file says: a program's strings (an f-string's are its parts), a notebook's cells, or all."""
+    if path.suffix == ".ipynb":
+        return ["".join(cell["source"]) for cell in json.loads(path.read_text())["cells"]]
+    if path.suffix != ".py":
+        return [path.read_text()]
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+FILES = [
+    path
+    for pattern in ("*.md", "Makefile", "setup.cfg", "notebooks/*", "minidiff/**/*", "collectives/**/*", "spmd/**/*")
+    for path in ROOT.glob(pattern)
+    if path.suffix in (".md", ".py", ".ipynb", ".cfg", "")
+    if path.is_file()
+]
+
+
+def commands(text):
+    """The arguments of each `pip install`: up to the backquote around it, a comment, or the end of the line."""
+    return [shlex.split(found) for found in re.findall(r"pip3? install\b([^`#\n]*)", text)]
+
+
+def known():
+    """The extras of this project, and the packages of them all, by the names that PyPI has."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    extras = {name: lines.split() for name, lines in config["options.extras_require"].items()}
+    packages = {re.match(r"[\w-]+", line)[0] for lines in extras.values() for line in lines} | {"numpy"}
+    return set(extras), packages
+
+
+def check(arguments):
+    """Raise ValueError for what pip would not find: this project is on no index, it is installed from its folder."""
+    extras, packages = known()
+    wanted = [x for x in arguments if not x.startswith("-")]
+    for x in wanted:
+        folder = re.fullmatch(r"\.(?:\[([\w,]+|\$\(.*\))\])?", x)
+        asked = (folder[1] or "").split(",") if folder and "$" not in (folder[1] or "") else []
+        if not (set(asked) <= {*extras, ""} if folder else x in packages):
+            raise ValueError(f"pip install {x}: there is no such package, or no such extra")
+    if not wanted:
+        raise ValueError(f"nothing to install in {arguments}")
+
+
+def test_what_texts_say_to_install_exists():
+    found = [(path, arguments) for path in FILES for text in texts_of(path) for arguments in commands(text)]
+    for path, arguments in found:
+        try:
+            check(arguments)
+        except ValueError as error:
+            raise AssertionError(f"{path}: {error}") from None
+    assert {path.suffix for path, _ in found} == {".md", ".py", ".ipynb", ""}
+    assert len(found) >= 12
+
+
+@pytest.mark.parametrize("text", ["'minidiff[draw]'", "minidiff", "'.[draws]'", "graphviz brings it", "", "--upgrade"])
+def test_what_does_not_exist_is_found(text):
+    with pytest.raises(ValueError, match=r"pip install|nothing to install"):
+        check(*commands(f"pip install {text}"))

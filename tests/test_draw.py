@@ -326,5 +326,5 @@ def test_what_is_no_function():
 
 def test_without_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "graphviz", None)
-    with pytest.raises(ImportError, match=r"pip install 'minidiff\[draw\]'"):
+    with pytest.raises(ImportError, match=r"`pip install graphviz pygraphviz`"):
         md.draw(formula)(2.0, 5.0)

@@ -144,7 +144,7 @@ def test_a_launcher_without_mpi4py():
     )
     assert run.returncode != 0
     assert "an MPI launcher started this process as one of 4, but mpi4py cannot be imported" in run.stderr
-    assert "pip install 'minidiff[mpich]'" in run.stderr
+    assert "`pip install mpi4py mpich`" in run.stderr
 
 
 def test_the_first_process_without_mpi4py_shows_where():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -169,13 +170,47 @@ def _shown_signature(function: Callable) -> str:
 # ---------------------------------------------------------------- errors
 
 
+#: Ufuncs of SciPy that have a counterpart here: what to write.
+COUNTERPARTS = {
+    "expit": "md.nn.sigmoid",
+    "log_expit": "md.nn.log_sigmoid",
+    **{name: f"md.nn.{name}" for name in ("erf", "erfc")},
+    **{name: f"np.{name}" for name in ("cbrt", "exp2", "expm1", "i0", "log1p", "round")},
+}
+
+
+def _place_of(ufunc: numpy.ufunc) -> str:
+    """The name that a ufunc is imported by, such as `scipy.special.expit`: of it, a ufunc knows the last part only."""
+    name = ufunc.__name__
+    places = [m for m, module in [*sys.modules.items()] if getattr(module, "__dict__", {}).get(name) is ufunc]
+    places.sort(key=lambda m: (m == "__main__", "._" in m, len(m)))
+    return ".".join([*places[:1], name])
+
+
+def _unsupported_ufunc(ufunc: numpy.ufunc, shown: str) -> TypeError:
+    """The error for a ufunc that is not NumPy's: another package's, or one of `np.frompyfunc`."""
+    if ufunc.__name__.endswith(" (vectorized)"):
+        return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {REFUSED['frompyfunc']}")
+    place, arguments = _place_of(ufunc), ", ".join("xyzabcdefgh"[: ufunc.nin])
+    message = f"{place} is a compiled ufunc without a derivative rule, and is not supported on traced values{shown}"
+    if place.startswith("scipy.special.") and ufunc.__name__ in COUNTERPARTS:
+        return TypeError(f"{message}: write {COUNTERPARTS[ufunc.__name__]}")
+    each = "" if ufunc.nin == 1 else ", and so for each argument"
+    return TypeError(
+        f"{message}. Under grad, declare its derivative: f = md.custom_jvp({place}), then "
+        f"f.defjvps(lambda t, out, {arguments}: slope * t{each}), and call f. Under jit, vmap, checkpoint and in a "
+        "shard_map there are no plain arrays to call it on: write it in NumPy's functions"
+    )
+
+
 def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
     """The error for a function that traced values do not support: what to use instead, or what is named alike."""
-    name = full_name(func)
     shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
-    message = f"{name} is not supported on traced values" + (f" ({shown})" if shown else "")
+    shown = f" ({shown})" if shown else ""
     if isinstance(func, numpy.ufunc) and func not in public_callables().values():
-        name = "np.frompyfunc"  # it made this one
+        return _unsupported_ufunc(func, shown)
+    name = full_name(func)
+    message = f"{name} is not supported on traced values{shown}"
     if name[3:] in REFUSED:
         return TypeError(f"{message}: {REFUSED[name[3:]]}")
     names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]

@@ -270,7 +270,8 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents:
     frugal = _expression(tapes[0], functions, {}, whole=3 if count == 1 else 2)
     source = f"{frugal} if x0.shape else {source}" if ":=" in frugal else source
     arguments += [f"t{k}" for k in range(tangents)]
-    return eval(f"lambda {', '.join(arguments)}: {source}", functions)
+    place = f"{__file__}: a cotangent of {primitive.name}"  # a file of the library's, in tracebacks and warnings
+    return eval(compile(f"lambda {', '.join(arguments)}: {source}", place, "eval"), functions)
 
 
 _SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.divide: " / "}

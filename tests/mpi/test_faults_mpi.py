@@ -466,6 +466,7 @@ def check(fault, script):
         assert re.search(pattern, err), err
     if not fault.interrupt:
         assert err.count("Traceback (most recent call last)") == fault.tracebacks, err
+        assert not re.search(r'File ".*/(minidiff|collectives|spmd)/\w+\.py"', err), err  # but the program's own
     assert took < fault.within
 
 
