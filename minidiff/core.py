@@ -585,6 +585,8 @@ def _called_from_outside() -> tuple[str, list[Value]]:
     name = called.f_code.co_name
     if name in ("__array_function__", "__array_ufunc__"):  # of a traced value: NumPy's function, and what that is given
         return arguments[1].__name__, _values_in(arguments[3:])
+    if name == "from_numpy":  # in `minidiff.numpy`
+        return local["numpy_function"].__name__, _values_in(arguments)
     if arguments and name in vars(type(arguments[0])) and hasattr(arguments[0], "given"):
         return f"{arguments[0].name}.{name}", _values_in(arguments)
     function = called.f_globals.get(name)
@@ -1010,7 +1012,7 @@ class Tracer:
                 function = NUMPY_FUNCTIONS.get(ufunc)
                 if function is not None:
                     return function(*inputs)
-            except TypeError as error:
+            except (AttributeError, TypeError) as error:
                 inputs, _ = _in_another_form(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
                 return self.__array_ufunc__(ufunc, method, *inputs)
         from minidiff.numpy import dispatch
@@ -1025,7 +1027,7 @@ class Tracer:
             return dispatch.call_otherwise(func, args, kwargs)
         try:
             return function(*args, **kwargs)
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
             args, kwargs = _in_another_form(error, func, function, args, kwargs)
         return self.__array_function__(func, types, args, kwargs)
 
@@ -1116,11 +1118,11 @@ def strong(x: Any) -> Any:
     return x.value if type(x) is WeakTracer else x
 
 
-def _in_another_form(error: TypeError, func: Callable, function: Callable, args: tuple, kwargs: dict):
+def _in_another_form(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict):
     """Arguments that `function` may take instead of those it refused; the error again, or a better one, if none."""
     from minidiff.numpy import dispatch  # needed where something is wrong, and only there
 
-    form = dispatch.in_another_form(str(error), func, function, args, kwargs)
+    form = dispatch.in_another_form(func, function, args, kwargs)
     if form is None:
         raise error
     return form

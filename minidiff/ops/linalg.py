@@ -23,6 +23,7 @@ from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
     as_array,
     expand_dims,
+    lists_as_arrays,
     moveaxis,
     normalize_axes,
     ravel,
@@ -149,6 +150,11 @@ def matmul(x: Value, y: Value, /) -> Value:
     except ValueError:
         _check_matmul(typeof(x), typeof(y))
         raise
+    except (AttributeError, TypeError):
+        arrays = lists_as_arrays((x, y))
+        if arrays is None:
+            raise
+    return matmul(*arrays)
 
 
 # ---------------------------------------------------------------- einsum of two operands

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -79,6 +79,17 @@ def as_array(x: Any) -> Value:
 def holds_tracer(x: Any) -> bool:
     """Whether x is a traced value, or nested lists with one in them."""
     return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
+
+
+def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
+    """The values with arrays for the lists among them; None if there are none.
+
+    Operations find a list by an error that it leads to: so what takes arrays alone does not look for one.
+    """
+    values = list(values)
+    if not any(isinstance(x, (list, tuple)) for x in values):
+        return None
+    return [as_array(x) if isinstance(x, (list, tuple)) else x for x in values]
 
 
 def _nested(x: Any) -> Value:
