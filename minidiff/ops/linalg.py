@@ -520,7 +520,7 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
 
     The first and the last may be vectors. Raises ValueError for less than two arrays.
     """
-    arrays = list(arrays)
+    arrays = list(map(as_array, arrays))
     if len(arrays) < 2:
         raise ValueError(f"multi_dot: two arrays at least are multiplied, got {len(arrays)}")
     shapes = [typeof(x).shape for x in arrays]
