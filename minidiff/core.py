@@ -890,6 +890,10 @@ def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
     return register
 
 
+#: What a concrete integer is needed for: shapes and sizes, indices of lists, `range`.
+SIZE = "a size, an index of a list or range()"
+
+
 class Tracer:
     """A value that an interpreter follows. It behaves as the array it stands for.
 
@@ -959,7 +963,7 @@ class Tracer:
         return complex(self.concrete("complex()"))
 
     def __index__(self) -> int:
-        return operator.index(self.concrete("an integer index or range()"))
+        return operator.index(self.concrete(SIZE))
 
     def item(self) -> Any:
         return numpy.asarray(self.concrete("item()")).item()
@@ -993,11 +997,26 @@ class Tracer:
 
     def __array__(self, dtype=None, copy=None):
         self.check_alive()
+        if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
+            return self._as_plain(numpy.dtype(dtype))
         raise TracerError(
             f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
             "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
             "np.stack; to index a plain array with it, minidiff.numpy.take. Other kinds of arrays convert their right "
             "operand: write m.filled(value) for a masked one, table.to_numpy(), sparse.toarray()."
+        )
+
+    def _as_plain(self, dtype: numpy.dtype) -> numpy.ndarray:
+        """A plain array of whole numbers or booleans, which carry no derivative. Raises TracerError for others."""
+        why = "its derivative would be lost"
+        if dtype.kind in "biu":
+            try:
+                return numpy.asarray(self.concrete(f"a plain array of dtype {dtype}")).astype(dtype)
+            except TracerError:
+                why = f"in {self.interpreter.name} it has no value"
+        raise TracerError(
+            f"a traced value ({self.type}) cannot become a plain NumPy array of dtype {dtype}: {why}. To convert it, "
+            f"write x.astype({dtype.name!r}); to build an array, use minidiff.numpy.array or np.stack."
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):

@@ -405,3 +405,44 @@ def test_errors_of_the_function_itself_are_not_explained_away():
 def test_arrays_leave_operators_to_traced_values():
     results = on_tracer(lambda x: [np.ones(2) * x, np.float64(2) * x, np.ones((2, 2)) @ x, np.less(X, x)])
     assert all(isinstance(y, Tracer) for y in results)
+
+
+# ---------------------------------------------------------------- conversions to plain numbers and arrays
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint8, np.bool_])
+def test_whole_numbers_are_converted_where_there_is_a_value(kind):
+    seen = []
+    md.grad(lambda x: seen.append((kind(x), kind(x[0, 0]), np.asarray(x, kind))) or x.sum())(X)
+    for actual, expected in zip(seen[0], (kind(X), kind(X[0, 0]), np.asarray(X, kind)), strict=True):
+        np.testing.assert_array_equal(actual, expected, strict=True)
+
+
+@pytest.mark.parametrize("around", [lambda f: md.jit(f), lambda f: md.vmap(f), lambda f: md.make_tape(f)])
+@pytest.mark.parametrize("kind", [np.int64, np.bool_, np.float32, np.complex128])
+def test_conversions_of_names_say_how_to_convert(kind, around):
+    with pytest.raises(
+        md.TracerError, match=rf"plain NumPy array of dtype .* write x\.astype\('{np.dtype(kind).name}'\)"
+    ):
+        around(lambda x: kind(x))(X)
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.complex64, object])
+def test_conversions_that_lose_a_derivative_say_how_to_convert(kind):
+    with pytest.raises(md.TracerError, match=r"derivative would be lost. .* write x\.astype\("):
+        md.grad(lambda x: np.asarray(x, kind).sum())(X)
+    if kind is not object:
+        with pytest.raises(md.TracerError, match=r"derivative would be lost. .* write x\.astype\("):
+            md.jvp(lambda x: kind(x[0, 0]), (X,), (X,))
+
+
+@pytest.mark.parametrize("kind", [float, complex])
+def test_numbers_that_lose_a_derivative_are_taken_by_item(kind):
+    with pytest.raises(
+        md.TracerError, match=rf"{kind.__name__}\(\) of .* would lose its derivative.* take x\.item\(\);"
+    ):
+        md.grad(lambda x: kind(x[0, 0]))(X)
+    with pytest.raises(md.TracerError, match=r"take x\[i\]\.item\(\), for a list of them x\.tolist\(\)"):
+        md.grad(lambda x: kind(x))(X)
+    with pytest.raises(md.TracerError, match=rf"{kind.__name__}\(\) needs a concrete value, .* name"):
+        md.jit(md.grad(lambda x: kind(x[0, 0])))(X)  # there x.item() would be no help

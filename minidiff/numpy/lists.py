@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import NUMPY_FUNCTIONS, Tracer, TracerError
-from minidiff.numpy.coverage import FROM_VALUES, full_name
+from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
 from minidiff.ops.shape import as_array
 
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
@@ -25,15 +26,13 @@ _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 def namespace(module: ModuleType) -> dict[str, Any]:
     """What a module of NumPy has under its public names; of functions on arrays, those that accept lists."""
-    return {
-        name: accepting_lists(x) if _is_on_arrays(x) else x
-        for name, x in vars(module).items()
-        if name in module.__all__
-    }
+    return {name: _ours(x) if callable(x) else x for name, x in vars(module).items() if name in module.__all__}
 
 
-def _is_on_arrays(x: Any) -> bool:
-    return callable(x) and (x in NUMPY_FUNCTIONS or full_name(x)[3:] in FROM_VALUES)
+def _ours(x: Callable) -> Callable:
+    if x in NUMPY_FUNCTIONS or full_name(x)[3:] in FROM_VALUES:
+        return accepting_lists(x)
+    return explaining_sizes(x) if full_name(x)[3:] in CREATION else x
 
 
 @functools.cache
@@ -53,6 +52,22 @@ def accepting_lists(numpy_function: Callable) -> Callable:
             if x is None:
                 raise
         return _handed_over(x, numpy_function, args, kwargs)
+
+    return from_numpy
+
+
+def explaining_sizes(function: Callable) -> Callable:
+    """The function, whose errors say what to do about a traced size: NumPy says only that it is no integer."""
+
+    @functools.wraps(function)
+    def from_numpy(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            x = _tracer_in_lists((args, tuple(kwargs.values())))
+            if x is not None:
+                operator.index(x)
+            raise
 
     return from_numpy
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Tracer, Value
-from minidiff.numpy.lists import looking_for_tracers
+from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, SIZE, Tracer, Value
+from minidiff.numpy.lists import explaining_sizes, looking_for_tracers
 from minidiff.ops import elementwise
 from minidiff.ops.elementwise import add, convert, multiply
 from minidiff.ops.indexing import getitem
@@ -84,6 +84,7 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Va
 # ---------------------------------------------------------------- filled and counted arrays
 
 
+@explaining_sizes
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **options: Any) -> Value:
     """`numpy.full`, of a traced value too."""
     if not holds_tracer(fill_value):
@@ -96,7 +97,7 @@ def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None
     start, stop = (0, start) if stop is None else (0 if start is None else start, stop)
     if not holds_tracer((start, stop, step)):
         return numpy.arange(start, stop, step, dtype, **options)
-    known = [x.concrete("the length of arange") if isinstance(x, Tracer) else x for x in (start, stop, step)]
+    known = [x.concrete(SIZE) if isinstance(x, Tracer) else x for x in (start, stop, step)]
     count = max(0, math.ceil((known[1] - known[0]) / known[2]))
     points = add(start, multiply(step, numpy.arange(count)))
     return convert(points, numpy.result_type(*known) if dtype is None else dtype)

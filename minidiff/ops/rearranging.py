@@ -498,7 +498,7 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
 def _like(numpy_function: Callable, name: str) -> None:
     def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
         t = typeof(a)
-        shape = t.shape if shape is None else shape
+        shape = t.shape if shape is None else as_shape(shape)
         return numpy_function(shape, dtype or t.dtype)
 
     function.__name__ = function.__qualname__ = name

@@ -558,7 +558,7 @@ def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     ary = as_array(ary)
     if not numpy.ndim(indices_or_sections):
         n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "split")]
-        if n % indices_or_sections:
+        if n % operator.index(indices_or_sections):
             raise ValueError(f"split: axis {axis} of {typeof(ary)} does not divide into {indices_or_sections} parts")
     return array_split(ary, indices_or_sections, axis)
 
