@@ -1032,6 +1032,8 @@ class Tracer:
                 if function is not None:
                     return function(*inputs)
             except (AttributeError, TypeError) as error:
+                if any(map(defers_to, inputs)):
+                    return NotImplemented
                 inputs, _ = _in_another_form(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
                 return self.__array_ufunc__(ufunc, method, *inputs)
         from minidiff.numpy import dispatch
@@ -1049,6 +1051,19 @@ class Tracer:
         except (AttributeError, TypeError) as error:
             args, kwargs = _in_another_form(error, func, function, args, kwargs)
         return self.__array_function__(func, types, args, kwargs)
+
+
+def defers_to(x: Any) -> bool:
+    """Whether NumPy leaves an operation to the class of this operand, as a traced value then does too.
+
+    It does where the class has an `__array_ufunc__` of its own, or None for it, or else a higher `__array_priority__`.
+    Operations find such an operand by the error that it leads to: so what takes arrays alone does not look for one.
+    """
+    if isinstance(x, Tracer):
+        return False
+    if hasattr(type(x), "__array_ufunc__"):
+        return type(x).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
+    return getattr(x, "__array_priority__", 0) > Tracer.__array_priority__
 
 
 # ---------------------------------------------------------------- Python numbers

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import NUMPY_FUNCTIONS, Tracer
+from minidiff.core import NUMPY_FUNCTIONS, Tracer, defers_to
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
@@ -24,7 +24,12 @@ from minidiff.ops.shape import as_array
 
 
 def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> Any:
-    """What `np.<ufunc>.<method>(*inputs, **kwargs)` means on traced values."""
+    """What `np.<ufunc>.<method>(*inputs, **kwargs)` means on traced values.
+
+    NotImplemented where an operand is of a class that NumPy leaves it to.
+    """
+    if any(map(defers_to, inputs)):
+        return NotImplemented
     function = NUMPY_FUNCTIONS.get(ufunc)
     if function is None:
         raise unsupported(ufunc, inputs)

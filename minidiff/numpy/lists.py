@@ -96,7 +96,9 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
     @functools.wraps(numpy_function)
     def from_numpy(x: Any, /, *args: Any, **kwargs: Any) -> Any:
         if isinstance(x, Tracer) and not kwargs and len(args) < numpy_function.nin:
-            return x.__array_ufunc__(numpy_function, "__call__", x, *args)
+            out = x.__array_ufunc__(numpy_function, "__call__", x, *args)
+            if out is not NotImplemented:
+                return out
         try:
             return numpy_function(x, *args, **kwargs)
         except TracerError:

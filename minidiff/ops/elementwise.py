@@ -31,6 +31,7 @@ from minidiff.core import (
     ShapedArray,
     Value,
     current_interpreter,
+    defers_to,
     implements,
     is_differentiable,
     strong,
@@ -63,6 +64,8 @@ def function_of(primitive: Primitive) -> Callable:
                 return interpreter.process(primitive, operands, NO_PARAMS)
             return primitive.bind(*operands)
         except (AttributeError, TypeError):
+            if any(map(defers_to, operands)):
+                return NotImplemented
             arrays = ops.shape.lists_as_arrays(operands)
             if arrays is None:
                 raise

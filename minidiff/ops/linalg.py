@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
 from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.kinds import Multilinear, align, match
@@ -151,6 +151,8 @@ def matmul(x: Value, y: Value, /) -> Value:
         _check_matmul(typeof(x), typeof(y))
         raise
     except (AttributeError, TypeError):
+        if defers_to(x) or defers_to(y):
+            return NotImplemented
         arrays = lists_as_arrays((x, y))
         if arrays is None:
             raise
