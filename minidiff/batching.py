@@ -11,6 +11,7 @@ from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.core import (
     PLAIN,
+    SIZE,
     Interpreter,
     MisfitError,
     Primitive,
@@ -57,9 +58,13 @@ class BatchTracer(Tracer):
 
     def concrete(self, use: str) -> Any:
         self.check_alive()
+        instead = (
+            "pass what all have in common with in_axes=None; for range() write md.fori_loop, for a choice md.cond"
+            if use == SIZE
+            else "choose element by element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
+        )
         raise TracerError(
-            f"{use} needs one concrete value, but under vmap this value ({self.type}) is many at once: "
-            "choose element by element with np.where or md.cond, loop with md.fori_loop, call np.sin for math.sin"
+            f"{use} needs one concrete value, but under vmap this value ({self.type}) is many at once: {instead}"
         )
 
     def __repr__(self) -> str:

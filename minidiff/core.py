@@ -864,6 +864,10 @@ def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
     return register
 
 
+#: What a concrete integer is needed for: shapes and sizes, indices of lists, `range`.
+SIZE = "a size, an index of a list or range()"
+
+
 class Tracer:
     """A value that an interpreter follows. It behaves as the array it stands for.
 
@@ -944,7 +948,7 @@ class Tracer:
         return complex(self.concrete("complex()"))
 
     def __index__(self) -> int:
-        return operator.index(self.concrete("an integer index or range()"))
+        return operator.index(self.concrete(SIZE))
 
     def item(self) -> Any:
         return numpy.asarray(self.concrete("item()")).item()
@@ -978,11 +982,26 @@ class Tracer:
 
     def __array__(self, dtype=None, copy=None):
         self.check_alive()
+        if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
+            return self._as_plain(numpy.dtype(dtype))
         raise TracerError(
             f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
             "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
             "np.stack; to index a plain array with it, minidiff.numpy.take. Other kinds of arrays convert their right "
             "operand: write m.filled(value) for a masked one, table.to_numpy(), sparse.toarray()."
+        )
+
+    def _as_plain(self, dtype: numpy.dtype) -> numpy.ndarray:
+        """A plain array of whole numbers or booleans, which carry no derivative. Raises TracerError for others."""
+        why = "its derivative would be lost"
+        if dtype.kind in "biu":
+            try:
+                return numpy.asarray(self.concrete(f"a plain array of dtype {dtype}")).astype(dtype)
+            except TracerError:
+                why = f"in {self.interpreter.name} it has no value"
+        raise TracerError(
+            f"a traced value ({self.type}) cannot become a plain NumPy array of dtype {dtype}: {why}. To convert it, "
+            f"write x.astype({dtype.name!r}); to build an array, use minidiff.numpy.array or np.stack."
         )
 
     def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
@@ -997,7 +1016,9 @@ class Tracer:
                 function = NUMPY_FUNCTIONS.get(ufunc)
                 if function is not None:
                     return function(*inputs)
-            except TypeError as error:
+            except (AttributeError, TypeError) as error:
+                if any(map(defers_to, inputs)):
+                    return NotImplemented
                 inputs, _ = _in_another_form(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
                 return self.__array_ufunc__(ufunc, method, *inputs)
         from minidiff.numpy import dispatch
@@ -1012,9 +1033,22 @@ class Tracer:
             return dispatch.call_otherwise(func, args, kwargs)
         try:
             return function(*args, **kwargs)
-        except TypeError as error:
+        except (AttributeError, TypeError) as error:
             args, kwargs = _in_another_form(error, func, function, args, kwargs)
         return self.__array_function__(func, types, args, kwargs)
+
+
+def defers_to(x: Any) -> bool:
+    """Whether NumPy leaves an operation to the class of this operand, as a traced value then does too.
+
+    It does where the class has an `__array_ufunc__` of its own, or None for it, or else a higher `__array_priority__`.
+    Operations find such an operand by the error that it leads to: so what takes arrays alone does not look for one.
+    """
+    if isinstance(x, Tracer):
+        return False
+    if hasattr(type(x), "__array_ufunc__"):
+        return type(x).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
+    return getattr(x, "__array_priority__", 0) > Tracer.__array_priority__
 
 
 # ---------------------------------------------------------------- Python numbers
@@ -1103,11 +1137,11 @@ def strong(x: Any) -> Any:
     return x.value if type(x) is WeakTracer else x
 
 
-def _in_another_form(error: TypeError, func: Callable, function: Callable, args: tuple, kwargs: dict):
+def _in_another_form(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict):
     """Arguments that `function` may take instead of those it refused; the error again, or a better one, if none."""
     from minidiff.numpy import dispatch  # needed where something is wrong, and only there
 
-    form = dispatch.in_another_form(str(error), func, function, args, kwargs)
+    form = dispatch.in_another_form(func, function, args, kwargs)
     if form is None:
         raise error
     return form

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 
@@ -65,14 +65,19 @@ class JVPTracer(Tracer):
         return self.primal.concrete(use) if isinstance(self.primal, Tracer) else self.primal
 
     def __float__(self) -> float:
-        self.check_alive()
-        # Writing into a NumPy array, and functions of `math`, come this way: a derivative would be lost in silence.
-        raise TracerError(
-            f"float() of a value that is being differentiated ({self.type}) would lose its derivative. For the plain "
-            "number take x.item(); to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
-        )
+        return self._lose_derivative("float()")
 
-    __complex__ = __float__
+    def __complex__(self) -> complex:
+        return self._lose_derivative("complex()")
+
+    def _lose_derivative(self, use: str) -> NoReturn:
+        """Raise the error for writing into a NumPy array, and for functions of `math`: they lose a derivative."""
+        self.concrete(use)  # where there is no value, its error says so
+        number = "x.item()" if self.size == 1 else "x[i].item(), for a list of them x.tolist()"
+        raise TracerError(
+            f"{use} of a value that is being differentiated ({self.type}) would lose its derivative. For the plain "
+            f"number take {number}; to build an array use minidiff.numpy.array or np.stack; instead of math.sin, np.sin"
+        )
 
     def __repr__(self) -> str:
         return repr(self.primal)

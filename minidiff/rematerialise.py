@@ -53,7 +53,7 @@ class KnownTracer(RecordedTracer):
         self.check_alive()
         return self.value.concrete(use) if isinstance(self.value, Tracer) else self.value
 
-    __float__ = __complex__ = JVPTracer.__float__
+    __float__, __complex__, _lose_derivative = JVPTracer.__float__, JVPTracer.__complex__, JVPTracer._lose_derivative
 
     def __repr__(self) -> str:
         return repr(self.value)

@@ -21,6 +21,7 @@ import numpy
 
 from minidiff.core import (
     PLAIN,
+    SIZE,
     Interpreter,
     LeakedTracerError,
     Primitive,
@@ -316,11 +317,16 @@ class RecordedTracer(Tracer):
 
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
+        instead = (
+            "Shapes are part of that program: compute sizes outside the function, or name the argument that they come "
+            "from in static_argnums or static_argnames of jit. For range() write md.fori_loop, for a choice md.cond."
+            if use == SIZE
+            else "Choose with md.cond or np.where instead, loop with md.fori_loop, call np.sin for math.sin; or decide "
+            "outside the function (of a function that jit compiles, by an argument named in static_argnums)."
+        )
         raise TracerError(
             f"{use} needs a concrete value, but on this tape {self.type} is only a name: {self.interpreter.name} "
-            "records a program for values of this type, not for one value. Choose with md.cond or np.where instead, "
-            "loop with md.fori_loop, call np.sin for math.sin; or decide outside the function (of a function that jit "
-            "compiles, by an argument named in static_argnums)."
+            f"records a program for values of this type, not for one value. {instead}"
         )
 
     def __repr__(self) -> str:

@@ -1,5 +1,7 @@
 """Shapes, parts and joins: what the table of operations cannot say of them."""
 
+import functools
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.ops.kinds import match, match_arrays
 from minidiff.ops.shape import repeated
+from tests.table import TABLE
 
 X = np.arange(6.0).reshape(2, 3)
 
@@ -146,3 +149,70 @@ def test_a_cotangent_is_summed_over_what_was_broadcast(given):
         back = match_arrays(ct, md.typeof(x))
         np.testing.assert_array_equal(back, match(ct, md.typeof(x)))
         assert md.typeof(back) == md.typeof(x)
+
+
+# ---------------------------------------------------------------- integers, as NumPy takes them
+
+
+def in_other_forms(v):
+    """An integer, or several, as NumPy's integers and as arrays of them."""
+    if type(v) is int:
+        return [np.int64(v), np.array(v)]
+    if isinstance(v, (tuple, list)) and v and all(type(n) is int for n in v):
+        return [np.array(v), [np.int32(n) for n in v]]
+    rows = isinstance(v, (tuple, list)) and all(isinstance(r, (tuple, list)) for r in v)
+    return [np.array(v)] if rows and len({len(r) for r in v}) == 1 and np.array(v).dtype.kind == "i" else []
+
+
+def rows_of_integers():
+    """Calls in the table of operations with a shape, an axis, a size or the like in another form."""
+    for row in TABLE:
+        for name, v in getattr(row.f, "keywords", {}).items():
+            # The order of a norm is no size; np.rollaxis writes into the array that it is given for `start`.
+            for form in in_other_forms(v) if name not in ("ord", "start") else ():
+                yield row._replace(
+                    f=functools.partial(row.f.func, **{**row.f.keywords, name: form}), note=f"{name}={v}"
+                )
+
+
+def test_shapes_axes_and_sizes_are_integers_as_numpy_takes_them():
+    count = 0
+    for row in rows_of_integers():
+        f, args = row.closed()
+        try:
+            expected = f(*args)
+        except (TypeError, ValueError):  # NumPy does not take this form here
+            continue
+        count += 1
+        for a, e in zip(md.tree.leaves(md.jvp(f, args, args)[0]), md.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, e, err_msg=row.key)
+    assert count > 1000
+
+
+OF_INTEGERS = {
+    "full": lambda x: mnp.full(np.array([2, 2]), x[0, 0]),
+    "method with a shape": lambda x: x.reshape(np.array([3, 2])),
+    "method with sizes": lambda x: x.reshape(np.array(3), np.int64(2)),
+    "method with axes": lambda x: x.transpose(np.array([1, 0])),
+    "method with two axes": lambda x: x.swapaxes(np.int64(0), np.array(1)),
+    "method with an axis": lambda x: x.sum(axis=np.array(1)),
+    "range": lambda x: np.reshape(x, range(6, 7)),
+    "tensordot": lambda x: np.tensordot(x, x, axes=np.array([[0, 1], [0, 1]])),
+    "fft2": lambda x: np.fft.fft2(x, s=np.array([4, 4])),
+    "roll": lambda x: np.roll(x, np.array([1, 2]), np.array([0, 1])),
+}
+
+
+@pytest.mark.parametrize("name", OF_INTEGERS)
+def test_integers_in_arrays(name):
+    f = OF_INTEGERS[name]
+    np.testing.assert_allclose(md.jvp(f, (X,), (X,))[0], f(X))
+    np.testing.assert_allclose(md.jit(f)(X), f(X))
+
+
+@pytest.mark.parametrize("f", [np.sum, np.flip, np.cumsum, np.squeeze])
+def test_numbers_that_are_no_integers_are_no_axes(f):
+    with pytest.raises(TypeError, match="integer"):
+        md.jvp(lambda x: f(x, axis=1.0), (X,), (X,))
+    with pytest.raises(TypeError, match="integer"):
+        md.jvp(lambda x: np.reshape(x, np.array([3.0, 2.0])), (X,), (X,))

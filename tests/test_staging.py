@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import minidiff as md
+import minidiff.numpy as mnp
 import spmd
 from minidiff import staging
 
@@ -86,7 +87,6 @@ CONCRETE = {
     r"float\(\)": lambda x: float(x[0, 0]),
     r"int\(\)": lambda x: int(x[0, 0]),
     r"item\(\)": lambda x: x[0, 0].item(),
-    r"an integer index or range\(\)": lambda x: [x for _ in range(np.argmax(x))],
     "a boolean mask": lambda x: x[x > 0],
 }
 
@@ -96,6 +96,33 @@ def test_what_needs_a_value_is_an_error_that_says_so(use):
     message = rf"{use} needs a concrete value, but on this tape .* is only a name: make_tape records.*np\.where"
     with pytest.raises(md.TracerError, match=message):
         md.make_tape(CONCRETE[use])(X)
+
+
+SIZES = {
+    "zeros": lambda n: mnp.zeros(n),
+    "ones of two": lambda n: np.ones((n, 2)),
+    "eye": lambda n: mnp.eye(n),
+    "full": lambda n: mnp.full(n, 1.0),
+    "full of a traced value": lambda n: mnp.full((n, 2), n),
+    "arange": lambda n: mnp.arange(n),
+    "linspace": lambda n: np.linspace(0.0, n, n),
+    "reshape": lambda n: X.reshape(n, -1),
+    "reshape of a traced value": lambda n: (n * X).reshape(n, -1),
+    "broadcast_to": lambda n: np.broadcast_to(n, (n, 2)),
+    "tile": lambda n: np.tile(n, n),
+    "split": lambda n: np.split(n * X, n),
+    "zeros_like": lambda n: mnp.zeros_like(n, shape=n),
+    "sum along": lambda n: np.sum(n * X, axis=n),
+    "range": lambda n: range(n),
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_static_arguments(name):
+    with pytest.raises(md.TracerError, match=r"a size, .* name the argument .* in static_argnums or static_argnames"):
+        md.jit(lambda n: SIZES[name](n))(2)
+    with pytest.raises(md.TracerError, match=r"a size, .* needs one concrete value, .* in_axes=None"):
+        md.vmap(lambda n: SIZES[name](n))(np.array([2, 2]))
 
 
 def test_names_on_a_tape_show_their_types():

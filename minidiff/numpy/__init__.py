@@ -1,24 +1,30 @@
 """NumPy's namespace, differentiable: `import minidiff.numpy as np`.
 
-The functions *are* NumPy's. On plain arrays nothing comes between; on traced values NumPy hands the
-call over to `minidiff` (`__array_ufunc__`, `__array_function__`). So code written for NumPy is
-differentiated as it stands. Replaced are only the functions that NumPy cannot hand over; added is only `at`, for
-updates: `at(x)[index].set(v)`, since values that are differentiated are not written into.
+The functions call NumPy's, which compute plain arrays, and hand traced values over to `minidiff`
+(`__array_ufunc__`, `__array_function__`). So code written for NumPy is differentiated as it stands. Lists that hold
+traced values are arrays wherever NumPy takes a list (`lists.py`); replaced are the functions that NumPy cannot hand
+over (`replaced.py`); added is only `at`, for updates: `at(x)[index].set(v)`, since values that are differentiated are
+not written into.
 
 >>> import minidiff as md, minidiff.numpy as np
 >>> float(md.grad(lambda x: np.array([x, 2 * x]).sum())(1.0))
 3.0
+>>> float(md.grad(lambda x: np.linalg.norm([x, 2 * x]))(1.0) ** 2)
+5.0
 """
 
 from typing import Any as _Any
 
 import numpy as _numpy
 
+from minidiff.numpy import fft, linalg
 from minidiff.numpy import replaced as _replaced
+from minidiff.numpy.lists import namespace as _namespace
 
 __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in _numpy.__all__)]
 
-globals().update({name: vars(_replaced if name in _replaced.__all__ else _numpy).get(name) for name in __all__})
+_own = {"fft": fft, "linalg": linalg, **{name: vars(_replaced)[name] for name in _replaced.__all__}}
+globals().update(dict.fromkeys(__all__) | _namespace(_numpy) | _own)
 _later = [name for name in __all__ if globals()[name] is None and name not in vars(_numpy)]
 for _name in _later:  # parts of NumPy that it imports when they are asked for
     del globals()[_name]

@@ -30,11 +30,15 @@ FROM_VALUES = _names(
     shares_memory may_share_memory in1d"""
 )
 
+CREATION = _names(
+    """zeros ones empty tri eye identity indices fromfunction fromiter diag_indices tril_indices triu_indices
+    mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq"""
+)
+
 PLAIN = {
     name: group
     for group, names in {
-        "creation": """zeros ones empty tri eye identity indices fromfunction fromiter diag_indices tril_indices
-            triu_indices mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq""",
+        "creation": " ".join(CREATION),
         "files and buffers": """load loadtxt genfromtxt fromfile fromregex fromstring frombuffer memmap""",
         "printing and settings": """printoptions set_printoptions get_printoptions binary_repr base_repr info
             format_float_positional format_float_scientific errstate seterr geterr seterrcall geterrcall setbufsize

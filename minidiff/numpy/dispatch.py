@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import NUMPY_FUNCTIONS, Tracer
+from minidiff.core import NUMPY_FUNCTIONS, Tracer, defers_to
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
-from minidiff.numpy.replaced import array, holds_tracer
+from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
 from minidiff.ops.elementwise import convert
 from minidiff.ops.shape import as_array
@@ -25,7 +25,12 @@ from minidiff.ops.shape import as_array
 
 
 def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> Any:
-    """What `np.<ufunc>.<method>(*inputs, **kwargs)` means on traced values."""
+    """What `np.<ufunc>.<method>(*inputs, **kwargs)` means on traced values.
+
+    NotImplemented where an operand is of a class that NumPy leaves it to.
+    """
+    if any(map(defers_to, inputs)):
+        return NotImplemented
     function = NUMPY_FUNCTIONS.get(ufunc)
     if function is None:
         raise unsupported(ufunc, inputs)
@@ -65,7 +70,7 @@ def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, k
     if "where" in kwargs:
         name = full_name(ufunc)
         raise TypeError(f"{name} on traced values takes no where=; write np.where(mask, {name}(x), x)")
-    if form := in_another_form("", ufunc, function, inputs, kwargs):
+    if form := in_another_form(ufunc, function, inputs, kwargs):
         inputs, kwargs = form
     if dtype is not None:
         inputs = _in_dtype(ufunc, inputs, dtype, casting)
@@ -111,19 +116,14 @@ def _concrete(x: Any, use: str) -> Any:
     return type(x)([_concrete(v, use) for v in x]) if type(x) in (list, tuple) else x
 
 
-def in_another_form(error: str, func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:
-    """Arguments in the form that `function` takes, which refused these with `error`.
+def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:
+    """Arguments in the form that `function` takes, which refused these with an error.
 
     Keywords that have NumPy's default are left out, lists of numbers become arrays. None if the arguments are of the
     right form already: the error is about something else. Raises TypeError if they have no such form.
     """
-    if "got list" in error or "got tuple" in error:
-        kind = list if "got list" in error else tuple
-        found = [type(x) is kind and holds_tracer(x) for x in args]
-        if not any(found):  # where a list holds traced values, a plain one may well be an axis or a shape
-            found = [type(x) is kind for x in args]
-        form = tuple(_as_arrays(x) if yes else x for x, yes in zip(args, found))
-        return None if all(x is y for x, y in zip(form, args)) else (form, kwargs)
+    if form := arguments_as_arrays(function, args, kwargs):
+        return form
     if _misfit(function, args, kwargs) is None:
         return None
     kwargs = _without_out(full_name(func), kwargs)
@@ -134,14 +134,6 @@ def in_another_form(error: str, func: Callable, function: Callable, args: tuple,
         return args, kept
     name = full_name(func)
     raise TypeError(f"{name} on traced values: {misfit}; it takes {name}{_shown_signature(function)}") from None
-
-
-def _as_arrays(x: Any) -> Any:
-    """Lists of numbers as arrays; lists of lists as lists of arrays, which the function may have wanted."""
-    if type(x) not in (list, tuple):
-        return x
-    inner = [_as_arrays(item) for item in x]
-    return array(x) if all(y is item for y, item in zip(inner, x)) else inner
 
 
 def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Tracer, Value
+from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, SIZE, Tracer, Value
+from minidiff.numpy.lists import explaining_sizes, looking_for_tracers
 from minidiff.ops import elementwise
 from minidiff.ops.elementwise import add, convert, multiply
 from minidiff.ops.indexing import getitem
@@ -18,7 +18,7 @@ from minidiff.ops.updates import at as at
 
 __all__ = [
     *("array", "asarray", "asanyarray", "ascontiguousarray", "asfortranarray", "asarray_chkfinite"),
-    *("full", "full_like", "arange", "take", "pad", "vectorize", "r_", "c_", "at"),
+    *("full", "full_like", "arange", "take", "pad", "array_equal", "array_equiv", "vectorize", "r_", "c_", "at"),
 ]
 
 # ---------------------------------------------------------------- arrays of nested lists
@@ -84,6 +84,7 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Va
 # ---------------------------------------------------------------- filled and counted arrays
 
 
+@explaining_sizes
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **options: Any) -> Value:
     """`numpy.full`, of a traced value too."""
     if not holds_tracer(fill_value):
@@ -96,7 +97,7 @@ def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None
     start, stop = (0, start) if stop is None else (0 if start is None else start, stop)
     if not holds_tracer((start, stop, step)):
         return numpy.arange(start, stop, step, dtype, **options)
-    known = [x.concrete("the length of arange") if isinstance(x, Tracer) else x for x in (start, stop, step)]
+    known = [x.concrete(SIZE) if isinstance(x, Tracer) else x for x in (start, stop, step)]
     count = max(0, math.ceil((known[1] - known[0]) / known[2]))
     points = add(start, multiply(step, numpy.arange(count)))
     return convert(points, numpy.result_type(*known) if dtype is None else dtype)
@@ -105,26 +106,11 @@ def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None
 # ---------------------------------------------------------------- functions that look for traced values in one place
 
 
-def _seeing(numpy_function: Callable) -> Callable:
-    """A function that NumPy hands over where its first argument is traced, handed over where any argument is."""
-
-    @functools.wraps(numpy_function)
-    def function(*args: Any, **kwargs: Any) -> Any:
-        if args and not isinstance(args[0], Tracer):
-            for x in (*args[1:], *kwargs.values()):
-                if holds_tracer(x):
-                    return x_of(x).__array_function__(numpy_function, (), args, kwargs)
-        return numpy_function(*args, **kwargs)
-
-    def x_of(x: Any) -> Tracer:
-        return x if isinstance(x, Tracer) else next(x_of(item) for item in x if holds_tracer(item))
-
-    return function
-
-
-take = _seeing(numpy.take)
-full_like = _seeing(numpy.full_like)
-pad = _seeing(numpy.pad)
+take = looking_for_tracers(numpy.take)
+full_like = looking_for_tracers(numpy.full_like)
+pad = looking_for_tracers(numpy.pad)
+array_equal = looking_for_tracers(numpy.array_equal)  # of what cannot be converted, NumPy says that it is not equal
+array_equiv = looking_for_tracers(numpy.array_equiv)
 
 # ---------------------------------------------------------------- r_, c_
 

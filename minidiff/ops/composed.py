@@ -42,7 +42,8 @@ def float_power(x: Value, y: Value) -> Value:
 @implements(numpy.divmod)
 def divmod(x: Value, y: Value) -> tuple[Value, Value]:
     """`numpy.divmod`: the floored quotient and the remainder."""
-    return elementwise.floor_divide(x, y), elementwise.remainder(x, y)
+    quotient = elementwise.floor_divide(x, y)
+    return NotImplemented if quotient is NotImplemented else (quotient, elementwise.remainder(x, y))
 
 
 #: The two results of frexp, x = mantissa * 2**exponent, and the first one of modf.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy
@@ -22,7 +23,7 @@ def linspace(
     axis: int = 0,
 ) -> Value:
     """`numpy.linspace`: `num` points from `start` to `stop`, evenly spaced; with `retstep` their distance too."""
-    start, stop = _value(start), _value(stop)
+    start, stop, num = _value(start), _value(stop), operator.index(num)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
     work = numpy.result_type(*map(promoting, (start, stop)), float(num))

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy
 
+from minidiff import ops  # its families are looked up when a rule runs
 from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
@@ -30,6 +31,7 @@ from minidiff.core import (
     ShapedArray,
     Value,
     current_interpreter,
+    defers_to,
     implements,
     is_differentiable,
     strong,
@@ -57,9 +59,17 @@ def function_of(primitive: Primitive) -> Callable:
         interpreter = current_interpreter()
         if interpreter is EVALUATE and ufunc is not None:  # NumPy hands traced values back
             return ufunc(*operands)
-        if interpreter.scope is None:
-            return interpreter.process(primitive, operands, NO_PARAMS)
-        return primitive.bind(*operands)
+        try:
+            if interpreter.scope is None:
+                return interpreter.process(primitive, operands, NO_PARAMS)
+            return primitive.bind(*operands)
+        except (AttributeError, TypeError):
+            if any(map(defers_to, operands)):
+                return NotImplemented
+            arrays = ops.shape.lists_as_arrays(operands)
+            if arrays is None:
+                raise
+        return function(*arrays)
 
     function.primitive = primitive
     function.__name__ = function.__qualname__ = primitive.name

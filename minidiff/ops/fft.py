@@ -18,7 +18,7 @@ from minidiff.core import Value, implements, typeof
 from minidiff.ops.elementwise import convert, multiply
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.kinds import Linear
-from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, shift
+from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, several, shift
 
 
 @functools.cache
@@ -148,9 +148,10 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
 def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
     """The points along each axis, and the axes, from NumPy's arguments; `half` where the last axis has half of them."""
     t = typeof(a)
+    s = None if s is None else several(s)
     if axes is None:
         axes = range(t.ndim) if s is None else range(t.ndim - len(s), t.ndim)
-    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in axes)
+    axes = tuple(normalize_axis(axis, t.ndim, what) for axis in several(axes))
     if s is not None and len(s) != len(axes):
         raise ValueError(f"{what}: the shape s={tuple(s)} and the axes {axes} differ in number")
     sizes = [t.shape[axis] if n is None or n == -1 else int(n) for n, axis in zip(s or [None] * len(axes), axes)]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
 from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.kinds import Multilinear, align, match
@@ -23,6 +23,7 @@ from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
     as_array,
     expand_dims,
+    lists_as_arrays,
     moveaxis,
     normalize_axes,
     ravel,
@@ -149,6 +150,13 @@ def matmul(x: Value, y: Value, /) -> Value:
     except ValueError:
         _check_matmul(typeof(x), typeof(y))
         raise
+    except (AttributeError, TypeError):
+        if defers_to(x) or defers_to(y):
+            return NotImplemented
+        arrays = lists_as_arrays((x, y))
+        if arrays is None:
+            raise
+    return matmul(*arrays)
 
 
 # ---------------------------------------------------------------- einsum of two operands
@@ -514,7 +522,7 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
 
     The first and the last may be vectors. Raises ValueError for less than two arrays.
     """
-    arrays = list(arrays)
+    arrays = list(map(as_array, arrays))
     if len(arrays) < 2:
         raise ValueError(f"multi_dot: two arrays at least are multiplied, got {len(arrays)}")
     shapes = [typeof(x).shape for x in arrays]

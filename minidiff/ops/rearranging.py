@@ -15,6 +15,7 @@ from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
+    as_shape,
     axes_fit,
     broadcast_to,
     concatenate,
@@ -105,9 +106,9 @@ def roll(a: Value, shift: Any, axis: Any = None) -> Value:
 def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
     """`numpy.tile`: copies of an array beside each other, `reps` of them along each axis."""
     A = as_array(A)
-    reps = tuple(reps) if isinstance(reps, (tuple, list, numpy.ndarray)) else (reps,)
+    reps = as_shape(reps)
     ndim = max(len(reps), typeof(A).ndim)
-    reps = (1,) * (ndim - len(reps)) + tuple(operator.index(r) for r in reps)
+    reps = (1,) * (ndim - len(reps)) + reps
     shape = (1,) * (ndim - typeof(A).ndim) + typeof(A).shape
     apart = reshape(A, tuple(itertools.chain(*((1, n) for n in shape))))
     copies = broadcast_to(apart, tuple(itertools.chain(*zip(reps, shape))))
@@ -133,7 +134,7 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
 @implements(numpy.resize)
 def resize(a: Value, new_shape: Any) -> Value:
     """`numpy.resize`: the elements, again and again or as many as needed, in another shape."""
-    new_shape = tuple(new_shape) if isinstance(new_shape, (tuple, list)) else (new_shape,)
+    new_shape = as_shape(new_shape)
     a, size = ravel(a), int(numpy.prod(new_shape, dtype=int))
     n = typeof(a).size
     if not n or not size:
@@ -497,7 +498,7 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
 def _like(numpy_function: Callable, name: str) -> None:
     def function(a, dtype=None, order="K", subok=True, shape=None, *, device=None):
         t = typeof(a)
-        shape = t.shape if shape is None else shape
+        shape = t.shape if shape is None else as_shape(shape)
         return numpy_function(shape, dtype or t.dtype)
 
     function.__name__ = function.__qualname__ = name

@@ -6,7 +6,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy
@@ -17,19 +17,31 @@ from minidiff.ops import indexing
 from minidiff.ops.kinds import Linear, match, zeros_like
 
 
-def normalize_axis(axis: int, ndim: int, what: str) -> int:
+def several(x: Any) -> Sequence[Any]:
+    """A shape, axes or sizes as a sequence: NumPy takes one integer, or a sequence or an array of them."""
+    if isinstance(x, (tuple, list, range)):
+        return x
+    return x.tolist() if isinstance(x, numpy.ndarray) and x.ndim else (x,)
+
+
+def as_shape(shape: Any) -> tuple[int, ...]:
+    """A shape, or sizes, as a tuple of Python's integers. Raises TypeError for numbers that are no integers."""
+    return tuple(map(operator.index, several(shape)))
+
+
+def normalize_axis(axis: Any, ndim: int, what: str) -> int:
     """A non-negative axis, or an error that names the operation."""
+    axis = operator.index(axis)
     if not -ndim <= axis < ndim:
         raise numpy.exceptions.AxisError(f"{what}: axis {axis} is out of bounds for an array of {ndim} dimensions")
-    return int(axis) % ndim
+    return axis % ndim
 
 
 def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """A tuple of non-negative axes out of None (all of them), an int, or a tuple."""
+    """A tuple of non-negative axes out of None (all of them), an integer, or several."""
     if axis is None:
         return tuple(range(ndim))
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    axes = tuple(normalize_axis(a, ndim, what) for a in axes)
+    axes = tuple(normalize_axis(a, ndim, what) for a in several(axis))
     if len(set(axes)) != len(axes):
         raise ValueError(f"{what}: an axis is named twice in {axis}")
     return axes
@@ -81,6 +93,17 @@ def holds_tracer(x: Any) -> bool:
     return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
 
 
+def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
+    """The values with arrays for the lists among them; None if there are none.
+
+    Operations find a list by an error that it leads to: so what takes arrays alone does not look for one.
+    """
+    values = list(values)
+    if not any(isinstance(x, (list, tuple)) for x in values):
+        return None
+    return [as_array(x) if isinstance(x, (list, tuple)) else x for x in values]
+
+
 def _nested(x: Any) -> Value:
     """Nested lists as one array: all that they hold joined in one row, which is given its shape."""
     parts: list[Value] = []
@@ -119,7 +142,7 @@ reshape_p = Linear(
 def reshape(a: Value, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Value:
     """`numpy.reshape`; one entry of `shape` may be -1. A traced value has no layout in memory: order "A" is "C"."""
     t, to = typeof(a), newshape if shape is None else shape
-    to = tuple(operator.index(n) for n in to) if isinstance(to, (tuple, list)) else (operator.index(to),)
+    to = as_shape(to)
     if to.count(-1) == 1:
         known = math.prod(n for n in to if n != -1)
         if known and t.size % known == 0:
@@ -150,7 +173,7 @@ def ravel(a: Value, order: str = "C") -> Value:
 def expand_dims(a: Value, axis: Any) -> Value:
     """`numpy.expand_dims`: axes of size 1 put in at `axis`, an int or a tuple."""
     shape = typeof(a).shape
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = several(axis)
     axes = normalize_axes(axes, len(shape) + len(axes), "expand_dims")
     old = iter(shape)
     return reshape(a, tuple(1 if i in axes else next(old) for i in range(len(shape) + len(axes))))
@@ -288,7 +311,7 @@ broadcast_to_p = Linear(
 @implements(numpy.broadcast_to)
 def broadcast_to(array: Value, shape: Any) -> Value:
     """`numpy.broadcast_to`."""
-    shape = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    shape = as_shape(shape)
     t = typeof(array)
     if len(t.shape) > len(shape) or any(n not in (1, m) for n, m in zip(t.shape[::-1], shape[::-1])):
         raise ValueError(f"broadcast_to: {t} cannot be broadcast to the shape {shape}")
@@ -519,9 +542,10 @@ def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
 def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """`numpy.array_split`: into parts of sizes as equal as can be, or at given points."""
     ary = as_array(ary)
-    if not isinstance(indices_or_sections, (int, numpy.integer)):
+    if numpy.ndim(indices_or_sections):
         return split_at(ary, indices_or_sections, axis, "array_split")
-    n, count = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "array_split")], int(indices_or_sections)
+    n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "array_split")]
+    count = operator.index(indices_or_sections)
     if count <= 0:
         raise ValueError(f"array_split: the number of parts must be positive, got {count}")
     least, more = divmod(n, count)
@@ -532,9 +556,9 @@ def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Val
 def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     """`numpy.split`: into equal parts, or at given points."""
     ary = as_array(ary)
-    if isinstance(indices_or_sections, (int, numpy.integer)):
+    if not numpy.ndim(indices_or_sections):
         n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "split")]
-        if n % indices_or_sections:
+        if n % operator.index(indices_or_sections):
             raise ValueError(f"split: axis {axis} of {typeof(ary)} does not divide into {indices_or_sections} parts")
     return array_split(ary, indices_or_sections, axis)
 

@@ -135,7 +135,7 @@ lexsort_p = Discrete(
 @implements(numpy.lexsort)
 def lexsort(keys: Any, axis: int = -1) -> Value:
     """`numpy.lexsort`: the indices that sort by the last of the keys, then by the one before it, and so on."""
-    keys = list(keys)
+    keys = list(map(as_array, keys))
     if len({typeof(k).shape for k in keys}) != 1:
         raise ValueError(f"lexsort: all keys must have one shape, got {', '.join(str(typeof(k)) for k in keys)}")
     if not typeof(keys[0]).ndim:  # numbers: NumPy takes axis 0 or -1 of these too
