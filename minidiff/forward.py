@@ -174,7 +174,7 @@ def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str
     try:
         return list(map(as_value, leaves))
     except TypeError:
-        return [as_named_value(x, f"{what}: {path}") for x, path in zip(leaves, paths())]
+        return [as_named_value(x, f"{what}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
 
 
 def result_values(

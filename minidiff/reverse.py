@@ -567,6 +567,7 @@ def _not_differentiable(argument: str, x: Value) -> str:
     return (
         f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
         "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
+        f"{tree.advice_on(argument)}"
     )
 
 

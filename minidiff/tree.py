@@ -29,6 +29,7 @@ import builtins
 import functools
 import itertools
 import operator
+import re
 import types
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -443,6 +444,16 @@ def paths(structure: Structure, root: str = "") -> list[str]:
         children = [(child, path + name(k)) for k, child in zip(s.keys, s.children)]
         waiting.extend(children[::-1])
     return found
+
+
+def advice_on(path: str) -> str:
+    """What an error adds about a leaf that is not an array of the right kind: as a field it may be a setting.
+
+    >>> advice_on("argument 0.name of loss"), advice_on("args[0]")
+    ("; a field that is a setting is declared with metadata={'static': True}", '')
+    """
+    is_field = re.search(r"\.\w+ of |^\S*\.\w+$", path)
+    return "; a field that is a setting is declared with metadata={'static': True}" if is_field else ""
 
 
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:

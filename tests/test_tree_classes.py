@@ -308,8 +308,38 @@ def test_paths():
     names = ["['g'][0]", "['g'][1]", "['n'].x", "['o']['k']", "['p'].w", "['p'].b[0]"]
     assert tree.paths(tree.structure(t)) == names
     assert tree.leaves(tree.map_with_path(lambda path, x: path, t)) == names
-    with pytest.raises(TypeError, match=r"grad: argument 0\['p'\]\.w of .*expected an array or a number, got str"):
-        md.grad(lambda t: 1.0)({"p": Plain("text", 1.0)})
+
+
+def loss_of_w(p):
+    return p.w * 1.0
+
+
+SETTING = r"a field that is a setting is declared with metadata=\{'static': True\}"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda p: md.grad(loss_of_w)(p),
+            rf"grad: argument 0\.b of loss_of_w: expected an array .*got str.*; {SETTING}",
+        ),
+        (
+            lambda p: md.jvp(loss_of_w, (p,), (p,)),
+            rf"primals\[0\]\.b: expected an array or a number, got str.*; {SETTING}",
+        ),
+        (lambda p: md.vmap(loss_of_w)(p), rf"vmap: args\[0\]\.b: expected an array or a number, got str.*; {SETTING}"),
+        (lambda p: mapped(loss_of_w)(p), rf"shard_map: args\[0\]\.b: expected an array .*got str.*; {SETTING}"),
+        (lambda p: md.grad(loss_of_w)(Plain(1.0, 3)), rf"grad: argument 0\.b of loss_of_w has type i64.*; {SETTING}"),
+        (
+            lambda p: md.grad(loss_of_w)("text"),
+            "argument 0 of loss_of_w: expected an array or a number, got str: 'text'$",
+        ),
+    ],
+)
+def test_a_field_that_is_no_array(call, message):
+    with pytest.raises(TypeError, match=message):
+        call(Plain(1.0, "text"))
 
 
 def test_children():
