@@ -98,11 +98,6 @@ def _children(tree: Any) -> tuple[tuple, list] | None:
     return None
 
 
-def node_classes() -> str:
-    """The classes of values that are nodes of a tree, as errors name them."""
-    return "tuples, lists, dicts, named tuples and None"
-
-
 def _sorted(keys: Any) -> list:
     try:
         return sorted(keys)
@@ -271,3 +266,8 @@ def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any,
             f"{path} has {entries}, but stands against {len(other[1])}: write one for each, or a single one for all"
         )
     return [(p, t, f"{path}[{key!r}]") for key, p, t in zip(node[0], node[1], other[1])]
+
+
+def node_classes() -> str:
+    """The classes of values that are nodes of a tree, as errors name them."""
+    return "tuples, lists, dicts, named tuples and None"
