@@ -403,7 +403,11 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
             else:
                 new, row = step(values, *elements)
                 values = carry.settled(types, new)
-            rows.append(y_values(row))
+            try:
+                rows.append([entered(y) for y in row])
+            except TypeError:
+                y_values(row)  # raises the error that names it
+                raise
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
         values, ys = carry.results(step, values, element_types, ys)
         return carry.tree(values), tree.unflatten(ys_structure, ys)
