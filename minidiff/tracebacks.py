@@ -127,7 +127,6 @@ def _at_users_line(show: Callable) -> Callable:
             return
         # What says that this line of the library has warned would silence the user's other lines.
         frame.f_globals.get("__warningregistry__", {}).clear()
-        warnings.onceregistry.pop((str(message), category), None)
         warn_at(source, message, category)
 
     return show_at_users_line
