@@ -75,15 +75,18 @@ def short(error: BaseException | None) -> Iterator[None]:
     whole = [] if _shows_all() else [(e, e.__traceback__, e.__suppress_context__) for e in _displayed(error)]
     try:
         for e, trace, _ in reversed(whole):  # those that it came of first
-            shown = _shortened(trace)
-            if shown is not None or e is not error:  # where the library runs a program of its own, all frames are its
-                e.__traceback__ = shown
+            e.__traceback__ = _short_or_whole(trace) if e is error else _shortened(trace)
             if e.__context__ is not None and e.__context__.__traceback__ is None:
-                e.__suppress_context__ = True  # which a cause is not
+                e.__suppress_context__ = True  # a cause is displayed all the same
         yield
     finally:
         for e, trace, suppresses in whole:
             e.__traceback__, e.__suppress_context__ = trace, suppresses
+
+
+def _short_or_whole(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback as it is displayed: whole where the library runs a program of its own, and all frames are its."""
+    return trace if _shows_all() else _shortened(trace) or trace
 
 
 def displays_short(show: Callable) -> Callable:
@@ -91,7 +94,7 @@ def displays_short(show: Callable) -> Callable:
 
     def show_short(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **kwargs: Any) -> Any:
         with short(error):
-            return show(kind, error, trace if error is None else error.__traceback__, *args, **kwargs)
+            return show(kind, error, _short_or_whole(trace), *args, **kwargs)
 
     return show_short
 
@@ -99,7 +102,7 @@ def displays_short(show: Callable) -> Callable:
 def _displays_short_in_thread(show: Callable) -> Callable:
     def show_short(args: Any) -> None:
         with short(args.exc_value):
-            trace = args.exc_traceback if args.exc_value is None else args.exc_value.__traceback__
+            trace = _short_or_whole(args.exc_traceback)
             show(threading.ExceptHookArgs((args.exc_type, args.exc_value, trace, args.thread)))
 
     return show_short
@@ -119,7 +122,6 @@ def _at_users_line(show: Callable) -> Callable:
             return
         # What says that this line of the library has warned would silence the user's other lines.
         frame.f_globals.get("__warningregistry__", {}).clear()
-        warnings.onceregistry.pop((str(message), category), None)
         warn_at(source, message, category)
 
     return show_at_users_line
