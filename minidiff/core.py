@@ -585,7 +585,7 @@ def _called_from_outside() -> tuple[str, list[Value]]:
     name = called.f_code.co_name
     if name in ("__array_function__", "__array_ufunc__"):  # of a traced value: NumPy's function, and what that is given
         return arguments[1].__name__, _values_in(arguments[3:])
-    if name == "from_numpy":  # in `minidiff.numpy`
+    if "numpy_function" in local:  # a function of `minidiff.numpy`, which calls that
         return local["numpy_function"].__name__, _values_in(arguments)
     if arguments and name in vars(type(arguments[0])) and hasattr(arguments[0], "given"):
         return f"{arguments[0].name}.{name}", _values_in(arguments)
