@@ -43,7 +43,7 @@ def accepting_lists(numpy_function: Callable) -> Callable:
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], Tracer):
+        if args and type(args[0]) is not numpy.ndarray and isinstance(args[0], Tracer):
             return args[0].__array_function__(numpy_function, (), args, kwargs)
         try:
             return numpy_function(*args, **kwargs)
@@ -56,13 +56,13 @@ def accepting_lists(numpy_function: Callable) -> Callable:
     return from_numpy
 
 
-def explaining_sizes(function: Callable) -> Callable:
+def explaining_sizes(numpy_function: Callable) -> Callable:
     """The function, whose errors say what to do about a traced size: NumPy says only that it is no integer."""
 
-    @functools.wraps(function)
+    @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return numpy_function(*args, **kwargs)
         except TypeError:
             x = _tracer_in_lists((args, tuple(kwargs.values())))
             if x is not None:
@@ -91,30 +91,46 @@ def _handed_over(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict)
 
 
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
-    """As `accepting_lists`. The function has the attributes and methods of the ufunc."""
+    """As `accepting_lists`. The function has the attributes and methods of the ufunc.
 
-    @functools.wraps(numpy_function)
-    def from_numpy(x: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(x, Tracer) and not kwargs and len(args) < numpy_function.nin:
-            out = x.__array_ufunc__(numpy_function, "__call__", x, *args)
-            if out is not NotImplemented:
-                return out
+    Calls of one or two operands without keywords, which nearly all are, have a way of their own: ufuncs are fast.
+    """
+    general = _retrying(numpy_function)
+
+    def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
+        if out or kwargs:
+            return general(x, *out, **kwargs)
+        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+            return x.__array_ufunc__(numpy_function, "__call__", x)
         try:
-            return numpy_function(x, *args, **kwargs)
+            return numpy_function(x)
         except TracerError:
-            if _tracer_in_lists((x, *args)) is None:
-                raise
-        return numpy_function(*map(_array_of_traced, (x, *args)), **kwargs)
+            return general(x)
 
-    names = [name for name in dir(numpy_function) if not name.startswith("_")]
-    vars(from_numpy).update({name: getattr(numpy_function, name) for name in names})
-    vars(from_numpy).update({name: _of_method(getattr(numpy_function, name)) for name in _METHODS})
-    return from_numpy
+    def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
+        if out or kwargs:
+            return general(x, y, *out, **kwargs)
+        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+            result = x.__array_ufunc__(numpy_function, "__call__", x, y)
+            return general(x, y) if result is NotImplemented else result
+        try:
+            return numpy_function(x, y)
+        except TracerError:
+            return general(x, y)
+
+    function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))
+    vars(function).update(
+        {name: getattr(numpy_function, name) for name in dir(numpy_function) if not name.startswith("_")}
+    )
+    vars(function).update({name: _retrying(getattr(numpy_function, name)) for name in _METHODS})
+    return function
 
 
-def _of_method(numpy_function: Callable) -> Callable:
+def _retrying(numpy_function: Callable) -> Callable:
+    """A numpy_function, or a method of one, which is called again with arrays for the lists that hold traced values."""
+
     @functools.wraps(numpy_function)
-    def from_numpy(*args: Any, **kwargs: Any) -> Any:
+    def function(*args: Any, **kwargs: Any) -> Any:
         try:
             return numpy_function(*args, **kwargs)
         except TracerError:
@@ -122,7 +138,7 @@ def _of_method(numpy_function: Callable) -> Callable:
                 raise
         return numpy_function(*map(_array_of_traced, args), **kwargs)
 
-    return from_numpy
+    return function
 
 
 def _tracer_in_lists(arguments: tuple) -> Tracer | None:
