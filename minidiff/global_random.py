@@ -7,14 +7,11 @@ every rank, each with a global generator of its own. Both are found by comparing
 from __future__ import annotations
 
 import ctypes
-import warnings
-from collections import defaultdict
 
-from minidiff.location import here
+from minidiff.location import here, warn_at
 
 _MT19937_BYTES = 625 * 4  # 624 words of state, and how many of them are used
 
-_warned: dict[str, dict] = defaultdict(dict)  # by file, what `warnings` keeps in mind to warn once a line
 _warnings = 0  # how many were asked for
 
 
@@ -45,7 +42,4 @@ def warn_if_random(before: tuple, function: str, why: str) -> None:
         f"{function} draws from NumPy's global random generator (np.random): {why}. Draw outside, from a generator "
         "with a seed (rng = np.random.default_rng(0)), and pass the numbers as an argument"
     )
-    if source is None:
-        warnings.warn(text, stacklevel=2)
-    else:
-        warnings.warn_explicit(text, UserWarning, source.filename, source.line, registry=_warned[source.filename])
+    warn_at(source, text)

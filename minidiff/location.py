@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
@@ -147,3 +149,14 @@ def _belongs_to_library(filename: str) -> bool:
             for folder in LIBRARY
         )
     return known
+
+
+_warned: dict[str, dict] = defaultdict(dict)  # by file, what `warnings` keeps in mind to warn once a line
+
+
+def warn_at(source: Location | None, text: str) -> None:
+    """Warn of what a line of the program does. Without a line, of what this function's caller was called for."""
+    if source is None:
+        warnings.warn(text, stacklevel=3)
+    else:
+        warnings.warn_explicit(text, UserWarning, source.filename, source.line, registry=_warned[source.filename])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import core, tree
@@ -20,8 +21,8 @@ from minidiff.core import (
 )
 from minidiff.forward import as_value
 from minidiff.global_random import random_state, warn_if_random
-from minidiff.location import begins
-from minidiff.tape import Recorder, Tape
+from minidiff.location import begins, warn_at
+from minidiff.tape import Equation, Recorder, Tape
 
 
 class Stage(Recorder):
@@ -32,6 +33,7 @@ class Stage(Recorder):
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
         self.name = name
+        self.next_look = LONG  # when there are so many equations, see whether a loop makes them
 
     def process(self, primitive, args, params):
         if WeakTracer in map(type, args):
@@ -40,6 +42,31 @@ class Stage(Recorder):
             return primitive.stage_body(self, args, params)
         out = core.spread(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
+
+    def record(self, primitive, args, params):
+        out = super().record(primitive, args, params)
+        if len(self.equations) == self.next_look:
+            self.next_look = 0 if warn_of_loop(self.equations) else 2 * self.next_look
+        return out
+
+
+#: A program of so many equations takes seconds to compile. Where a line has run so often, it is in a loop.
+LONG, OFTEN = 1 << 14, 1000
+
+
+def warn_of_loop(equations: Sequence[Equation]) -> bool:
+    """Where a Python loop makes a program long, warn in the user's line that was recorded most often."""
+    lines = Counter(source._replace(others=()) for eqn in equations if (source := eqn.source) is not None)
+    line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
+    if times < OFTEN:
+        return False
+    warn_at(
+        line,
+        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step takes time "
+        "to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then one step is "
+        "recorded and compiled, however many there are",
+    )
+    return True
 
 
 #: What becomes of random numbers that a recorded function draws.

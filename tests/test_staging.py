@@ -1,9 +1,13 @@
 """`make_tape`: functions run on types alone."""
 
+import warnings
+
 import numpy as np
 import pytest
 
 import minidiff as md
+import spmd
+from minidiff import staging
 
 X = np.ones((2, 3))
 
@@ -98,3 +102,56 @@ def test_names_on_a_tape_show_their_types():
     shown = []
     md.make_tape(lambda x: shown.append(repr(x)) or x)(X)
     assert shown == ["Traced<f64[2,3]>"]
+
+
+# ---------------------------------------------------------------- long programs
+
+
+def long_loop(x, steps=20_000):
+    for _ in range(steps):
+        x = x + 0.1
+    return x
+
+
+def warnings_of(call):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        call()
+    return [(w.filename, w.lineno, str(w.message)) for w in found]
+
+
+def test_a_long_python_loop_is_warned_of_once_in_its_line():
+    ((filename, line, text),) = warnings_of(lambda: md.eval_shape(long_loop, 1.0))
+    assert (filename, line) == (__file__, long_loop.__code__.co_firstlineno + 2)
+    assert "md.fori_loop" in text
+
+
+MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
+
+#: What records a Python loop, each with few steps.
+LOOPS = {
+    "jit": lambda f: md.jit(f)(1.0),
+    "jit of grad": lambda f: md.jit(md.grad(f))(1.0),
+    "in a scan": lambda f: md.jit(lambda x: md.scan(lambda c, e: (f(c), None), x, np.ones(2))[0])(1.0),
+    "on ranks": lambda f: md.jit(spmd.shard_map(f, MESH, spmd.P("i"), spmd.P("i")))(np.ones(2)),
+    "on ranks, of grad": lambda f: md.make_tape(md.grad(spmd.shard_map(f, MESH, spmd.P(), spmd.P())))(1.0),
+}
+
+
+@pytest.mark.parametrize("record", LOOPS.values(), ids=LOOPS)
+def test_wherever_a_long_loop_is_recorded(record, monkeypatch):
+    monkeypatch.setattr(staging, "LONG", 256)
+    monkeypatch.setattr(staging, "OFTEN", 100)
+    ((filename, line, _), *others) = warnings_of(lambda: record(lambda x: long_loop(x, 600)))
+    assert (filename, line) == (__file__, long_loop.__code__.co_firstlineno + 2)
+    assert {where[:2] for where in others} <= {(filename, line)}  # which Python shows once
+
+
+def test_long_programs_without_loops_and_loops_that_are_operations_are_not_warned_of(monkeypatch):
+    monkeypatch.setattr(staging, "LONG", 256)
+    monkeypatch.setattr(staging, "OFTEN", 100)
+    scope = {}
+    exec(compile("def f(x):\n" + "    x = x + 0.1\n" * 600 + "    return x", "long.py", "exec"), scope)
+    assert warnings_of(lambda: md.jit(scope["f"])(1.0)) == []
+    assert warnings_of(lambda: md.jit(lambda x: md.fori_loop(0, 600, lambda i, x: x + 0.1, x))(1.0)) == []
+    assert warnings_of(lambda: md.grad(lambda x: long_loop(x, 600))(1.0)) == []  # which is not compiled
