@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from minidiff.tape import Atom, Equation, Tape, Var
+from minidiff.tape import Atom, Equation, Tape, Var, has_effects
 
 
 def _nothing(*args: Any) -> int:
     return 0
+
+
+def _effects_before(tape: Tape) -> dict[Equation, Equation | None]:
+    """Of each equation with an effect, the one with an effect before it."""
+    effects = [eqn for eqn in tape.equations if has_effects(eqn)]
+    return dict(zip(effects, [None, *effects]))
 
 
 class Groups:
@@ -19,6 +25,8 @@ class Groups:
     Only equations of the same `key` come together, in the order of the tape (None: they come to nobody), as long as
     the sum of their sizes is no more than `limit`. `inside(maker, a, user)` says that an operand may be handed over
     within a group, from the member that makes it to one that takes it; otherwise no member depends on another one.
+
+    Equations with effects keep their order: each depends on the one before it.
 
     Sets of equations are integers, with a bit for each that has a key: what depends on what is found in one walk.
     """
@@ -39,15 +47,16 @@ class Groups:
         self._bits: list[int] = []  # by group: the equations in it
         self._sizes: list[int] = []
         self._filling: dict[Any, int] = {}  # by key: the group that has room
-        self._depends: dict[Var, int] = {}
-        self._maker: dict[Var, Equation] = {}
+        self._depends: dict[Var | Equation, int] = {}
+        self._maker: dict[Var | Equation, Equation] = {}
+        self._before = _effects_before(tape)
         for eqn in tape.equations:
             own, needs = key(eqn), self._needed(eqn)
             if own is not None:
                 needs |= self._put(eqn, own)
             if needs:
-                self._depends.update((v, needs) for v in eqn.outputs)
-            self._maker.update((v, eqn) for v in eqn.outputs)
+                self._depends.update((v, needs) for v in self._gives(eqn))
+            self._maker.update((v, eqn) for v in self._gives(eqn))
 
     def _put(self, eqn: Equation, key: Any) -> int:
         """Put an equation into a group: the set of it alone."""
@@ -70,12 +79,20 @@ class Groups:
     def _needed(self, eqn: Equation, k: int | None = None) -> int:
         """The equations that one depends on; within group k, not those that hand something over to it."""
         needs = 0
-        for a in eqn.inputs:
-            if isinstance(a, Var):
-                made = self._maker.get(a)
-                within = k is not None and self._number.get(made) == k and self._inside(made, a, eqn)
-                needs |= self._needs[k] if within else self._depends.get(a, 0)
+        for a in self._takes(eqn):
+            made = self._maker.get(a)
+            within = k is not None and self._number.get(made) == k and (a in self._before or self._inside(made, a, eqn))
+            needs |= self._needs[k] if within else self._depends.get(a, 0)
         return needs
+
+    def _takes(self, eqn: Equation) -> list[Var | Equation]:
+        """What an equation waits for: names, and the equation with an effect that comes before it."""
+        names = [a for a in eqn.inputs if isinstance(a, Var)]
+        return [*names, self._before[eqn]] if self._before.get(eqn) else names
+
+    def _gives(self, eqn: Equation) -> Sequence[Var | Equation]:
+        """What others wait for: the names of results, and the equation itself, if it has an effect."""
+        return [*eqn.outputs, eqn] if eqn in self._before else eqn.outputs
 
     def _waits_for(self, needs: int, k: int) -> bool:
         """Whether what depends on these equations, and so on all that is in a group with them, depends on group k."""
@@ -97,9 +114,9 @@ class Groups:
             part = self.members[self._number[eqn]] if eqn in self._number else [eqn]
             if part[-1] is eqn:
                 parts[place] = part
-        maker = {v: place for place, part in parts.items() for e in part for v in e.outputs}
+        maker = {v: place for place, part in parts.items() for e in part for v in self._gives(e)}
         missing = {
-            place: {maker[a] for e in part for a in e.inputs if isinstance(a, Var) and a in maker} - {place}
+            place: {maker[a] for e in part for a in self._takes(e) if a in maker} - {place}
             for place, part in parts.items()
         }
         users: dict[int, list[int]] = {}

@@ -2,9 +2,10 @@
 
 import contextlib
 import io
+import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
@@ -249,6 +250,62 @@ def test_each_rank_prints_its_own_blocks_after_its_name(use, options):
     lines = [("x = [0. 1.]", "x = [2. 3.]"), ("total = 3.0",) * 2]
     lines += [tuple(f"c = {c:.1f}, e = {e:.1f}" for c, e in row) for row in steps]
     assert found == [rank + text for row in lines for rank, text in zip(RANKS, row)]
+
+
+#: Statements of a body, `(values) -> value or None`, of values of which the last ones are used.
+ON_RANKS = {
+    "psum": lambda a, b: psum(a, "i"),
+    "pmean": lambda a, b: pmean(2 * b, "i"),
+    "multiply": lambda a, b: a * b,
+    "sin": lambda a, b: np.sin(a) + b,
+    "print": lambda a, b: md.debug.print("{:.6f} {:.6f}", a, b),
+    "print a psum": lambda a, b: md.debug.print("sum {:.6f}", psum(b, "i")),
+    "scan": lambda a, b: md.scan(
+        lambda c, e: (md.debug.print("step {:.6f} {:.6f}", c, b), (np.tanh(c * e + psum(b, "i")), None))[1], a, XS
+    )[0],
+    "checkpoint": lambda a, b: md.checkpoint(lambda a: (md.debug.print("again {:.6f}", a), np.sin(a))[1])(a),
+}
+
+
+def on_ranks(names, seed):
+    """A `shard_map` that prints, and whose psums the compiler moves and joins."""
+    choose = random.Random(seed)
+    pairs = [(name, choose.randrange(1, 4), choose.randrange(1, 4)) for name in names]
+
+    def body(w, x):
+        values = [w, x.sum(), x[0]]
+        for name, i, j in pairs:
+            out = ON_RANKS[name](values[-i], values[-j])
+            values += [] if out is None else [out]
+        return pmean(sum(values), "i")
+
+    return spmd.shard_map(body, MESH, (P(), P("i")), P())
+
+
+@given(st.lists(st.sampled_from(sorted(ON_RANKS)), min_size=2, max_size=8), st.integers(0, 99))
+@example(["print", "psum", "print", "sin", "psum", "print a psum", "psum"], 1)
+@settings(max_examples=25, deadline=None)
+def test_the_compiler_keeps_prints_in_order_where_it_moves_communication(names, seed):
+    f = on_ranks(names, seed)
+    expected = printed(f, 0.3, X / 4)
+    for use in (md.grad(f), md.jit(f), md.jit(md.value_and_grad(f))):
+        assert printed(use, 0.3, X / 4) == expected
+
+
+def test_prints_keep_their_order_where_shard_maps_are_joined():
+    def show(text):
+        return spmd.shard_map(lambda x: (md.debug.print(text), psum(x, "i"))[1], MESH, P("i"), P())
+
+    def f(x, between):
+        y = show("first")(x)
+        if between:
+            md.debug.print("between")
+        return show("second")(2 * x) + y
+
+    for between in (False, True):
+        lines = [[f"{rank}{text}" for rank in RANKS] for text in ("first", "second")]
+        expected = [*lines[0], *["between"] * between, *lines[1]]
+        assert printed(f, X, between) == printed(md.jit(f, static_argnums=1), X, between) == expected
 
 
 def test_a_long_loop_on_ranks_prints_each_step():
