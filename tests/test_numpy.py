@@ -1,6 +1,7 @@
 """The namespace `minidiff.numpy`, and NumPy's own functions and arrays meeting traced values."""
 
 import operator
+import pickle
 import re
 
 import numpy as np
@@ -37,6 +38,31 @@ def test_the_namespace_is_numpys():
     called = {name for name in changed if getattr(getattr(mnp, name), "__wrapped__", None) is getattr(np, name, None)}
     assert changed - called <= {*replaced.__all__, "linalg", "fft"}
     assert {name for name in dir(np.add) if not name.startswith("_")} <= set(dir(mnp.add))
+
+
+@pytest.mark.parametrize(
+    "f", [mnp.sin, mnp.abs, mnp.mean, mnp.linalg.norm, mnp.fft.fft, mnp.divmod], ids=lambda f: f.__name__
+)
+def test_functions_are_known_by_their_names(f):
+    assert pickle.loads(pickle.dumps(f)) is f
+    assert f.__doc__ == f.__wrapped__.__doc__
+
+
+def test_functions_have_the_errors_of_numpys():
+    for call in (
+        lambda np: np.sin("a"),
+        lambda np: np.add(X),
+        lambda np: np.sum(X, axiss=0),
+        lambda np: np.dot(X, "a"),
+    ):
+        with pytest.raises(TypeError):
+            call(np)
+        with pytest.raises(TypeError):
+            call(mnp)
+    out = np.zeros((2, 2))
+    assert mnp.add(X, X, out) is out
+    assert mnp.sin(X, out) is out
+    np.testing.assert_array_equal(mnp.add(X, 1, where=X > 1, out=np.zeros((2, 2))), [[0, 3], [4, 5]])
 
 
 def test_every_public_function_is_in_one_class():
