@@ -790,6 +790,10 @@ class Primitive:
         """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
         return {}
 
+    def narrowed(self, eqn: Any, used: Sequence[bool]) -> Any:
+        """The equation with only those results that are used (perhaps more); a body loses what these do not need."""
+        return eqn
+
     def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
         """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.
 

@@ -34,7 +34,7 @@ from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
 from minidiff.reverse import Linearize, settled
 from minidiff.staging import CONSTANTS, Stage
-from minidiff.tape import Atom, Equation, Tape, Var
+from minidiff.tape import Atom, Equation, Tape, Var, with_equations
 
 # ---------------------------------------------------------------- recording
 
@@ -136,7 +136,7 @@ def cut(values: Sequence[Any], *counts: int) -> list[list]:
 
 def prune_tape(tape: Tape) -> Tape:
     """The tape without the equations that its outputs do not need, nor what the bodies of others need not do."""
-    return Tape(tape.inputs, needed_equations(tape.equations, tape.outputs)[0], tape.outputs)
+    return with_equations(tape, needed_equations(tape.equations, tape.outputs)[0])
 
 
 def needed_equations(
@@ -148,7 +148,7 @@ def needed_equations(
     for eqn in reversed(equations):
         used = [v in needed and v not in given for v in eqn.outputs]
         if any(used):
-            if hasattr(eqn.primitive, "narrowed") and not all(used):
+            if eqn.primitive.has_body or not all(used):
                 eqn = eqn.primitive.narrowed(eqn, used)
             kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
@@ -289,10 +289,6 @@ class BodyOperation(Primitive):
         None if bodies take parts of them.
         """
         return None
-
-    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
-        """The equation for those of its results that are used, and perhaps further ones."""
-        return eqn
 
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
         types = [typeof(t) for t in types]

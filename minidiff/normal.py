@@ -20,9 +20,10 @@ import numpy
 
 from minidiff.control import scan_p
 from minidiff.core import Primitive, ShapedArray, Tracer, is_differentiable, typeof
+from minidiff.drafts import prune_tape
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.ops.kinds import Linear
-from minidiff.optimize import NARROWED, Program, Rule, without_unused
+from minidiff.optimize import Program, Rule
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 
 add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
@@ -307,9 +308,9 @@ def rewritten(tape: Tape, rules: dict[Primitive, list[Rule]] = SHORTER) -> Tape:
     """The tape, its bodies too, without what nothing needs, and rewritten by the rules until none applies."""
     while True:
         before = tape.equations
-        tape = without_unused(tape)
+        tape = prune_tape(tape)
         tape.equations = [_body_rewritten(e, rules) if bodies_of(e) else e for e in tape.equations]
-        tape = without_unused(Rewriting(tape, rules).simplified())
+        tape = prune_tape(Rewriting(tape, rules).simplified())
         if len(before) == len(tape.equations) and all(
             e.primitive is f.primitive and [*map(id, e.inputs)] == [*map(id, f.inputs)]
             for e, f in zip(before, tape.equations)
@@ -319,8 +320,7 @@ def rewritten(tape: Tape, rules: dict[Primitive, list[Rule]] = SHORTER) -> Tape:
 
 def _body_rewritten(eqn: Equation, rules: dict[Primitive, list[Rule]]) -> Equation:
     params = {k: rewritten(v, rules) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
-    eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs)
-    return NARROWED[eqn.primitive](eqn, [True] * len(eqn.outputs)) if eqn.primitive in NARROWED else eqn
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs)
 
 
 # ---------------------------------------------------------------- equality

@@ -38,12 +38,13 @@ from minidiff.core import (
     running,
     transforming,
 )
+from minidiff.drafts import prune_tape
 from minidiff.location import Location
 from minidiff.ops import elementwise, rearranging, shape
 from minidiff.ops.kinds import Differential
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
 
 #: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
 #: (`Program.rewrite`), or None where it does not apply.
@@ -122,9 +123,9 @@ def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], known: M
     """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
     arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
-    smaller = _bodies_optimized(without_unused(smaller), scope, arrays, without, settings)
+    smaller = _bodies_optimized(prune_tape(smaller), scope, arrays, without, settings)
     while True:
-        before, smaller = smaller, without_unused(Program(smaller, without, scope, arrays).simplified())
+        before, smaller = smaller, prune_tape(Program(smaller, without, scope, arrays).simplified())
         if _same_equations(before, smaller):
             break
     return _passed(LAST, smaller, scope, without, settings)
@@ -176,13 +177,6 @@ def _bodies_optimized(
             eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         equations.append(eqn)
     return with_equations(tape, equations)
-
-
-def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
-    """Another tape of the same inputs and outputs."""
-    out = Tape(tape.inputs, equations, tape.outputs)
-    out.linear = tape.linear
-    return out
 
 
 # ---------------------------------------------------------------- what stands for several operations
@@ -434,32 +428,6 @@ def hashable(value: Any) -> Any:
         return id(value)
     return type(value), value
 
-
-#: How an operation is narrowed to those of its results that are used: (equation, which) -> an equation of these alone.
-NARROWED: dict[Primitive, Callable[[Equation, list[bool]], Equation]] = {}
-
-
-def narrows(primitive: Primitive) -> Callable[[Callable], Callable]:
-    """Declare how an operation of several results is made one of fewer."""
-    return lambda rule: NARROWED.setdefault(primitive, rule)
-
-
-def without_unused(tape: Tape) -> Tape:
-    """The tape without equations, and results of equations, that nothing needs."""
-    needed = {a for a in tape.outputs if isinstance(a, Var)}
-    kept = []
-    for eqn in reversed(tape.equations):
-        used = [v in needed for v in eqn.outputs]
-        if not any(used):
-            continue
-        if eqn.primitive in NARROWED and (eqn.primitive.has_body or not all(used)):  # a body may not need all it takes
-            eqn = NARROWED[eqn.primitive](eqn, used)
-        kept.append(eqn)
-        needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return with_equations(tape, kept[::-1])
-
-
-NARROWED.update((p, p.narrowed) for p in (control.scan_p, control.cond_p, control.switch_p))
 
 # ---------------------------------------------------------------- identities
 

@@ -184,6 +184,13 @@ class Tape:
         return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
 
 
+def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
+    """Another tape of the same inputs and outputs."""
+    out = Tape(tape.inputs, equations, tape.outputs)
+    out.linear = tape.linear
+    return out
+
+
 def atom_type(a: Atom) -> ShapedArray:
     return a.type if isinstance(a, Var) else typeof(a)
 

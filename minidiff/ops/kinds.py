@@ -343,9 +343,7 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     # A ufunc refuses an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
     converted = ops.elementwise.convert_number if is_ufunc else ops.elementwise.convert
-    return [
-        converted(x, t) if type(y) is WeakTracer and t is not None else x for x, y, t in zip(values, args, dtypes)
-    ]
+    return [converted(x, t) if type(y) is WeakTracer and t is not None else x for x, y, t in zip(values, args, dtypes)]
 
 
 @functools.cache
