@@ -129,6 +129,8 @@ class ShardMap(Primitive):
 
     has_body = True
     multiple_results = True
+    commutes = True
+    per_operand = ("in_specs",)
     lifts_operands = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
@@ -348,9 +350,6 @@ class ShardMap(Primitive):
         smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
         inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
         return Equation(self, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
-
-    def boundary(self, params: dict) -> tuple[Specs, Specs]:
-        return params["in_specs"], params["out_specs"]
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):

@@ -77,6 +77,7 @@ PROGRAMS = {
         lambda op, x, y, c: op(x, np.broadcast_to(c, np.shape(x))),
         lambda op, x, y, c: op(np.full(np.shape(y), c, y.dtype), y),
         lambda op, x, y, c: op(x + y, np.broadcast_to(y, np.broadcast_shapes(np.shape(x), np.shape(y)))),
+        lambda op, x, y, c: op((x + y)[None], y[None]),
     ],
     "neutral operand": [
         lambda op, x, y, c: op(x, c),
@@ -96,9 +97,21 @@ PROGRAMS = {
     ],
     "negative twice": [lambda op, x, y, c: op(-np.negative(x), c)],
     "same shape": [lambda op, x, y, c: op(np.ravel(x).reshape(np.shape(x)), y)],
-    "shaped twice": [
-        lambda op, x, y, c: op(np.ravel(x).reshape(1, -1).reshape(-1, 1), c),
+    "reshaped twice": [lambda op, x, y, c: op(np.ravel(x).reshape(1, -1).reshape(-1, 1), c)],
+    "broadcast of reshape": [
         lambda op, x, y, c: op(np.broadcast_to(np.broadcast_to(y, (2, *np.shape(y))), (2, 2, *np.shape(y))), c),
+        lambda op, x, y, c: op(np.broadcast_to(y.reshape(1, 1, *np.shape(y)), (2, 2, *np.shape(y))), c),
+        lambda op, x, y, c: op(np.broadcast_to(y, (1, *np.shape(y))), c),
+    ],
+    "sum reshaped": [
+        lambda op, x, y, c: op(np.sum(x, axis=0).reshape(1, *np.shape(x)[1:]), c),
+        lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True).reshape(np.shape(x)[1:]), y),
+        lambda op, x, y, c: op(np.sum(x).reshape((1,) * np.ndim(x)), y),
+    ],
+    "sum divided": [
+        lambda op, x, y, c: op(np.sum(x) / np.size(x), y),
+        lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True) / len(x), np.float32(2)),
+        lambda op, x, y, c: op(np.sum(x, axis=0) / x.dtype.type(len(x)), y),
     ],
     "transposed twice": [lambda op, x, y, c: op(np.swapaxes(x[None, None], 0, 1).T.T, c)],
 }
