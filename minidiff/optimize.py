@@ -127,7 +127,10 @@ def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], known: M
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
     arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
     smaller = _bodies_optimized(prune_tape(smaller), scope, arrays, without, settings)
-    smaller = _until_stable(smaller, lambda tape: Program(tape, without, scope, arrays).simplified())
+    while True:
+        before, smaller = smaller, prune_tape(Program(smaller, without, scope, arrays).simplified())
+        if _same_equations(before, smaller):
+            break
     return _passed(LAST, smaller, scope, without, settings)
 
 
@@ -144,14 +147,6 @@ def simplified(tape: Tape) -> Tape:
     """
     tape = with_equations(tape, [_with_bodies(e, simplified) if bodies_of(e) else e for e in tape.equations])
     return prune_tape(Program(tape, only=IDENTITIES).simplified())
-
-
-def _until_stable(tape: Tape, rewritten: Callable[[Tape], Tape]) -> Tape:
-    """The tape, rewritten again and again, without what nothing needs, until that changes nothing any more."""
-    while True:
-        before, tape = tape, prune_tape(rewritten(tape))
-        if _same_equations(before, tape):
-            return tape
 
 
 def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:

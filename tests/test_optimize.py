@@ -12,6 +12,7 @@ from collectives import pbroadcast, psum
 from minidiff import optimize as optimizer
 from minidiff.optimize import copy_p, optimize
 from spmd import P, make_mesh, shard_map
+from tests import linear_programs
 
 x = np.array([0.5, 2.0])
 
@@ -235,6 +236,21 @@ def test_derivatives_of_reciprocals():
     f = lambda s, n: np.sum(s * (np.ones(4) / n))  # noqa: E731
     assert md.jit(f)(3.0, 4.0) == md.jit(md.checkpoint(f))(3.0, 4.0) == 3.0
     assert md.jit(md.vmap(f))(np.array([3.0]), np.array([4.0])) == [3.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 99), min_size=10, max_size=40))
+def test_simplifying_again_changes_nothing(choices):
+    """Each rule looks at operands alone, which are simplified already: once through a tape is enough."""
+    args = linear_programs.example()
+    tape = md.make_tape(md.grad(lambda *xs: sum(np.sum(y**2) for y in linear_programs.program(choices)(*xs)), (0, 1)))(
+        *args
+    )
+    once = optimizer.simplified(tape)
+    once.check()
+    assert str(optimizer.simplified(once)) == str(once)
+    for y, expected in zip(once(*args), tape(*args), strict=True):
+        np.testing.assert_array_equal(y, expected)
 
 
 def test_what_operations_are_told_apart_by():
