@@ -34,8 +34,10 @@ from minidiff.core import (
     show_axes,
     typeof,
 )
+from minidiff.location import joined, parted
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
+from minidiff.tape import Equation
 
 VARYING = "varying"
 INVARIANT = "invariant"
@@ -273,6 +275,13 @@ class Together(Collective):
 
     def transpose(self, cts, operands, params):
         return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
+
+    def narrowed(self, eqn, used):
+        wanted = [i for i, yes in enumerate(used) if yes]
+        inputs, outputs = ([atoms[i] for i in wanted] for atoms in (eqn.inputs, eqn.outputs))
+        sources = parted(eqn.source, len(used))
+        one = self if len(wanted) > 1 else self.each
+        return Equation(one, inputs, eqn.params, outputs, joined([sources[i] for i in wanted]))
 
     def batch(self, args, batched, params):
         size = next(x.shape[0] for x, yes in zip(args, batched) if yes)

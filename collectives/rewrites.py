@@ -54,7 +54,7 @@ from minidiff.location import joined, merged, parted
 from minidiff.ops.elementwise import add, divide, multiply, negative, subtract
 from minidiff.ops.indexing import gather_p
 from minidiff.ops.shape import broadcast_to_p, reshape_p, transpose_p
-from minidiff.optimize import NARROWED, Program, hashable, rewrites_tapes, simplifies, with_equations
+from minidiff.optimize import Program, hashable, rewrites_tapes, simplifies, with_equations
 from minidiff.slices import dynamic_slice_p
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
@@ -412,14 +412,6 @@ def _by_way_of_the_root(program: Program, eqn: Equation) -> Any:
 
 
 # ---------------------------------------------------------------- several in one call
-
-
-def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
-    """A sum of several values, of those that are used."""
-    return _summed_together([part for part, yes in zip(_apart(eqn), used) if yes])
-
-
-NARROWED.update(dict.fromkeys(TOGETHER, _narrowed))
 
 
 def _summed_together(parts: Sequence[Equation]) -> Equation:

@@ -671,6 +671,8 @@ class Primitive:
     has_body = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
     in_place = False  # its body is a function of the user's, a part of the program around it
     multiple_results = False
+    commutes = False  # in whatever order its operands are, with what `per_operand` says of each, it does the same
+    per_operand: Sequence[str] = ()  # the parameters that have an entry for each operand
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     takes_types = False  # for an operand whose value it does not read, a type may stand
     communicates = False  # it may: see `sends`
@@ -766,12 +768,9 @@ class Primitive:
         """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
         return {}
 
-    def boundary(self, params: dict) -> tuple[Sequence, Sequence] | None:
-        """If it runs the tape `params["body"]` once: what becomes of each operand and of each result on its way.
-
-        The order of operands, and of results, then means nothing: tapes may be equal that differ in it.
-        """
-        return None
+    def narrowed(self, eqn: Any, used: Sequence[bool]) -> Any:
+        """The equation with only those results that are used (perhaps more); a body loses what these do not need."""
+        return eqn
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""

@@ -366,7 +366,7 @@ class _Function:
                 pair = self.jvp(*call.static.values(), primals, tangents)
             return _checked_jvp(pair, call, who)
 
-        return call.rule(rule, self.jvp)
+        return rule
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """All arguments by position, defaults put in: rules take them that way."""
@@ -422,11 +422,6 @@ class _Call:
         outs = self.results(self.function.fun(*self.all_args(leaves, self.weak)), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
-
-    def rule(self, f: Callable, *given: Callable) -> Callable:
-        """`f`, that calls rules which were `given`: on tapes, the same as that of another call like this one."""
-        f.same_as = (self.function, *given, tuple(self.static.items()), self.structure)
-        return f
 
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the function's result, whoever computed it: the function itself or one of its rules."""
@@ -600,7 +595,7 @@ class custom_vjp(_Function):
                 cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
             return _checked_cotangents(cts, call, who)
 
-        rules = {"fwd": call.rule(fwd, self.fwd), "bwd": call.rule(bwd, self.bwd), "jvp": None}
+        rules = {"fwd": fwd, "bwd": bwd, "jvp": None}
         if self.jvp is not None:
             rules["jvp"] = self._jvp_rule(call)
         outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)

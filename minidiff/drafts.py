@@ -34,7 +34,7 @@ from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
 from minidiff.reverse import Linearize, settled
 from minidiff.staging import CONSTANTS, Stage
-from minidiff.tape import Atom, Equation, Tape, Var, has_effects, without_effects
+from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
 
 # ---------------------------------------------------------------- recording
 
@@ -139,7 +139,7 @@ def prune_tape(tape: Tape, effects: bool = True) -> Tape:
 
     What has an effect is kept, unless `effects` says that it has been done elsewhere.
     """
-    return Tape(tape.inputs, needed_equations(tape.equations, tape.outputs, effects=effects)[0], tape.outputs)
+    return with_equations(tape, needed_equations(tape.equations, tape.outputs, effects=effects)[0])
 
 
 def needed_equations(
@@ -156,7 +156,7 @@ def needed_equations(
         if any(used) or (effects and has_effects(eqn)):
             if not effects:
                 eqn = without_effects(eqn)
-            if hasattr(eqn.primitive, "narrowed") and not all(used):
+            if eqn.primitive.has_body or not all(used):
                 eqn = eqn.primitive.narrowed(eqn, used)
             kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
@@ -297,10 +297,6 @@ class BodyOperation(Primitive):
         None if bodies take parts of them.
         """
         return None
-
-    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
-        """The equation for those of its results that are used, and perhaps further ones."""
-        return eqn
 
     def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
         types = [typeof(t) for t in types]

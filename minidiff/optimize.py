@@ -3,7 +3,7 @@
 Every pass takes a tape and gives a tape of the same function, with the same types. What may be rewritten into
 something cheaper is a table: `REWRITES`, by name, filled from here and from wherever operations are declared. Rules
 for equations of some operations are declared with `simplifies`, passes over whole tapes with `rewrites_tapes`. Each has
-the name of its function, and can be left out by it: `optimize(tape, without=("shaped twice",))`.
+the name of its function, and can be left out by it: `optimize(tape, without=("reshaped twice",))`.
 
 Rules preserve values to the bit, signed zeros, infinities and overflow included, and each says when it does. (Those of
 `collectives` change the order in which ranks' terms are added up, and nothing else.) That a rule preserves the type is
@@ -20,6 +20,9 @@ lambda a:f64[]:
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -38,12 +41,13 @@ from minidiff.core import (
     running,
     transforming,
 )
+from minidiff.drafts import prune_tape
 from minidiff.location import Location
-from minidiff.ops import elementwise, rearranging, shape
+from minidiff.ops import elementwise, rearranging, reduction, shape
 from minidiff.ops.kinds import Differential
 from minidiff.rematerialise import recompute_p
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, has_effects, operand_type
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
 
 #: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
 #: (`Program.rewrite`), or None where it does not apply.
@@ -122,12 +126,33 @@ def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], known: M
     """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
     arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
-    smaller = _bodies_optimized(without_unused(smaller), scope, arrays, without, settings)
+    smaller = _bodies_optimized(prune_tape(smaller), scope, arrays, without, settings)
     while True:
-        before, smaller = smaller, without_unused(Program(smaller, without, scope, arrays).simplified())
+        before, smaller = smaller, prune_tape(Program(smaller, without, scope, arrays).simplified())
         if _same_equations(before, smaller):
             break
     return _passed(LAST, smaller, scope, without, settings)
+
+
+def simplified(tape: Tape) -> Tape:
+    """The same function by fewer operations: the `IDENTITIES` alone, in the bodies of its operations too.
+
+    Nothing else is done. What is computed twice stays so, and what ranks send stays as it is.
+
+    >>> from minidiff import make_tape
+    >>> print(simplified(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
+    lambda a:f64[2,3]:
+      b:f64[2,3] = add(a, a)
+      return b
+    """
+    tape = with_equations(tape, [_with_bodies(e, simplified) if bodies_of(e) else e for e in tape.equations])
+    return prune_tape(Program(tape, only=IDENTITIES).simplified())
+
+
+def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:
+    """The equation with each of its bodies rewritten."""
+    params = {k: rewritten(v) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
 
 
 def _passed(passes: dict, tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
@@ -169,20 +194,9 @@ def _bodies_optimized(
                 inner = eqn.primitive.body_scope(eqn.params)
                 inputs = [arrays.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
                 known = eqn.primitive.known_in_body(inputs, eqn.params)
-            params = {
-                k: _optimized(v, inner, without, known, settings) if isinstance(v, Tape) else v
-                for k, v in eqn.params.items()
-            }
-            eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, without, known, settings))  # noqa: B023
         equations.append(eqn)
     return with_equations(tape, equations)
-
-
-def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
-    """Another tape of the same inputs and outputs."""
-    out = Tape(tape.inputs, equations, tape.outputs)
-    out.linear = tape.linear
-    return out
 
 
 # ---------------------------------------------------------------- what stands for several operations
@@ -301,19 +315,30 @@ class Program:
         without: Sequence[str] = (),
         scope: Scope | None = None,
         arrays: Mapping[Var, numpy.ndarray] | None = None,
+        only: Mapping[Primitive, Sequence[Rule]] | None = None,
     ):
         self.tape = tape
+        self.only = only  # these rules, and nothing else: no constant is folded, nothing shared
+        self.rules = RULES if only is None else only
         self.scope = scope
         self.arrays = arrays or {}  # what those of its inputs are that are the same always
         self.without = {REWRITES[name] for name in without}
         self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
         self.producer: dict[Var, Equation] = {}  # of the new one
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
-        self.uses = Counter(a for e in tape.equations for a in e.inputs if isinstance(a, Var))
-        self.uses.update(a for a in tape.outputs if isinstance(a, Var))
-        self.user = {a: e for e in tape.equations for a in e.inputs if isinstance(a, Var)}  # the last, on the old tape
         self.equations: list[Equation] = []
         self.source: Location | None = None  # of the equation that is being rewritten
+
+    @functools.cached_property
+    def uses(self) -> Counter:
+        """How often a name is used, on the old tape or the new one."""
+        atoms = itertools.chain(*[e.inputs for e in self.tape.equations], self.tape.outputs)
+        return Counter(a for a in atoms if isinstance(a, Var))
+
+    @functools.cached_property
+    def user(self) -> dict[Var, Equation]:
+        """The last equation that uses a name, on the old tape."""
+        return {a: e for e in self.tape.equations for a in e.inputs if isinstance(a, Var)}
 
     def simplified(self) -> Tape:
         for eqn in self.tape.equations:
@@ -335,22 +360,24 @@ class Program:
 
         Whatever takes its place has exactly its types: what a rule gives is not used if it has others.
         """
-        types = [v.type for v in eqn.outputs]
-        folded = _folded(eqn)
-        if folded is not None and [*map(atom_type, folded)] == types:
+        folded = _folded(eqn) if self.only is None else None
+        if folded is not None and [*map(atom_type, folded)] == [v.type for v in eqn.outputs]:
             return folded
-        for rule in RULES.get(eqn.primitive, ()):
+        for rule in self.rules.get(eqn.primitive, ()):
             found = None if rule in self.without else rule(self, eqn)
-            if isinstance(found, Equation):
-                if _types_of(found.primitive, found.inputs, found.params) == types:
-                    return self.results(found)
-            elif found is not None and [atom_type(found)] == types:
-                return [found]
+            if found is None:
+                continue
+            types = [v.type for v in eqn.outputs]
+            if not isinstance(found, Equation):
+                if [atom_type(found)] == types:
+                    return [found]
+            elif _types_of(found.primitive, found.inputs, found.params) == types:
+                return self.results(found)
         return self._written(eqn)
 
     def _written(self, eqn: Equation) -> Sequence[Atom]:
         """The results of an equation as it is: of one that is there already, or of this one."""
-        key = _key(eqn)
+        key = _key(eqn) if self.only is None else None
         if key is not None and key in self.known:
             return self.known[key]
         if eqn.source is None:
@@ -436,32 +463,6 @@ def hashable(value: Any) -> Any:
     return type(value), value
 
 
-#: How an operation is narrowed to those of its results that are used: (equation, which) -> an equation of these alone.
-NARROWED: dict[Primitive, Callable[[Equation, list[bool]], Equation]] = {}
-
-
-def narrows(primitive: Primitive) -> Callable[[Callable], Callable]:
-    """Declare how an operation of several results is made one of fewer."""
-    return lambda rule: NARROWED.setdefault(primitive, rule)
-
-
-def without_unused(tape: Tape) -> Tape:
-    """The tape without equations, and results of equations, that nothing needs. What has an effect is kept."""
-    needed = {a for a in tape.outputs if isinstance(a, Var)}
-    kept = []
-    for eqn in reversed(tape.equations):
-        used = [v in needed for v in eqn.outputs]
-        if not any(used) and not has_effects(eqn):
-            continue
-        if eqn.primitive in NARROWED and (eqn.primitive.has_body or not all(used)):  # a body may not need all it takes
-            eqn = NARROWED[eqn.primitive](eqn, used)
-        kept.append(eqn)
-        needed.update(a for a in eqn.inputs if isinstance(a, Var))
-    return with_equations(tape, kept[::-1])
-
-
-NARROWED.update((p, p.narrowed) for p in (control.scan_p, control.cond_p, control.switch_p))
-
 # ---------------------------------------------------------------- identities
 
 add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
@@ -471,6 +472,8 @@ negative_p = elementwise.negative.primitive
 
 def _number(a: Atom) -> Any:
     """The number that a constant is everywhere, to the bit; None if it is not one number."""
+    if isinstance(a, Var):
+        return None
     if is_scalar_constant(a):
         return a
     if type(a) is not numpy.ndarray or not 0 < a.nbytes <= FOLDED_BYTES:
@@ -484,18 +487,14 @@ def _narrow_operands(program, eqn):
 
     The other operand must have the shape of the result.
     """
-    shape_, inputs = eqn.outputs[0].type.shape, list(eqn.inputs)
     for i, j in ((0, 1), (1, 0)):
-        if is_scalar_constant(inputs[j]) or atom_type(inputs[j]).shape != shape_ or is_scalar_constant(inputs[i]):
+        a, other = eqn.inputs[i], eqn.inputs[j]
+        narrow = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
+        if narrow is None or narrow is a or is_scalar_constant(other):
             continue
-        number, stretched = _number(inputs[i]), program.made_by(inputs[i], shape.broadcast_to_p)
-        if number is not None:
-            inputs[i] = number
-        elif stretched is not None:
-            inputs[i] = stretched.inputs[0]
-        else:
-            continue
-        return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
+        if atom_type(other).shape == eqn.outputs[0].type.shape:
+            inputs = [narrow, other] if i == 0 else [other, narrow]
+            return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
     return None
 
 
@@ -503,6 +502,11 @@ def _narrow_operands(program, eqn):
 def _copied_within(program, eqn):
     """Nothing in a program writes into a value that it has a name for. Results are copied in the end."""
     return eqn.inputs[0]
+
+
+def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
+    """The two operands of an equation, in each order in which they may be."""
+    return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes else (eqn.inputs,)
 
 
 def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
@@ -516,13 +520,12 @@ def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
 def _neutral_operand(program, eqn):
     """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex: products and quotients mix its parts."""
     dtype = eqn.outputs[0].type.dtype
-    if dtype.kind == "c":
-        return None
-    neutral = _neutral(eqn.primitive, dtype)
-    commutes = eqn.primitive in (add_p, multiply_p)
-    for x, y in (eqn.inputs, eqn.inputs[::-1])[: 1 + commutes]:
+    for x, y in _orders(eqn) if dtype.kind != "c" else ():
         number = _number(y)
-        if number is not None and number == neutral and numpy.signbit(number) == numpy.signbit(neutral):
+        if number is None:
+            continue
+        neutral = _neutral(eqn.primitive, dtype)
+        if number == neutral and numpy.signbit(number) == numpy.signbit(neutral):
             return x
     return None
 
@@ -531,7 +534,7 @@ def _neutral_operand(program, eqn):
 def _times_minus_one(program, eqn):
     """x * -1 is -x, where x has the dtype of the result, signed and not complex."""
     dtype = eqn.outputs[0].type.dtype
-    for x, y in (eqn.inputs, eqn.inputs[::-1]) if dtype.kind in "fi" else ():
+    for x, y in _orders(eqn) if dtype.kind in "fi" else ():
         number = _number(y)
         if number is not None and number == -1 and atom_type(x).dtype == dtype:
             return Equation(negative_p, [x], eqn.params, eqn.outputs)
@@ -541,8 +544,8 @@ def _times_minus_one(program, eqn):
 @simplifies(add_p, subtract_p)
 def _negated_term(program, eqn):
     """x + (-y) is x - y, and x - (-y) is x + y, where y has the dtype of the result: no smaller one wraps around."""
-    other, commutes = (subtract_p, True) if eqn.primitive is add_p else (add_p, False)
-    for x, y in (eqn.inputs, eqn.inputs[::-1])[: 1 + commutes]:
+    other = subtract_p if eqn.primitive is add_p else add_p
+    for x, y in _orders(eqn):
         negated = program.made_by(y, negative_p)
         if negated is not None and negated.outputs[0].type.dtype == eqn.outputs[0].type.dtype:
             return Equation(other, [x, negated.inputs[0]], eqn.params, eqn.outputs)
@@ -562,9 +565,9 @@ def _same_shape(program, eqn):
     return eqn.inputs[0]
 
 
-@simplifies(shape.reshape_p, shape.broadcast_to_p)
-def _shaped_twice(program, eqn):
-    """What is reshaped, or broadcast, twice has the last shape."""
+@simplifies(shape.reshape_p)
+def _reshaped_twice(program, eqn):
+    """What is reshaped twice has the last shape."""
     before = program.made_by(eqn.inputs[0], eqn.primitive)
     return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
 
@@ -579,3 +582,55 @@ def _transposed_twice(program, eqn):
     if before is None:
         return None
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
+
+
+@simplifies(shape.broadcast_to_p)
+def _broadcast_of_reshape(program, eqn):
+    """Broadcasting puts axes of size 1 in front by itself; where it puts no other, it is a reshape."""
+    (x,), out = eqn.inputs, eqn.outputs[0].type
+    if atom_type(x).size == out.size:
+        return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
+    narrow = _before_broadcasting(program, x)
+    if narrow is None or atom_type(narrow).ndim > out.ndim:
+        return None
+    return Equation(eqn.primitive, [narrow], eqn.params, eqn.outputs)
+
+
+def _before_broadcasting(program, a):
+    """What an atom is made of by nothing but what broadcasting does by itself; None if there is no such thing."""
+    made = program.producer.get(a) if isinstance(a, Var) else None
+    if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):
+        return None
+    (x,) = made.inputs
+    if made.primitive is shape.broadcast_to_p:
+        return x
+    sizes = [tuple(itertools.dropwhile(lambda n: n == 1, atom_type(y).shape)) for y in (x, a)]
+    return x if sizes[0] == sizes[1] else None
+
+
+@simplifies(shape.reshape_p)
+def _sum_reshaped(program, eqn):
+    """A sum keeps the axes that it is over, or does not: no reshape need put them there or take them away."""
+    before = program.made_by(eqn.inputs[0], reduction.sum_p)
+    for params in ({}, {"keepdims": True}) if before is not None else ():
+        params = {"axes": before.params["axes"], **params}
+        if _types_of(reduction.sum_p, before.inputs, params) == [eqn.outputs[0].type]:
+            return Equation(reduction.sum_p, before.inputs, params, eqn.outputs)
+    return None
+
+
+@simplifies(divide_p)
+def _sum_divided(program, eqn):
+    """A sum divided by how many numbers each of its own is the sum of is their mean."""
+    x, y = eqn.inputs
+    before = program.made_by(x, reduction.sum_p)
+    if before is None or atom_type(before.inputs[0]).dtype.kind not in "fc":
+        return None
+    sizes = atom_type(before.inputs[0]).shape
+    if _number(y) != math.prod([sizes[a] for a in before.params["axes"]]):
+        return None
+    return Equation(reduction.mean_p, before.inputs, before.params, eqn.outputs)
+
+
+#: The rules for what a single rank computes: those of this file.
+IDENTITIES = {p: tuple(rules) for p, rules in RULES.items()}

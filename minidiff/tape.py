@@ -156,18 +156,16 @@ class Tape:
         _check(self, typed, None)
 
     def __eq__(self, other: object) -> bool:
-        """Whether two tapes are the same program.
+        """Whether two tapes are the same program, up to names.
 
-        They are if they compute the same values from the same inputs by the same operations, each as often, up to: the
-        names; the order of independent equations, of the terms of sums and of the factors of products, and of the
-        operands and results of a `shard_map`, and of what all steps of a loop share; equations that no result needs,
-        and zeros written down that are added or carried along; and whether an operation does something by itself, or
-        has it done by others: broadcasts or converts an operand, subtracts it, keeps the axes that it sums over; joins
-        arrays, or adds them up with zeros where the others are; splits one, or slices it (`minidiff/normal.py`).
+        Both are simplified first (`minidiff.optimize.simplified`). Then they are equal if they compute the same
+        results from the same inputs by the same operations. The order of independent equations does not matter, nor
+        the order of the terms of a sum, of the factors of a product and of the operands of a `shard_map`, nor how
+        often a value is computed. A `checkpoint`, or a function with a rule of its own, is what its body computes.
         """
         if not isinstance(other, Tape):
             return NotImplemented
-        from minidiff.normal import same  # it stands above the operations
+        from minidiff.equality import same  # it stands above the operations
 
         return same(self, other)
 
@@ -183,6 +181,13 @@ class Tape:
         from minidiff.colours import types_as_html  # which notebooks alone need
 
         return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
+
+
+def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
+    """Another tape of the same inputs and outputs."""
+    out = Tape(tape.inputs, equations, tape.outputs)
+    out.linear = tape.linear
+    return out
 
 
 def atom_type(a: Atom) -> ShapedArray:

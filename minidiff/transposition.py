@@ -22,8 +22,8 @@ from minidiff.core import (
     transforming,
 )
 from minidiff.forward import instantiate
-from minidiff.normal import rewritten
 from minidiff.ops.kinds import zeros_like
+from minidiff.optimize import simplified
 from minidiff.reverse import agreeing, backward_pass, checked_cotangents, settled
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape, Var
@@ -37,11 +37,10 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     there are fewer outputs, the last places fall away; where there are more, they follow the last place), with the
     outputs' types; the results have the linear inputs' types. A constant term has no part in the transpose.
 
-    Bodies are transposed too, that of a `shard_map` with its specs exchanged. Transposing twice gives the tape again:
-    `transpose(transpose(tape)) == tape` (see `Tape.__eq__` for what is equal). There are two exceptions: a `checkpoint`
-    comes back as its body, since what is linear has nothing to be computed once more; and of arrays that lie on the
-    ranks of a mesh between one `shard_map` and the next, cotangents may lie there in another way, and be redistributed
-    for it. Transposing these again and again changes nothing any more: no tape grows.
+    Bodies are transposed too, that of a `shard_map` with its specs exchanged. The result is simplified
+    (`minidiff.optimize.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
+    `Tape.__eq__`) where every operation is the transpose of its transpose, as every collective is; of `np.where` of two
+    operands, say, it has the sum of two of one.
 
     Raises TypeError, naming the operation and the type of its operand, where the tape is not linear in those inputs.
 
@@ -87,7 +86,7 @@ def transposed(tape: Tape, linear: Sequence[bool], scope: Scope | None = None) -
     with transforming(stage):
         found = backward_pass(tape, linear, values, cts)
         zeros = [lift_to(zeros_like(t), t.variance) if ct is None else ct for ct, t in zip(found, wanted)]
-        return rewritten(stage.tape(zeros))
+        return simplified(stage.tape(zeros))
 
 
 def _checked(tape: Tape, linear: Any) -> tuple[int, ...]:

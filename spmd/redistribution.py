@@ -30,15 +30,11 @@ import numpy
 
 import collectives
 from collectives.backend import index_along
-from collectives.ops import pscatter_p
 from minidiff import tree
 from minidiff.batching import BatchTracer
 from minidiff.core import Tracer, Value, current_scope, lift_to, show_axes, typeof
 from minidiff.forward import as_value
-from minidiff.normal import shorter, used_once
 from minidiff.ops.kinds import Linear
-from minidiff.optimize import Program
-from minidiff.tape import Atom, Equation, atom_type
 from minidiff.text import Text
 from spmd.mesh import Mesh
 from spmd.partition import (
@@ -478,32 +474,3 @@ def layout_of(x: Value, path: str) -> Layout:
             "distribute(x, mesh, spec)"
         )
     return layout
-
-
-# ---------------------------------------------------------------- normal form
-
-
-@shorter(shard_map_p)
-def _taken_whole(program: Program, eqn: Equation) -> Equation | None:
-    """What is split by one `shard_map` alone, for another one that takes it so, is taken whole: it splits it itself."""
-    specs, mesh = eqn.params["in_specs"], eqn.params["mesh"]
-    inputs = [_before_split(program, a, mesh, spec) for a, spec in zip(eqn.inputs, specs)]
-    if all(a is b for a, b in zip(inputs, eqn.inputs)):
-        return None
-    return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source)
-
-
-def _before_split(program: Program, a: Atom, mesh: Mesh, spec: PartitionSpec) -> Atom:
-    """The array of which `a` is the blocks that `spec` says, if a `shard_map` on this mesh does nothing but that."""
-    made = used_once(program, a, shard_map_p)
-    if made is None or made.params["mesh"] is not mesh or made.params["in_specs"] != (P(),):
-        return a
-    (whole,), body = made.inputs, made.params["body"]
-    block, dims = body.inputs[0], [() for _ in range(a.type.ndim)]
-    for split in body.equations:
-        if split.primitive is not pscatter_p or split.inputs != [block] or not split.params["tiled"]:
-            return a
-        dims[split.params["axis"]] += tuple(split.params["axes"])
-        (block,) = split.outputs
-    does_it = body.outputs == [block] and made.params["out_specs"] == (spec,) and tuple(dims) == spec.dims(len(dims))
-    return whole if does_it and atom_type(whole).layout is None else a

@@ -73,14 +73,13 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.debug import CheckFinite
-from minidiff.drafts import names_used
+from minidiff.drafts import names_used, prune_tape
 from minidiff.forward import JVP, as_values, result_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.jit import DEPENDS_ON, key_of
 from minidiff.keywords import transformation
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
-from minidiff.optimize import narrows, without_unused
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var, has_effects
@@ -131,6 +130,8 @@ class ShardMap(Primitive):
 
     has_body = True
     multiple_results = True
+    commutes = True
+    per_operand = ("in_specs",)
     lifts_operands = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
@@ -337,8 +338,19 @@ class ShardMap(Primitive):
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
-    def boundary(self, params: dict) -> tuple[Specs, Specs]:
-        return params["in_specs"], params["out_specs"]
+    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """A shard_map of the results that are used, and of the arguments that these need: no rank computes others."""
+        params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
+        body = params["body"]
+        if not isinstance(body, Tape):
+            return eqn
+        smaller = prune_tape(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
+        needed = names_used(smaller)
+        kept = [i for i, v in enumerate(body.inputs) if v in needed]
+        specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
+        smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
+        inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
+        return Equation(self, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
@@ -375,20 +387,6 @@ class ShardMap(Primitive):
 
 
 shard_map_p = ShardMap("shard_map")
-
-
-@narrows(shard_map_p)
-def _narrowed(eqn: Equation, used: list[bool]) -> Equation:
-    """A shard_map of the results that are used, and of the arguments that these need: no rank computes others."""
-    params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
-    body = params["body"]
-    smaller = without_unused(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
-    needed = names_used(smaller)
-    kept = [i for i, v in enumerate(body.inputs) if v in needed]
-    specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
-    smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
-    inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
-    return Equation(eqn.primitive, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:

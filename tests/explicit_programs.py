@@ -7,7 +7,7 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from minidiff.optimize import without_unused
+from minidiff.drafts import prune_tape
 from minidiff.tape import Equation, Tape, Var
 
 
@@ -38,7 +38,7 @@ def replayed(f: Callable, *args: Any) -> Callable:
 def without_one(f: Callable, *args: Any) -> Iterator[Callable]:
     """The same, each time with one of the pbroadcasts left out."""
     tape = md.make_tape(f)(*args)
-    body = without_unused(_body(tape))
+    body = prune_tape(_body(tape))
     for k, eqn in enumerate(body.equations):
         if eqn.primitive.name == "pbroadcast":
             names = {eqn.outputs[0]: eqn.inputs[0]}

@@ -12,6 +12,7 @@ from collectives import pbroadcast, psum
 from minidiff import optimize as optimizer
 from minidiff.optimize import copy_p, optimize
 from spmd import P, make_mesh, shard_map
+from tests import linear_programs
 
 x = np.array([0.5, 2.0])
 
@@ -77,6 +78,7 @@ PROGRAMS = {
         lambda op, x, y, c: op(x, np.broadcast_to(c, np.shape(x))),
         lambda op, x, y, c: op(np.full(np.shape(y), c, y.dtype), y),
         lambda op, x, y, c: op(x + y, np.broadcast_to(y, np.broadcast_shapes(np.shape(x), np.shape(y)))),
+        lambda op, x, y, c: op((x + y)[None], y[None]),
     ],
     "neutral operand": [
         lambda op, x, y, c: op(x, c),
@@ -96,9 +98,21 @@ PROGRAMS = {
     ],
     "negative twice": [lambda op, x, y, c: op(-np.negative(x), c)],
     "same shape": [lambda op, x, y, c: op(np.ravel(x).reshape(np.shape(x)), y)],
-    "shaped twice": [
-        lambda op, x, y, c: op(np.ravel(x).reshape(1, -1).reshape(-1, 1), c),
+    "reshaped twice": [lambda op, x, y, c: op(np.ravel(x).reshape(1, -1).reshape(-1, 1), c)],
+    "broadcast of reshape": [
         lambda op, x, y, c: op(np.broadcast_to(np.broadcast_to(y, (2, *np.shape(y))), (2, 2, *np.shape(y))), c),
+        lambda op, x, y, c: op(np.broadcast_to(y.reshape(1, 1, *np.shape(y)), (2, 2, *np.shape(y))), c),
+        lambda op, x, y, c: op(np.broadcast_to(y, (1, *np.shape(y))), c),
+    ],
+    "sum reshaped": [
+        lambda op, x, y, c: op(np.sum(x, axis=0).reshape(1, *np.shape(x)[1:]), c),
+        lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True).reshape(np.shape(x)[1:]), y),
+        lambda op, x, y, c: op(np.sum(x).reshape((1,) * np.ndim(x)), y),
+    ],
+    "sum divided": [
+        lambda op, x, y, c: op(np.sum(x) / np.size(x), y),
+        lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True) / len(x), np.float32(2)),
+        lambda op, x, y, c: op(np.sum(x, axis=0) / x.dtype.type(len(x)), y),
     ],
     "transposed twice": [lambda op, x, y, c: op(np.swapaxes(x[None, None], 0, 1).T.T, c)],
 }
@@ -222,6 +236,21 @@ def test_derivatives_of_reciprocals():
     f = lambda s, n: np.sum(s * (np.ones(4) / n))  # noqa: E731
     assert md.jit(f)(3.0, 4.0) == md.jit(md.checkpoint(f))(3.0, 4.0) == 3.0
     assert md.jit(md.vmap(f))(np.array([3.0]), np.array([4.0])) == [3.0]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 99), min_size=10, max_size=40))
+def test_simplifying_again_changes_nothing(choices):
+    """Each rule looks at operands alone, which are simplified already: once through a tape is enough."""
+    args = linear_programs.example()
+    tape = md.make_tape(md.grad(lambda *xs: sum(np.sum(y**2) for y in linear_programs.program(choices)(*xs)), (0, 1)))(
+        *args
+    )
+    once = optimizer.simplified(tape)
+    once.check()
+    assert str(optimizer.simplified(once)) == str(once)
+    for y, expected in zip(once(*args), tape(*args), strict=True):
+        np.testing.assert_array_equal(y, expected)
 
 
 def test_what_operations_are_told_apart_by():

@@ -51,7 +51,6 @@ def steps(counts):
 @example(2227)  # one that has to stay, for others to be one
 @example(3918)  # of which a part is taken along some of its axes, and the rest meets another
 @example(3942)  # whose copies meet others, but not each other
-@example(5074)  # one that parts for two results, when it has met another
 @example(6191)  # along an axis of one rank
 @example(8910)  # of which some copies are better not made
 @example(1913)  # along axes of which one is of one rank, and along the other alone

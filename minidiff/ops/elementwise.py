@@ -246,6 +246,7 @@ multiply = multilinear(
     lambda ct, operands: match(multiply(ct, operands[1]), operands[0]),
     lambda ct, operands: match(multiply(operands[0], ct), operands[1]),
 )
+add.primitive.commutes = multiply.primitive.commutes = True
 divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operands[1]), operands[0]), None, kind=Divide)
 ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)
 

@@ -1,8 +1,8 @@
 """Fourier transforms: linear, and under the pairing Re(sum(ct * t)) each transpose is itself a transform.
 
 The matrix of `fft` is symmetric, so `fft` is its own transpose, and so is `ifft`. The transforms between n real
-numbers and half of their spectrum (the other half follows from it) are transposes of each other up to weights:
-a number of the half that stands for two of the whole spectrum counts twice. `rfft` and `hfft` share one sign of
+numbers and half of their spectrum (the other half follows from it) are transposes of each other, if a number of the
+half that stands for two of the whole spectrum is weighted twice or half. `rfft` and `hfft` share one sign of
 the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
-from minidiff.ops.elementwise import convert, multiply
+from minidiff.ops.elementwise import convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, several, shift
@@ -62,48 +62,58 @@ ifft_p = _whole("ifft", lambda x, axes, **norm: numpy.fft.ifftn(x, axes=axes, **
 # ---------------------------------------------------------------- half spectra
 
 
-def _weighted(x: Value, n: int, axis: int, weight: float) -> Value:
+def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
     """A half spectrum of n points, its numbers that stand for two of the whole spectrum multiplied by `weight`."""
-    t = typeof(x)
-    weights = numpy.full(n // 2 + 1, weight, _real(t.dtype))
+    weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
     weights[0] = 1
     if n % 2 == 0:
         weights[-1] = 1
-    return multiply(x, weights.reshape(-1, *(1,) * (t.ndim - 1 - axis)))
+    return x * weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
 def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
-    """The transform of n real numbers to half of their spectrum, and its transpose up to weights."""
+    """The transform of n real numbers to half of their spectrum, and the one back.
 
-    def transpose_half(ct, operands, axis, **norm):
-        n = operands[0].shape[axis]
-        x = from_half_p.bind(_weighted(ct, n, axis, 0.5), n=n, axis=axis, **norm)
+    Each is the transpose of the other one where that is `weighted`: a parameter that is there only where it is true.
+    """
+
+    def halved(x, axis, weighted=False, **norm):
+        y = half(x, axis, **norm)
+        return _weighted(y, x.shape[axis], axis, 2.0) if weighted else y
+
+    def unhalved(x, n, axis, weighted=False, **norm):
+        return whole(_weighted(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
+
+    def transpose_half(ct, operands, axis, weighted=False, **norm):
+        other = {} if weighted else {"weighted": True}
+        x = from_half_p.bind(ct, n=operands[0].shape[axis], axis=axis, **other, **norm)
         return [convert(x, operands[0].dtype)]
 
-    def transpose_whole(ct, operands, n, axis, **norm):
-        return [convert(_weighted(to_half_p.bind(ct, axis=axis, **norm), n, axis, 2.0), operands[0].dtype)]
+    def transpose_whole(ct, operands, n, axis, weighted=False, **norm):
+        other = {} if weighted else {"weighted": True}
+        return [convert(to_half_p.bind(ct, axis=axis, **other, **norm), operands[0].dtype)]
 
     def batch(primitive, args, batched, axis, **params):
         return primitive.bind(args[0], axis=axis + 1, **params)
 
     to_half_p = Linear(
         to_half,
-        half,
-        lambda x, axis, **norm: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
+        halved,
+        lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         transpose_half,
         batch,
     )
     from_half_p = Linear(
         from_half,
-        whole,
-        lambda x, n, axis, **norm: (resized(x, axis, n), _real(x.dtype)),
+        unhalved,
+        lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
         transpose_whole,
         batch,
     )
-    to_half_p.fits = lambda x, axis, **norm: (
+    to_half_p.fits = lambda x, axis, weighted=False, **norm: (
         axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
     )
-    from_half_p.fits = lambda x, n, axis, **norm: (
+    from_half_p.fits = lambda x, n, axis, weighted=False, **norm: (
         axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
     )
     return to_half_p, from_half_p

@@ -426,9 +426,9 @@ def _ones(n: int, dtype: numpy.dtype) -> numpy.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `wide` that broadcasting `shape` has added or stretched."""
-    extra = len(wide) - len(shape)
-    return (*range(extra), *[i + extra for i, n in enumerate(shape) if n == 1 and wide[i + extra] != 1])
+    """The axes of `wide` along which broadcasting repeats what `shape` has."""
+    sizes = (1,) * (len(wide) - len(shape)) + shape
+    return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
 
 def broadcast_tangent(tangent: Value, out: Value) -> Value:

@@ -245,8 +245,6 @@ diagonal_p = Linear(
 )
 diagonal_p.shares_memory = True
 
-diagonal_p.shares_memory = True
-
 #: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
 embed_diagonal_p = Linear(
     "embed_diagonal",

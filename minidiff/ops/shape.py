@@ -370,16 +370,8 @@ def _concatenate_shape(*types: ShapedArray, axis: int):
 
 
 def _concatenate_transpose(ct, operands, axis):
-    cts, start = [], 0
-    for x in operands:
-        stop = start + x.shape[axis]
-        if isinstance(x, ShapedArray):
-            part = (slice(None),) * axis + (slice(start, stop),)
-            cts.append(match(indexing.getitem(ct, part), x))
-        else:
-            cts.append(None)
-        start = stop
-    return cts
+    parts = split_p.bind(ct, sizes=tuple([x.shape[axis] for x in operands]), axis=axis)
+    return [match(part, x) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
 
 
 def batch_along(primitive, args, batched, axis, **params):
@@ -502,7 +494,8 @@ class SeveralResults(Linear):
 
 
 def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[numpy.ndarray]:
-    return numpy.split(x, numpy.cumsum(sizes[:-1]), axis)
+    bounds, before = itertools.accumulate(sizes, initial=0), (slice(None),) * axis
+    return [x[(*before, slice(*part))] for part in itertools.pairwise(bounds)]
 
 
 def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
