@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collectives.backend import Backend
+from collectives.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.kinds import together
 from collectives.ops import pbroadcast_p, psum_p
-from collectives.raising import lifts_late, raised
 from minidiff import reverse
 from minidiff.core import Primitive, Value, current_interpreter, current_scope
 from minidiff.location import joined, transposes
 from minidiff.optimize import SETTINGS
-from minidiff.rematerialise import with_values
-from minidiff.reverse import backward_pass, evaluate_constants
+from minidiff.reverse import backward_pass
 from minidiff.tape import Equation, Tape, Var
 
 
@@ -143,20 +142,10 @@ def _backward_pass_in_body(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
     """As `summed_backward_pass`, of a tape that was recorded in the body that is running: it holds values."""
-    scope = current_scope()
-    if scope.explicit or not lifts_late(tape, linear):
-        return summed_backward_pass(tape, linear, values, cts, consume)
-    given = [k for k, ct in enumerate(cts) if ct is not None and isinstance(tape.outputs[k], Var)]
-    closed, constants = Tape(tape.inputs, tape.equations, [tape.outputs[k] for k in given]).close()
-    if consume:
-        tape.equations.clear()
-    mask = [*[False] * len(constants), *linear]
-    closed = raised(closed, mask, scope)
-    env, equations = evaluate_constants(closed, mask, [*constants, *values])
-    better = Tape(closed.inputs[len(constants) :], with_values(equations, env), closed.outputs)
-    better.linear, better.spread = True, tape.spread
-    del closed, constants, equations, env  # what holds a residual now is the equation that needs it
-    return summed_backward_pass(better, linear, values, [cts[k] for k in given], consume)
+    hoisted = tape if current_scope().explicit else hoist_pbroadcasts(tape)
+    if consume and hoisted is not tape:
+        tape.equations.clear()  # what holds a residual now is the equation that needs it
+    return summed_backward_pass(hoisted, linear, values, cts, consume)
 
 
 reverse.backward_pass_on_ranks = _backward_pass_in_body

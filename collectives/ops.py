@@ -37,7 +37,7 @@ The examples take for granted `np`, `md`, `spmd`, `P` (which is `spmd.P`), and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import numpy
@@ -211,16 +211,18 @@ def lift(x: Value, axes: frozenset) -> Value:
     key = (id(x), axes)
     if key not in owner.lifted:
         with running(owner):
-            owner.lifted[key] = (x, _lift(x, axes, scope))
+            owner.lifted.update(((id(old), axes), (old, new)) for old, new in _lift(x, axes, scope))
     return owner.lifted[key][1]
 
 
-def _lift(x: Value, axes: frozenset, scope: Scope) -> Value:
+def _lift(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:
+    """`x` and its `pbroadcast`, or those of all results of the operation of which `x` is one view."""
     view = scope.view_of(x)
-    if view is not None and view[0] is not pbroadcast_p:
-        primitive, operand, params = view
-        return primitive.bind(lift(operand, axes), **params)
-    return _pbroadcast(x, axes, scope)
+    if view is None or view[1] is pbroadcast_p:
+        return [(x, _pbroadcast(x, axes, scope))]
+    views, primitive, operand, params = view
+    found = primitive.bind(lift(operand, axes), **params)
+    return zip(views, found if primitive.multiple_results else [found])
 
 
 def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:

@@ -247,7 +247,7 @@ class Scope:
         self.checks = False  # whether what is applied now is the user's, in an explicit scope: see `checking`
         self.bottom: Interpreter | None = None
         self.function = ""  # the name of the function whose body it is
-        self.views: dict = {}  # id of value -> (value, primitive, operand, params): see `remember`
+        self.views: dict = {}  # id of value -> (values, primitive, operand, params): see `remember`
         self.transposed = 0  # how often, in this body, something was: see `transposes`
 
     def transposes(self) -> None:
@@ -260,19 +260,18 @@ class Scope:
         if outer is not None and outer.scope is not None:
             outer.scope.transposes()
 
-    def remember(self, out: Value, primitive: Primitive, operand: Value, params: dict) -> None:
-        """Keep in mind how a view was made of a value that does not vary along all axes.
+    def remember(self, outs: Sequence[Value], primitive: Primitive, operand: Value, params: dict) -> None:
+        """Keep in mind how views were made of a value that does not vary along all axes.
 
         Lifting the view is then lifting what it is a view of: a weight and its transpose are one value, not two.
         And a view need not be kept for the backward pass: it can be made again.
         """
         if self.typed and len(variance_of(operand)) < len(self.axes):
-            self.views[id(out)] = (out, primitive, operand, params)
+            self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
-    def view_of(self, x: Value) -> tuple[Primitive, Value, dict] | None:
-        """The operation, operand and parameters that made `x`, if it was remembered as a view."""
-        view = self.views.get(id(x))
-        return view[1:] if view is not None else None
+    def view_of(self, x: Value) -> tuple[Sequence[Value], Primitive, Value, dict] | None:
+        """The results, operation, operand and parameters that made `x`, if it was remembered as a view."""
+        return self.views.get(id(x))
 
 
 class Interpreter:
@@ -736,7 +735,7 @@ class Primitive:
         """The operation under a given interpreter, on operands that are its own and agree."""
         out = interpreter.process(self, args, params)
         if self.is_view and interpreter.scope is not None:
-            interpreter.scope.remember(out, self, args[0], params)
+            interpreter.scope.remember(out if self.multiple_results else [out], self, args[0], params)
         return out
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:

@@ -13,7 +13,6 @@ from typing import Any
 from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.core import (
-    Scope,
     current_interpreter,
     current_scope,
     is_differentiable,
@@ -63,16 +62,14 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
             "its transpose as a function linear_transpose(f, *args)"
         )
     chosen = _checked(tape, range(len(tape.inputs)) if linear is None else linear)
-    return transposed(tape, [i in chosen for i in range(len(tape.inputs))])
+    return _transposed(tape, [i in chosen for i in range(len(tape.inputs))])
 
 
 @restores_interpreter
-def transposed(tape: Tape, linear: Sequence[bool], scope: Scope | None = None) -> Tape:
-    """The transpose of a tape that is linear in those inputs; in `scope`, if it is the body of a `shard_map`."""
-    stage = Stage(None if scope is not None else current_interpreter(), name="transpose")
+def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
+    """The transpose of a tape that is linear in those inputs."""
+    stage = Stage(current_interpreter(), name="transpose")
     stage.origin = "transpose", "a tape"
-    if scope is not None:
-        stage.scope, scope.bottom = scope, stage
     values, cts = [], []
     waiting, last = list(tape.out_types), max((i for i, yes in enumerate(linear) if yes), default=None)
     for i, (t, yes) in enumerate(zip(tape.in_types, linear)):

@@ -133,7 +133,8 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     Nothing is run: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the
     tape which `jit(f)` compiles (`rewritten`). The body of a `scan` counts as often as the loop has steps. (Sharded
     arrays that it carries lie there from the first step as its steps leave them; those of a loop that is not compiled
-    do so from the second.) The table names the line of the program that asked for each collective; in the backward
+    do so from the second. What its steps compute from constants is summed once, after the loop; a loop that is not
+    compiled sums it in each step.) The table names the line of the program that asked for each collective; in the backward
     direction, the line whose derivative needs it.
 
     >>> import numpy as np

@@ -42,9 +42,9 @@ import numpy
 
 from collectives.backend import Backend
 from collectives.boundary import summed_backward_pass
+from collectives.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.kinds import Collective
 from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
-from collectives.raising import raised
 from minidiff import tree
 from minidiff.aliasing import owner_of
 from minidiff.batching import Batch, BatchTracer
@@ -442,7 +442,7 @@ class LinearBody:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
         if typed and not inside.scope.explicit:
-            self.tape = raised(self.tape, [k >= len(self._inputs) for k in range(len(self.tape.inputs))], inside.scope)
+            self.tape = hoist_pbroadcasts(self.tape)
         self.kept_specs = [
             PartitionSpec.stacked(*[a for a in axes if not typed or a in typeof(x).variance]) for x in self._kept
         ]
@@ -463,9 +463,11 @@ class LinearBody:
         elif not isinstance(x, Tracer):
             self._input(var, "closed over", x)
         elif view is not None:
-            primitive, operand, params = view
+            views, primitive, operand, params = view
             name = operand if is_scalar_constant(operand) else self._define(operand)
-            self._views.append(Equation(primitive, [name], params, [var]))
+            results = [self._names.setdefault(id(v), Var(typeof(v))) for v in views]
+            self._views.append(Equation(primitive, [name], params, results))
+            self._defined.update(results)
         else:
             self._input(var, "kept", len(self._kept))
             self._kept.append(x)

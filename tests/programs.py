@@ -132,6 +132,8 @@ STEPS |= {
 }
 
 LOOPS = {"a scan", "a carry that is lifted", "layers", "a carry that ranks share"}
+#: Loops that sum in each step, on the way back: of elements and carries, they compute what is to vary.
+SUMS_IN_STEPS = {"layers", "a carry that ranks share"}
 
 
 @dataclass

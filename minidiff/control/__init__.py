@@ -27,11 +27,10 @@ Tapes are closed: values that a function closes over are operands, put first.
 from minidiff.control.choices import Cond, cond, cond_p, switch, switch_p
 from minidiff.control.loops import While, fori_loop, while_loop, while_p
 from minidiff.control.over_axis import associative_scan, map
-from minidiff.control.scans import Scan, rounds, scan, scan_p
+from minidiff.control.scans import rounds, scan, scan_p
 
 __all__ = [
     "Cond",
-    "Scan",
     "While",
     "associative_scan",
     "cond",

@@ -598,6 +598,7 @@ unstack_p = SeveralResults(
     _unstack_transpose,
     lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
 )
+unstack_p.is_view = True
 unstack_p.fits = axis_fits
 
 

@@ -1,4 +1,4 @@
-"""Gradients whose lifts are moved, on MPI ranks: taken around a body or in it, they make the same calls."""
+"""Gradients whose pbroadcasts are hoisted, on MPI ranks: taken around a body or in it, they make the same calls."""
 
 import functools
 
@@ -8,7 +8,7 @@ import minidiff as md
 import spmd
 from spmd import P
 from tests.programs import assert_trees_close, run_and_count
-from tests.test_raising import IJ, SUMS, WS, W, X, averaged
+from tests.test_hoist_pbroadcasts import IJ, SUMS, WS, W, X, averaged
 
 
 @functools.cache
