@@ -27,6 +27,7 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.known: dict[Hashable, int] = {}
+        self.effects: list[int] = []  # the numbers of the calls that have one, in their order
         self.terms: dict[int, Counter] = {}  # of the numbers of sums: how often which sign and number
 
     def number(self, *key: Hashable) -> int:
@@ -34,7 +35,10 @@ class _Numbers:
 
     def program(self, tape: Tape) -> tuple:
         inputs = [self.number("input", i, t) for i, t in enumerate(tape.in_types)]
-        return tuple(tape.in_types), tuple(tape.out_types), tuple(self.results(tape, inputs))
+        before, self.effects = self.effects, []
+        results, effects = self.results(tape, inputs), self.effects
+        self.effects = before
+        return tuple(tape.in_types), tuple(tape.out_types), tuple(results), tuple(effects)
 
     def results(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
         """The numbers of a tape's results, from those of its inputs."""
@@ -65,6 +69,8 @@ class _Numbers:
             operands, params = _sorted(p, operands, params)
         shown = [(k, self.program(v) if isinstance(v, Tape) else hashable(v)) for k, v in sorted(params.items())]
         call = self.number(p, *shown, *operands)
+        if p.has_effect:
+            self.effects.append(call)
         return [self.number("result", k, call, v.type) for k, v in enumerate(eqn.outputs)]
 
     def sum(self, eqn: Equation, operands: list[int], signs: Sequence[int]) -> int:

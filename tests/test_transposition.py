@@ -375,7 +375,7 @@ ERRORS = {
     "twice": (lambda: md.transpose(TAPE, (0, 0)), ValueError, r"linear names an input twice: \(0, 0\)"),
     "none": (lambda: md.transpose(TAPE, ()), ValueError, "linear names no input"),
     "no number": (lambda: md.transpose(TAPE, "x"), TypeError, "transpose: linear must be an int or a tuple of ints"),
-    "no tape": (lambda: md.transpose(np.sin), TypeError, r"transpose: expected a Tape, got ufunc; .*make_tape\(f\)"),
+    "no tape": (lambda: md.transpose(np.sin), TypeError, r"transpose: expected a Tape, got function; .*make_tape\(f\)"),
     "a cotangent that varies": (
         lambda: mapped(lambda ct: md.linear_transpose(lambda x: 2 * x, V[:2])(ct)[0])(np.ones(8)),
         md.VarianceError,
