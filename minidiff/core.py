@@ -360,7 +360,9 @@ class Evaluate(Interpreter):
         try:
             return primitive.impl(*args, **params)
         except (AttributeError, TypeError, ValueError) as error:
-            raise_misfit(primitive, args, error)
+            if is_misfit(primitive, args, error):
+                raise MisfitError(primitive, args, str(error).strip()) from None
+            raise
 
 
 def name_of(f: Callable) -> str:
@@ -400,19 +402,18 @@ def shown(x: Any) -> str:
     return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
 
 
-def raise_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> NoReturn:
-    """Raise the error for an operation that NumPy refused, naming it and its operands' types.
+def is_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> bool:
+    """Whether NumPy refused an operation by an error that names neither it nor its operands' types.
 
-    An error of the user's, in the body of an operation, is raised as it is, with its cause and its context.
+    An error of the user's, in the body of an operation, stands as it is, with its cause and its context. Raises
+    TypeError where an operand is the reason.
     """
     if primitive.has_body:
-        raise error
+        return False
     if not isinstance(error, ValueError):
         for x in args:
             plain_operand(x)
-    if type(error) is not ValueError or str(error).startswith(primitive.name):  # it says so, or is about something else
-        raise error
-    raise MisfitError(primitive, args, str(error).strip()) from None
+    return type(error) is ValueError and not str(error).startswith(primitive.name)
 
 
 EVALUATE = Evaluate(None)

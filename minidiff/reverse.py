@@ -21,6 +21,7 @@ from minidiff.core import (
     EVALUATE,
     PLAIN,
     Interpreter,
+    MisfitError,
     ShapedArray,
     Tracer,
     Value,
@@ -33,9 +34,9 @@ from minidiff.core import (
     current_interpreter,
     current_scope,
     is_differentiable,
+    is_misfit,
     lift_to,
     name_of,
-    raise_misfit,
     running,
     show_axes,
     typeof,
@@ -127,7 +128,9 @@ class Sweep(JVP):
             else:
                 return self.process_any(primitive, args, params)
         except (AttributeError, TypeError, ValueError) as error:
-            raise_misfit(primitive, args, error)
+            if is_misfit(primitive, args, error):
+                raise MisfitError(primitive, args, str(error).strip()) from None
+            raise
         step = _new(Step)  # made without their constructors, which would take as long as the rest
         step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
         self.equations.append(step)
