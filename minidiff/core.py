@@ -671,7 +671,7 @@ class Primitive:
     has_body = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
     in_place = False  # its body is a function of the user's, a part of the program around it
     multiple_results = False
-    commutes = False  # in whatever order its operands are, with what `per_operand` says of each, it does the same
+    commutes = False  # the order of its operands, with the parameters `per_operand`, means nothing
     per_operand: Sequence[str] = ()  # the parameters that have an entry for each operand
     lifts_operands = True  # operands that disagree in variance are lifted to their union
     takes_types = False  # for an operand whose value it does not read, a type may stand

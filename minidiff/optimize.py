@@ -9,6 +9,8 @@ Rules preserve values to the bit, signed zeros, infinities and overflow included
 `collectives` change the order in which ranks' terms are added up, and nothing else.) That a rule preserves the type is
 checked in one place, `Program.results`: what has another shape, dtype or variance than the result is not used.
 
+`simplified` applies the rules of this file alone. Transposition ends with it, and `==` of tapes begins with it.
+
 >>> import numpy as np
 >>> from minidiff import grad, make_tape
 >>> print(optimize(make_tape(grad(lambda x: np.sin(x) * 2.0))(1.0)))
