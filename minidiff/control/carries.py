@@ -57,10 +57,6 @@ def as_carried(x: Any, t: ShapedArray) -> Value:
     return have.gathered(x) if t.layout is None else t.layout.settled(x)
 
 
-#: How many layouts a loop's carries are tried in. Those that change place in each step are then brought back in each.
-LAYOUTS_TRIED = 3
-
-
 class Carry:
     """What a loop carries: the leaves it starts with, where they stand, and how a step's results are checked."""
 
@@ -155,10 +151,10 @@ class Carry:
     ) -> tuple[Draft, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
 
-        How they lie on the ranks of a mesh, too, is as a step leaves them, if it leaves them so wherever they lay.
+        A sharded array has the sharding that the first step gives it: further steps' results are resharded like it.
         """
         current: list[Any] = [x if is_weak(x) else typeof(x) for x in self.init]
-        tried = 0
+        resharded = False
         while True:
 
             def f(*values, current=current):
@@ -173,16 +169,13 @@ class Carry:
                     raise
                 current = list(map(typeof, current))
                 continue
-            types, same = self.types(current, draft.result[0]), False
-            if types == current:
-                layouts = [typeof(x).layout for x in draft.result[0]]
-                same = tried == LAYOUTS_TRIED or layouts == [t.layout for t in current]
-                tried += 1
-                for t, old, layout in zip(types, current, layouts):
-                    t.layout = old.layout if same else layout
-            if same:
+            types = self.types(current, draft.result[0])
+            before = [typeof(x).layout for x in current]
+            for t, x, layout in zip(types, draft.result[0], before):
+                t.layout = layout if resharded else typeof(x).layout
+            if types == current and before == [t.layout for t in types]:
                 return draft, types
-            current = types
+            current, resharded = types, types == current
 
 
 def moved_body(
