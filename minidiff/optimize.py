@@ -21,7 +21,7 @@ lambda a:f64[]:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -104,27 +104,23 @@ def optimize(
     tape: Tape,
     scope: Scope | None = None,
     without: Sequence[str] = (),
-    known: Mapping[int, numpy.ndarray] | None = None,
     **settings: Any,
 ) -> Tape:
     """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is.
-
-    `known` are those of its inputs, by number, that are the same array always.
 
     Rewrites named in `without` are left out; `settings` are for this tape what `SETTINGS` are for all. Raises
     ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
-    return _keeping_memory_apart(_optimized(tape, scope, without, known, settings))
+    return _keeping_memory_apart(_optimized(tape, scope, without, settings))
 
 
-def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], known: Mapping | None, settings: dict) -> Tape:
+def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
     """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
-    arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
-    smaller = _bodies_optimized(without_unused(smaller), scope, arrays, without, settings)
+    smaller = _bodies_optimized(without_unused(smaller), scope, without, settings)
     while True:
-        before, smaller = smaller, without_unused(Program(smaller, without, scope, arrays).simplified())
+        before, smaller = smaller, without_unused(Program(smaller, without).simplified())
         if _same_equations(before, smaller):
             break
     return _passed(LAST, smaller, scope, without, settings)
@@ -157,21 +153,15 @@ def _same_equations(one: Tape, two: Tape) -> bool:
     return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
 
 
-def _bodies_optimized(
-    tape: Tape, scope: Scope | None, arrays: dict[Var, numpy.ndarray], without: Sequence[str], settings: dict
-) -> Tape:
+def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
     """The tape with `_optimized` applied to the tapes among its parameters. A loop and its body have one scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
-            inner, known = scope, None
-            if hasattr(eqn.primitive, "body_scope"):
-                inner = eqn.primitive.body_scope(eqn.params)
-                inputs = [arrays.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
-                known = eqn.primitive.known_in_body(inputs, eqn.params)
+            own = hasattr(eqn.primitive, "body_scope")
+            inner = eqn.primitive.body_scope(eqn.params) if own else scope
             params = {
-                k: _optimized(v, inner, without, known, settings) if isinstance(v, Tape) else v
-                for k, v in eqn.params.items()
+                k: _optimized(v, inner, without, settings) if isinstance(v, Tape) else v for k, v in eqn.params.items()
             }
             eqn = Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
         equations.append(eqn)
@@ -295,16 +285,8 @@ def _keeping_memory_apart(tape: Tape) -> Tape:
 class Program:
     """A tape as it is rewritten, equation by equation."""
 
-    def __init__(
-        self,
-        tape: Tape,
-        without: Sequence[str] = (),
-        scope: Scope | None = None,
-        arrays: Mapping[Var, numpy.ndarray] | None = None,
-    ):
+    def __init__(self, tape: Tape, without: Sequence[str] = ()):
         self.tape = tape
-        self.scope = scope
-        self.arrays = arrays or {}  # what those of its inputs are that are the same always
         self.without = {REWRITES[name] for name in without}
         self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
         self.producer: dict[Var, Equation] = {}  # of the new one
