@@ -9,7 +9,6 @@ one axis
 all_gather of pbroadcast                       copies
 psum ± psum ± …, over the same axes; or        that of the sum
 another linear collective of several terms
-psum, then this rank's part, or on the root    psum_scatter, reduce
 psum_scatter (or a multiple), then all_gather  psum
 all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
@@ -19,7 +18,7 @@ to the root, then from it: `ROUND_TRIPS`       without it
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-psums that meet further down are moved there first: `sinking.py`.
+psums that meet further down are moved there first, and to where a part is taken of them: `delay_psums.py`.
 All are declared by `minidiff.optimize`'s decorators, and can be left out by name: that of the function, in words.
 """
 
@@ -28,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import collectives.delay_psums  # noqa: F401  (its pass is to come before those here)
 from collectives.kinds import Collective, grouped, together
 from collectives.ops import (
     all_gather_invariant_p,
@@ -45,7 +45,6 @@ from collectives.ops import (
 )
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
 from collectives.rooted import gather_p as gather_to_root_p
-from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
 from minidiff.core import Primitive, Scope, is_scalar_constant
 from minidiff.grouping import Groups
 from minidiff.location import joined, merged, parted
@@ -248,14 +247,6 @@ def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
     if t.variance != own.variance:
         return None
     return a if t.shape == own.shape else program.add(reshape_p, [a], {"shape": t.shape})
-
-
-@simplifies(*OF_A_SUM)
-def _own_part_of_a_sum(program: Program, eqn: Equation) -> Equation | None:
-    before = _only_use(program, eqn.inputs[0], psum_p)
-    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
-        return None
-    return Equation(OF_A_SUM[eqn.primitive], before.inputs, eqn.params, eqn.outputs)
 
 
 @simplifies(pscatter_p)
