@@ -534,7 +534,8 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis
 def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
     """Each rank's part of a value that all ranks have: invariant -> varying, without communication.
 
-    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to `all_gather_invariant`.
+    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to `all_gather_invariant`. Indexing by
+    `axis_index` gives the same numbers, but does not say so: compiled, only `pscatter` of a psum is a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -9,18 +9,16 @@ one axis
 all_gather of pbroadcast                       copies
 psum ± psum ± …, over the same axes; or        that of the sum
 another linear collective of several terms
-psum, then this rank's part, or on the root    psum_scatter, reduce
 psum_scatter (or a multiple), then all_gather  psum
-all_gather, then this rank's part              nothing
+all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
 all_to_all, then back                          nothing
 ppermute of ppermute                           one ppermute, or nothing
 to the root, then from it: `ROUND_TRIPS`       without it
-this rank's entry, or rows, of what all have   pscatter
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-psums that meet further down are moved there first: `sinking.py`. Which part of an array is this rank's, says `own.py`.
+psums that meet further down are moved there first, and to where a part is taken of them: `delay_psums.py`.
 All are declared by `minidiff.optimize`'s decorators, and can be left out by name: that of the function, in words.
 """
 
@@ -29,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import collectives.delay_psums  # noqa: F401  (its pass is to come before those here)
 from collectives.kinds import Collective, grouped, together
 from collectives.ops import (
     all_gather_invariant_p,
@@ -44,18 +43,14 @@ from collectives.ops import (
     psum_scatter_p,
     untyped_psum_p,
 )
-from collectives.own import own_axes
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
 from collectives.rooted import gather_p as gather_to_root_p
-from collectives.sinking import OF_A_SUM  # (its pass is to come before those here)
 from minidiff.core import Primitive, Scope, is_scalar_constant
 from minidiff.grouping import Groups
 from minidiff.location import joined, merged, parted
 from minidiff.ops.elementwise import add, divide, multiply, negative, subtract
-from minidiff.ops.indexing import gather_p
-from minidiff.ops.shape import broadcast_to_p, reshape_p, transpose_p
+from minidiff.ops.shape import broadcast_to_p, reshape_p
 from minidiff.optimize import Program, hashable, rewrites_tapes, simplifies, with_equations
-from minidiff.slices import dynamic_slice_p
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 add_p, subtract_p, negative_p = add.primitive, subtract.primitive, negative.primitive
@@ -254,14 +249,6 @@ def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
     return a if t.shape == own.shape else program.add(reshape_p, [a], {"shape": t.shape})
 
 
-@simplifies(*OF_A_SUM)
-def _own_part_of_a_sum(program: Program, eqn: Equation) -> Equation | None:
-    before = _only_use(program, eqn.inputs[0], psum_p)
-    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
-        return None
-    return Equation(OF_A_SUM[eqn.primitive], before.inputs, eqn.params, eqn.outputs)
-
-
 @simplifies(pscatter_p)
 def _own_part_of_what_was_gathered(program: Program, eqn: Equation) -> Atom | None:
     before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
@@ -323,59 +310,6 @@ def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
     if atom_type(a).shape != shape:
         a = program.add(reshape_p, [a], {"shape": shape})
     return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
-
-
-@simplifies(gather_p, dynamic_slice_p)
-def _own_entry(program: Program, eqn: Equation) -> Any:
-    """`x[axis_index(axes)]` of what all ranks have, or as many rows for each: pscatter says so.
-
-    And of what is gathered it is nothing at all.
-    """
-    if len(eqn.inputs) != 2:
-        return None
-    x, index = eqn.inputs
-    viewed, views = _viewed(program, x)
-    for before, part in (
-        (program.made_by(x, all_gather_p), None),
-        (program.made_by(viewed, pbroadcast_p), pscatter_p),
-        (_only_use(program, viewed, untyped_psum_p), psum_scatter_p),
-    ):
-        cut = before and _cut(program, eqn, index, before)
-        if cut and part is not None:
-            return _part(program, eqn, part, before, views, cut)
-        if cut and before.params["axes"] == cut["axes"] and before.params["axis"] == cut["axis"]:
-            return _reshaped(program, before.inputs[0], eqn)
-    return None
-
-
-def _cut(program: Program, eqn: Equation, index: Atom, before: Equation) -> dict | None:
-    """How each rank takes its own of as many parts as there are ranks in a collective before; None if it does not."""
-    sliced, size = eqn.primitive is dynamic_slice_p, before.params["size"]
-    axis, tiled = eqn.params.get("axis", 0), sliced or atom_type(index).ndim == 1
-    rows = eqn.outputs[0].type.shape[axis] if tiled else 1
-    if eqn.inputs[0].type.shape[axis] != size * rows or atom_type(index).ndim > 1:
-        return None
-    axes = own_axes(program, index, rows if tiled else None, before.params["axes"])
-    return axes and {"axes": axes, "size": size, "axis": axis, "tiled": tiled}
-
-
-def _viewed(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
-    """What an atom has the entries of, in another order and shape; and what makes that of it, the last one first."""
-    views = []
-    while (view := _only_use(program, x, reshape_p, transpose_p)) is not None:
-        views.append(view)
-        (x,) = view.inputs
-    return x, views
-
-
-def _part(
-    program: Program, eqn: Equation, of: Collective, before: Equation, views: Sequence[Equation], cut: dict
-) -> Equation:
-    """A collective's part for each rank, of what was there `before` another one and is viewed in these ways."""
-    (x,) = before.inputs
-    for view in reversed(views):
-        x = program.add(view.primitive, [x], view.params)
-    return Equation(of, [x], cut, eqn.outputs)
 
 
 # ---------------------------------------------------------------- by way of a root

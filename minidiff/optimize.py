@@ -110,27 +110,23 @@ def optimize(
     tape: Tape,
     scope: Scope | None = None,
     without: Sequence[str] = (),
-    known: Mapping[int, numpy.ndarray] | None = None,
     **settings: Any,
 ) -> Tape:
     """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is.
-
-    `known` are those of its inputs, by number, that are the same array always.
 
     Rewrites named in `without` are left out; `settings` are for this tape what `SETTINGS` are for all. Raises
     ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
-    return _keeping_memory_apart(_optimized(tape, scope, without, known, settings))
+    return _keeping_memory_apart(_optimized(tape, scope, without, settings))
 
 
-def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], known: Mapping | None, settings: dict) -> Tape:
+def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
     """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
-    arrays = {smaller.inputs[k]: x for k, x in (known or {}).items()}
-    smaller = _bodies_optimized(prune_tape(smaller), scope, arrays, without, settings)
+    smaller = _bodies_optimized(prune_tape(smaller), scope, without, settings)
     while True:
-        before, smaller = smaller, prune_tape(Program(smaller, without, scope, arrays).simplified())
+        before, smaller = smaller, prune_tape(Program(smaller, without).simplified())
         if _same_equations(before, smaller):
             break
     return _passed(LAST, smaller, scope, without, settings)
@@ -184,19 +180,13 @@ def _same_equations(one: Tape, two: Tape) -> bool:
     return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
 
 
-def _bodies_optimized(
-    tape: Tape, scope: Scope | None, arrays: dict[Var, numpy.ndarray], without: Sequence[str], settings: dict
-) -> Tape:
+def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
     """The tape with `_optimized` applied to the tapes among its parameters. A loop and its body have one scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
-            inner, known = scope, None
-            if hasattr(eqn.primitive, "body_scope"):
-                inner = eqn.primitive.body_scope(eqn.params)
-                inputs = [arrays.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
-                known = eqn.primitive.known_in_body(inputs, eqn.params)
-            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, without, known, settings))  # noqa: B023
+            inner = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else scope
+            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, without, settings))  # noqa: B023
         equations.append(eqn)
     return with_equations(tape, equations)
 
@@ -312,18 +302,11 @@ class Program:
     """A tape as it is rewritten, equation by equation."""
 
     def __init__(
-        self,
-        tape: Tape,
-        without: Sequence[str] = (),
-        scope: Scope | None = None,
-        arrays: Mapping[Var, numpy.ndarray] | None = None,
-        only: Mapping[Primitive, Sequence[Rule]] | None = None,
+        self, tape: Tape, without: Sequence[str] = (), only: Mapping[Primitive, Sequence[Rule]] | None = None
     ):
         self.tape = tape
         self.only = only  # these rules, and nothing else: no constant is folded, nothing shared
         self.rules = RULES if only is None else only
-        self.scope = scope
-        self.arrays = arrays or {}  # what those of its inputs are that are the same always
         self.without = {REWRITES[name] for name in without}
         self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
         self.producer: dict[Var, Equation] = {}  # of the new one

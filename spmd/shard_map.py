@@ -369,11 +369,6 @@ class ShardMap(Primitive):
         """The same operation with another body."""
         return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
 
-    def known_in_body(self, inputs: Sequence[Any], params: dict) -> dict[int, numpy.ndarray]:
-        """Those inputs of the body, by number, that are an array which all ranks have whole, of the inputs outside."""
-        pairs = enumerate(zip(inputs, params["in_specs"]))
-        return {k: x for k, (x, spec) in pairs if type(x) is numpy.ndarray and spec == P()}
-
     def body_scope(self, params: dict) -> Scope:
         """What the body is recorded in, or its tape rewritten."""
         bound, explicit = {*params["axes"], *params["around"]}, not params["auto_pbroadcast"]

@@ -78,12 +78,6 @@ INSTRUCTIONS: dict[str, Callable] = {
     "own rows of the sum": lambda x, y, axes, size: all_gather(
         md.dynamic_slice_in_dim(psum(x, axes), axis_index(axes) * (SIDE // size), SIDE // size), axes, tiled=True
     ),
-    "own rows of what is gathered": lambda x, y, axes, size: md.dynamic_slice_in_dim(
-        all_gather(np.sin(x), axes, tiled=True), axis_index(axes) * SIDE, SIDE
-    ),
-    "own rows by their numbers": lambda x, y, axes, size: all_gather(
-        psum(x, axes)[np.arange(SIDE // size) + SIDE // size * axis_index(axes)], axes, tiled=True
-    ),
     "gather a multiple of the sum's parts": lambda x, y, axes, size: all_gather(
         psum_scatter(x, axes, tiled=True) / size, axes
     ).reshape(SIDE, 2),
