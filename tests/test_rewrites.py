@@ -561,7 +561,7 @@ def test_unknown_names():
         spmd.rewritten(f, without=("fuse sums",))
     with pytest.raises(TypeError, match=r"got the string 'fuse psums'; write \('fuse psums',\)"):
         spmd.rewritten(f, without="fuse psums")
-    with pytest.raises(TypeError, match=r"rewrites have no setting 'bucket'; they have bucket_bytes"):
+    with pytest.raises(TypeError, match=r"jit takes no bucket=.* Did you mean .bucket_bytes.\?$"):
         md.jit(f, bucket=3)(data("float64"))
 
 
