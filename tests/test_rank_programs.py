@@ -100,11 +100,6 @@ def test_what_is_not_compiled_sums_what_it_lifts(seed):
     assert back.get("psum", 0) <= there.get("psum", 0) + lifts + 2 * extrema
 
 
-def examples(*seeds):
-    """The decorator that has a property tried with each of these as well."""
-    return lambda test: functools.reduce(lambda test, seed: example(seed)(test), seeds, test)
-
-
 def test_types_save_all_reduces_where_nothing_is_compiled():
     """Of a single program they may cost one: each pbroadcast is summed where it stands."""
     counts = []
