@@ -103,3 +103,12 @@ def test_what_texts_say_to_install_exists():
 def test_what_does_not_exist_is_found(text):
     with pytest.raises(ValueError, match=r"pip install|nothing to install"):
         check(*commands(f"pip install {text}"))
+
+
+# ---------------------------------------------------------------- tools
+
+
+def test_commits_are_checked_by_the_ruff_of_make_lint():
+    (wanted,) = re.findall(r"^ *(ruff[<>=].*)$", (ROOT / "setup.cfg").read_text(), re.M)
+    used = re.findall(r'"(ruff[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text())
+    assert {*used} == {wanted}
