@@ -1,5 +1,6 @@
 """The namespace `minidiff.numpy`, and NumPy's own functions and arrays meeting traced values."""
 
+import doctest
 import operator
 import pickle
 import re
@@ -561,3 +562,8 @@ def test_ufuncs_are_left_to_classes_that_have_their_own():
 def test_lists_and_masks_do_not_defer():
     with pytest.raises(TypeError, match=r"write x\.filled\(value\)"):
         md.grad(lambda x: (x * np.ma.array(X, mask=X > 1)).sum())(X)
+
+
+def test_the_examples_of_the_namespace():
+    (examples,) = doctest.DocTestFinder(recurse=False).find(mnp)
+    assert examples.examples and doctest.DocTestRunner().run(examples).failed == 0

@@ -250,7 +250,9 @@ class OwnDict(dict):
     pass
 
 
-@pytest.mark.parametrize("leaf", [Unknown(), Plain, dict, OwnDict(a=1), Counter("a"), {1}, "text", len], ids=repr)
+@pytest.mark.parametrize(
+    "leaf", [Unknown(), Plain, dict, OwnDict(a=1), Counter("a"), {1}, "text", len], ids=[f"leaf{k}" for k in range(8)]
+)
 def test_what_is_a_leaf(leaf):
     """Types are no trees of their fields, and a subclass may be made in another way than its class."""
     assert tree.flatten([leaf]) == ([leaf], tree.structure([1.0])) and tree.children(leaf) is None
@@ -374,7 +376,7 @@ BAD_CLASSES = [
 ]
 
 
-@pytest.mark.parametrize("cls, error, message", BAD_CLASSES, ids=[str(c) for c, *_ in BAD_CLASSES])
+@pytest.mark.parametrize("cls, error, message", BAD_CLASSES, ids=[m[:30] for *_, m in BAD_CLASSES])
 def test_classes_that_cannot_be_registered(cls, error, message):
     with pytest.raises(error, match=message):
         tree.register(cls, lambda x: ((), None), lambda _, children: None)

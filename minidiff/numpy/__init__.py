@@ -9,7 +9,7 @@ not written into.
 >>> import minidiff as md, minidiff.numpy as np
 >>> float(md.grad(lambda x: np.array([x, 2 * x]).sum())(1.0))
 3.0
->>> float(md.grad(lambda x: np.linalg.norm([x, 2 * x]))(1.0) ** 2)
+>>> float(md.grad(lambda x: np.linalg.norm([3 * x, 4 * x]))(1.0))
 5.0
 """
 
