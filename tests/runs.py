@@ -25,9 +25,9 @@ STEPS = 8  # more than there are batches in an epoch: their order is drawn anew
 
 
 def run_program_of_the_readme():
-    """Run the program that README.md shows as one's own, `train.py`: what is defined at its end."""
+    """Run the program that README.md shows, `train.py`, and return what it defines."""
     readme = (Path(__file__).parent.parent / "README.md").read_text()
-    (text,) = re.findall(r"`train.py`, is no longer than this:\n\n```python\n(.*?)```", readme, re.S)
+    (text,) = re.findall(r"`train.py`:\n\n```python\n(.*?)```", readme, re.S)
     names = {}
     exec(compile(text, "train.py", "exec"), names)
     return names

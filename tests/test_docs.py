@@ -1,4 +1,4 @@
-"""Examples in the docstrings of `collectives`, on two ranks; and what texts say to install."""
+"""Examples in the docstrings of `collectives`, what texts say to install, and the links and files that pages name."""
 
 import ast
 import configparser
@@ -54,7 +54,16 @@ def texts_of(path):
 
 FILES = [
     path
-    for pattern in ("*.md", "Makefile", "setup.cfg", "notebooks/*", "minidiff/**/*", "collectives/**/*", "spmd/**/*")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        "Makefile",
+        "setup.cfg",
+        "notebooks/*",
+        "minidiff/**/*",
+        "collectives/**/*",
+        "spmd/**/*",
+    )
     for path in ROOT.glob(pattern)
     if path.suffix in (".md", ".py", ".ipynb", ".cfg", "")
     if path.is_file()
@@ -103,3 +112,74 @@ def test_what_texts_say_to_install_exists():
 def test_what_does_not_exist_is_found(text):
     with pytest.raises(ValueError, match=r"pip install|nothing to install"):
         check(*commands(f"pip install {text}"))
+
+
+# ---------------------------------------------------------------- links
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]
+
+
+def prose(path):
+    """The text of a page without its code: of a notebook, the cells of text."""
+    text = path.read_text()
+    if path.suffix == ".ipynb":
+        cells = json.loads(text)["cells"]
+        text = "\n\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    return re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+
+
+def anchors(path):
+    """What links may name in a page: its headings as GitHub and Jupyter write them."""
+    titles = re.findall(r"^#+ +(.+)$", prose(path), re.M)
+    if path.suffix == ".ipynb":
+        return {title.replace(" ", "-") for title in titles}
+    return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
+
+
+def broken_links(path, text):
+    """The relative links in the text of a page that lead to no file, or to no heading of it."""
+    for link in re.findall(r"\]\(([^()\s]+)\)", re.sub(r"`[^`\n]*`", "", text)):
+        name, _, anchor = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        target = path.parent / name if name else path
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            yield link
+
+
+def missing_files(text):
+    """The files of this project that a text names in backquotes, and that do not exist."""
+    folders = "minidiff|collectives|spmd|tests|notebooks|docs"
+    return [name for name in re.findall(rf"`((?:{folders})/[\w/]+\.\w+)`", text) if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path):
+    assert list(broken_links(path, prose(path))) == []
+    assert missing_files(prose(path)) == []
+
+
+def test_broken_links_are_found():
+    page = ROOT / "README.md"
+    text = (
+        "[a](docs/guide.md) [b](docs/guid.md) [c](#licence) [d](#license) [e](https://mpi4py.readthedocs.io) `[f](g)`"
+    )
+    assert list(broken_links(page, f"{text} [h](LICENSE#mit) ![i](docs/guide.md#the-guide)")) == [
+        "docs/guid.md",
+        "#license",
+        "LICENSE#mit",
+    ]
+    assert missing_files("`minidiff/core.py` and `minidiff/kore.py`, `notebooks/`") == ["minidiff/kore.py"]
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 250
+
+
+# ---------------------------------------------------------------- tools
+
+
+def test_commits_are_checked_by_the_ruff_of_make_lint():
+    (wanted,) = re.findall(r"^ *(ruff[<>=].*)$", (ROOT / "setup.cfg").read_text(), re.M)
+    used = re.findall(r'"(ruff[^"]*)"', (ROOT / ".pre-commit-config.yaml").read_text())
+    assert {*used} == {wanted}

@@ -78,8 +78,8 @@ def test_the_classes_list_no_name_twice():
 
 
 @pytest.mark.skipif(not hasattr(np, "vecmat"), reason="this NumPy lacks names that newer ones have")
-def test_the_table_in_readme_is_up_to_date():
-    text = coverage.README.read_text()
+def test_the_table_in_the_guide_is_up_to_date():
+    text = coverage.PAGE.read_text()
     assert coverage.with_table(text) == text, "python -m tests.table.coverage writes it anew"
 
 

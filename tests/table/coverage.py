@@ -1,4 +1,4 @@
-"""The table in README of what is differentiable: `python -m tests.table.coverage` writes it from the table of tests.
+"""Write the guide's table of functions from the table of tests: `python -m tests.table.coverage`.
 
 A function that has rows in `tests/table` has passed every check of `tests/test_ops.py`: derivatives to second order
 against numbers, in forward and in reverse mode, and `vmap` of the values and of the derivatives. Those listed as
@@ -15,7 +15,7 @@ from minidiff.numpy.coverage import FROM_VALUES, REFUSED, public_callables
 from minidiff.numpy.replaced import __all__ as REPLACED
 from tests.table import CONCRETE, DISCRETE, FAMILIES, TABLE
 
-README = pathlib.Path(__file__).parents[2] / "README.md"
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "guide" / "functions.md"
 BEGIN, END = "<!-- coverage: begin -->", "<!-- coverage: end -->"
 
 YES, NO = "✓", "–"
@@ -62,10 +62,10 @@ def coverage_table() -> str:
 
 
 def with_table(text: str) -> str:
-    """README's text with the table as it is now between the two marks."""
+    """The page's text with the table as it is now between the two marks."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n{coverage_table()}\n{END}{rest.split(END)[1]}"
 
 
 if __name__ == "__main__":
-    README.write_text(with_table(README.read_text()))
+    PAGE.write_text(with_table(PAGE.read_text()))
