@@ -7,7 +7,6 @@ pbroadcast of pbroadcast                       one pbroadcast
 psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
 one axis
 all_gather of pbroadcast                       copies
-psum_scatter (or a multiple), then all_gather  psum
 all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
 all_to_all, then back                          nothing
@@ -43,16 +42,13 @@ from collectives.ops import (
 )
 from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
 from collectives.rooted import gather_p as gather_to_root_p
-from minidiff.core import Primitive, Scope, is_scalar_constant
+from minidiff.core import Primitive, Scope
 from minidiff.grouping import Groups
 from minidiff.location import joined, parted
-from minidiff.ops.elementwise import divide, multiply, negative
+from minidiff.ops.elementwise import multiply
 from minidiff.ops.shape import broadcast_to_p, reshape_p
 from minidiff.optimize import NARROWED, Program, rewrites_tapes, simplifies, with_equations
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
-
-#: What makes a multiple of a value, where all its other operands are numbers, and none is divided by the value.
-MULTIPLES = (multiply.primitive, divide.primitive, negative.primitive)
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 TOGETHER = tuple(map(together, PSUMS))
@@ -188,34 +184,6 @@ def _gathered_copies(program: Program, eqn: Equation) -> Any:
     x = program.add(reshape_p, [x], {"shape": (*shape[:axis], 1, *shape[axis:])})
     x = program.add(broadcast_to_p, [x], {"shape": (*shape[:axis], size, *shape[axis:])})
     return _as_result_of(program, eqn, x)
-
-
-@simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_sum(program: Program, eqn: Equation) -> Any:
-    """All of a sum of which each rank has a part, or a multiple of that: psum says it in one collective."""
-    part, multiples = _multiplied(program, eqn.inputs[0])
-    before = _only_use(program, part, psum_scatter_p)
-    if not _undoes(eqn, before):
-        return None
-    typed = eqn.inputs[0].type.variance.issuperset(eqn.params["axes"])
-    params = {k: eqn.params[k] for k in ("axes", "size")}
-    total = program.add(psum_p if typed else untyped_psum_p, before.inputs, params)
-    for multiple in reversed(multiples):
-        inputs = [a if is_scalar_constant(a) else total for a in multiple.inputs]
-        total = program.add(multiple.primitive, inputs, multiple.params)
-    return _as_result_of(program, eqn, total) if typed else _reshaped(program, total, eqn)
-
-
-def _multiplied(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
-    """Of what an atom is a multiple, and what makes that of it, the last one first."""
-    multiples = []
-    while (found := _only_use(program, x, *MULTIPLES)) is not None:
-        variables = [a for a in found.inputs if not is_scalar_constant(a)]
-        if len(variables) != 1 or (found.primitive is divide.primitive and is_scalar_constant(found.inputs[0])):
-            break
-        multiples.append(found)
-        (x,) = variables
-    return x, multiples
 
 
 def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:

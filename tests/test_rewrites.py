@@ -273,36 +273,6 @@ CASES = {
         {"psum": 1, "all_gather": 1},
         {"psum": 1},
     ),
-    "a scattered sum, gathered": (
-        "gathered sum",
-        lambda x: all_gather_invariant(psum_scatter(x, "i", tiled=True), "i", tiled=True),
-        {"psum_scatter": 1, "all_gather_invariant": 1},
-        {"psum": 1},
-    ),
-    "a scattered sum, gathered as varying": (
-        "gathered sum",
-        lambda x: all_gather(psum_scatter(x, "j", scatter_dimension=0, tiled=True), "j", tiled=True),
-        {"psum_scatter": 1, "all_gather": 1},
-        {"psum": 1},
-    ),
-    "multiples of a scattered sum, gathered": (
-        "gathered sum",
-        lambda x: all_gather_invariant(-psum_scatter(x, "i", tiled=True) * 3, "i").reshape(4, 3),
-        {"psum_scatter": 1, "all_gather_invariant": 1},
-        {"psum": 1},
-    ),
-    "what a scattered sum divides, gathered": (
-        "gathered sum",
-        lambda x: all_gather(3 / (1 + psum_scatter(x, "i", tiled=True) ** 2), "i", tiled=True),
-        {"psum_scatter": 1, "all_gather": 1},
-        {"psum_scatter": 1, "all_gather": 1},
-    ),
-    "scattered along one dimension, gathered along another": (
-        "gathered sum",
-        lambda x: all_gather(psum_scatter(x, "i", tiled=True), "i", axis=1, tiled=True),
-        {"psum_scatter": 1, "all_gather": 1},
-        {"psum_scatter": 1, "all_gather": 1},
-    ),
     "sums apart, in groups": (
         "fuse psums",
         lambda x: psum(x, IJ, axis_index_groups=PAIRS) * psum(x * x, IJ, axis_index_groups=PAIRS),
@@ -431,11 +401,6 @@ def test_what_a_part_of_a_sum_becomes(body):
 @pytest.mark.parametrize(
     "body, before, after",
     [
-        (
-            lambda x: all_gather(psum_scatter(x, "i", tiled=True), "i", tiled=True),
-            {"psum_scatter": 1, "all_gather": 1},
-            {"psum": 1},
-        ),
         (lambda x: psum(x, "i") * psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
         (lambda x: psum(x, "i") + psum(x * x, "i"), {"psum": 2}, {"psum": 1}),
     ],
@@ -447,23 +412,6 @@ def test_without_types(body, before, after):
     tape.check(), smaller.check()
     np.testing.assert_allclose(np.asarray(smaller(x)[0]), np.asarray(f(x)), rtol=1e-12)
     check_derivatives(tape, smaller, x, "float64")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda x: all_gather(psum_scatter(psum_scatter(x, "i", tiled=True), "j", tiled=True), IJ, tiled=True),
-        lambda x: all_gather(all_gather(psum_scatter(x, IJ, tiled=True), "j", tiled=True), "i", tiled=True),
-    ],
-)
-def test_one_rewrite_after_the_other(body):
-    """Scattered in some way, gathered in another: a psum."""
-    x, f = data("float64"), mapped(body)
-    tape = spmd.rewritten(f)(x)
-    tape.check()
-    assert communicating(tape) == {"psum": 1}
-    np.testing.assert_allclose(np.asarray(tape(x)[0]), np.asarray(f(x)), rtol=1e-12)
-    check_derivatives(md.make_tape(f)(x), tape, x, "float64")
 
 
 @pytest.mark.parametrize(
@@ -490,8 +438,6 @@ def test_only_pscatter_is_a_local_slice(body, typed):
 def test_what_is_used_again_is_kept():
     f = mapped(lambda x: (lambda total: (pscatter(total, "i", tiled=True), total))(psum(x, "i")))
     assert communicating(spmd.rewritten(f)(data("float64"))) == {"psum": 1}
-    f = mapped(lambda x: (lambda part: (part, all_gather(part, "i", tiled=True)))(psum_scatter(x, "i", tiled=True)))
-    assert communicating(spmd.rewritten(f)(data("float64"))) == {"psum_scatter": 1, "all_gather": 1}
 
 
 def test_unknown_names():
