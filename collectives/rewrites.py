@@ -11,7 +11,6 @@ all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
 all_to_all, then back                          nothing
 ppermute of ppermute                           one ppermute, or nothing
-to the root, then from it: `ROUND_TRIPS`       without it
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
@@ -40,8 +39,6 @@ from collectives.ops import (
     psum_scatter_p,
     untyped_psum_p,
 )
-from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
-from collectives.rooted import gather_p as gather_to_root_p
 from minidiff.core import Primitive, Scope
 from minidiff.grouping import Groups
 from minidiff.location import joined, parted
@@ -194,39 +191,6 @@ def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
     if atom_type(a).shape != shape:
         a = program.add(reshape_p, [a], {"shape": shape})
     return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
-
-
-# ---------------------------------------------------------------- by way of a root
-
-#: What goes to the root, and from there to all, is one collective, or none.
-ROUND_TRIPS = {
-    (at_root_p, broadcast_p): None,
-    (reduce_p, broadcast_p): psum_p,
-    (gather_to_root_p, broadcast_p): all_gather_invariant_p,
-    (at_root_p, scatter_p): pscatter_p,
-    (reduce_p, scatter_p): psum_scatter_p,
-    (reduce_p, broadcast_varying_p): untyped_psum_p,
-    (gather_to_root_p, broadcast_varying_p): all_gather_p,
-}
-
-
-@simplifies(broadcast_p, broadcast_varying_p, scatter_p)
-def _by_way_of_the_root(program: Program, eqn: Equation) -> Any:
-    before = _only_use(program, eqn.inputs[0], at_root_p, reduce_p, gather_to_root_p)
-    if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "root")):
-        return None
-    there, back = before.primitive, eqn.primitive
-    if (there, back) == (gather_to_root_p, scatter_p):
-        return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
-    if (there, back) not in ROUND_TRIPS:
-        return None
-    direct = ROUND_TRIPS[there, back]
-    if direct is None:
-        return before.inputs[0]
-    params = {k: v for k, v in {**before.params, **eqn.params}.items() if k != "root"}
-    if direct is untyped_psum_p and atom_type(before.inputs[0]).variance:
-        return Equation(pbroadcast_p, [program.add(psum_p, before.inputs, params)], params, eqn.outputs)
-    return Equation(direct, before.inputs, params, eqn.outputs)
 
 
 # ---------------------------------------------------------------- several in one call
