@@ -7,28 +7,24 @@ pbroadcast of pbroadcast                       one pbroadcast
 psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
 one axis
 all_gather of pbroadcast                       copies
-psum ± psum ± …, over the same axes; or        that of the sum
-another linear collective of several terms
-psum_scatter (or a multiple), then all_gather  psum
 all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
 all_to_all, then back                          nothing
 ppermute of ppermute                           one ppermute, or nothing
-to the root, then from it: `ROUND_TRIPS`       without it
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-psums that meet further down are moved there first, and to where a part is taken of them: `delay_psums.py`.
+psums that are added up, or of which a part is taken, are one: `delay_psums.py`.
 All are declared by `minidiff.optimize`'s decorators, and can be left out by name: that of the function, in words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import collectives.delay_psums  # noqa: F401  (its pass is to come before those here)
-from collectives.kinds import Collective, grouped, together
+from collectives.kinds import grouped, together
 from collectives.ops import (
     all_gather_invariant_p,
     all_gather_p,
@@ -43,22 +39,13 @@ from collectives.ops import (
     psum_scatter_p,
     untyped_psum_p,
 )
-from collectives.rooted import at_root_p, broadcast_p, broadcast_varying_p, reduce_p, scatter_p
-from collectives.rooted import gather_p as gather_to_root_p
-from minidiff.core import Primitive, Scope, is_scalar_constant
+from minidiff.core import Primitive, Scope
 from minidiff.grouping import Groups
-from minidiff.location import joined, merged, parted
-from minidiff.ops.elementwise import add, divide, multiply, negative, subtract
+from minidiff.location import joined, parted
+from minidiff.ops.elementwise import multiply
 from minidiff.ops.shape import broadcast_to_p, reshape_p
-from minidiff.optimize import Program, hashable, rewrites_tapes, simplifies, with_equations
+from minidiff.optimize import Program, rewrites_tapes, simplifies, with_equations
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
-
-add_p, subtract_p, negative_p = add.primitive, subtract.primitive, negative.primitive
-#: With which signs operands are added up.
-SIGNED = {add_p: (1, 1), subtract_p: (1, -1), negative_p: (-1,)}
-
-#: What makes a multiple of a value, where all its other operands are numbers, and none is divided by the value.
-MULTIPLES = (multiply.primitive, divide.primitive, negative_p)
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 TOGETHER = tuple(map(together, PSUMS))
@@ -152,84 +139,6 @@ def _copies(eqn: Equation) -> int:
     return as_factor(eqn.params["size"], eqn.outputs[0].type)
 
 
-# ---------------------------------------------------------------- sums of sums
-
-
-@simplifies(add_p, subtract_p)
-def _sum_of_sums(program: Program, eqn: Equation) -> Any:
-    """Whatever is added and subtracted, in whatever order: of what is summed, or sent, alike, one collective.
-
-    Terms that have the dtype of the sum, that is; they are added up in another order.
-    """
-    if _added_further(program, eqn):
-        return None
-    terms = list(_terms(program, eqn))
-    sums: dict[Any, list[tuple[int, Atom, Equation]]] = {}
-    for sign, a in terms:
-        made = program.producer.get(a) if isinstance(a, Var) and program.uses[a] <= 1 else None
-        if made is None or type(made.primitive) is not Collective or not isinstance(made.inputs[0], Var):
-            continue
-        if made.inputs[0].type.dtype == a.type.dtype == eqn.outputs[0].type.dtype:  # a smaller one might overflow
-            sums.setdefault(_sent_alike(made), []).append((sign, a, made))
-    several = next((found for key, found in sums.items() if key is not None and len(found) > 1), None)
-    if several is None:
-        return None
-    operands = [(sign, made.inputs[0]) for sign, _, made in several]
-    gone = {a for _, a, _ in several}
-    one = several[0][2]
-    source = merged([made.source for _, _, made in several])
-    summed = program.add(one.primitive, [_added(program, operands)], one.params, source)
-    return _added(program, [(1, summed), *[(sign, a) for sign, a in terms if a not in gone]])
-
-
-def _sent_alike(eqn: Equation) -> Any:
-    """What linear collectives have in common whose terms can be added up before; None for what communicates nothing."""
-    p, params = eqn.primitive, eqn.params
-    if not p.communicates:
-        return None
-    return _over(eqn) if p in PSUMS else (p, hashable(params)), eqn.inputs[0].type
-
-
-def _over(eqn: Equation) -> Any:
-    """What is summed over: of all ranks along axes the order does not matter."""
-    axes, groups = eqn.params["axes"], eqn.params.get("groups")
-    return eqn.primitive, frozenset(axes) if groups is None else axes, groups
-
-
-def _added_further(program: Program, eqn: Equation) -> bool:
-    """Whether a sum is nothing but a term of another one, for which all its terms will be looked at."""
-    (v,) = eqn.outputs
-    user = program.user.get(v)
-    return program.uses[v] == 1 and user is not None and user.primitive in SIGNED and user.outputs[0].type == v.type
-
-
-def _terms(program: Program, eqn: Equation) -> Iterator[tuple[int, Atom]]:
-    """What an addition or a subtraction adds up, with signs: also what was added before for it alone."""
-    type_, waiting = eqn.outputs[0].type, _signed(eqn, 1)
-    while waiting:
-        sign, a = waiting.pop()
-        before = _only_use(program, a, *SIGNED) if isinstance(a, Var) and a.type == type_ else None
-        if before is None:
-            yield sign, a
-        else:
-            waiting += _signed(before, sign)
-
-
-def _signed(eqn: Equation, sign: int) -> list[tuple[int, Atom]]:
-    """The operands of an addition, a subtraction or a negation, with signs, the first one last."""
-    return [(sign * s, a) for s, a in zip(SIGNED[eqn.primitive], eqn.inputs)][::-1]
-
-
-def _added(program: Program, terms: Sequence[tuple[int, Atom]]) -> Atom:
-    """The sum of signed terms, those with a plus first, as it is: rules need not look at every part of it."""
-    (sign, total), *rest = sorted(terms, key=lambda term: -term[0])
-    if sign < 0:
-        total = program.write(negative_p, [total], {})
-    for sign, a in rest:
-        total = program.write(add_p if sign > 0 else subtract_p, [total, a], {})
-    return total
-
-
 # ---------------------------------------------------------------- cutting and joining
 
 
@@ -274,34 +183,6 @@ def _gathered_copies(program: Program, eqn: Equation) -> Any:
     return _as_result_of(program, eqn, x)
 
 
-@simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_sum(program: Program, eqn: Equation) -> Any:
-    """All of a sum of which each rank has a part, or a multiple of that: psum says it in one collective."""
-    part, multiples = _multiplied(program, eqn.inputs[0])
-    before = _only_use(program, part, psum_scatter_p)
-    if not _undoes(eqn, before):
-        return None
-    typed = eqn.inputs[0].type.variance.issuperset(eqn.params["axes"])
-    params = {k: eqn.params[k] for k in ("axes", "size")}
-    total = program.add(psum_p if typed else untyped_psum_p, before.inputs, params)
-    for multiple in reversed(multiples):
-        inputs = [a if is_scalar_constant(a) else total for a in multiple.inputs]
-        total = program.add(multiple.primitive, inputs, multiple.params)
-    return _as_result_of(program, eqn, total) if typed else _reshaped(program, total, eqn)
-
-
-def _multiplied(program: Program, x: Atom) -> tuple[Atom, list[Equation]]:
-    """Of what an atom is a multiple, and what makes that of it, the last one first."""
-    multiples = []
-    while (found := _only_use(program, x, *MULTIPLES)) is not None:
-        variables = [a for a in found.inputs if not is_scalar_constant(a)]
-        if len(variables) != 1 or (found.primitive is divide.primitive and is_scalar_constant(found.inputs[0])):
-            break
-        multiples.append(found)
-        (x,) = variables
-    return x, multiples
-
-
 def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
     """An invariant value in the place of a gathered one, which may be typed as varying."""
     if eqn.primitive is all_gather_invariant_p:
@@ -310,39 +191,6 @@ def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
     if atom_type(a).shape != shape:
         a = program.add(reshape_p, [a], {"shape": shape})
     return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
-
-
-# ---------------------------------------------------------------- by way of a root
-
-#: What goes to the root, and from there to all, is one collective, or none.
-ROUND_TRIPS = {
-    (at_root_p, broadcast_p): None,
-    (reduce_p, broadcast_p): psum_p,
-    (gather_to_root_p, broadcast_p): all_gather_invariant_p,
-    (at_root_p, scatter_p): pscatter_p,
-    (reduce_p, scatter_p): psum_scatter_p,
-    (reduce_p, broadcast_varying_p): untyped_psum_p,
-    (gather_to_root_p, broadcast_varying_p): all_gather_p,
-}
-
-
-@simplifies(broadcast_p, broadcast_varying_p, scatter_p)
-def _by_way_of_the_root(program: Program, eqn: Equation) -> Any:
-    before = _only_use(program, eqn.inputs[0], at_root_p, reduce_p, gather_to_root_p)
-    if before is None or any(before.params[k] != eqn.params[k] for k in ("axes", "root")):
-        return None
-    there, back = before.primitive, eqn.primitive
-    if (there, back) == (gather_to_root_p, scatter_p):
-        return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
-    if (there, back) not in ROUND_TRIPS:
-        return None
-    direct = ROUND_TRIPS[there, back]
-    if direct is None:
-        return before.inputs[0]
-    params = {k: v for k, v in {**before.params, **eqn.params}.items() if k != "root"}
-    if direct is untyped_psum_p and atom_type(before.inputs[0]).variance:
-        return Equation(pbroadcast_p, [program.add(psum_p, before.inputs, params)], params, eqn.outputs)
-    return Equation(direct, before.inputs, params, eqn.outputs)
 
 
 # ---------------------------------------------------------------- several in one call
@@ -401,6 +249,12 @@ def _axes_apart(eqn: Equation, scope: Scope) -> list[Equation]:
         Equation(psum_p, [x], {**eqn.params, "axes": rest}, [between], eqn.source),
         Equation(psum_p, [between], {**eqn.params, "axes": alone, "size": 1}, eqn.outputs, eqn.source),
     ]
+
+
+def _over(eqn: Equation) -> Any:
+    """What is summed over: of all ranks along axes the order does not matter."""
+    axes, groups = eqn.params["axes"], eqn.params.get("groups")
+    return eqn.primitive, frozenset(axes) if groups is None else axes, groups
 
 
 def _summed_alike(eqn: Equation) -> Any:
