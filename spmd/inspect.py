@@ -134,8 +134,8 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     tape which `jit(f)` compiles (`rewritten`). The body of a `scan` counts as often as the loop has steps. (Sharded
     arrays that it carries lie there from the first step as its steps leave them; those of a loop that is not compiled
     do so from the second. What its steps compute from constants is summed once, after the loop; a loop that is not
-    compiled sums it in each step.) The table names the line of the program that asked for each collective; in the backward
-    direction, the line whose derivative needs it.
+    compiled sums it in each step.) The table names the line of the program that asked for each collective; in the
+    backward direction, the line whose derivative needs it.
 
     >>> import numpy as np
     >>> from collectives import psum
