@@ -249,7 +249,7 @@ def test_weights_that_vary_before_they_are_gathered_are_summed_in_parts():
 
 
 def test_the_elements_of_an_array_are_summed_as_the_array():
-    """Whatever takes it apart: the loop of a scan, that of Python, one of a vmap."""
+    """Taken apart by a loop of Python, and by unpacking: one sum of the array, not one of each element."""
 
     def body(x, ws):
         for v in ws:
