@@ -52,8 +52,8 @@ def test_errors_before_anything_is_sent():
         r"multiply: operands f64\[2\]\{i\} and f64\[2\] disagree": lambda x, w: psum(x * w, "i"),
         r"psum over 'i' takes a value that varies there": lambda x, w: psum(w, "i"),
         r"x\[0\]: pmean over 'i' takes a value that varies .* it is the mean": lambda x, w: pmean((w, x), "i")[0],
-        r"logsumexp: operands f64\[2\]\{i\} and f64\[2\] .* for the second": lambda x, w: md.nn.logsumexp(x, b=w),
-        r"at\[...\].set: operands f64\[2\] and f64\[\]\{i\} .* for the first": lambda x, w: w.at[0].set(x[0]),
+        r"where: operands bool\[2\] and f64\[2\]\{i\} .* for the first": lambda x, w: md.nn.logsumexp(x, b=w),
+        r"update: operands f64\[2\] and f64\[\]\{i\} .* for the first": lambda x, w: w.at[0].set(x[0]),
         r"pbroadcast over 'i' takes a value that is the same": lambda x, w: pmean(pbroadcast(x, "i"), "i"),
     }
     for message, body in bodies.items():
