@@ -64,25 +64,15 @@ def _sent_on(program: Program, eqn: Equation) -> Any:
     return Equation(ppermute_p, inputs, params, eqn.outputs) if inputs is not eqn.inputs else None
 
 
-@simplifies(psum_p)
+@simplifies(psum_p, psum_scatter_p)
 def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    return Equation(multiply.primitive, [before.inputs[0], _copies(eqn)], {}, eqn.outputs)
-
-
-@simplifies(psum_scatter_p)
-def _scattered_sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
-    before = program.made_by(eqn.inputs[0], pbroadcast_p)
-    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
-        return None
-    part = program.add(pscatter_p, before.inputs, eqn.params)
-    return Equation(multiply.primitive, [part, _copies(eqn)], {}, eqn.outputs)
-
-
-def _copies(eqn: Equation) -> int:
-    return as_factor(eqn.params["size"], eqn.outputs[0].type)
+    (x,), t = before.inputs, eqn.outputs[0].type
+    if eqn.primitive is psum_scatter_p:
+        x = program.add(pscatter_p, [x], eqn.params)
+    return Equation(multiply.primitive, [x, as_factor(eqn.params["size"], t)], {}, eqn.outputs)
 
 
 # ---------------------------------------------------------------- cutting and joining

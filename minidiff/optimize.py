@@ -293,7 +293,6 @@ class Program:
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
         self.uses = Counter(a for e in tape.equations for a in e.inputs if isinstance(a, Var))
         self.uses.update(a for a in tape.outputs if isinstance(a, Var))
-        self.user = {a: e for e in tape.equations for a in e.inputs if isinstance(a, Var)}  # the last, on the old tape
         self.equations: list[Equation] = []
         self.source: Location | None = None  # of the equation that is being rewritten
 
@@ -348,16 +347,10 @@ class Program:
         eqn = self.producer.get(atom) if isinstance(atom, Var) else None
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
-    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Atom:
+    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
         """A further equation, simplified: its result."""
-        return self._used(self.results(_equation(primitive, inputs, params, source)))
-
-    def write(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
-        """A further equation, as it is: its result."""
-        return self._used(self._written(_equation(primitive, inputs, params)))
-
-    def _used(self, results: Sequence[Atom]) -> Atom:
-        (out,) = results
+        (type,) = _types_of(primitive, inputs, params)
+        (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
         if isinstance(out, Var):
             self.uses[out] += 1
         return out
@@ -365,11 +358,6 @@ class Program:
 
 def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> list[ShapedArray]:
     return primitive.typecheck([operand_type(a) for a in inputs], params)
-
-
-def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Equation:
-    (type,) = _types_of(primitive, inputs, params)
-    return Equation(primitive, inputs, params, (Var(type),), source)
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:

@@ -104,7 +104,7 @@ CASES = {
         {"psum": 1},
     ),
     "a scattered sum of copies": (
-        "scattered sum of copies",
+        "sum of copies",
         lambda x: psum_scatter(pbroadcast(psum(x, "i"), "i"), "i", tiled=True),
         {"psum": 1, "psum_scatter": 1},
         {"psum_scatter": 1},
