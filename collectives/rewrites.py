@@ -6,7 +6,6 @@ one axis
 all_gather of pbroadcast                       copies
 all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
-ppermute of ppermute                           one ppermute, or nothing
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
@@ -26,7 +25,6 @@ from collectives.ops import (
     all_gather_p,
     as_factor,
     pbroadcast_p,
-    ppermute_p,
     pscatter_p,
     psum_p,
     psum_scatter_p,
@@ -47,21 +45,7 @@ TOGETHER = tuple(map(together, PSUMS))
 #: with, few enough for the sum to begin before the last gradient is there.
 BUCKET_BYTES = 25 << 20
 
-# ---------------------------------------------------------------- one after the other
-
-
-@simplifies(ppermute_p)
-def _sent_on(program: Program, eqn: Equation) -> Any:
-    """From rank to rank to rank: at once, from the first to the last; or not at all."""
-    inputs, params = eqn.inputs, eqn.params
-    before = program.made_by(inputs[0], ppermute_p)
-    if before is not None and program.uses[inputs[0]] <= 1 and before.params["axes"] == params["axes"]:
-        came = {destination: source for source, destination in before.params["perm"]}
-        perm = tuple((came[source], destination) for source, destination in params["perm"] if source in came)
-        inputs, params = before.inputs, {**params, "perm": perm}
-    if sorted(params["perm"]) == [(rank, rank) for rank in range(params["size"])]:
-        return inputs[0]
-    return Equation(ppermute_p, inputs, params, eqn.outputs) if inputs is not eqn.inputs else None
+# ---------------------------------------------------------------- of what all ranks have
 
 
 @simplifies(psum_p, psum_scatter_p)

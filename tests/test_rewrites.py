@@ -18,7 +18,6 @@ from collectives import (
     at_root,
     axis_index,
     pbroadcast,
-    ppermute,
     pscatter,
     psum,
     psum_scatter,
@@ -84,18 +83,6 @@ CASES = {
         lambda x: all_gather_invariant(psum(x, IJ), ("j", "i"), axis=1, tiled=True),
         {"psum": 1, "all_gather_invariant": 1},
         {"psum": 1},
-    ),
-    "sent on, and back": (
-        "sent on",
-        lambda x: ppermute(ppermute(x, IJ, [(0, 3), (3, 0), (1, 2), (2, 1)]), IJ, [(0, 3), (3, 0), (1, 2), (2, 1)]),
-        {"ppermute": 2},
-        {},
-    ),
-    "sent on, to some": (
-        "sent on",
-        lambda x: ppermute(ppermute(x, IJ, [(0, 1), (2, 3), (1, 0)]), IJ, [(1, 2), (0, 0), (2, 1)]),
-        {"ppermute": 2},
-        {"ppermute": 1},
     ),
     "a sum of copies": (
         "sum of copies",
