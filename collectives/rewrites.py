@@ -1,16 +1,11 @@
 """Fewer collectives for the same result: what a tape with collectives may be simplified to.
 
 ============================================== ==================================
-psum of psum, pmax of pmax, a gather of a      one over both axes
-gather, a part of a part
-pbroadcast of pbroadcast                       one pbroadcast
 psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
 one axis
 all_gather of pbroadcast                       copies
 all_gather_invariant, then this rank's part    nothing
 pscatter, then all_gather                      nothing
-all_to_all, then back                          nothing
-ppermute of ppermute                           one ppermute, or nothing
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
@@ -28,18 +23,14 @@ from collectives.kinds import grouped, together
 from collectives.ops import (
     all_gather_invariant_p,
     all_gather_p,
-    all_to_all_p,
     as_factor,
     pbroadcast_p,
-    pmax_p,
-    pmin_p,
-    ppermute_p,
     pscatter_p,
     psum_p,
     psum_scatter_p,
     untyped_psum_p,
 )
-from minidiff.core import Primitive, Scope
+from minidiff.core import Scope
 from minidiff.grouping import Groups
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import multiply
@@ -54,89 +45,18 @@ TOGETHER = tuple(map(together, PSUMS))
 #: with, few enough for the sum to begin before the last gradient is there.
 BUCKET_BYTES = 25 << 20
 
-# ---------------------------------------------------------------- one after the other
+# ---------------------------------------------------------------- of what all ranks have
 
 
-@simplifies(psum_p, pbroadcast_p, pmax_p, pmin_p)
-def _twice_over_axes(program: Program, eqn: Equation) -> Equation | None:
-    before = _along_further_axes(program, eqn)
-    if before is None:
-        return None
-    return Equation(eqn.primitive, before.inputs, _along_both(before.params, eqn.params), eqn.outputs)
-
-
-@simplifies(psum_scatter_p, pscatter_p, all_gather_p, all_gather_invariant_p)
-def _twice_along_a_dimension(program: Program, eqn: Equation) -> Equation | None:
-    """A part of a part, or what is gathered of what is gathered: in one, of the ranks along both axes."""
-    before = _along_further_axes(program, eqn)
-    if before is None or before.params["axis"] != eqn.params["axis"]:
-        return None
-    if not (before.params["tiled"] and eqn.params["tiled"]):
-        return None
-    cuts = eqn.primitive in (psum_scatter_p, pscatter_p)
-    outer, inner = (before.params, eqn.params) if cuts else (eqn.params, before.params)  # the outer ranks count most
-    return Equation(eqn.primitive, before.inputs, _along_both(outer, inner), eqn.outputs)
-
-
-def _along_further_axes(program: Program, eqn: Equation) -> Equation | None:
-    """The same collective right before this one, for it alone, along other axes."""
-    before = _only_use(program, eqn.inputs[0], eqn.primitive)
-    return before if before is not None and set(before.params["axes"]).isdisjoint(eqn.params["axes"]) else None
-
-
-def _along_both(outer: dict, inner: dict) -> dict:
-    return {**outer, "axes": (*outer["axes"], *inner["axes"]), "size": outer["size"] * inner["size"]}
-
-
-@simplifies(ppermute_p)
-def _sent_on(program: Program, eqn: Equation) -> Any:
-    """From rank to rank to rank: at once, from the first to the last; or not at all."""
-    inputs, params = eqn.inputs, eqn.params
-    before = _only_use(program, inputs[0], ppermute_p)
-    if before is not None and before.params["axes"] == params["axes"]:
-        came = {destination: source for source, destination in before.params["perm"]}
-        perm = tuple((came[source], destination) for source, destination in params["perm"] if source in came)
-        inputs, params = before.inputs, {**params, "perm": perm}
-    if sorted(params["perm"]) == [(rank, rank) for rank in range(params["size"])]:
-        return inputs[0]
-    return Equation(ppermute_p, inputs, params, eqn.outputs) if inputs is not eqn.inputs else None
-
-
-@simplifies(all_to_all_p)
-def _exchanged_back(program: Program, eqn: Equation) -> Atom | None:
-    before = program.made_by(eqn.inputs[0], all_to_all_p)
-    if before is None:
-        return None
-    there, back = before.params, eqn.params
-    undone = {**there, "split_axis": there["concat_axis"], "concat_axis": there["split_axis"]}
-    return before.inputs[0] if back == undone else None
-
-
-def _only_use(program: Program, atom: Atom, *primitives: Primitive) -> Equation | None:
-    """The equation that defines `atom`, if it is of one of these operations, and nothing else takes its result."""
-    found = [eqn for p in primitives if (eqn := program.made_by(atom, p)) is not None]
-    return found[0] if found and program.uses[atom] <= 1 else None
-
-
-@simplifies(psum_p)
+@simplifies(psum_p, psum_scatter_p)
 def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    return Equation(multiply.primitive, [before.inputs[0], _copies(eqn)], {}, eqn.outputs)
-
-
-@simplifies(psum_scatter_p)
-def _scattered_sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
-    before = program.made_by(eqn.inputs[0], pbroadcast_p)
-    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
-        return None
-    part = program.add(pscatter_p, before.inputs, eqn.params)
-    return Equation(multiply.primitive, [part, _copies(eqn)], {}, eqn.outputs)
-
-
-def _copies(eqn: Equation) -> int:
-    return as_factor(eqn.params["size"], eqn.outputs[0].type)
+    (x,), t = before.inputs, eqn.outputs[0].type
+    if eqn.primitive is psum_scatter_p:
+        x = program.add(pscatter_p, [x], eqn.params)
+    return Equation(multiply.primitive, [x, as_factor(eqn.params["size"], t)], {}, eqn.outputs)
 
 
 # ---------------------------------------------------------------- cutting and joining

@@ -378,16 +378,10 @@ class Program:
         eqn = self.producer.get(atom) if isinstance(atom, Var) else None
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
-    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Atom:
+    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
         """A further equation, simplified: its result."""
-        return self._used(self.results(_equation(primitive, inputs, params, source)))
-
-    def write(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
-        """A further equation, as it is: its result."""
-        return self._used(self._written(_equation(primitive, inputs, params)))
-
-    def _used(self, results: Sequence[Atom]) -> Atom:
-        (out,) = results
+        (type,) = _types_of(primitive, inputs, params)
+        (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
         if isinstance(out, Var):
             self.uses[out] += 1
         return out
@@ -395,11 +389,6 @@ class Program:
 
 def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> list[ShapedArray]:
     return primitive.typecheck([operand_type(a) for a in inputs], params)
-
-
-def _equation(primitive: Primitive, inputs: Sequence[Atom], params: dict, source: Location | None = None) -> Equation:
-    (type,) = _types_of(primitive, inputs, params)
-    return Equation(primitive, inputs, params, (Var(type),), source)
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:
