@@ -56,8 +56,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import minidiff.numpy as np
-from collectives.along import AxisName, along_one, check_rank, check_split
-from collectives.backend import split_dimension, unsplit_dimension
+from collectives.axes import AxisName, along_one, check_rank, check_split
+from collectives.backends.base import split_dimension, unsplit_dimension
 from collectives.ops import (
     array_of,
     axis_index,

@@ -38,7 +38,7 @@ from dataclasses import astuple, dataclass
 from fractions import Fraction
 from typing import Any
 
-from minidiff.control import rounds
+from minidiff.higher_order import rounds
 from minidiff.tape import Equation, Tape, Var, atom_type, bodies_of
 
 Number = int | float

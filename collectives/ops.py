@@ -42,7 +42,7 @@ from typing import Any
 
 import numpy
 
-from collectives.along import (
+from collectives.axes import (
     Along,
     Axes,
     AxisName,
@@ -56,7 +56,7 @@ from collectives.along import (
     most,
     ranks_along,
 )
-from collectives.kinds import (
+from collectives.primitives import (
     INVARIANT,
     VARYING,
     AxisIndex,

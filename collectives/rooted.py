@@ -35,18 +35,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.along import Along, AxisName, along_one, check_rank
-from collectives.backend import coordinates_of, index_along
-from collectives.kinds import (
-    INVARIANT,
-    VARYING,
-    Collective,
-    batches,
-    gathered_shape,
-    same_shape,
-    scattered_shape,
-    transposes_to,
-)
+from collectives.axes import Along, AxisName, along_one, check_rank
+from collectives.backends.base import coordinates_of, index_along
 from collectives.ops import (
     array_of,
     axis_index,
@@ -59,6 +49,16 @@ from collectives.ops import (
     times,
     varying_along,
     varying_axes,
+)
+from collectives.primitives import (
+    INVARIANT,
+    VARYING,
+    Collective,
+    batches,
+    gathered_shape,
+    same_shape,
+    scattered_shape,
+    transposes_to,
 )
 from minidiff.core import Value, typeof
 from minidiff.ops.elementwise import where

@@ -16,7 +16,7 @@ import typing as _typing
 
 from minidiff import numpy, tree
 from minidiff import tracebacks as _tracebacks
-from minidiff.batching import vmap
+from minidiff.compiler.jit import jit
 from minidiff.core import (
     LeakedTracerError,
     ShapedArray,
@@ -26,10 +26,10 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import jvp
-from minidiff.jit import jit
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
 from minidiff.staging import eval_shape, make_tape
 from minidiff.tape import Tape
+from minidiff.vmap import vmap
 
 __version__ = "0.1.0"
 
@@ -91,12 +91,13 @@ __all__ = [
 #: such module has the name of what is in it: importing it would put the module in that name's place.)
 _LATER = {
     **dict.fromkeys(
-        ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.rematerialise", True)
+        ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.higher_order.checkpoint", True)
     ),
     **dict.fromkeys(
-        ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"], ("minidiff.control", True)
+        ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"],
+        ("minidiff.higher_order", True),
     ),
-    **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.custom", True)),
+    **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.higher_order.custom_rules", True)),
     **dict.fromkeys(
         [
             "dynamic_index_in_dim",
@@ -112,22 +113,24 @@ _LATER = {
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
     "debug": ("minidiff.debug", False),
     "debug_nans": ("minidiff.debug", True),
-    "draw": ("minidiff.graph", True),
+    "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
-    "numerical": ("minidiff.numerical", False),
-    "testing": ("minidiff.testing", False),
-    "trace_table": ("minidiff.trace", True),
+    "numerical": ("minidiff.checks", True),
+    "testing": ("minidiff.checks", True),
+    "trace_table": ("minidiff.show.trace_table", True),
 }
 
 
 if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
-    from minidiff import debug, nn, numerical, testing
-    from minidiff.control import associative_scan, cond, fori_loop, map, scan, switch, while_loop
-    from minidiff.custom import custom_jvp, custom_vjp, stop_gradient
+    from minidiff import debug, nn
+    from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
-    from minidiff.graph import draw
+    from minidiff.higher_order import associative_scan, cond, fori_loop, map, scan, switch, while_loop
+    from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
+    from minidiff.higher_order.custom_rules import custom_jvp, custom_vjp, stop_gradient
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
-    from minidiff.rematerialise import checkpoint, checkpoint_name, checkpoint_policies, remat
+    from minidiff.show.graph import draw
+    from minidiff.show.trace_table import trace_table
     from minidiff.slices import (
         dynamic_index_in_dim,
         dynamic_slice,
@@ -136,7 +139,6 @@ if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
         dynamic_update_slice,
         dynamic_update_slice_in_dim,
     )
-    from minidiff.trace import trace_table
     from minidiff.transposition import linear_transpose, transpose
 
 else:  # to these it would say that there is every name

@@ -109,7 +109,7 @@ class ShapedArray:
         return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
 
     def _repr_html_(self) -> str:
-        from minidiff.colours import types_as_html  # which notebooks alone need
+        from minidiff.show.colours import types_as_html  # which notebooks alone need
 
         return f"<code>{types_as_html(str(self))}</code>"
 
@@ -644,7 +644,7 @@ class Recording:
 
 
 class Primitive:
-    """An operation, with all its rules. Kinds of operation are subclasses (`minidiff/ops/kinds.py`).
+    """An operation, with all its rules. Kinds of operation are subclasses (`minidiff/ops/base.py`).
 
     `impl(*arrays, **params)`
         runs it with NumPy.
@@ -713,7 +713,7 @@ class Primitive:
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
         """Operands of which none is a `WeakTracer`: each such number has the dtype that NumPy gives a Python number."""
-        from minidiff.ops.kinds import promoted  # which Python numbers among the arguments alone need
+        from minidiff.ops.base import promoted  # which Python numbers among the arguments alone need
 
         return promoted(self, args)
 

@@ -35,7 +35,7 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.ops.kinds import zeros_like
+from minidiff.ops.base import zeros_like
 
 
 class JVPTracer(Tracer):

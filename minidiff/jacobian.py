@@ -9,11 +9,11 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.batching import vmap
 from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, lift_to, name_of, typeof
 from minidiff.forward import Flat, as_values, check_sequences, instantiate, jvp
 from minidiff.keywords import transformation
 from minidiff.reverse import arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
+from minidiff.vmap import vmap
 
 Argnums = int | Sequence[int]
 

@@ -13,9 +13,9 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Value, is_differentiable, typeof
 from minidiff.ops import elementwise, reduction
+from minidiff.ops.base import Elementwise
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
-from minidiff.ops.kinds import Elementwise
 from minidiff.ops.shape import normalize_axes, normalize_axis, shift
 
 __all__ = [

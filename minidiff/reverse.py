@@ -45,7 +45,7 @@ from minidiff.core import (
 from minidiff.forward import JVP, Flat, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
 from minidiff.keywords import transformation
 from minidiff.location import transposes
-from minidiff.ops.kinds import active_key, match_arrays
+from minidiff.ops.base import active_key, match_arrays
 from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
 
 

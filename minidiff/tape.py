@@ -158,14 +158,14 @@ class Tape:
     def __eq__(self, other: object) -> bool:
         """Whether two tapes are the same program, up to names.
 
-        Both are simplified first (`minidiff.optimize.simplified`). Then they are equal if they compute the same
-        results from the same inputs by the same operations. The order of independent equations does not matter, nor
-        the order of the terms of a sum, of the factors of a product and of the operands of a `shard_map`, nor how
+        Both are simplified first (`minidiff.compiler.simplify.simplified`). Then they are equal if they compute the
+        same results from the same inputs by the same operations. The order of independent equations does not matter,
+        nor the order of the terms of a sum, of the factors of a product and of the operands of a `shard_map`, nor how
         often a value is computed. A `checkpoint`, or a function with a rule of its own, is what its body computes.
         """
         if not isinstance(other, Tape):
             return NotImplemented
-        from minidiff.equality import same  # it stands above the operations
+        from minidiff.compiler.equality import same  # it stands above the operations
 
         return same(self, other)
 
@@ -178,7 +178,7 @@ class Tape:
 
     def _repr_html_(self) -> str:
         """As printed, with the types set back, and in these the axes in their colours."""
-        from minidiff.colours import types_as_html  # which notebooks alone need
+        from minidiff.show.colours import types_as_html  # which notebooks alone need
 
         return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
 

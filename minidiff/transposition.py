@@ -12,6 +12,7 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.aliasing import apart
+from minidiff.compiler.simplify import simplified
 from minidiff.core import (
     current_interpreter,
     current_scope,
@@ -21,8 +22,7 @@ from minidiff.core import (
     transforming,
 )
 from minidiff.forward import instantiate
-from minidiff.ops.kinds import zeros_like
-from minidiff.optimize import simplified
+from minidiff.ops.base import zeros_like
 from minidiff.reverse import agreeing, backward_pass, checked_cotangents, settled
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape, Var
@@ -37,7 +37,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     outputs' types; the results have the linear inputs' types. A constant term has no part in the transpose.
 
     Bodies are transposed too, that of a `shard_map` with its specs exchanged. The result is simplified
-    (`minidiff.optimize.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
+    (`minidiff.compiler.simplify.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
     `Tape.__eq__`) where every operation is the transpose of its transpose, as every collective is; of `np.where` of two
     operands, say, it has the sum of two of one.
 

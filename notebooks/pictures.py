@@ -25,7 +25,7 @@ import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
 from minidiff.tape import Tape, bodies_of
 from spmd import Mesh, P, shard_map
-from spmd.table import Tabular
+from spmd.report.table import Tabular
 
 #: Of ranks 0, 1, 2, … : hues that colour-blind readers can tell apart, light enough for black numbers.
 RANK_COLOURS = ("#8fc9f0", "#f2b84b", "#7fcfa9", "#e59ac6", "#f4e87c", "#a79be0", "#f0946a", "#b9d27a")

@@ -2,19 +2,19 @@
 
 from minidiff.location import add_library
 from spmd.agreement import check_invariant, checking
+from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
+from spmd.arrays.sharded_array import ShardedArray
+from spmd.arrays.sharding_rules import spread as _spread  # noqa: F401  (it says what operations on sharded arrays are)
 from spmd.blocks import from_local
-from spmd.calibrate import calibrate
-from spmd.draw import visualize_sharding
-from spmd.forecast import CostModel, Forecast
-from spmd.inspect import communication, compare
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
-from spmd.propagation import spread as _spread  # noqa: F401  (it says what operations on sharded arrays are)
-from spmd.redistribution import distribute, explain_reshard, gather, reshard, spec_of
+from spmd.report.calibrate import calibrate
+from spmd.report.communication import communication, compare
+from spmd.report.draw import visualize_sharding
+from spmd.report.forecast import CostModel, Forecast
 from spmd.rewritten import rewritten
 from spmd.shard_map import shard_map
-from spmd.sharded_array import ShardedArray
 
 __all__ = [
     "CostModel",

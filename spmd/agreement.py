@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy
 
-from collectives.backend import coordinates_of
-from collectives.lockstep import DisagreementError, report, who_says
+from collectives.backends.base import coordinates_of
+from collectives.guards.mismatch import DisagreementError, report, who_says
 from minidiff import tree
 from minidiff.core import ShapedArray
 from minidiff.location import here
+from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import P
-from spmd.sharded_array import ShardedArray
 
 # ---------------------------------------------------------------- calls of shard_map
 

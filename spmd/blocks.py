@@ -11,10 +11,10 @@ from minidiff import tree
 from minidiff.core import ShapedArray, Tracer, Value, typeof
 from minidiff.forward import as_named_value, as_value
 from spmd.agreement import check_blocks, check_copies, check_types, checks_values, digest_of
+from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
+from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, check_ndim, check_spec, check_whole
-from spmd.redistribution import check_mesh, check_no_body, specs_for
-from spmd.sharded_array import ShardedArray
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:

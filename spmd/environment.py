@@ -20,12 +20,12 @@ import numpy
 
 import minidiff
 from collectives import psum
-from collectives.backend import LauncherError
+from collectives.backends.base import LauncherError
 from spmd.launch import import_mpi, launcher_size, launcher_variable, other_launcher
 from spmd.mesh import make_mesh
 from spmd.partition import P
+from spmd.report.table import text_table
 from spmd.shard_map import shard_map
-from spmd.table import text_table
 
 #: Packages that not every program needs, and what for.
 OPTIONAL = {

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy
 
-import collectives.rewrites  # noqa: F401  (they are the compiler's, once there are ranks)
-from collectives.backend import Axes, Backend, place_of
-from collectives.exchange import exchange, exchange_together, index
-from collectives.kinds import Together
+import collectives.passes.simplify_collectives  # noqa: F401  (they are the compiler's, once there are ranks)
+from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
+from collectives.passes.overlap import exchange, exchange_together, index
+from collectives.primitives import Together
+from minidiff.compiler.codegen import CompiledTape, Source
+from minidiff.compiler.simplify import optimize
 from minidiff.core import (
     EVALUATE,
     INVARIANT,
@@ -34,16 +36,14 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.debug import error_for, is_inexact, state, worst
-from minidiff.drafts import BodyOperation
-from minidiff.ops.kinds import is_elementwise
-from minidiff.optimize import optimize
-from minidiff.source import CompiledTape, Source
+from minidiff.higher_order.partial_eval import BodyOperation
+from minidiff.ops.base import is_elementwise
 from minidiff.staging import Stage
 from minidiff.tape import Tape
 from spmd.agreement import check_blocks
+from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type
-from spmd.sharded_array import ShardedArray
 
 #: Why operands do not fit in the body of a `shard_map`, as a rule.
 _BLOCKS = (

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, NoReturn
 
-from collectives.backend import LauncherError
+from collectives.backends.base import LauncherError
 from minidiff.tracebacks import displays_short
 
 #: Where MPI launchers tell a process how many there are, and which of them it is.
@@ -80,7 +80,7 @@ def import_mpi() -> ModuleType:
     process, because the launcher is another's.
     """
     try:
-        from collectives import mpi
+        from collectives.backends import mpi
     except LauncherError as error:
         raise LauncherError(other_launcher(str(error))) from None
     except (ImportError, RuntimeError) as error:  # mpi4py is missing; or it is there, and finds no MPI
@@ -150,8 +150,8 @@ def _exit(status: Any = None, /) -> NoReturn:
 
 def _leave() -> None:
     """Tell the deadlock watchdog that the program ends, if there is one."""
-    if "collectives.mpi" in sys.modules:
-        sys.modules["collectives.mpi"].leave(_exit_codes[-1])
+    if "collectives.backends.mpi" in sys.modules:
+        sys.modules["collectives.backends.mpi"].leave(_exit_codes[-1])
 
 
 def end_job(text: str, code: int, patience: float = 1.0) -> None:

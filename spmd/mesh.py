@@ -7,8 +7,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.backend import Backend, LauncherError
-from collectives.stacked import Stacked
+from collectives.backends.base import Backend, LauncherError
+from collectives.backends.simulated import Stacked
 from minidiff.core import VarianceError, current_scope
 from minidiff.keywords import explains_keywords
 from spmd.launch import import_mpi, launcher_size, other_launcher

@@ -325,7 +325,7 @@ class Layout(NamedTuple):
 
     def settled(self, x: Any) -> Any:
         """`x`, an array wherever it is, laid out in this way."""
-        from spmd.redistribution import settled  # it is done by shard_maps, which stand above
+        from spmd.arrays.reshard import settled  # it is done by shard_maps, which stand above
 
         return settled(x, self.mesh, self.spec)
 

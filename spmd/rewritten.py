@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import spmd.joined  # noqa: F401  (what it declares is among the rewrites that are made)
-from minidiff.optimize import check_options, optimize
+import spmd.fuse_shard_maps  # noqa: F401  (what it declares is among the rewrites that are made)
+from minidiff.compiler.simplify import check_options, optimize
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
 
@@ -23,8 +23,8 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     """A function that returns the tape of `f` as `jit` compiles it: `rewritten(f)(*args) -> Tape`.
 
     Rewrites named in `without` are not made; `bucket_bytes` is how much is summed in one all-reduce at most (25 MB by
-    default). All names are in `minidiff.optimize.REWRITES`, all settings in `minidiff.optimize.SETTINGS`: one that is
-    not there raises ValueError, or TypeError.
+    default). All names are in `minidiff.compiler.simplify.REWRITES`, all settings in its `SETTINGS`: one that is not
+    there raises ValueError, or TypeError.
 
     >>> import numpy as np
     >>> from collectives import psum

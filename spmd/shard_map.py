@@ -40,14 +40,14 @@ from typing import Any
 
 import numpy
 
-from collectives.backend import Backend
-from collectives.boundary import summed_backward_pass
-from collectives.hoist_pbroadcasts import hoist_pbroadcasts
-from collectives.kinds import Collective
+from collectives.backends.base import Backend
 from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
+from collectives.passes.gradient_bucket import summed_backward_pass
+from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
+from collectives.primitives import Collective
 from minidiff import tree
 from minidiff.aliasing import owner_of
-from minidiff.batching import Batch, BatchTracer
+from minidiff.compiler.jit import DEPENDS_ON, key_of
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -73,17 +73,18 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.debug import CheckFinite
-from minidiff.drafts import names_used, prune_tape
 from minidiff.forward import JVP, as_values, result_values
 from minidiff.global_random import random_state, warn_if_random
-from minidiff.jit import DEPENDS_ON, key_of
+from minidiff.higher_order.partial_eval import names_used, prune_tape
 from minidiff.keywords import transformation
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var, has_effects
+from minidiff.vmap import Batch, BatchTracer
 from spmd.agreement import NO_CALL, Call, checks_values, compare_call, described
+from spmd.arrays.sharded_array import ShardedArray
 from spmd.interpreter import CHECKED, SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
@@ -101,7 +102,6 @@ from spmd.partition import (
     is_spec,
     laid_out,
 )
-from spmd.sharded_array import ShardedArray
 from spmd.variance import settle_result
 
 Specs = tuple[PartitionSpec, ...]

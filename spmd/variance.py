@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collectives.along import size_of
+from collectives.axes import size_of
 from collectives.ops import times
 from minidiff.core import Scope, Value, VarianceError, enter, is_scalar_constant, lift_to, show_axes, typeof
 from minidiff.ops.elementwise import convert

@@ -18,8 +18,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 import collectives
 import minidiff as md
 import spmd
-from collectives.along import most
-from collectives.kinds import Collective
+from collectives.axes import most
+from collectives.primitives import Collective
 from collectives.reference import collective_ref
 from spmd import P
 

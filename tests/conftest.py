@@ -8,9 +8,10 @@ import pytest
 from mpi4py import MPI
 
 import spmd  # noqa: F401  (whoever takes tapes from elsewhere is loaded here: he is to take watched ones)
-from minidiff import jacobian, optimize, reverse, staging, testing, trace, transposition  # noqa: F401
-from minidiff.batching import named_axes
+from minidiff import reverse, staging, transposition
+from minidiff.compiler import simplify as optimize
 from minidiff.core import Scope, current_interpreter, current_scope
+from minidiff.vmap import named_axes
 
 # ---------------------------------------------------------------- tapes are checked
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import minidiff as md
 import spmd
-from minidiff.drafts import prune_tape
+from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.tape import Equation, Tape, Var
 
 

@@ -27,11 +27,11 @@ from unittest import mock
 import numpy
 
 import minidiff as md
-from minidiff import source
+from minidiff.compiler import codegen as source
+from minidiff.compiler.simplify import optimize
 from minidiff.core import WEAK_TYPES, is_differentiable
 from minidiff.forward import float0
 from minidiff.numpy.coverage import full_name
-from minidiff.optimize import optimize
 from tests.table import TABLE, decomposition, linalg, polynomial
 
 # ---------------------------------------------------------------- what programs are made of

@@ -9,7 +9,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.ops.kinds import Elementwise
+from minidiff.ops.base import Elementwise
 from spmd import P
 
 X = numpy.linspace(0.3, 1.7, 4)

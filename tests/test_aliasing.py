@@ -7,7 +7,7 @@ import pytest
 
 import minidiff as md
 from collectives import pmax
-from minidiff.optimize import optimize
+from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import arrays, check_apart
 from tests.table import indexing, rearranging, replaced, shape

@@ -14,8 +14,8 @@ import spmd
 from collectives import all_gather, all_to_all, pmax, ppermute, psum, psum_scatter
 from collectives.cost import ALGORITHMS, Cost, price
 from spmd import CostModel, P
-from spmd.calibrate import _PARAMETERS, calibrate, fit_costs
-from spmd.forecast import AS_MANY, show_seconds
+from spmd.report.calibrate import _PARAMETERS, calibrate, fit_costs
+from spmd.report.forecast import AS_MANY, show_seconds
 
 MODEL = CostModel(alpha=1e-6, beta=1e-9)
 
@@ -102,7 +102,7 @@ def test_measurements_along_an_axis():
 def test_what_is_measured_is_the_collective(monkeypatch):
     """The slowest of three repeats is not what counts, nor is the first round."""
     times = iter([9.0, 9.0, 1.0, 2.0, 7.0, 3.0, 2.0, 2.5])
-    monkeypatch.setattr(sys.modules["spmd.calibrate"], "_time", lambda mesh, case: next(times))
+    monkeypatch.setattr(sys.modules["spmd.report.calibrate"], "_time", lambda mesh, case: next(times))
     model = calibrate(mesh_of(2), collectives=["psum"], sizes=(8, 800), repeats=3)
     assert [m.seconds for m in model.measurements] == [2.0, 2.5]
 

@@ -9,7 +9,7 @@ import pytest
 import minidiff as md
 import spmd
 from collectives import all_gather, psum
-from minidiff.testing import check_grads
+from minidiff.checks.testing import check_grads
 from spmd import P
 from tests import sharded_network
 

@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pmean, psum
-from minidiff.source import CompiledTape
+from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.programs import assert_trees_close

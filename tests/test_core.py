@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from minidiff.checks.testing import check_grads
 from minidiff.core import EVALUATE, Primitive, ShapedArray, current_interpreter, running
-from minidiff.ops.kinds import Elementwise
+from minidiff.ops.base import Elementwise
 from minidiff.tape import Recorder
-from minidiff.testing import check_grads
 
 # ---------------------------------------------------------------- types
 

@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from collectives import axis_index, psum
-from minidiff.testing import check_grads
+from minidiff.checks.testing import check_grads
 from spmd import P
 from tests import control_programs
 from tests.programs import assert_trees_close

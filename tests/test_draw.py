@@ -11,9 +11,9 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, psum, psum_scatter
-from minidiff.colours import COLOURS, INVARIANT_COLOUR, colour_of
 from minidiff.core import Primitive
-from minidiff.graph import LOOKS
+from minidiff.show.colours import COLOURS, INVARIANT_COLOUR, colour_of
+from minidiff.show.graph import LOOKS
 from spmd import P
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from collectives.lockstep import LINE, Kind, agree, disagreement
-from collectives.watch import Call, State, stuck
+from collectives.guards.deadlock import Call, State, stuck
+from collectives.guards.mismatch import LINE, Kind, agree, disagreement
 
 
 def launching(ranks, *command):

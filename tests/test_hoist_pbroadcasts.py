@@ -10,8 +10,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather, pbroadcast, pmean, psum
-from collectives.boundary import summed_backward_pass
 from collectives.ops import pbroadcast_p
+from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.ops.elementwise import add
 from minidiff.tape import Equation, Tape, Var
 from spmd import P

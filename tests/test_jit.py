@@ -11,8 +11,8 @@ import pytest
 
 import minidiff as md
 from collectives import axis_index, psum
-from minidiff import source
-from minidiff.optimize import copy_p, optimize
+from minidiff.compiler import codegen as source
+from minidiff.compiler.simplify import copy_p, optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import check_apart
 from tests.table import DISCRETE, TABLE

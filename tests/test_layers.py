@@ -12,9 +12,9 @@ LAYERS = ("minidiff", "collectives", "spmd")
 
 #: Packages besides numpy, and the only module that imports each.
 ELSEWHERE = {
-    "mpi4py": "collectives/mpi.py",
-    "graphviz": "minidiff/graph.py",
-    "matplotlib": "spmd/forecast.py",
+    "mpi4py": "collectives/backends/mpi.py",
+    "graphviz": "minidiff/show/graph.py",
+    "matplotlib": "spmd/report/forecast.py",
     "tqdm": "spmd/examples/training.py",
 }
 #: Modules that most programs do without: they load when something needs them.

@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.ops.kinds import Linear
+from minidiff.ops.base import Linear
 from spmd import P
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")

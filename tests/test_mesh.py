@@ -9,7 +9,7 @@ import pytest
 import minidiff as md
 import spmd
 from collectives import axis_index
-from collectives.backend import LauncherError
+from collectives.backends.base import LauncherError
 from spmd import P, launch
 
 WITHOUT_MPI4PY = """

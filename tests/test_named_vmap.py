@@ -18,7 +18,7 @@ from collectives import (
     psum,
     psum_scatter,
 )
-from minidiff.testing import check_grads
+from minidiff.checks.testing import check_grads
 from spmd import P
 from tests.collective_checks import cases, one_case_each
 

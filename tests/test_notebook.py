@@ -8,8 +8,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.colours import colour_of
 from minidiff.core import Primitive, ShapedArray
+from minidiff.show.colours import colour_of
 from spmd import P
 
 

@@ -5,7 +5,7 @@ import pytest
 
 import minidiff as md
 import minidiff.numpy as np
-from minidiff.numerical import backward_difference, central_difference, errors, forward_difference
+from minidiff.checks.numerical import backward_difference, central_difference, errors, forward_difference
 
 SCHEMES = (forward_difference, backward_difference, central_difference)
 

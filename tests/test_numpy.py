@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import minidiff as md
 import minidiff.numpy as mnp
+from minidiff.checks.testing import check_grads
 from minidiff.core import NUMPY_FUNCTIONS, Tracer
 from minidiff.numpy import replaced
 from minidiff.numpy.coverage import FROM_VALUES, PLAIN, REFUSED, classes, public_callables
 from minidiff.numpy.dispatch import unsupported
 from minidiff.ops import ufunc_methods
-from minidiff.testing import check_grads
 from tests.table import coverage
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from minidiff.checks.testing import check_grads
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.ops.elementwise import convert
 from minidiff.tape import Var
-from minidiff.testing import check_grads
 from tests.aliasing_checks import arrays, check_apart, check_as_numpys
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
 from tests.table.rows import random

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from collectives import pbroadcast, psum
-from minidiff import optimize as optimizer
-from minidiff.optimize import copy_p, optimize
+from minidiff.compiler import simplify as optimizer
+from minidiff.compiler.simplify import copy_p, optimize
 from spmd import P, make_mesh, shard_map
 from tests import linear_programs
 

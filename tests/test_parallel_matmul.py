@@ -6,7 +6,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
-from minidiff.source import CompiledTape
+from minidiff.compiler.codegen import CompiledTape
 from minidiff.tape import bodies_of
 from spmd import P
 from spmd.parallel import matmul

@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from spmd.redistribution import route, sizes_of
+from spmd.arrays.reshard import route, sizes_of
 
 SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k"), (2, 1, 2): ("i", "j", "k")}
 

@@ -9,7 +9,7 @@ import pytest
 
 import minidiff as md
 from minidiff.forward import float0
-from minidiff.ops.kinds import Linear
+from minidiff.ops.base import Linear
 
 X = np.array([0.5, 2.0, 3.0])
 

@@ -22,10 +22,10 @@ from collectives import (
     psum,
     psum_scatter,
 )
-from collectives.kinds import together
 from collectives.ops import psum_p, untyped_psum_p
-from minidiff.optimize import REWRITES, SETTINGS, optimize
-from minidiff.source import CompiledTape
+from collectives.primitives import together
+from minidiff.compiler.codegen import CompiledTape
+from minidiff.compiler.simplify import REWRITES, SETTINGS, optimize
 from minidiff.tape import bodies_of
 from spmd import P
 from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, example

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
-from minidiff.testing import check_grads
+from minidiff.checks.testing import check_grads
 
 BINARY = [np.union1d, np.intersect1d, np.setdiff1d, np.setxor1d]
 UNARY = [np.unique_values, np.unique_counts, np.unique_inverse, np.unique_all]

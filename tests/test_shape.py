@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.ops.kinds import match, match_arrays
+from minidiff.ops.base import match, match_arrays
 from minidiff.ops.shape import repeated
 from tests.table import TABLE
 

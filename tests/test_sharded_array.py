@@ -12,7 +12,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
-from minidiff.jit import Jitted
+from minidiff.compiler.jit import Jitted
 from spmd import P
 from tests.optimisers import adam, momentum, sgd
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import spmd
-from minidiff.ops.kinds import Elementwise, Linear
-from minidiff.testing import check_grads
+from minidiff.checks.testing import check_grads
+from minidiff.ops.base import Elementwise, Linear
 from tests.grads_on_ranks import check_body, check_differences, check_failures, check_programs
 
 

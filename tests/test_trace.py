@@ -6,7 +6,7 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff.core import Primitive
 from minidiff.forward import float0
-from minidiff.trace import pad, show_value, width
+from minidiff.show.trace_table import pad, show_value, width
 
 
 def f(x1, x2):

@@ -9,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
+from minidiff.compiler.simplify import REWRITES
 from minidiff.forward import float0
-from minidiff.optimize import REWRITES
 from spmd import P, make_mesh, shard_map
 
 MESH = make_mesh((2,), ("i",), backend="simulated")

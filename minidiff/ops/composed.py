@@ -11,9 +11,9 @@ import numpy
 
 from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, promoting, typeof
 from minidiff.ops import elementwise, indexing, reduction, shape
+from minidiff.ops.base import Elementwise
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
-from minidiff.ops.kinds import Elementwise
 
 # ---------------------------------------------------------------- arithmetic
 

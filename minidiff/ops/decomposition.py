@@ -28,6 +28,7 @@ from numpy.linalg import LinAlgError
 
 from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
 from minidiff.ops import reduction
+from minidiff.ops.base import align, match
 from minidiff.ops.elementwise import (
     absolute,
     convert,
@@ -41,7 +42,6 @@ from minidiff.ops.elementwise import (
     where,
 )
 from minidiff.ops.indexing import getitem
-from minidiff.ops.kinds import align, match
 from minidiff.ops.linalg import adjoint, conj, diagonal, matmul, matrix_transpose
 from minidiff.ops.shape import (
     broadcast_to,

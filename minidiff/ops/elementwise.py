@@ -37,7 +37,7 @@ from minidiff.core import (
     strong,
     typeof,
 )
-from minidiff.ops.kinds import (
+from minidiff.ops.base import (
     Elementwise,
     Linear,
     Multilinear,

@@ -15,9 +15,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
+from minidiff.ops.base import Linear
 from minidiff.ops.elementwise import convert
 from minidiff.ops.indexing import slice_p, unslice_p
-from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, several, shift
 
 

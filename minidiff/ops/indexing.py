@@ -22,7 +22,7 @@ from minidiff.core import (
     promoting,
     typeof,
 )
-from minidiff.ops.kinds import Linear
+from minidiff.ops.base import Linear
 
 # ---------------------------------------------------------------- slices: the index is known
 

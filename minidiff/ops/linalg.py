@@ -16,9 +16,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
+from minidiff.ops.base import Multilinear, align, match
 from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
-from minidiff.ops.kinds import Multilinear, align, match
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
     as_array,

@@ -11,8 +11,8 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, Tracer, Value, implements, typeof
+from minidiff.ops.base import zeros_like
 from minidiff.ops.elementwise import convert, copy
-from minidiff.ops.kinds import zeros_like
 from minidiff.ops.shape import as_array, concatenate, expand_dims, reshape, stack
 
 

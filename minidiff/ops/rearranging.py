@@ -10,9 +10,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.ops.base import Linear
 from minidiff.ops.elementwise import convert, copy, multiply, power, subtract, where
 from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
-from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
     as_shape,

@@ -14,8 +14,8 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, is_differentiable, typeof
 from minidiff.ops import elementwise, indexing
+from minidiff.ops.base import Linear
 from minidiff.ops.discrete import Discrete
-from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import (
     as_array,
     axes_fit,

@@ -14,7 +14,7 @@ import numpy
 from minidiff import ops  # its families are looked up when a rule runs
 from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
 from minidiff.ops import indexing
-from minidiff.ops.kinds import Linear, match, zeros_like
+from minidiff.ops.base import Linear, match, zeros_like
 
 
 def several(x: Any) -> Sequence[Any]:

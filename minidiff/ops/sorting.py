@@ -13,8 +13,8 @@ import numpy
 
 from minidiff.core import Value, implements, typeof
 from minidiff.ops import elementwise, indexing
+from minidiff.ops.base import Linear
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
-from minidiff.ops.kinds import Linear
 from minidiff.ops.shape import as_array, axis_fits, batch_along, line, normalize_axis
 
 INTP = numpy.dtype(numpy.intp)

@@ -31,8 +31,8 @@ import numpy as np
 import spmd
 from minidiff.core import ShapedArray
 from spmd.agreement import everyone
+from spmd.arrays.sharded_array import ShardedArray
 from spmd.partition import block_type
-from spmd.sharded_array import ShardedArray
 
 try:
     import fcntl

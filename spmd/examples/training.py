@@ -18,10 +18,10 @@ import numpy as np
 
 import minidiff as md
 import spmd
+from spmd.arrays.sharded_array import ShardedArray
 from spmd.examples.checkpoints import CheckpointError, Checkpoints
 from spmd.launch import end_job, ends_when_unread, first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
-from spmd.sharded_array import ShardedArray
 
 try:
     from tqdm import tqdm

@@ -41,7 +41,7 @@ from collections.abc import Sequence
 
 import minidiff.numpy as np
 from collectives import all_gather, axis_index, axis_size, psum_scatter
-from collectives.along import AxisName
+from collectives.axes import AxisName
 from collectives.ops import shifted
 from minidiff import dynamic_slice_in_dim, typeof
 from minidiff.core import ShapedArray, Value

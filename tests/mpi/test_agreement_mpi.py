@@ -10,7 +10,7 @@ from mpi4py import MPI
 import minidiff as md
 import spmd
 from collectives import psum
-from collectives.lockstep import DisagreementError
+from collectives.guards.mismatch import DisagreementError
 from spmd import P
 
 RANK = MPI.COMM_WORLD.rank

@@ -6,7 +6,7 @@ import pytest
 from mpi4py import MPI
 
 import spmd
-from spmd.calibrate import _PARAMETERS
+from spmd.report.calibrate import _PARAMETERS
 
 RANKS = pytest.mark.parallel([2, 3])
 

@@ -10,7 +10,7 @@ from mpi4py import MPI
 import minidiff as md
 import spmd
 from collectives import all_gather, pmax, ppermute, psum, psum_scatter
-from collectives.lockstep import OFTEN, DisagreementError
+from collectives.guards.mismatch import OFTEN, DisagreementError
 from spmd import P
 
 WORLD = MPI.COMM_WORLD

@@ -11,7 +11,7 @@ from mpi4py import MPI
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from minidiff.jit import Jitted
+from minidiff.compiler.jit import Jitted
 from spmd import P
 from tests.collective_checks import whole
 from tests.optimisers import adam, momentum, sgd

@@ -1,0 +1,212 @@
+"""What a collective is told to run along: axes of the mesh, or named by a `vmap`; perhaps groups of the ranks there."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff.core import Scope, Tracer, UnboundAxisError, Value, current_interpreter, current_scope, show_axes, typeof
+from minidiff.keywords import did_you_mean
+from minidiff.vmap import named_axes
+
+AxisName = str | tuple[str, ...]
+Axes = AxisName | set[str] | frozenset[str]  # where their order does not matter
+Groups = tuple[tuple[int, ...], ...]
+
+
+class Along(NamedTuple):
+    """Axes that one operation may run over, and the scope that binds them.
+
+    With `groups` it runs in each of these groups of indices along the axes, for itself.
+    """
+
+    scope: Scope
+    axes: tuple[str, ...]
+    groups: Groups | None = None
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part (where groups differ in size: in the largest)."""
+        return size_of(self.scope, self.axes) if self.groups is None else max(map(len, self.groups))
+
+    @property
+    def alike(self) -> bool:
+        """Whether as many ranks take part everywhere."""
+        return self.groups is None or len(set(map(len, self.groups))) == 1
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that say so."""
+        params = {"axes": self.axes, "size": self.size}
+        return params if self.groups is None else {**params, "groups": self.groups}
+
+
+def along_those(scope: Scope, axes: Collection[str]) -> Along:
+    """Along these axes of a scope, in its order."""
+    return Along(scope, tuple(a for a in scope.axes if a in axes))
+
+
+def size_of(scope: Scope, axes: Iterable[str]) -> int:
+    """How many ranks there are along axes."""
+    return math.prod(scope.axes[a] for a in axes)
+
+
+def ranks_along(runs: Sequence[Along]) -> int:
+    """How many ranks there are along all of these."""
+    return math.prod(run.size for run in runs)
+
+
+def along(name: str, axis_name: Axes, ordered: bool = True) -> list[Along]:
+    """The axes named, checked, in runs that one operation may run over.
+
+    The axes of a mesh are bound together by the running body; each that a vmap has named is a scope of its own,
+    without types. Where their order does not matter (not `ordered`) they may be a set.
+    """
+    scope, vmapped = current_scope(), named_axes(current_interpreter())
+    axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    if isinstance(axis_name, (set, frozenset)):
+        axes = _sorted(axis_name, [*(scope.axes if scope is not None else ()), *vmapped])
+        if ordered:
+            meant = "the name" if len(axes) == 1 else "a tuple"
+            raise TypeError(
+                f"{name} over the set {{{', '.join(map(repr, axes))}}}: the order of the axes matters here, and a set "
+                f"has none; write {meant}, {show_axes(axes)}"
+            )
+    runs: list[Along] = []
+    for axis in axes:
+        _check_bound(name, axis_name, axis, scope, vmapped)
+        if axis in vmapped:
+            runs.append(Along(Scope({axis: vmapped[axis]}, typed=False), (axis,)))
+        elif runs and runs[-1].scope is scope:
+            runs[-1] = Along(scope, (*runs[-1].axes, axis))
+        else:
+            runs.append(Along(scope, (axis,)))
+    check_distinct(name, axes)
+    return runs
+
+
+def _sorted(axes: Collection[str], bound: list[str]) -> tuple[str, ...]:
+    """A set of axes in the order in which they are bound: its own order may differ from rank to rank."""
+    return tuple(sorted(axes, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))
+
+
+def check_distinct(name: str, axes: Sequence[str]) -> None:
+    """Raise ValueError where an axis is named twice."""
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{name}: an axis is named twice in {axes!r}")
+
+
+def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmapped: dict) -> None:
+    if not isinstance(axis, str) and (isinstance(axis, (Tracer, numpy.ndarray)) or not isinstance(axis, Hashable)):
+        shown = axis if not hasattr(axis, "dtype") else typeof(axis)
+        call = f"{name}('i')" if name in ("axis_index", "axis_size") else f"{name}(x, 'i')"
+        raise TypeError(f"{name} over {shown}: that is not the name of an axis; write {call}")
+    if scope is None and not vmapped:
+        raise UnboundAxisError(
+            f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "
+            f"(and those of vmap(f, axis_name=...) in f)"
+        )
+    mesh = () if scope is None else tuple(scope.axes)
+    if axis not in mesh and axis not in vmapped:
+        bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
+        bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []
+        meant = did_you_mean(axis, [*mesh, *vmapped])
+        raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}{meant}")
+    if axis in mesh and axis in vmapped:
+        raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
+
+
+def along_groups(name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True) -> list[Along]:
+    """The axes named, in runs; with `groups`, one run in these. `alike` says that they must be of one size."""
+    return along(name, axis_name, ordered) if groups is None else [along_one(name, axis_name, groups, alike)]
+
+
+def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> Along:
+    """The axes named, checked, as one run, perhaps in groups."""
+    runs = along(name, axis_name)
+    if not runs:
+        raise ValueError(f"{name} over {axis_name!r}: no axis is named; name one at least")
+    if len(runs) != 1:
+        raise ValueError(
+            f"{name} over {axis_name!r}: an axis named by a vmap cannot be taken together with others; "
+            "write one collective for each"
+        )
+    if groups is None:
+        return runs[0]
+    found = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
+    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, alike)
+    return runs[0]._replace(groups=found)
+
+
+def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
+    """Raise ValueError, calling them `what`, for groups that do not have each rank once; `alike` wants one size."""
+    named = [rank for group in groups for rank in group]
+    for rank in named:
+        if not 0 <= rank < size:
+            raise ValueError(f"{what}: {rank} is no index of the {size} ranks there, which are 0 to {size - 1}")
+        if named.count(rank) > 1:
+            raise ValueError(f"{what}: rank {rank} occurs {named.count(rank)} times; each rank is in one group")
+    for rank in range(size):
+        if rank not in named:
+            raise ValueError(f"{what}: rank {rank} is in no group; alone, it would be a group [{rank}]")
+    sizes = sorted({len(group) for group in groups})
+    if not sizes[0] or (alike and len(sizes) > 1):
+        must = "have equally many ranks" if sizes[0] else "not be empty"
+        raise ValueError(f"{what}: there are groups of {' and of '.join(map(str, sizes))} ranks; they must {must}")
+
+
+def check_rank(name: str, what: str, rank: Any, axis_name: AxisName, size: int) -> int:
+    """A rank that an argument names, as an integer; ValueError where it is none of those along the axes."""
+    rank = operator.index(rank)
+    if not 0 <= rank < size:
+        raise ValueError(f"{name}: {what} {rank} is no index along {axis_name!r}, which has {size} ranks")
+    return rank
+
+
+def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
+    """ValueError where a dimension cannot be cut into one part for each rank."""
+    length = typeof(x).shape[axis]
+    if tiled and length % size:
+        raise ValueError(f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}")
+    if not tiled and length != size:
+        raise ValueError(
+            f"{name}: axis {axis} of {typeof(x)} must have one entry for each of the {size} ranks; "
+            "with tiled=True it may have any multiple"
+        )
+
+
+def check_splits(name: str, splits: Any, size: int) -> Groups:
+    """How many rows each rank (first index) sends to each (second index), as tuples. ValueError for no such table."""
+    found = tuple(tuple(operator.index(n) for n in row) for row in splits)
+    if [len(row) for row in found] != [size] * size:
+        raise ValueError(
+            f"{name}: splits[s][d] says how many rows go from rank s to rank d: {size} lists of {size} numbers, "
+            f"got {[list(row) for row in found]}"
+        )
+    for source, row in enumerate(found):
+        for destination, rows in enumerate(row):
+            if rows < 0:
+                raise ValueError(f"{name}: splits[{source}][{destination}] is {rows}: no rows are 0")
+    return found
+
+
+def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, size: int) -> None:
+    """ValueError for pairs (source, destination) of which one is no rank along the axes, or occurs twice."""
+    for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
+        for rank in ranks:
+            check_rank(name, what, rank, axis_name, size)
+        for rank, times in Counter(ranks).items():
+            if times > 1:
+                raise ValueError(
+                    f"{name}: {what} {rank} occurs {times} times in {list(perm)}; a rank sends once, and receives once"
+                )
+
+
+def most(splits: Iterable[Sequence[int]]) -> int:
+    """The number of rows of a block that has room for what any rank has of them."""
+    return max(map(sum, splits))

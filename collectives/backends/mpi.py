@@ -1,0 +1,623 @@
+"""The MPI backend: this process is one rank, a value is its local block. The only module that imports mpi4py."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import math
+import os
+import sys
+import time
+import traceback
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import mpi4py
+import numpy
+
+from collectives.axes import Groups, most
+from collectives.backends.base import (
+    GROUP,
+    Axes,
+    Backend,
+    Dims,
+    LauncherError,
+    coordinates_of,
+    index_along,
+    show_block,
+    split_dimension,
+    unsplit_dimension,
+)
+from collectives.backends.simulated import Stacked, join_blocks
+from collectives.guards.deadlock import Watchdog, Watched, abandoned
+from collectives.guards.mismatch import DisagreementError, Kind, report
+from collectives.guards.notebook import Communicator, Session, is_interactive
+from minidiff.core import Primitive
+
+
+def _mpi4py() -> Any:
+    """mpi4py.MPI, started as mpi4py.rc has it: but not where MPI would end this process, and nobody would say why.
+
+    MPICH does where a launcher speaks PMIx (Open MPI's; `srun --mpi=pmix`), if it was built without.
+    """
+    rc = mpi4py.rc
+    starts, rc.initialize = rc.initialize, False
+    rc.finalize = starts if rc.finalize is None else rc.finalize
+    from mpi4py import MPI
+
+    rc.initialize = starts
+    if starts and not MPI.Is_initialized():
+        version = MPI.Get_library_version()
+        if "PMIX_NAMESPACE" in os.environ and version.startswith("MPICH") and "pmix" not in version:
+            raise LauncherError(_name(version))
+        with warnings.catch_warnings():  # where the launcher is another MPI's, make_mesh says so, and what to do
+            warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+            MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE)
+    return MPI
+
+
+def _name(version: str) -> str:
+    """The name and number that the text of an MPI's version begins with."""
+    return " ".join(version.split("\n")[0].split(",")[0].replace("\0", "").replace(" Version:", "").split())
+
+
+_mpi = _mpi4py()
+WORLD = _mpi.COMM_WORLD
+
+
+class Ranks(Backend):
+    """The ranks of an MPI communicator, of which this process is one."""
+
+    name = "mpi"
+
+    def __init__(self, sizes: dict[str, int], comm: Any = None):
+        super().__init__(sizes)
+        self._started: list[Started] = []
+        self._given = WORLD if comm is None else comm
+        self._lease = _communicators(self._given, sizes)
+        self._lease.users.add(self)
+        self._along = {tuple(sizes): self._lease.comms[(tuple(range(len(sizes))),)]}  # by the names of this mesh
+        self.comm = self._along[tuple(sizes)]
+        self.rank = self.comm.Get_rank()
+        self.coordinates = coordinates_of(self.rank, sizes)
+
+    @functools.cached_property
+    def _places(self) -> list[int]:
+        """The ranks in the world of processes that these are."""
+        return list(self._given.Get_group().Translate_ranks(None, WORLD.Get_group()))
+
+    def same_ranks(self, other: Backend) -> bool:
+        return isinstance(other, Ranks) and self._places == other._places
+
+    def index(self, axes: Axes) -> int:
+        """This rank's index along `axes`, counted in the order given."""
+        return index_along(axes, self.coordinates, self.sizes)
+
+    def along(self, axes: Axes) -> Any:
+        """The communicator of the ranks that differ from this one along `axes` only, in the order of those axes."""
+        found = self._along.get(axes)
+        if found is None:
+            rest = tuple(a for a in self.sizes if a not in axes)
+            found = self._along[axes] = self._split({"axes": axes}, self.index(rest), self.index(axes))
+        return found
+
+    def _split(self, which: dict, colour: int, key: int) -> Any:
+        """A part of the mesh's communicator, made once for all meshes that use it, whatever their axes are called."""
+        names = list(self.sizes)
+        place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
+        comms = self._lease.comms
+        if place not in comms:
+            self.comm.lockstep.note(_FIRST, which)
+            comms[place] = self.comm.Split(colour, key)
+        return comms[place]
+
+    def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
+        """Compare over all ranks the lines that describe a call: the first that differs, by rank; see `Lockstep`."""
+        return self.comm.lockstep.compare_once(name, self.sizes, lines)
+
+    def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
+        """The ranks of this one's group, of groups of indices along `axes`; their communicator is made once."""
+        here = self.index(axes)
+        number = next(k for k, members in enumerate(groups) if here in members)
+        rest = tuple(a for a in self.sizes if a not in axes)
+        colour, key = self.index(rest) * len(groups) + number, groups[number].index(here)
+        comm = self._split({"axes": axes, "groups": tuple(groups)}, colour, key)
+        return Ranks({GROUP: len(groups[number])}, comm)
+
+    # ------------------------------------------------ operations
+
+    def apply(
+        self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
+    ) -> tuple[numpy.ndarray, Axes]:
+        held = self.ordered({a for _, axes in operands for a in axes})
+        return primitive.bind(*[x for x, _ in operands], **params), held
+
+    def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
+        x = _sendable(x)
+        if communicates:
+            self.count(name, x.nbytes)
+        if "groups" in params:
+            return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
+        if params["size"] == 1:
+            return self._alone(name, x, held, params)
+        if communicates:
+            self.along(params["axes"]).lockstep.note(name, params, x)
+        return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
+
+    def _in_groups(self, name, x, axes, size, groups, **params):
+        if self.size(axes) > 1:
+            self.along(axes).lockstep.note(name, {"axes": axes, "groups": groups, **params}, x)
+        ranks = self.group(axes, groups)
+        return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
+
+    def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        """A collective of this rank with itself, as one rank is simulated."""
+        axes = params["axes"]
+        out, varies = Stacked(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
+        return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
+
+    def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+        started = self._packed(name, operands, params)
+        self._among(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
+        return started.results()
+
+    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+        started = getattr(self, "_start_" + name)(name, operands, **params)
+        self._started.append(started)
+        return started
+
+    def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
+        started = self._packed(name, operands, params)
+        started.comm = self._among(**params)
+        started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
+        return started
+
+    def _among(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
+        """The communicator of those with whom this rank sums."""
+        return self.along(axes) if groups is None else self.group(axes, groups).comm
+
+    def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
+        ((x, held),) = operands
+        x = _sendable(x)
+        self.along(axes).lockstep.note(name, {"axes": axes, "perm": perm}, x)
+        self.count(name, x.nbytes)
+        started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
+        started.given, started.comm = x, self.along(axes)
+        started.requests = self._sent(x, started.buffer, axes, perm)
+        return started
+
+    def wait(self, started: Started) -> list[tuple[numpy.ndarray, Axes]]:
+        self._started.remove(started)
+        started.comm.wait_for(started.requests)
+        return started.results()
+
+    def finish(self) -> None:
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # then nobody wants to wait
+        while self._started:
+            started = self._started.pop(0)
+            if interrupted:
+                abandoned.append(started)
+            else:
+                started.comm.wait_for(started.requests)
+
+    def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+        """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
+        arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
+        self.along(axes).lockstep.note(name, params, *arrays)
+        dtype = arrays[0].dtype
+        self.count(name, sum(x.nbytes for x in arrays))
+        buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
+        held = [self.ordered({*held, *axes}) for _, held in operands]
+        if "groups" not in params:
+            held = [self._without(axes_held, axes) for axes_held in held]
+        started = Started(buffer, dtype, [x.shape for x in arrays], held)
+        if len(arrays) == 1 and buffer.dtype == dtype:
+            started.given = arrays[0]
+            return started
+        for place, x in zip(started.places(buffer), arrays):
+            place[...] = x
+        return started
+
+    def barrier(self) -> None:
+        self.comm.lockstep.note("barrier", {"axes": tuple(self.sizes)})
+        self.comm.Barrier()
+
+    def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
+        return numpy.asarray(self.index(axes)), self.ordered(axes)
+
+    # ------------------------------------------------ collectives
+
+    def _without(self, held: Axes, axes: Axes) -> Axes:
+        return tuple(a for a in held if a not in axes)
+
+    def _all_reduce(self, x, held, axes, op):
+        given = _computable(x)
+        out = numpy.empty_like(given)
+        self.along(axes).Allreduce(given, out, op)
+        return _as_it_was(out, x), self._without(held, axes)
+
+    def _psum(self, x, held, axes, size):
+        return self._all_reduce(x, held, axes, _mpi.SUM)
+
+    def _pmax(self, x, held, axes, size):
+        return self._all_reduce(x, held, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
+
+    def _pmin(self, x, held, axes, size):
+        return self._all_reduce(x, held, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
+
+    def _pbroadcast(self, x, held, axes, size):
+        return x, held
+
+    def _all_gather(self, x, held, axes, size, axis, tiled):
+        blocks = numpy.empty((size, *x.shape), x.dtype)
+        self.along(axes).Allgather(_bytes(x), _bytes(blocks))
+        return unsplit_dimension(blocks, axis, tiled), held
+
+    def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
+        return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
+
+    def _psum_scatter(self, x, held, axes, size, axis, tiled):
+        parts = _computable(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
+        out = numpy.empty(parts.shape[1:], parts.dtype)
+        self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
+        return _as_it_was(out, x), held
+
+    def _pscatter(self, x, held, axes, size, axis, tiled):
+        return split_dimension(x, size, axis, tiled)[self.index(axes)], held
+
+    def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
+        parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
+        out = numpy.empty_like(parts)
+        self.along(axes).Alltoall(_bytes(parts), _bytes(out))
+        return unsplit_dimension(out, concat_axis, tiled), held
+
+    def _ragged_all_to_all(self, x, held, axes, size, axis, splits):
+        me = self.index(axes)
+        rows = numpy.ascontiguousarray(numpy.moveaxis(x, axis, 0))
+        out = numpy.zeros((most(zip(*splits)), *rows.shape[1:]), x.dtype)
+        row = math.prod(rows.shape[1:]) * x.itemsize
+        sent, got = [n * row for n in splits[me]], [arriving[me] * row for arriving in splits]
+        self.along(axes).Alltoallv(_parts(rows, sent), _parts(out, got))
+        return numpy.moveaxis(out, 0, axis), held
+
+    def _broadcast(self, x, held, axes, size, root):
+        return self._broadcast_varying(x, held, axes, size, root)[0], self._without(held, axes)
+
+    def _broadcast_varying(self, x, held, axes, size, root):
+        if self.index(axes) != root:
+            x = numpy.empty_like(x)
+        out = x if x.flags.writeable else x.copy()  # MPI takes it for an array that it may write into, also the root's
+        self.along(axes).Bcast(_bytes(out), root)
+        return out, held
+
+    def _at_root(self, x, held, axes, size, root):
+        return (x if self.index(axes) == root else numpy.zeros_like(x)), held
+
+    def _reduce(self, x, held, axes, size, root):
+        given = _computable(x)
+        out = numpy.zeros_like(given)
+        self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
+        return _as_it_was(out, x), held
+
+    def _gather(self, x, held, axes, size, root, axis, tiled):
+        blocks = numpy.zeros((size, *x.shape), x.dtype)
+        self.along(axes).Gather(_bytes(x), _bytes(blocks) if self.index(axes) == root else None, root)
+        return unsplit_dimension(blocks, axis, tiled), held
+
+    def _scatter(self, x, held, axes, size, root, axis, tiled):
+        parts = split_dimension(x, size, axis, tiled)
+        out = numpy.empty(parts.shape[1:], x.dtype)
+        given = _bytes(numpy.ascontiguousarray(parts)) if self.index(axes) == root else None
+        self.along(axes).Scatter(given, _bytes(out), root)
+        return out, held
+
+    def _ppermute(self, x, held, axes, size, perm):
+        out = numpy.zeros_like(x)
+        self.along(axes).wait_for(self._sent(x, out, axes, perm))
+        return out, held
+
+    def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
+        """What is under way when x is sent as `perm` says, and what comes goes into `out`."""
+        me, comm = self.index(axes), self.along(axes)
+        requests = [comm.Irecv(_bytes(out), source, 0) for source, destination in perm if destination == me]
+        return requests + [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
+
+    # ------------------------------------------------ in and out
+
+    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
+        return x.shape
+
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        return shape
+
+    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
+        return x.reshape(shape)
+
+    def place(self, x: numpy.ndarray, dims: Dims, held: Axes = ()) -> tuple[numpy.ndarray, Axes]:
+        index = []
+        for axes, n in zip(dims, numpy.shape(x)):
+            length = n // self.size(axes)
+            start = self.index(axes) * length
+            index.append(slice(start, start + length))
+        return numpy.asarray(x)[tuple(index)], self.ordered({*held, *(a for axes in dims for a in axes)})
+
+    def join(self, x: numpy.ndarray, held: Axes, dims: Dims) -> tuple[numpy.ndarray, Axes]:
+        named = self.ordered({a for axes in dims for a in axes})
+        return join_blocks(self.gather(x, named), dims, self.sizes), self._without(held, named)
+
+    def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
+        return x
+
+    def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
+        if not held:
+            return x
+        if self.is_here(held):
+            return x[None]
+        self.along(held).lockstep.note("all_gather", {"axes": held}, x)
+        self.count("all_gather", x.nbytes)
+        return self._all_gather(_sendable(x), held, held, self.size(held), 0, False)[0]
+
+    def is_here(self, held: Axes) -> bool:
+        return self.size(held) == 1
+
+    def local(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
+        return x
+
+    def show(self, x: numpy.ndarray, held: Axes) -> str:
+        return show_block(self.sizes, self.rank, x)
+
+
+class Started:
+    """Collectives on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
+
+    def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
+        self.buffer = buffer
+        self.dtype = dtype
+        self.shapes = shapes
+        self.held = held
+        self.given: Any = _mpi.IN_PLACE
+        self.comm: Any = None
+        self.requests: list = []
+
+    def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
+        """For each value, the part of the buffer that is its own."""
+        ends = [0, *itertools.accumulate(math.prod(shape) for shape in self.shapes)]
+        return [buffer[start:end].reshape(shape) for (start, end), shape in zip(itertools.pairwise(ends), self.shapes)]
+
+    def results(self) -> list[tuple[numpy.ndarray, Axes]]:
+        """The values, as views of the buffer."""
+        return list(zip(self.places(self.buffer.astype(self.dtype, copy=False)), self.held))
+
+
+# ---------------------------------------------------------------- communicators
+
+
+class Lease:
+    """The communicators of a mesh: by axes, counted from 0, and by groups along them. `users` are those that have it.
+
+    Other meshes of its shape get them where they have the same names, or when no rank uses them any longer.
+    """
+
+    def __init__(self, comm: Any, sizes: dict[str, int]):
+        self.names = tuple(sizes)
+        self.comms: dict[tuple, Any] = {(tuple(range(len(sizes))),): comm}
+        self.users: weakref.WeakSet = weakref.WeakSet()
+
+
+def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
+    """The communicators of a mesh on `parent`, which keeps them: MPI has about two thousand.
+
+    Freeing one is collective, and ranks drop meshes at different times. So they are used again, when a mesh is made.
+    """
+    made = parent.Get_attr(_MADE)
+    if made is None:
+        made = {}
+        parent.Set_attr(_MADE, made)
+    names, shape = tuple(sizes), tuple(sizes.values())
+    leases = made.setdefault(shape, [])
+    for lease in leases:
+        if lease.names == names:
+            return lease
+    if is_interactive():
+        comm = _in_session(parent, tuple(sizes.items()))
+        _compare_sizes(comm, sizes)
+        leases.append(Lease(comm, sizes))
+        return leases[-1]
+    root = made[None] = made.get(None) or _watched(parent)
+    _compare_sizes(root, sizes)
+    found = _unused(root, leases)
+    if found is None:
+        found = Lease(root.Dup(), sizes)
+        leases.append(found)
+    found.names = names
+    return found
+
+
+def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
+    """Raise DisagreementError on all ranks where they do not make the same mesh."""
+    axes = ", ".join(f"{a}: {n}" for a, n in sizes.items())
+    if said := comm.lockstep.compare_once("make_mesh", sizes, [f"axes ({axes})"]):
+        advice = (
+            "All ranks make one mesh: give make_mesh the same sizes and names on all of them. What depends on the "
+            "number of ranks is computed from it, not from this process's rank or environment"
+        )
+        raise DisagreementError(report("ranks make different meshes", said, advice))
+
+
+def _unused(comm: Watched, leases: list[Lease]) -> Lease | None:
+    """The first that no rank uses."""
+    for often in (1, 64):  # every so often, if all are in use, garbage is collected first
+        if not leases or len(leases) % often:
+            return None
+        if often > 1:
+            gc.collect()
+        mine = numpy.array([not lease.users for lease in leases], numpy.uint8)
+        everywhere = numpy.empty_like(mine)
+        comm.Allreduce(mine, everywhere, _mpi.MIN)
+        if everywhere.any():
+            return leases[everywhere.argmax()]
+    return None
+
+
+def _released(parent: Any, key: int, made: dict) -> None:
+    """What becomes of the communicators that are kept with one that its owner frees."""
+    if is_interactive():
+        return
+    WATCHDOG.forget(made.pop(None, None))
+    for lease in itertools.chain.from_iterable(made.values()):
+        if not lease.users:
+            for comm in lease.comms.values():
+                comm.free()
+
+
+_MADE = _mpi.Comm.Create_keyval(delete_fn=_released)
+_FIRST = "the first collective"
+
+
+_LOBBIES: dict[tuple, Watched] = {}  # by ranks: where they agree on the names of further communicators
+_NUMBERS = itertools.count(1)
+
+
+def _watched(parent: Any) -> Watched:
+    """A communicator as the deadlock watchdog sees it. All its ranks call this, and agree on a name for it."""
+    if isinstance(parent, Watched):
+        return parent
+    everyone = WORLD.Get_size()
+    ranks = tuple(parent.Get_group().Translate_ranks(None, WORLD.Get_group()))
+    lobby = _LOBBIES.get(ranks)
+    if lobby is None:
+        lobby = _LOBBIES[ranks] = Watched(parent, WATCHDOG, ("make_mesh", *ranks), ranks)
+        lobby.lockstep.latest = Kind("make_mesh", "", 1)
+    threads = _threads()
+    first = parent.Get_rank() == 0
+    mine = numpy.array([next(_NUMBERS) if first else 0, threads and not WATCHDOG.reaches(ranks, everyone)])
+    agreed = numpy.empty_like(mine)
+    lobby.wait("Allreduce", parent.Iallreduce, mine, agreed, _mpi.MAX)
+    if agreed[1] and threads and len(ranks) > 1:
+        WATCHDOG.open(parent.Dup(), ranks)
+    return Watched(parent, WATCHDOG, (*ranks[:1], int(agreed[0])), ranks)
+
+
+@functools.cache
+def _threads() -> bool:
+    """Whether the watchdog's thread may call MPI."""
+    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)  # where somebody finalizes MPI
+    threads = _mpi.Query_thread() >= _mpi.THREAD_MULTIPLE
+    if not threads and WORLD.Get_size() > 1 and WORLD.Get_rank() == 0:
+        warnings.warn(
+            "the deadlock watchdog is off, since MPI was started without MPI_THREAD_MULTIPLE (as by "
+            "mpi4py.rc.threads = False): ranks that wait for each other for ever will not be found",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return threads
+
+
+def leave(code: int = 0) -> None:
+    """Tell the watchdog that the program ends, with this exit code, and wait until it has ended on all ranks."""
+    WATCHDOG.leave(code)
+
+
+_SESSION: list[Session] = []  # the only one, where there is one
+
+
+def _in_session(parent: Any, name: tuple) -> Communicator:
+    """A duplicate of `parent` for an interactive session."""
+    if not _SESSION:
+        _SESSION.append(Session(WORLD))
+    ranks = parent.Get_group().Translate_ranks(None, WORLD.Get_group())
+    return Communicator(_SESSION[0], list(ranks), name, parent.Dup)
+
+
+def _sendable(x: numpy.ndarray) -> numpy.ndarray:
+    """An array as MPI reads it: contiguous, aligned, in this machine's byte order; a copy where it is not."""
+    x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
+    return x if x.flags.aligned else x.copy()
+
+
+def _bytes(x: numpy.ndarray) -> list:
+    """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
+    return [x, _mpi.BYTE]
+
+
+def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
+    """As `_bytes`, in parts of so many bytes, one after the other."""
+    return [x, (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
+
+
+def _computable(x: numpy.ndarray) -> numpy.ndarray:
+    """An array as MPI computes with it."""
+    if x.dtype.kind == "b":  # it orders no booleans; as bytes they are 0 and 1
+        return x.view(numpy.uint8)
+    return x.astype(numpy.float32) if x.dtype == numpy.float16 else x  # it knows no half precision
+
+
+def _as_it_was(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """What was computed from `_computable(x)`, in the dtype of x."""
+    return out.view(x.dtype) if x.dtype.kind == "b" else out.astype(x.dtype, copy=False)
+
+
+def _as_numpy(ufunc: numpy.ufunc) -> Any:
+    """A ufunc of two floating-point arrays as an operation that MPI reduces with."""
+
+    def combine(one, two, datatype):
+        one, two = (numpy.frombuffer(x, datatype.typestr) for x in (one, two))
+        ufunc(one, two, out=two)
+
+    return _mpi.Op.Create(combine, commute=True)
+
+
+# With MPI's own MAX and MIN the place of a NaN decides what becomes of it, and ranks that must agree may not.
+_MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
+
+
+# ---------------------------------------------------------------- what MPI this is
+
+
+def library() -> str:
+    """The name and version of the MPI that mpi4py found, and the standard's version that it implements."""
+    return f"{_name(_mpi.Get_library_version())}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
+
+
+# ---------------------------------------------------------------- ranks that fail
+
+
+def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """End the whole job, because this rank has died of an exception: the others would wait for it for ever.
+
+    The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a mistake in the
+    program they all run, it is the lowest one's, and each of the others prints its last line.
+    """
+    rank = WORLD.Get_rank()
+    if rank:
+        last = "".join(traceback.format_exception_only(kind, error)).splitlines()[0]
+        _say(f"failed: {last}")
+    text = "".join(traceback.format_exception(kind, error, trace))
+    end(f"{text}rank {rank} of {WORLD.Get_size()} failed; the job ends.", 1)
+
+
+def _say(text: str) -> None:
+    """Print under this rank's number: at once and whole, so that the lines of ranks are not mixed."""
+    os.write(2, "".join(f"[rank {WORLD.Get_rank()}] {line}\n" for line in text.splitlines()).encode())
+
+
+def end(text: str, code: int, patience: float = 1.0) -> None:
+    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once.
+
+    The others give it `patience` seconds to, and a little more: one that is in a call of MPI is not told of a signal.
+    """
+    rank = WORLD.Get_rank()
+    if rank:
+        time.sleep(min(patience + 0.05 * rank, 3.0))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    _say(text)
+    time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
+    WORLD.Abort(code)
+    os._exit(code)  # it comes back where a scheduler is ending the job already
+
+
+WATCHDOG = Watchdog(end)

@@ -1,0 +1,290 @@
+"""The simulated backend: all ranks in this process, their blocks stacked in one array.
+
+A value that varies along axes of sizes n and m is stored as an array of shape (n*m, *block), ranks in
+the order of the mesh's axes; one that varies along none is stored as the block alone, once. Ordinary
+operations are applied to all ranks at once, by their batching rules.
+
+A batch with a name (`vmap(f, axis_name='i')`) is stored in this way too, and its collectives are these. There the
+arrays may be traced: so the collectives are written in functions that NumPy hands over, without writing in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy
+
+from collectives.backends.base import (
+    GROUP,
+    Axes,
+    Backend,
+    Dims,
+    cut_rows,
+    fill_rows,
+    show_block,
+    split_dimension,
+    unsplit_dimension,
+)
+from minidiff.core import Primitive
+
+
+class Stacked(Backend):
+    """All ranks of a mesh, simulated."""
+
+    name = "simulated"
+    at_once = True
+
+    # ------------------------------------------------ operations
+
+    def apply(
+        self, primitive: Primitive, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict
+    ) -> tuple[numpy.ndarray, Axes]:
+        along = {axes for _, axes in operands}
+        along.discard(())
+        if not along:
+            return primitive.bind(*[x for x, _ in operands], **params), ()
+        batched = [axes != () for _, axes in operands]
+        if len(along) == 1:
+            (held,), values = along, [x for x, _ in operands]
+        else:
+            held = self.ordered({a for axes in along for a in axes})
+            values = [self.expand(x, axes, held) if axes else x for x, axes in operands]
+        return primitive.batch(values, batched, params), held
+
+    def collective(self, name: str, x: numpy.ndarray, held: Axes, communicates: bool, params: dict):
+        if communicates:
+            self.count(name, x.nbytes // self.size(held))
+        if "groups" in params:
+            return self._in_groups(name, x, held, **params)
+        return getattr(self, "_" + name)(x, held, **params)
+
+    def _in_groups(self, name, x, held, axes, size, groups, **params):
+        """A collective in each group of the ranks along `axes`, as along an axis of these alone."""
+        x, rest = self._split(x, held, axes)
+        results: dict[int, numpy.ndarray] = {}
+        for group in groups:
+            ranks = Stacked({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
+            every = tuple(ranks.sizes)
+            blocks = numpy.stack([x[rank] for rank in group]).reshape(ranks.size(every), *x.shape[2:])
+            along = {"axes": (GROUP,), "size": len(group)}
+            out, after = ranks.collective(name, blocks, every, False, {**params, **along})
+            out = ranks.expand(out, after, every)
+            results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
+        return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
+
+    def ready(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        # There is nothing to wait for: it is done, and nobody needs to hold what all ranks have for it.
+        return self.collective(name, x, held, False, params)
+
+    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
+        self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
+        return operands
+
+    def wait(self, started: Sequence) -> list[tuple[numpy.ndarray, Axes]]:
+        return list(started)
+
+    def finish(self) -> None:
+        pass
+
+    def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
+        return self._join(numpy.arange(self.size(axes))[:, None], axes, ())
+
+    # ------------------------------------------------ layout
+
+    def expand(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
+        """A value repeated along the axes of `wanted` that it is not held along (a view where NumPy can make one)."""
+        if held == wanted:
+            return x
+        block = x.shape[1:] if held else numpy.shape(x)
+        x = numpy.reshape(x, (*[self.sizes[a] if a in held else 1 for a in wanted], *block))
+        return numpy.broadcast_to(x, (*[self.sizes[a] for a in wanted], *block)).reshape(self.size(wanted), *block)
+
+    def block_shape(self, x: numpy.ndarray, held: Axes) -> tuple[int, ...]:
+        return x.shape[1:] if held else x.shape
+
+    def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
+        return (self.size(held), *shape) if held else shape
+
+    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
+        return x.reshape(*x.shape[:1], *shape) if held else x.reshape(shape)
+
+    def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
+        """As an array (ranks along `axes`, ranks along the rest, *block), and the rest."""
+        wanted = self.ordered({*held, *axes})
+        rest = tuple(a for a in wanted if a not in axes)
+        x = self.expand(x, held, wanted)
+        block = x.shape[1:] if wanted else x.shape
+        x = numpy.reshape(x, (*[self.sizes[a] for a in wanted], *block))
+        order = [wanted.index(a) for a in (*axes, *rest)]
+        x = x.transpose(*order, *range(len(wanted), x.ndim))
+        return x.reshape(self.size(axes), self.size(rest), *block), rest
+
+    def _join(self, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
+        """The inverse of `_split`."""
+        held, given, block = self.ordered({*axes, *rest}), (*axes, *rest), x.shape[2:]
+        x = x.reshape(*[self.sizes[a] for a in given], *block)
+        x = x.transpose(*[given.index(a) for a in held], *range(len(given), x.ndim))
+        return x.reshape(self.size(held), *block), held
+
+    def _on(self, root: int, size: int, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
+        """A value (ranks along the rest, *block) that the root has, and zeros on the other ranks."""
+        nothing = numpy.zeros(x.shape, x.dtype)
+        return self._join(numpy.stack([x if rank == root else nothing for rank in range(size)]), axes, rest)
+
+    @staticmethod
+    def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
+        """A value (ranks along the rest, *block) that is the same along the other axes."""
+        return (x, rest) if rest else (x[0], ())
+
+    # ------------------------------------------------ collectives
+
+    def _psum(self, x, held, axes, size):
+        x, rest = self._split(x, held, axes)
+        return self._same(_add(x), rest)
+
+    def _pmax(self, x, held, axes, size):
+        x, rest = self._split(x, held, axes)
+        return self._same(x.max(0), rest)
+
+    def _pmin(self, x, held, axes, size):
+        x, rest = self._split(x, held, axes)
+        return self._same(x.min(0), rest)
+
+    def _pbroadcast(self, x, held, axes, size):
+        wanted = self.ordered({*held, *axes})
+        return self.expand(x, held, wanted), wanted
+
+    def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        return self._same(unsplit_dimension(x, axis + 1, tiled), rest)
+
+    def _all_gather(self, x, held, axes, size, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        x = unsplit_dimension(x, axis + 1, tiled)
+        return self._join(numpy.broadcast_to(x, (size, *x.shape)), axes, rest)
+
+    def _psum_scatter(self, x, held, axes, size, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        return self._join(split_dimension(_add(x), size, axis + 1, tiled), axes, rest)
+
+    def _pscatter(self, x, held, axes, size, axis, tiled):
+        x, rest = self._split(x, held, ())
+        return self._join(split_dimension(x[0], size, axis + 1, tiled), axes, rest)
+
+    def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
+        x, rest = self._split(x, held, axes)
+        x = split_dimension(x, size, split_axis + 2, tiled)  # (to, from, rest, *block)
+        x = numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
+        return self._join(x, axes, rest)
+
+    def _ragged_all_to_all(self, x, held, axes, size, axis, splits):
+        x, rest = self._split(x, held, axes)
+        parts = [cut_rows(block, row, axis + 1) for block, row in zip(x, splits)]
+        out = [numpy.concatenate(arrived, axis + 1) for arrived in zip(*parts)]
+        longest = max(block.shape[axis + 1] for block in out)
+        return self._join(numpy.stack([fill_rows(block, longest, axis + 1) for block in out]), axes, rest)
+
+    def _broadcast(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, axes)
+        return self._same(x[root], rest)
+
+    def _broadcast_varying(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, axes)
+        return self._join(numpy.broadcast_to(x[root], x.shape), axes, rest)
+
+    def _at_root(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, ())
+        return self._on(root, size, x[0], axes, rest)
+
+    def _reduce(self, x, held, axes, size, root):
+        x, rest = self._split(x, held, axes)
+        return self._on(root, size, _add(x), axes, rest)
+
+    def _gather(self, x, held, axes, size, root, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        return self._on(root, size, unsplit_dimension(x, axis + 1, tiled), axes, rest)
+
+    def _scatter(self, x, held, axes, size, root, axis, tiled):
+        x, rest = self._split(x, held, axes)
+        return self._join(split_dimension(x[root], size, axis + 1, tiled), axes, rest)
+
+    def _ppermute(self, x, held, axes, size, perm):
+        x, rest = self._split(x, held, axes)
+        sources = {destination: source for source, destination in perm}
+        nothing = numpy.zeros(x.shape[1:], x.dtype)
+        out = numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
+        return self._join(out, axes, rest)
+
+    # ------------------------------------------------ in and out
+
+    def place(self, x: numpy.ndarray, dims: Dims, held: Axes = ()) -> tuple[numpy.ndarray, Axes]:
+        if not held:
+            return split_blocks(numpy.asarray(x), dims, self.sizes)
+        x = x.reshape(*[self.sizes[a] for a in held], *x.shape[1:])
+        x, after = split_blocks(x, [*[(a,) for a in held], *dims], self.sizes)
+        return x.reshape(*x.shape[:1], *x.shape[1 + len(held) :]), after
+
+    def join(self, x: numpy.ndarray, held: Axes, dims: Dims) -> tuple[numpy.ndarray, Axes]:
+        kept = tuple(a for a in held if all(a not in axes for axes in dims))
+        x = x.reshape(*x.shape[:1], *[1] * len(kept), *x.shape[1:])
+        x = join_blocks(x, [*[(a,) for a in kept], *dims], self.sizes)
+        return (x.reshape(self.size(kept), *x.shape[len(kept) :]) if kept else x), kept
+
+    def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
+        extra = tuple(a for a in held if a not in wanted)
+        if extra:
+            x, rest = self._split(x, held, extra)
+            x, held = self._same(x[0], rest)
+        return self.expand(x, held, wanted)
+
+    def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
+        return x
+
+    def is_here(self, held: Axes) -> bool:
+        return True
+
+    def local(self, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
+        every = self.expand(x, held, tuple(self.sizes))
+        return list(every) if self.sizes else [every]
+
+    def show(self, x: numpy.ndarray, held: Axes) -> str:
+        return "\n".join(show_block(self.sizes, rank, block) for rank, block in enumerate(self.local(x, held)))
+
+
+def _add(x: numpy.ndarray) -> numpy.ndarray:
+    """The sum along the first axis, in the array's own dtype (NumPy would add up small integers in larger ones)."""
+    return x.sum(0) if x.dtype.kind in "fc" else x.sum(0).astype(x.dtype)
+
+
+# ---------------------------------------------------------------- arrays and their blocks
+
+
+def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[numpy.ndarray, Axes]:
+    """An array as blocks stacked in the order of the mesh, and the axes they are stacked along."""
+    named = [a for axes in dims for a in axes]
+    held = tuple(a for a in sizes if a in named)
+    if not held:
+        return x, ()
+    shape, places, block = [], {}, []
+    for axes, n in zip(dims, x.shape):
+        for a in axes:
+            places[a] = len(shape)
+            shape.append(sizes[a])
+        block.append(len(shape))
+        shape.append(n // math.prod(sizes[a] for a in axes))
+    blocks = x.reshape(shape).transpose(*[places[a] for a in held], *block)
+    return blocks.reshape(math.prod(sizes[a] for a in held), *[shape[b] for b in block]), held
+
+
+def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:
+    """The array whose blocks, stacked in the order of the mesh, are `x`: the inverse of `split_blocks`."""
+    named = [a for axes in dims for a in axes]
+    held = tuple(a for a in sizes if a in named)
+    if not held:
+        return x
+    block = x.shape[1:]
+    x = x.reshape(*[sizes[a] for a in held], *block)
+    order = [i for d, axes in enumerate(dims) for i in (*[held.index(a) for a in axes], len(held) + d)]
+    shape = [n * math.prod(sizes[a] for a in axes) for axes, n in zip(dims, block)]
+    return x.transpose(order).reshape(shape)

@@ -1,0 +1,1 @@
+"""Compiler passes for collectives: fewer of them, earlier, and while ranks compute."""

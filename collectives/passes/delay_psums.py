@@ -1,0 +1,168 @@
+"""Move psums past what is linear, to where several are one.
+
+A value that is the same on all ranks and is used several times has a cotangent made of several psums: not of their sum
+as it stands, since each was multiplied by this and reshaped by that on its way. But a psum may as well come after what
+is linear:
+
+    f(psum(x))          = psum(f(x))                where f is linear, on each rank for itself or along other axes
+    psum(x) * c         = psum(x * pbroadcast(c))   where c does not vary along the axes
+    psum(x) + psum(y)   = psum(x + y)
+    psum(psum(x, i), j) = psum(x, (i, j))
+    pscatter(psum(x))   = psum_scatter(x)
+    at_root(psum(x))    = reduce(x)
+
+A psum is moved until another one over the same axes is added to it, or a local slice is taken of it; one to which
+neither happens stays where it was. It is moved with everything that is computed from it, or not at all, and not where
+more bytes would be sent: so there are never more psums than before.
+
+Terms are added in another order, and may be rounded differently; each sum stays in its dtype.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+from typing import NamedTuple
+
+from collectives.axes import along_those
+from collectives.ops import lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.primitives import Collective
+from collectives.rooted import at_root_p, reduce_p
+from minidiff.compiler.simplify import rewrites_tapes
+from minidiff.core import Scope, is_differentiable, is_scalar_constant
+from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.location import Location, merged
+from minidiff.ops.base import Linear, Multilinear
+from minidiff.ops.elementwise import Divide, Sum, Where
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, operand_type, with_equations
+
+#: What each rank takes of a value that all have; and of a sum, in one collective.
+OF_A_SUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
+
+#: A message of so many bytes takes about as long as one of a single number.
+SHORT_MESSAGE = 1 << 16
+
+
+class Delayed(NamedTuple):
+    """A value as the psum of `operand`, which is not taken yet.
+
+    `shares` are the psums of the tape that it is computed from; a psum that is used twice has half a share in each.
+    """
+
+    operand: Atom
+    axes: frozenset[str]
+    shares: Counter[Var]
+    source: Location | None
+
+    @staticmethod
+    def of(psum: Equation) -> Delayed:
+        (x,), (out,), axes = psum.inputs, psum.outputs, frozenset(psum.params["axes"])
+        return Delayed(x, axes, Counter({out: Fraction(1)}), psum.source)
+
+    def can_replace(self) -> bool:
+        """Whether one collective can take the place of those psums: no other value needs them, nor is more sent."""
+        size, before = atom_type(self.operand).nbytes, sum(v.type.nbytes for v in self.shares)
+        return all(share == 1 for share in self.shares.values()) and size <= max(SHORT_MESSAGE, before)
+
+
+@rewrites_tapes(in_scope=True)
+def delay_psums(tape: Tape, scope: Scope | None) -> Tape:
+    """The typed body of a `shard_map`, with its psums moved to where several are one."""
+    if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
+        return tape
+    return prune_tape(with_equations(tape, _Delaying(tape, scope).equations))
+
+
+class _Delaying:
+    """A tape's equations, and those that are linear in psums a second time, of what is summed.
+
+    Where psums meet, one psum of the latter takes the place of the former; what is not used in the end is dropped.
+    """
+
+    def __init__(self, tape: Tape, scope: Scope):
+        self.scope = scope
+        self.equations: list[Equation] = []
+        self.delayed: dict[Var, Delayed] = {}
+        self.broadcast: dict[tuple, Var] = {}
+        self.uses = Counter(a for eqn in tape.equations for a in eqn.inputs if isinstance(a, Var))
+        self.uses.update(a for a in tape.outputs if isinstance(a, Var))
+        for eqn in tape.equations:
+            self.equations.append(self._rewritten(eqn))
+
+    def _rewritten(self, eqn: Equation) -> Equation:
+        """An equation, or the collective that takes its place where psums meet."""
+        p, sums = eqn.primitive, [self._share(a) for a in eqn.inputs]
+        before = sums[0] if sums and sums[0] and sums[0].can_replace() else None
+        if p in OF_A_SUM and before and before.axes == {*eqn.params["axes"]}:
+            return Equation(OF_A_SUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
+        if p is psum_p:
+            if before:
+                both = before._replace(axes=before.axes.union(eqn.params["axes"]))
+                eqn = self._psum(both, eqn.outputs[0], merged([before.source, eqn.source]))
+            self.delayed[eqn.outputs[0]] = Delayed.of(eqn)
+        elif after := self._after(eqn, sums):
+            if len(after.shares) > 1 and after.can_replace():
+                eqn = self._psum(after, eqn.outputs[0], after.source)
+                after = Delayed.of(eqn)
+            self.delayed[eqn.outputs[0]] = after
+        return eqn
+
+    def _share(self, a: Atom) -> Delayed | None:
+        """An operand as a psum that is not taken yet, with the share that one use of it has."""
+        found = self.delayed.get(a) if isinstance(a, Var) else None
+        if found is None:
+            return None
+        return found._replace(shares=Counter({v: share / self.uses[a] for v, share in found.shares.items()}))
+
+    def _psum(self, of: Delayed, out: Var, source: Location | None) -> Equation:
+        return Equation(psum_p, [of.operand], along_those(self.scope, of.axes).params, [out], source)
+
+    def _after(self, eqn: Equation, sums: Sequence[Delayed | None]) -> Delayed | None:
+        """The result of an equation that is linear in psums as a psum of the same of their operands."""
+        delayed = [d for d in sums if d]
+        if not delayed or any(d.axes != delayed[0].axes for d in delayed):
+            return None
+        axes = delayed[0].axes
+        linear = _linear_together(eqn, axes, [k for k, d in enumerate(sums) if d])
+        zero = [is_scalar_constant(a) and a == 0 for a in eqn.inputs]
+        if not linear or not all(sums[k] or zero[k] for k in linear):
+            return None
+        inputs = [d.operand if d else self._broadcast(a, axes) for a, d in zip(eqn.inputs, sums)]
+        (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
+        if any(atom_type(d.operand).dtype != type.dtype for d in delayed):
+            return None  # what is summed in a smaller dtype may overflow there
+        out = Var(type)
+        self.equations.append(Equation(eqn.primitive, inputs, eqn.params, [out], eqn.source))
+        return Delayed(out, axes, sum([d.shares for d in delayed], Counter()), merged([d.source for d in delayed]))
+
+    def _broadcast(self, a: Atom, axes: frozenset[str]) -> Atom:
+        """An operand that is the same along the axes, beside others that vary there."""
+        if is_scalar_constant(a):
+            return a
+        key = a if isinstance(a, Var) else id(a), axes
+        if key not in self.broadcast:
+            self.broadcast[key] = Var(lifted_type(atom_type(a), axes))
+            params = along_those(self.scope, axes).params
+            self.equations.append(Equation(pbroadcast_p, [a], params, [self.broadcast[key]]))
+        return self.broadcast[key]
+
+
+def _linear_together(eqn: Equation, axes: Collection[str], wanted: Sequence[int]) -> Collection[int]:
+    """The operands in which an equation is linear together, `wanted` among them; nothing where it is not."""
+    p, linear = eqn.primitive, ()
+    if p.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
+        return ()
+    if isinstance(p, Collective):  # along other axes: along those of the psum, ranks do the same
+        linear = (0,) if type(p) is Collective and not {*axes}.intersection(eqn.params["axes"]) else ()
+    elif isinstance(p, Sum):
+        linear = (0, 1)
+    elif isinstance(p, Where):
+        linear = (1, 2)
+    elif isinstance(p, Divide):
+        linear = (0,)
+    elif isinstance(p, Multilinear):
+        linear = wanted if len(wanted) == 1 and p.transpose_rules[wanted[0]] is not None else ()
+    elif isinstance(p, Linear):
+        linear = range(len(eqn.inputs) if p.linear_operands is None else p.linear_operands)
+    return linear if set(wanted).issubset(linear) else ()

@@ -1,0 +1,122 @@
+"""Hoist pbroadcasts out of loops, so that their transposes sum once, after a loop, and not in each step.
+
+Transposed, a `pbroadcast` is a `psum`: one in the body of a loop is a psum in each step. In the tape of a linear part,
+a `pbroadcast` in the body of a `scan` moves before the loop
+
+- where its operand is a constant of the loop, or is computed from constants alone: with that computation;
+- where its operand is an element of an array: the whole array is broadcast, and the loop takes the elements of that.
+
+A `pbroadcast` of an input of a `checkpoint` moves before the `checkpoint`. There is one for each value and axes. A
+carry changes from step to step, so its pbroadcasts stay.
+
+Source: loop-invariant code motion, as compilers do it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+from collectives.ops import lifted_type, pbroadcast_p
+from minidiff.higher_order import scan_p
+from minidiff.higher_order.checkpoint import Checkpoint
+from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+
+
+def hoist_pbroadcasts(tape: Tape) -> Tape:
+    """The tape with pbroadcasts before loops and checkpoints, not in their bodies; itself if there are none."""
+    if not any(map(_has_pbroadcast, tape.equations)):
+        return tape
+    equations: list[Equation] = []
+    names: dict[Var, Var] = {}  # the result of a pbroadcast -> the one that stands for it
+    varying: dict[tuple[Var, frozenset], Var] = {}  # a value and axes -> the one result for them
+    views: dict[Var, Equation] = {}
+
+    def broadcast(x: Var, eqn: Equation) -> Var:
+        """`x`, as `eqn` broadcasts it; a view as a view of what is broadcast."""
+        axes = frozenset(eqn.params["axes"])
+        if (x, axes) not in varying:
+            view = views.get(x)
+            made = Equation(pbroadcast_p, [x], eqn.params, [x], eqn.source) if view is None else view
+            operand = x if view is None else broadcast(view.inputs[0], eqn)
+            results = [Var(lifted_type(v.type, axes)) for v in made.outputs]
+            equations.append(Equation(made.primitive, [operand], made.params, results, made.source))
+            varying.update(((v, axes), new) for v, new in zip(made.outputs, results))
+        return varying[x, axes]
+
+    for eqn in itertools.chain(*map(_hoisted, tape.equations)):
+        inputs = [_look_up(names, a) for a in eqn.inputs]
+        if eqn.primitive is pbroadcast_p and isinstance(inputs[0], Var):
+            names[eqn.outputs[0]] = broadcast(inputs[0], eqn)
+            continue
+        equations.append(Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source))
+        if eqn.primitive.is_view and isinstance(inputs[0], Var):
+            views.update(dict.fromkeys(eqn.outputs, equations[-1]))
+    hoisted = Tape(tape.inputs, equations, [_look_up(names, a) for a in tape.outputs])
+    hoisted.linear, hoisted.spread = tape.linear, tape.spread
+    return hoisted
+
+
+def _has_pbroadcast(eqn: Equation) -> bool:
+    """Whether the body of a loop or a checkpoint has one."""
+    body = _body(eqn)
+    return body is not None and any(e.primitive is pbroadcast_p or _has_pbroadcast(e) for e in body.equations)
+
+
+def _body(eqn: Equation) -> Tape | None:
+    body = eqn.params.get("body") if eqn.primitive is scan_p or isinstance(eqn.primitive, Checkpoint) else None
+    return body if isinstance(body, Tape) else None
+
+
+def _hoisted(eqn: Equation) -> list[Equation]:
+    """An equation, after the pbroadcasts that need not be in its body."""
+    body = _body(eqn)
+    if body is None:
+        return [eqn]
+    body, loop = hoist_pbroadcasts(body), eqn.primitive is scan_p
+    counts = (eqn.params["consts"], eqn.params["carry"]) if loop else (len(eqn.inputs), 0)
+    consts, carry, xs = cut(list(zip(body.inputs, eqn.inputs)), *counts)
+    outside: dict[Var, Atom] = dict([*consts, *xs])  # what stands for a name of the body before the equation
+    elements = {v for v, _ in xs}
+    moved = _computed_before(body, consts) if loop else set()
+    before, rest = [], []
+    for e in body.equations:
+        broadcast = e.primitive is pbroadcast_p and isinstance(_look_up(outside, e.inputs[0], None), Var)
+        if not broadcast and moved.isdisjoint(e.outputs):
+            rest.append(e)
+            continue
+        inputs, types = [_look_up(outside, a) for a in e.inputs], [v.type for v in e.outputs]
+        if broadcast:
+            types = [lifted_type(atom_type(inputs[0]), e.params["axes"])]
+            if e.inputs[0] in elements:
+                elements.add(e.outputs[0])
+        results = list(map(Var, types))
+        before.append(Equation(e.primitive, inputs, e.params, results, e.source))
+        outside.update(zip(e.outputs, results))
+    used = names_used(Tape([], rest, body.outputs))
+    consts, xs = ([(v, a) for v, a in outside.items() if v in used and (v in elements) is yes] for yes in (False, True))
+    operands = [*consts, *carry, *xs]
+    params = {**eqn.params, "body": Tape([v for v, _ in operands], rest, body.outputs)}
+    if loop:
+        params["consts"] = len(consts)
+    return [*before, Equation(eqn.primitive, [a for _, a in operands], params, eqn.outputs, eqn.source)]
+
+
+def _computed_before(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Var]:
+    """The names in a loop's body that are computed from constants alone, and that a pbroadcast of such is of."""
+    constant = {v for v, _ in consts}
+    traced = {v for v, a in consts if isinstance(a, Var)}  # a value is known: nobody sums its cotangent
+    invariant = []
+    for eqn in body.equations:
+        names = {a for a in eqn.inputs if isinstance(a, Var)}
+        if names <= constant and not names.isdisjoint(traced) and not eqn.primitive.has_body:
+            invariant.append(eqn)
+            constant.update(eqn.outputs)
+            traced.update(eqn.outputs)
+    wanted = [eqn.inputs[0] for eqn in invariant if eqn.primitive is pbroadcast_p]
+    return {v for eqn in needed_equations(invariant, wanted)[0] for v in eqn.outputs}
+
+
+def _look_up(names: dict[Var, Atom], a: Atom, *otherwise: Atom) -> Atom:
+    return names.get(a, *(otherwise or (a,))) if isinstance(a, Var) else a

@@ -1,0 +1,315 @@
+"""Collectives as operations on the data that a backend holds: what compiled programs are made of.
+
+A tape of a `shard_map` body says what each rank does. Run on a backend by a recorder, it becomes a tape of what this
+process does to its data: with simulated ranks to all their blocks at once, under MPI to its own. There a collective is
+an operation like any other, that happens to communicate.
+
+All-reduces and permutations are started there as soon as what they send is there, and waited for where a result is
+first used (`overlap_communication`): meanwhile the program computes, and MPI communicates.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+
+from collectives.backends.base import Axes, Backend
+from collectives.ops import ppermute_p, psum_p, untyped_psum_p
+from collectives.primitives import INVARIANT, Collective, grouped
+from minidiff.compiler.simplify import rewrites_tapes, with_equations
+from minidiff.core import Primitive, ShapedArray
+from minidiff.tape import Equation, Tape, Var, atom_type
+
+
+class Exchange(Primitive):
+    """A collective of a backend. Parameters: the collective, its own `params`, the backend `ranks`, what is `held`."""
+
+    shares_memory = True  # along an axis of one rank there may be nothing to do
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective.name, _run)
+        self.communicates = collective.communicates
+
+    def sends(self, params):
+        return params["collective"].sends(params["params"])
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [_result_type(types[0], **params)]
+
+    def show_params(self, params: dict) -> str:
+        return params["collective"].show_params(params["params"])
+
+
+def _result_type(x: ShapedArray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> ShapedArray:
+    block = ShapedArray(ranks.block_shape(x, held), x.dtype)
+    shape, dtype = collective.shape_rule(block, **params)
+    return ShapedArray(ranks.data_shape(shape, held_after(collective, params, ranks, held)), dtype)
+
+
+def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
+    return ranks.collective(collective.name, x, held, collective.sends(params), params)[0]
+
+
+class ExchangeTogether(Exchange):
+    """As `Exchange`, of several values: `collective` is what is done with each, `held` says it of each."""
+
+    multiple_results = True
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective)
+        self.impl = self.run = _run_together
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        if params.get("ready"):
+            return list(types)
+        return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
+
+
+def _run_together(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+) -> list:
+    name, operands = collective.name, list(zip(xs, held))
+    if ready:
+        return [out for out, _ in ranks.reduced(name, operands, params)]
+    return [out for out, _ in ranks.together(name, operands, collective.sends(params), params)]
+
+
+class Ready(Exchange):
+    """An operand of a collective of several values, as the backend takes it before the others are there."""
+
+    shares_memory = False  # a sum, over several ranks
+
+    def __init__(self, collective: Collective):
+        super().__init__(collective)
+        self.name, self.impl, self.communicates = f"{collective.name}_ready", _run_ready, False
+        self.run = self.impl
+
+    def sends(self, params):
+        return False
+
+
+def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
+    return ranks.ready(collective.name, x, held, params)[0]
+
+
+class Start(ExchangeTogether):
+    """A collective that is begun. Its result is what `Wait` takes: the numbers that are on their way.
+
+    It shares memory: what its operands look at is not written into before it is over. Where ranks are simulated it is
+    `over` at once.
+    """
+
+    multiple_results = False
+
+    def __init__(self, collective: Collective, over: bool = False):
+        super().__init__(collective)
+        self.shares_memory = not over
+        self.name, self.impl = f"{collective.name}_start", _run_start
+        self.run = self.impl
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
+
+
+def _run_start(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+) -> Any:
+    return (ranks.begin if ready else ranks.start)(collective.name, list(zip(xs, held)), params)
+
+
+class Wait(Primitive):
+    """The results of a collective that was begun. Parameters: the backend `ranks`, and their `types`."""
+
+    shares_memory = True  # they are parts of one array
+    multiple_results = True
+    on_ranks = True
+
+    def __init__(self, collective: Collective):
+        super().__init__(f"{collective.name}_wait", _run_wait)
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return list(params["types"])
+
+    def show_params(self, params: dict) -> str:
+        return ""
+
+
+def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> list:
+    return [out for out, _ in ranks.wait(started)]
+
+
+def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
+    """The axes along which a collective's result is held: those it makes the same on all ranks are left out."""
+    if collective.gives == INVARIANT or collective is untyped_psum_p:
+        return tuple(a for a in held if a not in params["axes"])
+    return ranks.ordered({*held, *params["axes"]})
+
+
+class Index(Primitive):
+    """Each rank's index along some axes of a backend. No constant: ranks must all run one program."""
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
+
+
+exchange_p, exchange_together_p, start_p, wait_p, ready_p = map(
+    functools.cache, (Exchange, ExchangeTogether, Start, Wait, Ready)
+)
+index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
+index_p.shares_memory = True
+
+
+def exchange(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
+    """A collective on recorded data: the result, and the axes along which it is held."""
+    out = exchange_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
+    return out, held_after(collective, params, ranks, held)
+
+
+def exchange_together(
+    collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
+) -> list[tuple[Any, Axes]]:
+    """A collective on several recorded values in one call: the results, and the axes along which each is held."""
+    helds = tuple(held for _, held in operands)
+    outs = exchange_together_p(collective).bind(
+        *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
+    )
+    return [(out, held_after(collective, params, ranks, held)) for out, held in zip(outs, helds)]
+
+
+def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
+    """Each rank's index, recorded, and the axes along which it is held."""
+    held = ranks.ordered(axes)
+    return index_p.bind(axes=axes, ranks=ranks, held=held), held
+
+
+# ---------------------------------------------------------------- communication while the program computes
+
+#: What a backend can begin, and end later.
+OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
+
+
+@rewrites_tapes()
+def add_up_at_once(tape: Tape) -> Tape:
+    """Of what simulated ranks sum in one call, each value added up when it is there: they need not hold the terms.
+
+    Real ranks do until the call begins: what they send together must be there.
+    """
+    parts: dict[Var, list[Equation]] = defaultdict(list)  # by what they are made of
+    instead: dict[Equation, list[Equation]] = {}
+    for eqn in tape.equations:
+        if isinstance(eqn.primitive, ExchangeTogether) and eqn.params["ranks"].at_once and _can_overlap(eqn):
+            *ready, of_parts = _in_parts(eqn)
+            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], of_parts]
+            for part in ready:
+                if isinstance(part.inputs[0], Var):
+                    parts[part.inputs[0]].append(part)
+    if not instead:
+        return tape
+    equations = [part for v in tape.inputs for part in parts[v]]
+    for eqn in tape.equations:
+        equations += instead.get(eqn, [eqn])
+        equations += [part for v in eqn.outputs for part in parts[v]]
+    return with_equations(tape, equations)
+
+
+def _in_parts(eqn: Equation) -> list[Equation]:
+    """A collective of several values: what makes each of them ready for it, and then itself, of these."""
+    each = {k: v for k, v in eqn.params.items() if k != "held"}
+    primitive, equations = ready_p(each["collective"]), []
+    for a, held in zip(eqn.inputs, eqn.params["held"]):
+        params = {**each, "held": held}
+        outputs = [Var(t) for t in primitive.typecheck([atom_type(a)], params)]
+        equations.append(Equation(primitive, [a], params, outputs))
+    helds = tuple([held_after(held=held, **each) for held in eqn.params["held"]])
+    ready, params = [out for part in equations for out in part.outputs], {**each, "held": helds, "ready": True}
+    return [*equations, Equation(eqn.primitive, ready, params, eqn.outputs, eqn.source)]
+
+
+@rewrites_tapes()
+def overlap_communication(tape: Tape) -> Tape:
+    """All-reduces and permutations started as soon as operands are there, waited for where a result is first used.
+
+    Where nothing could be computed in between, they stay as they are.
+    """
+    found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
+    return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
+
+
+def _can_overlap(eqn: Equation) -> bool:
+    primitive, params = eqn.primitive, eqn.params
+    return isinstance(primitive, Exchange) and params["collective"] in OVERLAPPED and primitive.sends(params)
+
+
+class _Overlapped:
+    """The equations of a tape, with these collectives moved apart into their beginnings and their ends."""
+
+    def __init__(self, tape: Tape, found: Sequence[Equation]):
+        self.equations: list[Equation] = []
+        self.place = {eqn: k for k, eqn in enumerate(found)}
+        #: What those that have not begun wait for; and by what is waited for, who waits.
+        self.missing = {eqn: {a for a in eqn.inputs if isinstance(a, Var)} for eqn in found}
+        self.waiting: dict[Var, list[Equation]] = defaultdict(list)
+        for eqn, atoms in self.missing.items():
+            for a in atoms:
+                self.waiting[a].append(eqn)
+        self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> what it is of, and its beginning
+        for eqn in [eqn for eqn, atoms in self.missing.items() if not atoms]:
+            self._start(eqn)
+        self._there(tape.inputs)
+        for eqn in tape.equations:
+            if eqn in self.missing:
+                self._need(eqn.inputs)
+            elif eqn not in self.place:
+                self._need(eqn.inputs)
+                self.equations.append(eqn)
+                self._there(eqn.outputs)
+        self._need(tape.outputs)
+
+    def _there(self, names: Sequence[Var]) -> None:
+        """Start what has waited for these names, and for no others."""
+        ready = []
+        for v in names:
+            for eqn in self.waiting.pop(v, ()):
+                self.missing[eqn].discard(v)
+                if not self.missing[eqn]:
+                    ready.append(eqn)
+        for eqn in sorted(ready, key=self.place.__getitem__):
+            self._start(eqn)
+
+    def _start(self, eqn: Equation) -> None:
+        del self.missing[eqn]
+        params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
+        over = params["ranks"].at_once and not params.get("ready")
+        primitive = start_p(params["collective"], over)
+        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
+        start = Equation(primitive, eqn.inputs, params, (Var(type),), eqn.source)
+        self.equations.append(start)
+        self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
+
+    def _need(self, atoms: Sequence[Any]) -> None:
+        """Wait for those of these values that are on their way."""
+        for a in atoms:
+            if isinstance(a, Var) and a in self.under_way:
+                self._finish(*self.under_way[a])
+
+    def _finish(self, eqn: Equation, start: Equation) -> None:
+        for v in eqn.outputs:
+            del self.under_way[v]
+        if self.equations[-1] is start:
+            self.equations[-1] = eqn
+        else:
+            types = tuple(v.type for v in eqn.outputs)
+            self.equations.append(
+                Equation(
+                    wait_p(eqn.params["collective"]),
+                    start.outputs,
+                    {"ranks": eqn.params["ranks"], "types": types},
+                    eqn.outputs,
+                    eqn.source,
+                )
+            )
+        self._there(eqn.outputs)

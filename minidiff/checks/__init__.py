@@ -1,0 +1,5 @@
+"""Derivatives checked against numbers: `minidiff.testing`, and `minidiff.numerical`, the differences it uses."""
+
+from minidiff.checks import numerical, testing
+
+__all__ = ["numerical", "testing"]

@@ -1,0 +1,217 @@
+"""Checks of derivatives against numbers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff import tree
+from minidiff.checks.numerical import central_difference, gathered, of_active, on_whole_arrays
+from minidiff.core import Tracer, TracerError, is_differentiable, typeof
+from minidiff.forward import jvp
+from minidiff.reverse import vjp
+from minidiff.show.trace_table import Local
+from minidiff.staging import stage_flat
+from minidiff.tape import evaluate_equation, read
+
+
+class Tolerance(NamedTuple):
+    """The step of the differences, and how near to them a derivative must be: `atol + rtol * abs(difference)`."""
+
+    eps: float
+    rtol: float
+    atol: float
+
+
+def check_grads(
+    f: Callable,
+    args: Sequence[Any],
+    order: int = 2,
+    modes: Sequence[str] = ("fwd", "rev"),
+    eps: float | None = None,
+    rtol: float | None = None,
+    atol: float | None = None,
+) -> None:
+    """Compare derivatives of `f` at `args` with central differences, to `order`, in forward and reverse mode.
+
+    `args` is a sequence of trees of arrays. Floating-point and complex numbers are varied, complex ones in real and
+    imaginary direction; whole numbers and booleans are held constant. Compared are tangents in forward mode, and in
+    reverse mode the pairing `Re(sum(cotangent * tangent))`. Each order checks the derivative functions of the order
+    before. Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results
+    may be sharded arrays; under MPI every rank calls it.
+
+    Raises AssertionError, naming the mode, the order and the result with both numbers; the argument it is due to; and
+    the first operation whose own derivative is wrong, where there is one. Raises TypeError if no argument or no result
+    carries a derivative; TracerError for a traced argument, as in the body of a `shard_map`.
+
+    >>> import numpy as np
+    >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
+    """
+    for mode in modes:
+        if mode not in ("fwd", "rev"):
+            raise ValueError(f"check_grads: a mode is 'fwd' or 'rev', got {mode!r}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(
+            f"check_grads: args is a tuple with an entry for each argument, as in check_grads(f, (x,)); got "
+            f"{type(args).__name__}"
+        )
+    for path, x in tree.flatten_with_paths(tuple(args), "args")[0]:
+        if isinstance(x, Tracer) and typeof(x).layout is None:
+            raise TracerError(
+                f"check_grads compares numbers, but {path} is a traced value ({x.type}): call it outside of jit, vmap "
+                "and the body of a shard_map; it checks a shard_map as a whole, on sharded arrays too"
+            )
+    of_tuple, args = on_whole_arrays(lambda xs: f(*xs), tuple(args))
+    paths = _varied(args, "args")
+    outs = _varied(of_tuple(args), "")
+    restricted, values, _ = of_active(of_tuple, args)
+    single = any(numpy.finfo(typeof(x).dtype).eps > 1e-10 for _, x in paths + outs)
+    tolerance = Tolerance(
+        (1e-2 if single else 1e-5) if eps is None else eps,
+        (2e-2 if single else 1e-5) if rtol is None else rtol,
+        (2e-2 if single else 1e-6) if atol is None else atol,
+    )
+    subject = _Subject(lambda *xs: restricted(list(xs)), values, [p for p, _ in paths], [p for p, _ in outs])
+    _check(subject, order, tuple(modes), numpy.random.default_rng(0), tolerance, ())
+
+
+class _Subject(NamedTuple):
+    """What is checked: a function of arrays that returns a list of arrays, where, and what both are called."""
+
+    f: Callable
+    values: Sequence[Any]
+    arguments: Sequence[str]
+    results: Sequence[str]
+
+
+def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
+    """The leaves that carry derivatives, with where they stand; TypeError if there are leaves, but no such one."""
+    paths = tree.flatten_with_paths(of, root)[0]
+    found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
+    if paths and not found:
+        raise TypeError(f"check_grads: arguments and results must be floating-point, got {typeof(paths[0][1])}")
+    return found
+
+
+def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Tolerance, history: tuple) -> None:
+    tangents = [_random_like(x, rng) for x in subject.values]
+    cts = [_random_like(x, rng) for x in subject.f(*subject.values)]
+    for mode in modes:
+        actual, expected = _both(subject, tangents, cts, mode, tolerance)
+        name = " of ".join([*reversed((*history, mode))])
+        what = "the tangent" if mode == "fwd" else "<cotangent, tangent>"
+        for path, a, e in zip(subject.results if mode == "fwd" else [""], actual, expected):
+            if not _agree(a, e, tolerance):
+                title = f"{name}: {what}{path} by the rules (actual), by differences"
+                raise AssertionError(_message(a, e, title, tolerance) + _explanation(subject, cts, mode, tolerance))
+    if order > 1:
+        for mode in modes:
+            derivative = _derivative(subject, tangents, cts, mode)
+            _check(derivative, order - 1, modes, rng, tolerance, (*history, mode))
+
+
+def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: Tolerance) -> tuple[list, list]:
+    """The derivative by the rules, and by differences: the results' tangents, or their pairing with cotangents."""
+    f, values = subject.f, list(subject.values)
+    differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
+    if mode == "fwd":
+        return jvp(f, values, tangents)[1], differences
+    return [_inner(_pulled_back(f, values, cts), tangents)], [_inner(cts, differences)]
+
+
+def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Subject:
+    """The derivative in a fixed direction, as a function of the arguments."""
+    f = subject.f
+    if mode == "fwd":
+        return subject._replace(f=lambda *xs: jvp(f, xs, tangents)[1])
+    return subject._replace(f=lambda *xs: _pulled_back(f, xs, cts), results=subject.arguments)
+
+
+def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
+    """The cotangents of the arguments. One of a whole array may be sharded, as where a shard_map splits that."""
+    return list(map(gathered, vjp(f, *xs)[1](cts)))
+
+
+def _random_like(x: Any, rng: numpy.random.Generator) -> Any:
+    t = typeof(x)
+    numbers = rng.standard_normal(t.shape)
+    if t.dtype.kind == "c":
+        numbers = numbers + 1j * rng.standard_normal(t.shape)
+    return numpy.asarray(numbers, t.dtype)[()]
+
+
+def _inner(xs: Sequence, ys: Sequence) -> float:
+    return sum(numpy.sum(numpy.asarray(x) * numpy.asarray(y)).real for x, y in zip(xs, ys, strict=True))
+
+
+# ---------------------------------------------------------------- what went wrong
+
+
+def _agree(actual: Any, expected: Any, tolerance: Tolerance) -> bool:
+    return numpy.allclose(actual, expected, tolerance.rtol, tolerance.atol, equal_nan=True)
+
+
+def _message(actual: Any, expected: Any, title: str, tolerance: Tolerance) -> str:
+    try:
+        numpy.testing.assert_allclose(actual, expected, tolerance.rtol, tolerance.atol, err_msg=title)
+    except AssertionError as error:
+        return str(error)
+    return title
+
+
+def _explanation(subject: _Subject, cts: list, mode: str, tolerance: Tolerance) -> str:
+    """The argument that a disagreement is due to, and the operation: further lines of the message."""
+    rng = numpy.random.default_rng(0)
+    argument = _first_wrong(subject, cts, mode, tolerance, rng)
+    return "".join(f"\n {line}" for line in (argument, _wrong_operation(subject, mode, tolerance, rng)) if line)
+
+
+def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
+    """The first argument in which alone the derivative is wrong, with both numbers."""
+    zeros = [numpy.zeros_like(x)[()] for x in subject.values]
+    for i, (name, x) in enumerate(zip(subject.arguments, subject.values)):
+        for part, t in _directions(_random_like(x, rng)):
+            tangents = [*zeros[:i], t, *zeros[i + 1 :]]
+            for a, e in zip(*_both(subject, tangents, cts, mode, tolerance)):
+                if not _agree(a, e, tolerance):
+                    a, e = numpy.broadcast_arrays(a, e)
+                    worst = numpy.unravel_index(numpy.argmax(numpy.abs(a - e)), a.shape)
+                    return f"in {name} ({typeof(x)}){part}: {a[worst]:.8g} by the rules, {e[worst]:.8g} by differences"
+    return ""
+
+
+def _directions(t: Any) -> list[tuple[str, Any]]:
+    if numpy.iscomplexobj(t):
+        return [(", real direction", t.real.astype(t.dtype)), (", imaginary direction", t - t.real)]
+    return [("", t)]
+
+
+def _on_list(f: Callable, *xs: Any) -> Any:
+    return f(list(xs))
+
+
+def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
+    """The first operation on the function's tape whose own derivative is not that of its values."""
+    try:
+        tape = stage_flat(subject.f, tuple(subject.values))[0]
+    except TracerError:
+        return "the operation cannot be named: the function chooses by its values, and has no tape"
+    env = dict(zip(tape.inputs, subject.values))
+    for number, eqn in enumerate(tape.equations):
+        evaluate_equation(eqn, env)
+        local = Local(eqn)
+        if local.active and local.results:
+            others, values = ([read(env, a) for a in atoms] for atoms in (local.others, local.active))
+            operands = [f"operand {next(i for i, a in enumerate(eqn.inputs) if a is v)}" for v in local.active]
+            applied, values = on_whole_arrays(functools.partial(local.apply, others), values)
+            itself = _Subject(functools.partial(_on_list, applied), values, operands, [""] * len(local.results))
+            cts = [_random_like(env[v], rng) for v in local.results]
+            wrong = _first_wrong(itself, cts, mode, tolerance, rng)
+            if wrong:
+                return (
+                    f"the operation {eqn.primitive}, number {number + 1} on the tape, is wrong in {mode} mode {wrong}"
+                )
+    return "no operation is wrong by itself: is the function smooth here, and eps right for it?"

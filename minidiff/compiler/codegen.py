@@ -1,0 +1,418 @@
+"""Source transformation: a tape written out as straight-line NumPy source, and compiled.
+
+One line an operation, named as on the tape. Results that are not needed any more lend their memory to later ones,
+where the tape proves that nobody else looks at it.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import math
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.compiler.simplify import copy_p, optimize, sharing
+from minidiff.core import (
+    EVALUATE,
+    Primitive,
+    ShapedArray,
+    Value,
+    current_interpreter,
+    is_scalar_constant,
+    typeof,
+)
+from minidiff.higher_order.checkpoint import recompute_p
+from minidiff.location import ASKED_FOR, Location
+from minidiff.ops import elementwise, indexing, linalg, reduction, shape
+from minidiff.ops.base import is_elementwise
+from minidiff.staging import stage_flat
+from minidiff.tape import Atom, Equation, Tape, Var, bodies_of, letters, names_of
+
+# ---------------------------------------------------------------- how operations are written
+
+
+def _infix(sign: str) -> Callable:
+    return lambda x, y: f"{x} {sign} {y}"
+
+
+def _transposed(x: str, axes: tuple[int, ...]) -> str:
+    return f"{x}.T" if axes == tuple(reversed(range(len(axes)))) else f"{x}.transpose({axes})"
+
+
+def _indexed(x: str, index: tuple) -> str:
+    return f"{x}[{', '.join(map(_index, index)) or '()'}]"
+
+
+def _index(i: Any) -> str:
+    if isinstance(i, slice):
+        start, stop, step = ("" if n is None else str(n) for n in (i.start, i.stop, i.step))
+        return f"{start}:{stop}:{step}" if step else f"{start}:{stop}"
+    return "..." if i is Ellipsis else repr(i)
+
+
+def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
+    return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
+
+
+#: How an operation is written, where that is not `name(operands, parameter=…)`.
+SOURCES: dict[Primitive, Callable[..., str]] = {
+    elementwise.add.primitive: _infix("+"),
+    elementwise.subtract.primitive: _infix("-"),
+    elementwise.multiply.primitive: _infix("*"),
+    elementwise.divide.primitive: _infix("/"),
+    elementwise.negative.primitive: lambda x: f"-{x}",
+    linalg.matmul_p: _infix("@"),
+    reduction.sum_p: _summed,
+    shape.reshape_p: lambda x, shape: f"{x}.reshape({shape})",
+    shape.transpose_p: _transposed,
+    indexing.slice_p: _indexed,
+    recompute_p: lambda x: x,
+}
+
+#: Smaller results are not worth writing into memory that is there: NumPy finds new memory for them as fast.
+REUSED_BYTES = 4096
+
+#: How many arrays of a type are held for that: where more are free, they are let go.
+HELD_ARRAYS = 2
+
+
+def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
+    """The ufunc that an operation is: it can write its result into a given array."""
+    return primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
+
+
+def _writes(eqn: Equation) -> bool:
+    """Whether an operation can write its result into memory that it is given, and that is worth while."""
+    if _ufunc(eqn.primitive) is None and eqn.primitive is not linalg.matmul_p:
+        return False
+    out = eqn.outputs[0].type
+    return len(eqn.outputs) == 1 and out.shape != () and out.nbytes >= REUSED_BYTES
+
+
+# ---------------------------------------------------------------- memory
+
+
+class Memory:
+    """When nobody looks at the memory of a value any more, and at which moments a name is used last."""
+
+    def __init__(self, tape: Tape):
+        self.roots = sharing(tape)
+        #: Values whose memory the program made itself, for them alone.
+        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.has_body)
+                      for v in e.outputs}  # fmt: skip
+        last: dict[Var, int] = {}
+        for k, eqn in enumerate(tape.equations):
+            last.update((v, k) for v in eqn.outputs)
+            for a in eqn.inputs:
+                if isinstance(a, Var):
+                    last[a] = k
+                    last.update((root, k) for root in self.roots[a] if isinstance(root, Var))
+        for a in tape.outputs:
+            if isinstance(a, Var):
+                last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
+        given = set(tape.inputs)
+        #: By equation: the names that are used there last, and (of owned ones) whose memory is.
+        self.ending: dict[int, list[Var]] = defaultdict(list)
+        for v, k in last.items():
+            if v not in given:
+                self.ending[k].append(v)
+
+
+# ---------------------------------------------------------------- source
+
+
+class Source:
+    """The text of a tape as a Python function, and the names that the text takes for granted.
+
+    `foreign` says which inputs may be no plain arrays: nothing is written into what is made of them, and NumPy's
+    functions are called on them. `bodies` collects the texts of the functions that operations run. `options` are those
+    of `optimize`, for programs that are made of the tape's bodies when they run.
+    """
+
+    def __init__(
+        self,
+        tape: Tape,
+        name: str = "f",
+        foreign: Sequence[bool] = (),
+        bodies: dict[str, str] | None = None,
+        options: dict | None = None,
+    ):
+        self.namespace: dict[str, Any] = {"inf": math.inf, "nan": math.nan, "add": numpy.add}
+        self.tape = tape
+        reserved = _reserved(tape)
+        self.bodies = {} if bodies is None else bodies
+        self.options = options or {}
+        self.names = names_of(tape, letters(reserved))
+        name = name if name.isidentifier() else "f"
+        taken = {*reserved, *(self.names[id(c)] for c in tape.constants)}
+        self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
+        self.memory = Memory(tape)
+        self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
+        self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # values whose memory nobody looks at
+        self.earlier: dict[Var, list[str]] = {}  # the names that a value's memory had before
+        self.handed_on: set[Var] = set()  # values whose memory is another value's now
+        #: The last equation that could write into free memory of a type.
+        self.wanted = {e.outputs[0].type: k for k, e in enumerate(tape.equations) if _writes(e)}
+        self._numbers: dict[str, int] = {}
+        #: By line of the text: the line of the program that asked for what is done there.
+        self.asked_for: dict[int, Location | None] = {}
+        self.own_text = "\n".join(self._lines())
+
+    @property
+    def text(self) -> str:
+        """The function, below the functions that its operations run."""
+        return "\n".join([*(f"{body}\n" for body in self.bodies.values()), self.own_text])
+
+    @functools.cached_property
+    def function(self) -> Callable:
+        """The compiled function: of one result, or of a tuple of them."""
+        return self._compile(self.own_text)
+
+    @functools.cached_property
+    def results(self) -> Callable[..., list[Value]]:
+        """The compiled function, its results always a list."""
+        head, _, last = self.own_text.rpartition("    return ")
+        return self._compile(f"{head}    return [{'' if last == '()' else last}]")
+
+    def _compile(self, text: str) -> Callable:
+        scope = {**self.namespace, ASKED_FOR: self.asked_for}
+        exec(compile(text, f"<{self.name}, compiled by minidiff>", "exec"), scope)
+        return scope[self.name]
+
+    def _lines(self) -> Iterator[str]:
+        arguments, types_ = [self.names[v] for v in self.tape.inputs], _types(self.tape.inputs)
+        yield f"def {self.name}({', '.join(arguments)}):" + (f"  # {types_}" if types_ else "")
+        for c in self.tape.constants:
+            self.namespace[self.names[id(c)]] = c
+            yield f"    # {self.names[id(c)]} is a constant, {typeof(c)}"
+        line = 1 + len(self.tape.constants)
+        for k, eqn in enumerate(self.tape.equations):
+            ending = self.memory.ending[k]
+            line += 1
+            self.asked_for[line] = eqn.source
+            targets = f"{self._targets(eqn)} = " if eqn.outputs else ""
+            yield f"    {targets}{self._expression(eqn, ending)}  # {_comment(eqn)}"
+            forgotten = [n for v in ending for n in self._released(v, k)]
+            if forgotten:
+                line += 1
+                yield f"    del {', '.join(forgotten)}"
+        yield f"    return {', '.join(map(self._result, self.tape.outputs)) or '()'}"
+
+    def _targets(self, eqn: Equation) -> str:
+        names = ", ".join(self.names[v] for v in eqn.outputs)
+        return f"{names}," if eqn.primitive.multiple_results and len(eqn.outputs) == 1 else names
+
+    def _expression(self, eqn: Equation, ending: list[Var]) -> str:
+        primitive = eqn.primitive
+        operands = [self._operand(a, eqn) for a in eqn.inputs]
+        foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
+        if foreign or hasattr(primitive, "body_scope"):  # a shard_map's results may be distributed
+            self.foreign.update(eqn.outputs)
+            return self._call(eqn, operands)
+        if primitive is copy_p:
+            return f"{operands[0]}{'.copy()' if eqn.outputs[0].type.shape else '[()]'}"
+        out = self._memory_for(eqn, ending)
+        if out is not None:
+            return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
+        # Python's operators make a Python number of a complex one and NumPy's float64.
+        if primitive in SOURCES and not (complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape):
+            return SOURCES[primitive](*operands, **eqn.params)
+        return self._call(eqn, operands)
+
+    def _call(self, eqn: Equation, operands: list[str]) -> str:
+        """`name(operands, parameters)`: parameters that are no plain numbers and names are bound to the function."""
+        primitive, params = eqn.primitive, eqn.params
+        if primitive.has_body:
+            function = functools.partial(_evaluated, primitive)
+            params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
+        else:
+            function = primitive.impl
+        shown = {k: v.name if isinstance(v, CompiledTape) else repr(v) for k, v in params.items() if _is_shown(v)}
+        bound = {k: v for k, v in params.items() if not _is_shown(v)}
+        self.namespace.update((v.name, v) for v in params.values() if isinstance(v, CompiledTape))
+        name = self._bind(primitive.name, functools.partial(function, **bound) if bound else function)
+        call = ", ".join([*operands, *(f"{k}={v}" for k, v in shown.items())])
+        return f"{name}({call})"
+
+    def _compiled(self, primitive: Primitive, key: str, value: Any) -> Any:
+        """A parameter: a tape as a compiled one, its text among the `bodies`."""
+        if not isinstance(value, Tape):
+            return value
+        name = first = f"{primitive.name}_{key}"
+        while name in self.bodies:
+            name = f"{first}_{self._next(first)}"
+        self.bodies[name] = ""  # taken; those within it come first
+        compiled = CompiledTape(value, name, self.bodies, self.options)
+        del self.bodies[name]
+        self.bodies[name] = compiled.source.own_text + "\n"
+        return compiled
+
+    def _next(self, name: str) -> int:
+        self._numbers[name] = number = self._numbers.get(name, 0) + 1
+        return number
+
+    def _bind(self, name: str, value: Any) -> str:
+        """A name for a value: `name` itself, or where that is taken for another one, with a number."""
+        first = name = name if name.isidentifier() else "function"
+        while self.namespace.setdefault(name, value) is not value:
+            name = f"{first}_{self._next(first)}"
+        return name
+
+    def _operand(self, a: Atom, eqn: Equation) -> str:
+        if isinstance(a, Var):
+            return self.names[a]
+        if isinstance(a, ShapedArray):
+            return self._bind("type_", a)
+        if not is_scalar_constant(a):
+            return self.names[id(a)]
+        number = a.item() if isinstance(a, numpy.generic) else a
+        if isinstance(a, numpy.generic) and not (_is_number(number) and _is_weak(a, eqn)):
+            return self._bind(f"{a.dtype.name}_constant", a)
+        text = repr(number)
+        if type(number) is complex and not _reads_back(text):
+            return self._bind("complex_constant", number)
+        return f"({text})" if text.startswith("-") else text
+
+    # ------------------------------------------------ memory
+
+    def _memory_for(self, eqn: Equation, ending: list[Var]) -> str | None:
+        """The name of an array that the result can be written into: an operand's, used here for the last time."""
+        if not _writes(eqn):
+            return None
+        (out,) = eqn.outputs
+        if _ufunc(eqn.primitive) is not None:
+            for a in eqn.inputs:
+                if isinstance(a, Var) and a.type == out.type and a in ending and self._is_own(a):
+                    return self._handed_on(a, out)
+        free = self.free[out.type]
+        return self._handed_on(free.pop(), out) if free else None
+
+    def _is_own(self, v: Var) -> bool:
+        return v in self.memory.owned and v not in self.handed_on and v not in self.foreign
+
+    def _handed_on(self, v: Var, out: Var) -> str:
+        """The memory of a value becomes that of another one."""
+        self.handed_on.add(v)
+        self.earlier[out] = names = self.earlier.pop(v, [])
+        names.append(self.names[v])
+        return self.names[v]
+
+    def _released(self, v: Var, k: int) -> list[str]:
+        """The names to forget of a value that nobody looks at any more, unless its memory has a further use."""
+        if v.type.nbytes < REUSED_BYTES or v in self.handed_on:
+            return []
+        free = self.free[v.type]
+        if self._is_own(v) and v.type.shape and self.wanted.get(v.type, -1) > k and len(free) < HELD_ARRAYS:
+            free.append(v)
+            return []
+        return [*self.earlier.get(v, ()), self.names[v]]
+
+    def _result(self, a: Atom) -> str:
+        if isinstance(a, Var):
+            return self.names[a]
+        return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
+
+
+def _reserved(tape: Tape) -> frozenset:
+    """Names that values do not get: those of functions in the text."""
+    return frozenset(e.primitive.name for e in _all_equations(tape)) | {"add", "inf", "nan"}
+
+
+def _types(outputs: Sequence[Var]) -> str:
+    return ", ".join(str(v.type) for v in outputs)
+
+
+def _comment(eqn: Equation) -> str:
+    """The types of the results, and what the parameters are that could not be written out."""
+    params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
+    if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
+        return _types(eqn.outputs)
+    return "; ".join(filter(None, [_types(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
+
+
+def _all_equations(tape: Tape) -> Iterator[Equation]:
+    for eqn in tape.equations:
+        yield eqn
+        for body in bodies_of(eqn):
+            yield from _all_equations(body)
+
+
+def _is_shown(value: Any) -> bool:
+    """Whether a parameter is written out: plain numbers, names and tuples of them, and compiled bodies."""
+    if isinstance(value, tuple):
+        return all(map(_is_shown, value))
+    return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
+
+
+def _reads_back(text: str) -> bool:
+    """Whether the text of a complex number gives that number: "-1j" has another sign of zero, "infj" is a name."""
+    try:
+        return repr(eval(text, {})) == text
+    except NameError:
+        return False
+
+
+def _is_number(x: Any) -> bool:
+    return type(x) in (bool, int, float, complex)
+
+
+def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
+    """Whether a Python number may stand for this NumPy one: another operand has its dtype, and gives it to that."""
+    promoting = eqn.inputs[1:] if eqn.primitive is elementwise.where_p else eqn.inputs
+    alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in promoting)
+    return alike and is_elementwise(eqn.primitive)
+
+
+# ---------------------------------------------------------------- bodies
+
+
+class CompiledTape(Tape):
+    """A tape that runs as compiled source where it is applied to plain arrays."""
+
+    def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict):
+        super().__init__(tape.inputs, tape.equations, tape.outputs)
+        self.name = name
+        self.options = options
+        self.source = Source(self, name, bodies=bodies, options=options)
+        self.lowered: dict[Any, Any] = {}  # what interpreters made of it
+
+    def __call__(self, *values: Value) -> list[Value]:
+        interpreter = current_interpreter()
+        if interpreter is EVALUATE:
+            return self.source.results(*values)
+        found = interpreter.lower(self, values)
+        return self.apply(*values) if found is None else found
+
+
+def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]:
+    return primitive.evaluate([x if hasattr(x, "dtype") else numpy.asarray(x)[()] for x in args], params)
+
+
+# ---------------------------------------------------------------- programs
+
+
+class Program:
+    """A function compiled for arguments of one type: its `tape`, and its `source`."""
+
+    def __init__(self, f: Callable, args: Any, name: str, options: dict):
+        tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
+        self.tape = optimize(tape, **options)
+        foreign = [type(x) is not numpy.ndarray and hasattr(x, "spec") for x in tree.leaves(args)]
+        self.source = Source(self.tape, name, foreign, options=options)
+        self.function = self._with_structure()
+
+    def _with_structure(self) -> Callable:
+        """The compiled function, its flat results put together again; where they need no putting, itself."""
+        structure = self.out_structure
+        if structure is tree.LEAF:
+            return self.source.function
+        if structure.node is tuple and structure.size != 1 and {*structure.children} <= {tree.LEAF}:
+            return self.source.function
+        run = self.source.results
+        return lambda *leaves: tree.unflatten(structure, run(*leaves))

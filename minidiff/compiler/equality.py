@@ -1,0 +1,95 @@
+"""Equality of tapes: both are simplified, and each value on them gets a number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.compiler.simplify import hashable, simplified
+from minidiff.core import Primitive, ShapedArray, Tracer, typeof
+from minidiff.higher_order.checkpoint import recompute_p
+from minidiff.higher_order.inlined import Call
+from minidiff.ops.elementwise import Sum
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+
+
+def same(one: Tape, two: Tape) -> bool:
+    """Whether two tapes are the same program: see `Tape.__eq__`."""
+    numbers = _Numbers()
+    return numbers.program(simplified(one)) == numbers.program(simplified(two))
+
+
+class _Numbers:
+    """A number for each value of the tapes that are compared: the same for the same operation on the same values."""
+
+    def __init__(self) -> None:
+        self.known: dict[Hashable, int] = {}
+        self.effects: list[int] = []  # the numbers of the calls that have one, in their order
+        self.terms: dict[int, Counter] = {}  # of the numbers of sums: how often which sign and number
+
+    def number(self, *key: Hashable) -> int:
+        return self.known.setdefault(key, len(self.known))
+
+    def program(self, tape: Tape) -> tuple:
+        inputs = [self.number("input", i, t) for i, t in enumerate(tape.in_types)]
+        before, self.effects = self.effects, []
+        results, effects = self.results(tape, inputs), self.effects
+        self.effects = before
+        return tuple(tape.in_types), tuple(tape.out_types), tuple(results), tuple(effects)
+
+    def results(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
+        """The numbers of a tape's results, from those of its inputs."""
+        env = dict(zip(tape.inputs, inputs))
+        for eqn in tape.equations:
+            env.update(zip(eqn.outputs, self.outputs(eqn, [self.atom(a, env) for a in eqn.inputs])))
+        return [self.atom(a, env) for a in tape.outputs]
+
+    def atom(self, a: Atom, env: dict[Var, int]) -> int:
+        if isinstance(a, Var):
+            return env[a]
+        if isinstance(a, Tracer):
+            return self.number("traced", id(a))
+        return self.number("constant", typeof(a), None if isinstance(a, ShapedArray) else numpy.asarray(a).tobytes())
+
+    def outputs(self, eqn: Equation, operands: list[int]) -> list[int]:
+        """The numbers of an equation's results, from those of its operands."""
+        p, params = eqn.primitive, eqn.params
+        if isinstance(p, Call) and isinstance(params["body"], Tape):
+            return self.results(params["body"], operands)
+        if p is recompute_p:
+            return operands
+        if isinstance(p, Sum):
+            return [self.sum(eqn, operands, p.signs)]
+        if p.each is not None:  # one call on several values, each for itself
+            return [self.outputs(Equation(p.each, (), params, [v]), [n])[0] for v, n in zip(eqn.outputs, operands)]
+        if p.commutes:
+            operands, params = _sorted(p, operands, params)
+        shown = [(k, self.program(v) if isinstance(v, Tape) else hashable(v)) for k, v in sorted(params.items())]
+        call = self.number(p, *shown, *operands)
+        if p.has_effect:
+            self.effects.append(call)
+        return [self.number("result", k, call, v.type) for k, v in enumerate(eqn.outputs)]
+
+    def sum(self, eqn: Equation, operands: list[int], signs: Sequence[int]) -> int:
+        """The number of a sum: its terms may come in any order, and those of sums in it."""
+        terms: Counter = Counter()
+        for a, n, sign in zip(eqn.inputs, operands, signs):
+            whole = n not in self.terms or atom_type(a) != eqn.outputs[0].type  # or it is broadcast, or converted
+            for (s, m), count in ({(1, n): 1} if whole else self.terms[n]).items():
+                terms[sign * s, m] += count
+        number = self.number("sum", eqn.outputs[0].type, frozenset(terms.items()))
+        self.terms[number] = terms
+        return number
+
+
+def _sorted(primitive: Primitive, operands: list[int], params: dict) -> tuple[list[int], dict]:
+    """Operands in the order of their numbers, and the parameters that go with that."""
+    order = sorted(range(len(operands)), key=lambda i: operands[i])
+    changes: dict[str, Any] = {k: tuple([params[k][i] for i in order]) for k in primitive.per_operand}
+    for k, v in params.items():
+        if isinstance(v, Tape):
+            changes[k] = Tape([v.inputs[i] for i in order], v.equations, v.outputs)
+    return [operands[i] for i in order], {**params, **changes}

@@ -1,0 +1,353 @@
+"""jit: a function staged to a tape, made cheaper (`optimize`), written out as NumPy source, and compiled (`source`).
+
+This is differentiation's other implementation, source transformation, for the course to look at: `jit(grad(f))` is a
+Python program that computes the gradient, and `jit(grad(f)).source(*args)` shows it.
+
+>>> import numpy as np
+>>> from minidiff import grad
+>>> g = jit(grad(lambda x, y: np.log(x) + x * y - np.sin(y), argnums=(0, 1)))
+>>> print(g.source(2.0, 5.0))
+def f(a, b):  # f64[], f64[]
+    c = cos(b)  # f64[]
+    d = a - c  # f64[]
+    e = 1 / a  # f64[]
+    f = b + e  # f64[]
+    return f, d
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import (
+    EVALUATE,
+    Tracer,
+    Value,
+    are_weak,
+    current_interpreter,
+    current_scope,
+    name_of,
+    typeof,
+)
+from minidiff.forward import as_value
+from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
+from minidiff.staging import check_function, stage_flat
+from minidiff.text import Text
+
+if TYPE_CHECKING:
+    from minidiff.compiler.codegen import Program
+
+# ---------------------------------------------------------------- static arguments
+
+
+class Static(NamedTuple):
+    """Which arguments of a function are settings: by position, and by name.
+
+    A parameter that can be passed in both ways is in both, where the function's signature is known.
+    """
+
+    positions: tuple[int, ...] = ()
+    names: tuple[str, ...] = ()
+    parameters: tuple[str, ...] = ()  # those that can be passed by position
+
+    def __bool__(self) -> bool:
+        return bool(self.positions or self.names)
+
+    def __str__(self) -> str:
+        shown = {"static_argnums": self.positions, "static_argnames": self.names}
+        return "".join(f", {option}={value}" for option, value in shown.items() if value)
+
+    def among(self, args: tuple, kwargs: dict, name: str) -> dict[int | str, Any]:
+        """The static arguments of a call, by position or by name."""
+        for n in self.positions:
+            if not -len(args) <= n < max(len(args), len(self.parameters)):
+                raise TypeError(
+                    f"jit: static_argnums names argument {n} of {name}, which was called with {len(args)} "
+                    "positional ones; to give a setting by name, declare it by static_argnames"
+                )
+        given = sorted({n % len(args) if n < 0 else n for n in self.positions if n < len(args)})
+        return {**{n: args[n] for n in given}, **{k: kwargs[k] for k in sorted(kwargs) if k in self.names}}
+
+
+def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str]) -> Static:
+    """What `static_argnums` and `static_argnames` say of the arguments of a function.
+
+    Raises TypeError where they are not integers and strings, ValueError for a name that is none of a parameter.
+    """
+    if argnums == () == argnames:
+        return Static()
+    try:
+        positions = tuple(map(operator.index, argnums if isinstance(argnums, Iterable) else (argnums,)))
+    except TypeError:
+        raise TypeError(f"jit: static_argnums must be an int or a tuple of ints, got {argnums!r}") from None
+    names = tuple(argnames) if isinstance(argnames, Iterable) and not isinstance(argnames, str) else (argnames,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"jit: static_argnames must be a string or a tuple of strings, got {argnames!r}")
+    if not (positions or names):
+        return Static()
+    import inspect  # which static arguments alone need
+
+    try:
+        known = inspect.signature(f).parameters.values()
+    except (TypeError, ValueError):  # of a function written in C
+        return Static(positions, names)
+    kinds = {p.name: p.kind for p in known}
+    if inspect.Parameter.VAR_KEYWORD not in kinds.values():
+        for name in names:
+            if name not in kinds:
+                raise ValueError(
+                    f"jit: static_argnames names {name!r}, but the parameters of {name_of(f)} are {', '.join(kinds)}"
+                    f"{did_you_mean(name, kinds)}"
+                )
+    ordered = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = tuple(p for p, kind in kinds.items() if kind in ordered)
+    if inspect.Parameter.VAR_POSITIONAL not in kinds.values():  # else negative ones count from the end of the call's
+        positions = tuple(n + len(parameters) if -len(parameters) <= n < 0 else n for n in positions)
+    by_name = tuple(parameters.index(name) for name in names if name in parameters)
+    by_position = tuple(parameters[n] for n in positions if 0 <= n < len(parameters))
+    return Static((*dict.fromkeys((*positions, *by_name)),), (*dict.fromkeys((*names, *by_position)),), parameters)
+
+
+# ---------------------------------------------------------------- compiled functions
+
+#: Python's numbers as NumPy's, where a program that was compiled for these is called with those.
+_SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
+_SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
+_IS_LEAF = {*_SCALARS, numpy.ndarray}
+
+
+#: What a recorded function depends on besides its arguments and where it is called. Layers above add to it.
+DEPENDS_ON: list[Callable[[], Any]] = []
+
+
+def _compiled(f: Callable, args: Any, name: str, options: dict) -> Program:
+    from minidiff.compiler.codegen import Program  # what compiles is imported when there is something to compile
+
+    return Program(f, args, name, options)
+
+
+class Inlined:
+    """A function recorded for arguments of one type, to be applied under a transformation, operation by operation."""
+
+    def __init__(self, f: Callable, args: Any, name: str):
+        scope = current_scope()
+        before = scope and scope.transposed
+        self.tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
+        self.transposes = scope is not None and scope.transposed != before
+
+    def __call__(self, values: list[Value]) -> Any:
+        if self.transposes:
+            current_scope().transposes()
+        return tree.unflatten(self.out_structure, self.tape(*values))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it holds no traced values, and can be used again."""
+        return not any(isinstance(c, Tracer) for c in self.tape.constants)
+
+
+def key_of(x: Any) -> Any:
+    """What of a leaf a program depends on: its type, and how it is distributed."""
+    if type(x) is numpy.ndarray:
+        return x.shape, x.dtype
+    t = typeof(x)
+    return t, t.layout
+
+
+class Jitted:
+    """A function as `jit` returns it: `.source(*args)` shows its program for arguments like these."""
+
+    def __init__(self, f: Callable, static: Static, options: dict):
+        self.f = f
+        self.name = getattr(f, "__name__", type(f).__name__)
+        self.static = static
+        self.options = options
+        self.programs: dict[Any, Program] = {}
+        self.inlined: dict[Any, Inlined] = {}
+        #: Programs of plain numbers by their types, and of arrays too by shapes and dtypes: the short way.
+        self.numbers: dict[Any, Callable] = {}
+        self.arrays: dict[Any, Callable] = {}
+
+    def __repr__(self) -> str:
+        count = len(self.programs)
+        return f"<jit of {self.name}{self.static or ''}: {count} program{'s' * (count != 1)} compiled>"
+
+    def __reduce__(self) -> Any:
+        """Pickle a decorated function by its name, as Python does; another one without its programs."""
+        found: Any = sys.modules.get(self.__module__)
+        for name in getattr(self, "__qualname__", "").split("."):
+            found = getattr(found, name, None)
+        return self.__qualname__ if found is self else (_jitted, (self.f, self.static, self.options))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs and current_interpreter() is EVALUATE:
+            run = self.numbers.get((*map(type, args),))
+            if run is None and self.arrays:
+                key = [(x.shape, x.dtype) if type(x) is numpy.ndarray else type(x) for x in args]
+                run = self.arrays.get((*key,))
+            if run is not None:
+                try:
+                    return run(*args)
+                except OverflowError:  # a Python integer that needs another type than those before
+                    pass
+        return self._call(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
+        f, dynamic, settings = self._split(args, kwargs)
+        leaves, structure = tree.flatten(dynamic)
+        values = [self._value(x) for x in leaves]
+        key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
+        if current_interpreter() is not EVALUATE or any(
+            isinstance(x, Tracer) and x.interpreter is not EVALUATE for x in values
+        ):
+            return self._inline(f, dynamic, key)(values)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = _compiled(f, dynamic, self.name, self.options)
+        if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
+            self._remember(args, values, program.function)
+        return program.function(*values)
+
+    def _value(self, x: Any) -> Value:
+        try:
+            return as_value(x)
+        except TypeError as error:
+            raise TypeError(
+                f"jit: {self.name} was called with what is no array: {error}; an argument that is a setting of the "
+                "program is named by static_argnums"
+            ) from None
+
+    def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
+        """Within another transformation: the same program, its operations applied one by one."""
+        scope = current_scope()
+        settings = tuple(setting() for setting in DEPENDS_ON)
+        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
+        found = self.inlined.get(key)
+        if found is None:
+            found = Inlined(f, example, self.name)
+            if found.is_closed:
+                self.inlined[key] = found
+        return found
+
+    def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
+        """The next call with arguments like these finds its program at once."""
+        arrays = [type(x) is numpy.ndarray for x in args]
+        converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in zip(args, values)]
+        if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
+            return  # an integer that is too large for the type of others
+        if any(yes and not x.dtype.isnative for yes, x in zip(arrays, args)):
+            return
+        if any(arrays):
+            key = tuple([(x.shape, x.dtype) if yes else type(x) for yes, x in zip(arrays, args)])
+            self.arrays[key] = _converting(run, converters)
+        elif len(self.numbers) < 64:
+            self.numbers[tuple(map(type, args))] = _converting(run, converters)
+
+    def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
+        """The function of what is no setting, those arguments, and the settings."""
+        if not self.static:
+            return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
+        fixed = self.static.among(args, kwargs, self.name)
+        settings = tuple((key, type(x), x) for key, x in fixed.items())
+        try:
+            hash(settings)
+        except TypeError:
+            raise TypeError(
+                f"jit: {self.name} was called with a static argument that is not hashable: {fixed}; static arguments "
+                "are settings (numbers, strings, tuples, functions); leave arrays out of static_argnums and "
+                "static_argnames"
+            ) from None
+
+        def f(dynamic: tuple, kwargs: dict) -> Any:
+            rest = iter(dynamic)
+            named = {name: x for name, x in fixed.items() if isinstance(name, str)}
+            return self.f(*[fixed[n] if n in fixed else next(rest) for n in range(len(args))], **kwargs, **named)
+
+        dynamic = tuple(x for n, x in enumerate(args) if n not in fixed)
+        return f, (dynamic, {name: x for name, x in kwargs.items() if name not in fixed}), settings
+
+    def source(self, *args: Any, **kwargs: Any) -> str:
+        """The Python source that runs for arguments of these types: a string, shown line by line."""
+        return Text(self.program(*args, **kwargs).source.text)
+
+    def program(self, *args: Any, **kwargs: Any) -> Program:
+        """What was compiled for arguments of these types: its `tape`, and its `source`."""
+        f, dynamic, settings = self._split(args, kwargs)
+        leaves, structure = tree.flatten(dynamic)
+        values = [self._value(x) for x in leaves]
+        key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
+        found = self.programs.get(key)
+        return found or _compiled(f, dynamic, self.name, self.options)
+
+
+def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
+    """A program, called with Python's numbers."""
+    if not any(converters):
+        return run
+    if len(converters) == 1:
+        (convert,) = converters
+        return lambda x: run(convert(x))
+    if len(converters) == 2 and all(converters):
+        first, second = converters
+        return lambda x, y: run(first(x), second(y))
+    return lambda *xs: run(*[c(x) if c else x for c, x in zip(converters, xs)])
+
+
+# ---------------------------------------------------------------- what users call
+
+
+@transformation
+def jit(
+    f: Callable,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
+    **settings: Any,
+) -> Jitted:
+    """`f`, compiled when it is called with arguments of new types: the same function, at NumPy's speed.
+
+    The function is run once for each structure and types of arguments, on names in the place of arrays, and what it
+    does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
+    then only. Arrays that it closes over are constants. Python numbers promote as in NumPy: there is one program for
+    `2.0`, and another for `np.float64(2.0)`. A Python branch on a value raises TracerError. On a method, `self` is the
+    first argument.
+
+    Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they are hashable,
+    the program is compiled for their values, and Python may branch on them.
+
+    Rewrites named in `without` (those of `minidiff.compiler.simplify.REWRITES`) are not made; `settings` are what
+    rewrites can be told (`minidiff.compiler.simplify.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An
+    unknown name is an error.
+
+    It works on derivatives (`jit(grad(f))`), and can be differentiated, mapped and staged itself.
+
+    >>> import numpy as np
+    >>> @jit(static_argnames="n")
+    ... def power(x, n):
+    ...     return x ** n
+    >>> power(np.array([1.0, 2.0]), 3), power(np.array([1.0, 2.0]), n=2)
+    (array([1., 8.]), array([1., 4.]))
+    """
+    check_function("jit", f)
+    if settings or without:
+        from minidiff.compiler.simplify import SETTINGS, check_options  # what compiles is imported when it is needed
+
+        own = ("static_argnums", "static_argnames", "without")
+        check_keywords("jit", settings, (*own, *SETTINGS))
+        check_options(without, settings)
+    return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
+
+
+def _jitted(f: Callable, static: Static, options: dict) -> Jitted:
+    return named_like(f, Jitted(f, static, options))

@@ -1,0 +1,608 @@
+"""Tapes made cheaper: what is constant is computed once, what is the same is computed once, what is unused is not.
+
+Every pass takes a tape and gives a tape of the same function, with the same types. What may be rewritten into
+something cheaper is a table: `REWRITES`, by name, filled from here and from wherever operations are declared. Rules
+for equations of some operations are declared with `simplifies`, passes over whole tapes with `rewrites_tapes`. Each has
+the name of its function, and can be left out by it: `optimize(tape, without=("reshaped twice",))`.
+
+Rules preserve values to the bit, signed zeros, infinities and overflow included, and each says when it does. (Those of
+`collectives` change the order in which ranks' terms are added up, and nothing else.) That a rule preserves the type is
+checked in one place, `Program.results`: what has another shape, dtype or variance than the result is not used.
+
+`simplified` applies the rules of this file alone. Transposition ends with it, and `==` of tapes begins with it.
+
+>>> import numpy as np
+>>> from minidiff import grad, make_tape
+>>> print(optimize(make_tape(grad(lambda x: np.sin(x) * 2.0))(1.0)))
+lambda a:f64[]:
+  b:f64[] = cos(a)
+  c:f64[] = multiply(2.0, b)
+  return c
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import higher_order as control
+from minidiff.core import (
+    EVALUATE,
+    Primitive,
+    Scope,
+    ShapedArray,
+    is_scalar_constant,
+    restores_interpreter,
+    running,
+    transforming,
+)
+from minidiff.higher_order.checkpoint import recompute_p
+from minidiff.higher_order.inlined import Call
+from minidiff.higher_order.partial_eval import prune_tape
+from minidiff.location import Location
+from minidiff.ops import elementwise, rearranging, reduction, shape
+from minidiff.ops.base import Differential
+from minidiff.staging import Stage
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
+
+#: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
+#: (`Program.rewrite`), or None where it does not apply.
+Rule = Callable[["Program", Equation], Any]
+
+RULES: dict[Primitive, list[Rule]] = {}
+
+#: All rewrites, by the names by which they can be left out: rules for equations, and passes over tapes.
+REWRITES: dict[str, Callable] = {}
+
+#: Those of them that take a whole tape, and give another one: before the rules, and once these have nothing more to
+#: say. With each, the names of the settings that it takes.
+FIRST: dict[Callable[..., Tape], tuple[str, ...]] = {}
+LAST: dict[Callable[..., Tape], tuple[str, ...]] = {}
+
+#: What rewrites can be told, and what they take it to be where they are not told: `bucket_bytes`, say.
+SETTINGS: dict[str, Any] = {}
+
+FOLDED_BYTES = 1 << 20  # results of constants are kept if they are no larger
+
+
+def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
+    """Declare a rule for equations of these operations."""
+
+    def register(rule: Rule) -> Rule:
+        for p in primitives:
+            RULES.setdefault(p, []).append(rule)
+        REWRITES[name_of_rewrite(rule)] = rule
+        return rule
+
+    return register
+
+
+def rewrites_tapes(
+    first: bool = False, in_scope: bool = False, **settings: Any
+) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
+    """Declare a pass `(tape, **settings) -> tape`, with the settings that it takes and what they are by default.
+
+    With `in_scope` it takes the `scope` that the tape is rewritten in, too.
+    """
+
+    def register(rewrite: Callable[..., Tape]) -> Callable[..., Tape]:
+        (FIRST if first else LAST)[rewrite] = (*settings, *["scope"] * in_scope)
+        REWRITES[name_of_rewrite(rewrite)] = rewrite
+        SETTINGS.update(settings)
+        return rewrite
+
+    return register
+
+
+def name_of_rewrite(rewrite: Callable) -> str:
+    """The name of a rewrite in `REWRITES`: its function's, in words."""
+    return rewrite.__name__.strip("_").replace("_", " ")
+
+
+@restores_interpreter
+def optimize(
+    tape: Tape,
+    scope: Scope | None = None,
+    without: Sequence[str] = (),
+    **settings: Any,
+) -> Tape:
+    """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is.
+
+    Rewrites named in `without` are left out; `settings` are for this tape what `SETTINGS` are for all. Raises
+    ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
+    """
+    check_options(without, settings)
+    return _keeping_memory_apart(_optimized(tape, scope, without, settings))
+
+
+def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
+    """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
+    smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
+    smaller = _bodies_optimized(prune_tape(smaller), scope, without, settings)
+    while True:
+        before, smaller = smaller, prune_tape(Program(smaller, without).simplified())
+        if _same_equations(before, smaller):
+            break
+    return _passed(LAST, smaller, scope, without, settings)
+
+
+def simplified(tape: Tape) -> Tape:
+    """The same function by fewer operations: the `IDENTITIES` alone, in the bodies of its operations too.
+
+    Nothing else is done. What is computed twice stays so, and what ranks send stays as it is.
+
+    >>> from minidiff import make_tape
+    >>> print(simplified(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
+    lambda a:f64[2,3]:
+      b:f64[2,3] = add(a, a)
+      return b
+    """
+    tape = with_equations(tape, [_with_bodies(e, simplified) if bodies_of(e) else e for e in tape.equations])
+    return prune_tape(Program(tape, only=IDENTITIES).simplified())
+
+
+def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:
+    """The equation with each of its bodies rewritten."""
+    params = {k: rewritten(v) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
+
+
+def _passed(passes: dict, tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
+    known = {**SETTINGS, **settings, "scope": scope}
+    for rewrite, names in passes.items():
+        if name_of_rewrite(rewrite) not in without:
+            tape = rewrite(tape, **{name: known[name] for name in names})
+    return tape
+
+
+def check_options(without: Sequence[str], settings: dict) -> None:
+    """Raise an error for names that no rewrite, and no setting, has."""
+    if isinstance(without, str):
+        raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
+    for name in without:
+        if name not in REWRITES:
+            raise ValueError(f"there is no rewrite {name!r} to do without; there are {', '.join(sorted(REWRITES))}")
+    for name in settings:
+        if name not in SETTINGS:
+            raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(SETTINGS) or 'none'}")
+
+
+def _same_equations(one: Tape, two: Tape) -> bool:
+    def same(e: Equation, f: Equation) -> bool:
+        return (e.primitive, [*map(id, e.inputs)]) == (f.primitive, [*map(id, f.inputs)])
+
+    return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
+
+
+def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
+    """The tape with `_optimized` applied to the tapes among its parameters. A loop and its body have one scope."""
+    equations = []
+    for eqn in tape.equations:
+        if bodies_of(eqn):
+            inner = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else scope
+            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, without, settings))  # noqa: B023
+        equations.append(eqn)
+    return with_equations(tape, equations)
+
+
+# ---------------------------------------------------------------- what stands for several operations
+
+
+class WriteOut(Stage):
+    """Recording once more: of operations that stand for others, those others are recorded."""
+
+    def process(self, primitive, args, params):
+        if isinstance(primitive, Call) and params["body"] is not None:
+            return params["body"].apply(*args)
+        if primitive.has_body:
+            return self.record(primitive, args, params)
+        return super().process(primitive, args, params)
+
+
+def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
+    """The tape with derivatives as the operations that they are made of, and calls as what they call."""
+    if not any(isinstance(e.primitive, (Differential, Call)) for e in tape.equations):
+        return tape
+    stage = WriteOut(None, name="optimize")
+    if scope is not None:
+        stage.scope = scope
+        scope.bottom = stage
+    inputs = [stage.new_input(v.type) for v in tape.inputs]
+    with transforming(stage):
+        out = stage.tape(tape.apply(*inputs))
+    out.linear = tape.linear
+    return out
+
+
+# ---------------------------------------------------------------- memory
+
+copy_p = elementwise.copy.primitive
+
+
+#: Their results are views that NumPy does not let anyone write into.
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag: of real numbers
+
+
+def sharing(tape: Tape) -> dict[Any, frozenset]:
+    """For each name, whose memory it may look at: that of names that were given some.
+
+    Memory that must not be written into stands there by an id: that of a constant, or of the equation that says so.
+    """
+    roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
+    for eqn in tape.equations:
+        p, own = eqn.primitive, eqn.outputs[:1]
+        if not (p.shares_memory or p.has_body):
+            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            continue
+        if p.has_body and _bodies_make_all(eqn):
+            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            continue
+        reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
+        if p in READ_ONLY or p.has_body:  # a body may return a constant, too
+            reached |= {id(eqn)}
+        roots.update((v, reached) for v in eqn.outputs)
+    return roots
+
+
+def _bodies_make_all(eqn: Equation) -> bool:
+    """Whether all results of an operation with bodies are in memory that is made in these, each in its own."""
+    bodies = bodies_of(eqn)
+    may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # it returns its operands then
+    return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
+
+
+def _shared_results(tape: Tape) -> list[int]:
+    """Which results may share memory with an input, a constant, or a result before them."""
+    roots, found = sharing(tape), []
+    cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
+    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation of which the results there are parts
+    for k, a in enumerate(tape.outputs):
+        mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
+        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
+            found.append(k)
+        else:
+            taken.update(dict.fromkeys(mine, cut))
+    return found
+
+
+def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
+    """Whether the results of an equation are parts of its operands, of which no two look at the same memory."""
+    if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
+        return False
+    operands = [roots_of(a, roots) for a in eqn.inputs]
+    return sum(map(len, operands)) == len(frozenset().union(*operands))
+
+
+def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
+    """The memory that an atom may look at."""
+    if isinstance(a, Var):
+        return roots[a]
+    return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
+
+
+def _keeping_memory_apart(tape: Tape) -> Tape:
+    """Results that share memory with an argument, a constant or another result are copied: see `aliasing`."""
+    equations, outputs = list(tape.equations), list(tape.outputs)
+    for k in _shared_results(tape):
+        copied = Var(atom_type(outputs[k]))
+        equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
+        outputs[k] = copied
+    out = Tape(tape.inputs, equations, outputs)
+    out.linear = tape.linear
+    return out
+
+
+class Program:
+    """A tape as it is rewritten, equation by equation."""
+
+    def __init__(self, tape: Tape, without: Sequence[str] = (), only: Mapping[Primitive, Sequence[Rule]] | None = None):
+        self.tape = tape
+        self.only = only  # these rules, and nothing else: no constant is folded, nothing shared
+        self.rules = RULES if only is None else only
+        self.without = {REWRITES[name] for name in without}
+        self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
+        self.producer: dict[Var, Equation] = {}  # of the new one
+        self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
+        self.equations: list[Equation] = []
+        self.source: Location | None = None  # of the equation that is being rewritten
+
+    @functools.cached_property
+    def uses(self) -> Counter:
+        """How often a name is used, on the old tape or the new one."""
+        atoms = itertools.chain(*[e.inputs for e in self.tape.equations], self.tape.outputs)
+        return Counter(a for a in atoms if isinstance(a, Var))
+
+    @functools.cached_property
+    def user(self) -> dict[Var, Equation]:
+        """The last equation that uses a name, on the old tape."""
+        return {a: e for e in self.tape.equations for a in e.inputs if isinstance(a, Var)}
+
+    def simplified(self) -> Tape:
+        for eqn in self.tape.equations:
+            self.source = eqn.source
+            results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
+            for v, found in zip(eqn.outputs, results):
+                self.atoms[v] = found
+                if isinstance(found, Var) and found is not v:
+                    self.uses[found] += self.uses[v]
+        tape = Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
+        tape.linear = self.tape.linear
+        return tape
+
+    def read(self, atoms: Sequence[Atom]) -> list[Atom]:
+        return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]
+
+    def results(self, eqn: Equation) -> Sequence[Atom]:
+        """What the results of an equation are: names already there, constants, or those of a new equation.
+
+        Whatever takes its place has exactly its types: what a rule gives is not used if it has others.
+        """
+        folded = _folded(eqn) if self.only is None else None
+        if folded is not None and [*map(atom_type, folded)] == [v.type for v in eqn.outputs]:
+            return folded
+        for rule in self.rules.get(eqn.primitive, ()):
+            found = None if rule in self.without else rule(self, eqn)
+            if found is None:
+                continue
+            types = [v.type for v in eqn.outputs]
+            if not isinstance(found, Equation):
+                if [atom_type(found)] == types:
+                    return [found]
+            elif _types_of(found.primitive, found.inputs, found.params) == types:
+                return self.results(found)
+        return self._written(eqn)
+
+    def _written(self, eqn: Equation) -> Sequence[Atom]:
+        """The results of an equation as it is: of one that is there already, or of this one."""
+        key = _key(eqn) if self.only is None else None
+        if key is not None and key in self.known:
+            return self.known[key]
+        if eqn.source is None:
+            eqn.source = self.source
+        self.equations.append(eqn)
+        self.producer.update((v, eqn) for v in eqn.outputs)
+        if key is not None:
+            self.known[key] = eqn.outputs
+        return eqn.outputs
+
+    def made_by(self, atom: Atom, primitive: Primitive) -> Equation | None:
+        """The equation that defines `atom`, if it is of this operation."""
+        eqn = self.producer.get(atom) if isinstance(atom, Var) else None
+        return eqn if eqn is not None and eqn.primitive is primitive else None
+
+    def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
+        """A further equation, simplified: its result."""
+        (type,) = _types_of(primitive, inputs, params)
+        (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
+        if isinstance(out, Var):
+            self.uses[out] += 1
+        return out
+
+
+def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> list[ShapedArray]:
+    return primitive.typecheck([operand_type(a) for a in inputs], params)
+
+
+def _folded(eqn: Equation) -> list[Atom] | None:
+    """The results of an operation on constants, computed here and now."""
+    p = eqn.primitive
+    if (
+        not eqn.inputs
+        or p.impl is None
+        or p.communicates
+        or p.on_ranks
+        or p.has_effect
+        or any(v.type.variance or v.type.nbytes > FOLDED_BYTES for v in eqn.outputs)
+    ):
+        return None
+    if not all(is_scalar_constant(a) or type(a) is numpy.ndarray for a in eqn.inputs):
+        return None
+    with running(EVALUATE), numpy.errstate(all="ignore"):
+        out = p.bind(*eqn.inputs, **eqn.params)
+    return list(out) if p.multiple_results else [out]
+
+
+def _key(eqn: Equation) -> Any:
+    """What makes two equations the same; None where that cannot be told, or they are meant to stay apart."""
+    if eqn.primitive.has_body or eqn.primitive.has_effect or eqn.primitive is recompute_p:
+        return None
+    atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
+    return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()
+
+
+def hashable(value: Any) -> Any:
+    """A number or a parameter as a part of a key: its type too, since 1 == True == 1.0, and of 0.0 == -0.0 the sign."""
+    if isinstance(value, numpy.generic):
+        return type(value), value.tobytes()
+    if isinstance(value, (float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(hashable, value))
+    if isinstance(value, dict):
+        return tuple([(k, hashable(value[k])) for k in sorted(value)])
+    if isinstance(value, slice):
+        return slice, value.start, value.stop, value.step
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value
+
+
+# ---------------------------------------------------------------- identities
+
+add_p, subtract_p = elementwise.add.primitive, elementwise.subtract.primitive
+multiply_p, divide_p = elementwise.multiply.primitive, elementwise.divide.primitive
+negative_p = elementwise.negative.primitive
+
+
+def _number(a: Atom) -> Any:
+    """The number that a constant is everywhere, to the bit; None if it is not one number."""
+    if isinstance(a, Var):
+        return None
+    if is_scalar_constant(a):
+        return a
+    if type(a) is not numpy.ndarray or not 0 < a.nbytes <= FOLDED_BYTES:
+        return None
+    return a.flat[0] if a.tobytes() == a.flat[0].tobytes() * a.size else None
+
+
+@simplifies(add_p, subtract_p, multiply_p, divide_p)
+def _narrow_operands(program, eqn):
+    """What broadcasting makes of an operand it makes of less: a number for an array of it, or what was broadcast.
+
+    The other operand must have the shape of the result.
+    """
+    for i, j in ((0, 1), (1, 0)):
+        a, other = eqn.inputs[i], eqn.inputs[j]
+        narrow = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
+        if narrow is None or narrow is a or is_scalar_constant(other):
+            continue
+        if atom_type(other).shape == eqn.outputs[0].type.shape:
+            inputs = [narrow, other] if i == 0 else [other, narrow]
+            return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(copy_p)
+def _copied_within(program, eqn):
+    """Nothing in a program writes into a value that it has a name for. Results are copied in the end."""
+    return eqn.inputs[0]
+
+
+def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
+    """The two operands of an equation, in each order in which they may be."""
+    return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes else (eqn.inputs,)
+
+
+def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
+    """What leaves each number of a dtype as it is: to add 0.0 makes a zero of -0.0, to subtract it does not."""
+    if primitive is add_p:
+        return -0.0 if dtype.kind == "f" else 0
+    return 0 if primitive is subtract_p else 1
+
+
+@simplifies(add_p, subtract_p, multiply_p, divide_p)
+def _neutral_operand(program, eqn):
+    """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex: products and quotients mix its parts."""
+    dtype = eqn.outputs[0].type.dtype
+    for x, y in _orders(eqn) if dtype.kind != "c" else ():
+        number = _number(y)
+        if number is None:
+            continue
+        neutral = _neutral(eqn.primitive, dtype)
+        if number == neutral and numpy.signbit(number) == numpy.signbit(neutral):
+            return x
+    return None
+
+
+@simplifies(multiply_p)
+def _times_minus_one(program, eqn):
+    """x * -1 is -x, where x has the dtype of the result, signed and not complex."""
+    dtype = eqn.outputs[0].type.dtype
+    for x, y in _orders(eqn) if dtype.kind in "fi" else ():
+        number = _number(y)
+        if number is not None and number == -1 and atom_type(x).dtype == dtype:
+            return Equation(negative_p, [x], eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(add_p, subtract_p)
+def _negated_term(program, eqn):
+    """x + (-y) is x - y, and x - (-y) is x + y, where y has the dtype of the result: no smaller one wraps around."""
+    other = subtract_p if eqn.primitive is add_p else add_p
+    for x, y in _orders(eqn):
+        negated = program.made_by(y, negative_p)
+        if negated is not None and negated.outputs[0].type.dtype == eqn.outputs[0].type.dtype:
+            return Equation(other, [x, negated.inputs[0]], eqn.params, eqn.outputs)
+    return None
+
+
+@simplifies(negative_p)
+def _negative_twice(program, eqn):
+    """-(-x) is x; of integers too, which wrap around."""
+    negated = program.made_by(eqn.inputs[0], negative_p)
+    return negated and negated.inputs[0]
+
+
+@simplifies(shape.reshape_p, shape.broadcast_to_p)
+def _same_shape(program, eqn):
+    """What is given the shape that it has is as it was."""
+    return eqn.inputs[0]
+
+
+@simplifies(shape.reshape_p)
+def _reshaped_twice(program, eqn):
+    """What is reshaped twice has the last shape."""
+    before = program.made_by(eqn.inputs[0], eqn.primitive)
+    return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
+
+
+@simplifies(shape.transpose_p)
+def _transposed_twice(program, eqn):
+    """Axes that are where they were need no transpose; permuted twice, they are permuted once."""
+    axes = eqn.params["axes"]
+    if axes == tuple(range(len(axes))):
+        return eqn.inputs[0]
+    before = program.made_by(eqn.inputs[0], shape.transpose_p)
+    if before is None:
+        return None
+    return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
+
+
+@simplifies(shape.broadcast_to_p)
+def _broadcast_of_reshape(program, eqn):
+    """Broadcasting puts axes of size 1 in front by itself; where it puts no other, it is a reshape."""
+    (x,), out = eqn.inputs, eqn.outputs[0].type
+    if atom_type(x).size == out.size:
+        return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
+    narrow = _before_broadcasting(program, x)
+    if narrow is None or atom_type(narrow).ndim > out.ndim:
+        return None
+    return Equation(eqn.primitive, [narrow], eqn.params, eqn.outputs)
+
+
+def _before_broadcasting(program, a):
+    """What an atom is made of by nothing but what broadcasting does by itself; None if there is no such thing."""
+    made = program.producer.get(a) if isinstance(a, Var) else None
+    if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):
+        return None
+    (x,) = made.inputs
+    if made.primitive is shape.broadcast_to_p:
+        return x
+    sizes = [tuple(itertools.dropwhile(lambda n: n == 1, atom_type(y).shape)) for y in (x, a)]
+    return x if sizes[0] == sizes[1] else None
+
+
+@simplifies(shape.reshape_p)
+def _sum_reshaped(program, eqn):
+    """A sum keeps the axes that it is over, or does not: no reshape need put them there or take them away."""
+    before = program.made_by(eqn.inputs[0], reduction.sum_p)
+    for params in ({}, {"keepdims": True}) if before is not None else ():
+        params = {"axes": before.params["axes"], **params}
+        if _types_of(reduction.sum_p, before.inputs, params) == [eqn.outputs[0].type]:
+            return Equation(reduction.sum_p, before.inputs, params, eqn.outputs)
+    return None
+
+
+@simplifies(divide_p)
+def _sum_divided(program, eqn):
+    """A sum divided by how many numbers each of its own is the sum of is their mean."""
+    x, y = eqn.inputs
+    before = program.made_by(x, reduction.sum_p)
+    if before is None or atom_type(before.inputs[0]).dtype.kind not in "fc":
+        return None
+    sizes = atom_type(before.inputs[0]).shape
+    if _number(y) != math.prod([sizes[a] for a in before.params["axes"]]):
+        return None
+    return Equation(reduction.mean_p, before.inputs, before.params, eqn.outputs)
+
+
+#: The rules for what a single rank computes: those of this file.
+IDENTITIES = {p: tuple(rules) for p, rules in RULES.items()}

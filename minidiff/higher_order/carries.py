@@ -1,0 +1,204 @@
+"""What a loop carries from step to step: its types are a fixpoint, of steps as they run and as they are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from minidiff import tree
+from minidiff.core import (
+    ShapedArray,
+    Value,
+    current_interpreter,
+    current_scope,
+    is_scalar_constant,
+    joint_variance,
+    lift_to,
+    name_of,
+    typeof,
+)
+from minidiff.forward import JVP, as_named_value, as_value, push_forward
+from minidiff.higher_order.partial_eval import Draft, chosen, entered, fixpoint, placed
+from minidiff.higher_order.values import as_type, fits_weakly, for_types_alone, is_weak, numeric, vary_everywhere
+from minidiff.tape import Tape
+
+
+def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
+    """The type of a carry that starts as `old` (a value or a type), of which one step made `new`.
+
+    A `number` takes whatever variance a step gives it, as numbers do everywhere.
+    """
+    try:
+        a, b = typeof(old), typeof(new)
+    except TypeError:
+        as_named_value(new, f"{what}: what a step makes of {path}")
+        raise
+    variance = a.variance | b.variance
+    if not number:
+        labels = f"what {path} starts as", "what a step makes of it"
+        variance = joint_variance(f"{what}: {path} has type {a}, a step makes it {b}; these", labels, (old, new))
+    if a.shape == b.shape:
+        if a.dtype == b.dtype or fits_weakly(new, a.dtype):
+            return a.update(variance=variance)
+        if fits_weakly(old, b.dtype):
+            return b.update(variance=variance)
+    raise TypeError(
+        f"{what} must keep the type of what it carries: {path} has type {a}, but a step makes it {b}; convert one of "
+        "them (with .astype, say, or np.broadcast_to)"
+    )
+
+
+def as_carried(x: Any, t: ShapedArray) -> Value:
+    """`x` as a carry of type `t`: of what `as_type` makes of it, the one that lies on the ranks as `t` does."""
+    x = as_type(x, t)
+    have = typeof(x).layout
+    if have == t.layout or (have is not None and have.is_element):
+        return x
+    return have.gathered(x) if t.layout is None else t.layout.settled(x)
+
+
+class Carry:
+    """What a loop carries: the leaves it starts with, where they stand, and how a step's results are checked."""
+
+    def __init__(self, what: str, f: Callable, name: str, init: Any):
+        self.what = what
+        self.origin = what, name_of(f)
+        leaves, self.structure = tree.flatten_with_paths(init, name)
+        self.name = name
+        self.paths = [path for path, _ in leaves]
+        self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
+        self.seen: list[ShapedArray] = []  # the types that the carries have had, while they are known
+        self.last: list[ShapedArray] = []  # those that they had last
+        self.fixed = False  # whether a step that took what was `seen` made nothing else of it, as no further one will
+        self.lifted = False  # whether the carries are lifted to their types before each step, the first one too
+
+    def tree(self, leaves: Iterable[Value]) -> Any:
+        return tree.unflatten(self.structure, leaves)
+
+    def leaves(self, new: Any) -> list:
+        """The leaves of what a step returns to be carried on."""
+        leaves, structure = tree.flatten(new)
+        if structure != self.structure:
+            raise TypeError(
+                f"{self.what} must keep the structure of what it carries: {self.name} is {self.structure}, but a step "
+                f"makes it {structure}"
+            )
+        return leaves
+
+    def types(self, old: Sequence[Any], new: Sequence[Any]) -> list[ShapedArray]:
+        numbers = map(is_scalar_constant, self.init)
+        return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
+
+    def eagerly(self, step: Callable, *args: Any) -> tuple[list[Value], list[ShapedArray], Any]:
+        """The first step: the carries it starts with, their types, and what it returns.
+
+        A Python number shows only now of what dtype it must be; if that is another than its own, the step is repeated.
+        So it is where it takes derivatives, and carries will vary along more axes: what they are depends on that.
+        """
+        start, scope = self.init, current_scope()
+        before = scope and scope.transposed
+        try:
+            new, rest = step(start, *args)
+        except (AttributeError, TypeError):  # a step may want of a number what only arrays have
+            if not any(map(is_weak, start)):
+                raise
+            start = list(map(as_value, start))
+            new, rest = step(start, *args)
+        types = self.types(start, new)
+        init = [numeric(x, t) for x, t in zip(start, types)]
+        if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
+            new, rest = step(init, *args)
+        if scope is not None and scope.typed and scope.transposed != before:
+            while any(typeof(x).variance != t.variance for x, t in zip(init, types)):
+                with for_types_alone():
+                    stay = self.recorded(step, list(map(typeof, args)), for_types=True)[1]
+                    types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
+                self.lifted, init = True, [as_type(x, t) for x, t in zip(init, types)]
+                new, rest = step(init, *args)
+                types = self.types(init, new)
+        self.seen, self.last = types, list(map(typeof, init))
+        return init, types, (self.settled(types, new), rest)
+
+    def settled(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
+        """A step's results, checked against the types of the carries."""
+        out = []
+        for path, x, t in zip(self.paths, new, types):
+            if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
+                x = numeric(x, _carried(self.what, path, t, x))
+            out.append(as_type(x, t) if self.lifted else x)
+        if current_scope() is not None:
+            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
+            self.fixed = self.last == self.seen == seen
+            self.seen, self.last = seen, list(map(typeof, out))
+        return out
+
+    def results(
+        self, step: Callable, values: Sequence[Value], others: Sequence[ShapedArray] = (), ys: Sequence[Value] = ()
+    ) -> tuple[list[Value], list[Value]]:
+        """What is carried out of a loop, and what its steps gave, with the variance after any number: as recorded."""
+        scope = current_scope()
+        if scope is None or not scope.typed:
+            return list(values), list(ys)
+        types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
+        if not (self.fixed or vary_everywhere([*values, *ys])):
+            with for_types_alone():
+                draft, types = self.recorded(step, others, for_types=True)
+                y_types = [typeof(y) for y in draft.result[1] or ()]
+        return [as_type(x, t) for x, t in zip(values, types)], [lift_to(y, t.variance) for y, t in zip(ys, y_types)]
+
+    def recorded(
+        self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
+    ) -> tuple[Draft, list[ShapedArray]]:
+        """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
+
+        A sharded array has the sharding that the first step gives it: further steps' results are resharded like it.
+        """
+        current: list[Any] = [x if is_weak(x) else typeof(x) for x in self.init]
+        resharded = False
+        while True:
+
+            def f(*values, current=current):
+                values = iter(values)
+                carry = [x if is_weak(x) else next(values) for x in current]
+                return step(carry, *values)
+
+            try:
+                draft = Draft(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
+            except (AttributeError, TypeError):  # a step may want of a number what only arrays have
+                if not any(map(is_weak, current)):
+                    raise
+                current = list(map(typeof, current))
+                continue
+            types = self.types(current, draft.result[0])
+            before = [typeof(x).layout for x in current]
+            for t, x, layout in zip(types, draft.result[0], before):
+                t.layout = layout if resharded else typeof(x).layout
+            if types == current and before == [t.layout for t in types]:
+                return draft, types
+            current, resharded = types, types == current
+
+
+def moved_body(
+    outside: JVP, body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]
+):
+    """A loop's body in forward mode: a Draft of its results and their tangents, and which inputs move.
+
+    Inputs and tangents are given in groups, the carries in the second; in the draft's inputs each group is followed by
+    its tangents.
+    """
+    moving = [[t is not None for t in group] for group in tangents]
+
+    def attempt(carry_moving):
+        masks = [moving[0], carry_moving, *moving[2:]]
+
+        def f(*values):
+            values = iter(values)
+            groups = [([next(values) for _ in ts], placed(values, mask)) for ts, mask in zip(types, masks)]
+            primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
+            return push_forward(body, primals, moved, JVP(current_interpreter(), outer=outside))
+
+        draft = Draft(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
+        return draft, [t is not None for t in draft.result[1][: len(carry_moving)]]
+
+    draft, carry_moving = fixpoint(attempt, moving[1])
+    return draft, [moving[0], carry_moving, *moving[2:]]

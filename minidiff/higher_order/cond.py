@@ -1,0 +1,417 @@
+"""`cond` and `switch`: one of several branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import (
+    ShapedArray,
+    Tracer,
+    Value,
+    are_weak,
+    checking,
+    current_interpreter,
+    current_scope,
+    joint_variance,
+    name_of,
+    running,
+    typeof,
+    weak_where,
+)
+from minidiff.forward import JVP, as_values, push_forward
+from minidiff.higher_order.partial_eval import (
+    BodyOperation,
+    Draft,
+    LinearPart,
+    Parts,
+    batched_type,
+    by_id,
+    chosen,
+    concrete_value,
+    cut,
+    entered,
+    filled,
+    fit,
+    in_front,
+    instantiated,
+    merge,
+    names_used,
+    placed,
+    positions,
+    prune_tape,
+    run_batched,
+)
+from minidiff.higher_order.values import (
+    as_type,
+    check_functions,
+    check_invariant,
+    fits_weakly,
+    for_types_alone,
+    if_known,
+    is_weak,
+    numeric,
+    vary_everywhere,
+)
+from minidiff.keywords import explains_keywords
+from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
+from minidiff.reverse import backward_pass
+from minidiff.tape import Equation, Tape, Var, has_effects, tapes_of
+from minidiff.vmap import BatchTracer
+
+# ---------------------------------------------------------------- the operation
+
+
+class Cond(BodyOperation):
+    """`cond` and `switch`: parameters are the branches' tapes, operands a selector and what the branches take.
+
+    `choose(selector)` is the number of the branch; `matches(selector, i)` says whether it is i, as an operation.
+    """
+
+    def __init__(self, name: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
+        super().__init__(name)
+        self.choose = choose
+        self.matches = matches
+
+    def branch(self, selector: Value, branches: Sequence) -> Any:
+        """The branch that a concrete selector selects."""
+        return branches[self.choose(concrete_value(selector, SELECTORS[self.name]))]
+
+    def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
+        """Of several branches' results those selected, element by element."""
+        *others, outs = results
+        for i, candidates in reversed(list(enumerate(others))):
+            here = self.matches(selector, i)
+            outs = [x if x is y else where(here, x, y) for x, y in zip(candidates, outs)]
+        return list(outs)
+
+    def evaluate(self, args, params):
+        return self.branch(args[0], tapes_of(params))(*args[1:])
+
+    def check_fits(self, types, params, scope):
+        if types[0].shape:
+            raise ValueError(f"{SELECTORS[self.name]} is one number, not a {types[0]}")
+        if len(tapes_of(params)) < (2 if self is cond_p else 1):
+            raise ValueError("it lacks a branch")
+
+    def typecheck(self, types, params):
+        branches = tapes_of(params)
+        check_invariant(SELECTORS[self.name], typeof(types[0]))
+        for tape in branches:
+            self._check_operands(types[1:], tape.in_types)
+            if tape.out_types != branches[0].out_types:
+                raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
+        return branches[0].out_types
+
+    def operand_types(self, part: LinearPart) -> list[ShapedArray]:
+        return [typeof(part.operands[0][1]), *tapes_of(part.params)[0].in_types]
+
+    def bodies(self, count, params):
+        return {name: list(range(1, count)) for name in params}
+
+    def narrowed(self, eqn, used):
+        tapes = [prune_tape(Tape(t.inputs, t.equations, chosen(t.outputs, used))) for t in tapes_of(eqn.params)]
+        names = [names_used(tape) for tape in tapes]
+        keep = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
+        tapes = [Tape(chosen(t.inputs, keep), t.equations, t.outputs) for t in tapes]
+        inputs = [eqn.inputs[0], *chosen(eqn.inputs[1:], keep)]
+        return Equation(self, inputs, dict(zip(eqn.params, tapes)), chosen(eqn.outputs, used), eqn.source)
+
+    def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
+        """The same choice among other tapes, each with the values that it is closed over."""
+        tapes, constants = merge([by_id(pair) for pair in closed])
+        if not (tapes[0].outputs or any(has_effects(eqn) for tape in tapes for eqn in tape.equations)):
+            return []
+        args = fit([*constants, *operands], tapes[0].in_types)
+        names = [names_used(tape) for tape in tapes]
+        used = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
+        tapes = [Tape(chosen(t.inputs, used), t.equations, t.outputs) for t in tapes]
+        return self.bind(selector, *chosen(args, used), **dict(zip(params, tapes)))
+
+    def jvp_operands(self, outside, primals, tangents, params):
+        selector, *operands = primals
+        moving = [t is not None for t in tangents[1:]]
+        types = tapes_of(params)[0].in_types
+
+        def derived(branch):
+            def f(*values):
+                unmoved, rest = cut(values, len(types))
+                return push_forward(branch, unmoved, placed(rest, moving), JVP(current_interpreter(), outer=outside))
+
+            return Draft(f, [*types, *chosen(types, moving)])
+
+        drafts = [derived(branch) for branch in tapes_of(params)]
+        out_moving = [any(t is not None for t in ts) for ts in zip(*[d.result[1] for d in drafts])]
+        out_types = tapes_of(params)[0].out_types
+        closed = [
+            d.close(lambda r: [*r[0], *instantiated(chosen(r[1], out_moving), chosen(out_types, out_moving))])
+            for d in drafts
+        ]
+        results = self.bind_branches(selector, closed, [*operands, *chosen(tangents[1:], moving)], params)
+        outs, out_tangents = cut(results, len(out_types))
+        return outs, placed(out_tangents, out_moving)
+
+    def split(self, args, linear, params):
+        selector, *operands = args
+        linear = linear[1:]
+        parts = [Parts(branch, linear) for branch in tapes_of(params)]
+        is_linear = [any(flags) for flags in zip(*[p.is_linear for p in parts])]
+        known = [not yes for yes in is_linear]
+        slots: list[ShapedArray] = []  # the types of what the known branches keep; a branch fills some of them
+        found = []
+        for p in parts:
+            tape, residuals = p.linear_tape(is_linear)
+            there, kept = [], {}  # residuals that need not be kept: (name, key, value); those that are, by their slot
+            for var, x in zip(tape.inputs, residuals):
+                i = p.input_number(x)
+                if i is not None:
+                    there.append((var, i, operands[i]))
+                elif p.stage.owns(x):
+                    kept[_free_slot(slots, kept, x.type)] = (var, x)
+                else:
+                    there.append((var, ("outside", id(x)), x))
+            found.append((p, tape, there, kept))
+
+        keeping = [
+            p.known_tape([*chosen(p.outs, known), *[kept[k][1] if k in kept else t for k, t in enumerate(slots)]])
+            for p, _, _, kept in found
+        ]
+        results = self.bind_branches(selector, keeping, chosen(operands, [not yes for yes in linear]), params)
+        outs, residuals = cut(results, sum(known))
+
+        def linear_branch(tape: Tape, there: list, kept: dict) -> tuple[Tape, list]:
+            names = [var for var, _, _ in there]
+            names += [kept[k][0] if k in kept else Var(t) for k, t in enumerate(slots)]
+            inputs = [*names, *tape.inputs[len(there) + len(kept) :]]
+            return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in there]
+
+        linear_tapes, values = merge([linear_branch(tape, there, kept) for _, tape, there, kept in found])
+        part = LinearPart(
+            [
+                *[(None, x) for x in [selector, *values, *residuals]],
+                *[(i + 1, x) for i, x in enumerate(operands) if linear[i]],
+            ],
+            dict(zip(params, linear_tapes)),
+            positions(is_linear),
+        )
+        return dict(zip(positions(known), outs)), part
+
+    def transpose(self, cts, operands, params):
+        selector, *operands = operands
+        linear = [isinstance(x, ShapedArray) for x in operands]
+        if isinstance(selector, ShapedArray):
+            return super().transpose(cts, [selector], params)
+        fixed, given = [not yes for yes in linear], [ct is not None for ct in cts]
+        branches = tapes_of(params)
+        types = branches[0].in_types
+
+        def transposed(branch):
+            def f(*values):
+                known, rest = cut(values, sum(fixed))
+                return backward_pass(branch, linear, placed(known, fixed), placed(rest, given))
+
+            return Draft(f, [*chosen(types, fixed), *chosen(branch.out_types, given)])
+
+        drafts = [transposed(branch) for branch in branches]
+        wanted = [any(ct is not None for ct in found) for found in zip(*[d.result for d in drafts])]
+        wanted_types = chosen(chosen(types, linear), wanted)
+        closed = [d.close(lambda r: instantiated(chosen(r, wanted), wanted_types), prune=True) for d in drafts]
+        results = self.bind_branches(selector, closed, [*chosen(operands, fixed), *chosen(cts, given)], params)
+        return [None, *placed(placed(results, wanted), linear)]
+
+    def batch_operands(self, outside, args, batched, params):
+        branches, size = tapes_of(params), outside.size_of_batch
+        if batched[0]:
+            with running(outside):
+                return self.select(args[0], [branch(*args[1:]) for branch in branches])
+        selector, *operands = args
+        batched = batched[1:]
+        types = [batched_type(t, size, b) for t, b in zip(branches[0].in_types, batched)]
+        drafts = [Draft(lambda *xs, b=branch: run_batched(outside, b, xs, batched), types) for branch in branches]
+        out_batched = [any(flags) for flags in zip(*[d.result[1] for d in drafts])]
+        closed = [d.close(lambda r: filled(*r, out_batched, size)) for d in drafts]
+        operands = [in_front(x, size, outside) if b else x for x, b in zip(operands, batched)]
+        results = self.bind_branches(selector, closed, operands, params)
+        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
+
+
+def _free_slot(slots: list[ShapedArray], taken: dict, t: ShapedArray) -> int:
+    """The number of a slot of type `t` that is not taken; a new one, if there is none."""
+    for k, slot in enumerate(slots):
+        if slot == t and k not in taken:
+            return k
+    slots.append(t)
+    return len(slots) - 1
+
+
+SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
+cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: pred)
+switch_p = Cond("switch", int, equal)
+
+# ---------------------------------------------------------------- what the branches return
+
+
+def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
+    """The leaves of `operands`, and `f(*operands)` as a function of them that returns leaves with paths, structure."""
+    leaves, structure = tree.flatten(operands)
+    weak = are_weak(leaves)
+
+    def flat(*values: Value) -> tuple:
+        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
+
+    return [entered(x) for x in leaves], flat
+
+
+def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
+    """The types of the results of several branches, which must be the same but for Python numbers and variance."""
+    structure = results[0][1]
+    for name, (_, other) in zip(names, results):
+        if other != structure:
+            raise TypeError(
+                f"{what}: all branches must return trees of one structure, but {names[0]} returns {structure} and "
+                f"{name} returns {other}"
+            )
+    types = []
+    for entries in zip(*[leaves for leaves, _ in results]):
+        found = [typeof(x) for _, x in entries]
+        path = entries[0][0]
+        at = f" at [...]{path}" if path else ""
+        strong = [t.dtype for t, (_, x) in zip(found, entries) if not is_weak(x)]
+        dtype = strong[0] if strong else numpy.result_type(*[t.dtype for t in found])
+        for name, t, (_, x) in zip(names, found, entries):
+            fits = fits_weakly(x, dtype) if is_weak(x) else t.dtype == dtype
+            if t.shape != found[0].shape or not fits:
+                raise TypeError(
+                    f"{what}: all branches must return the same types, but{at} {names[0]} returns {found[0]} and "
+                    f"{name} returns {t}; convert one of them (with .astype, say, or np.broadcast_to)"
+                )
+        shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
+        labels = [f"that of {name}" for name in names]
+        variance = joint_variance(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
+        types.append(ShapedArray(found[0].shape, dtype, variance))
+    return types
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
+    use = SELECTORS[primitive.name]
+    given, structure = tree.flatten(operands)
+    as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # a branch that runs takes any value
+    batched = isinstance(selector, BatchTracer)
+    known = None if batched else if_known(selector, use)
+    if known is not None:
+        number, scope = primitive.choose(known), current_scope()
+        if scope is None or not scope.typed or not isinstance(selector, Tracer):
+            return branches[number](*operands)
+        return _typed_choice(primitive, number, names, branches, operands)
+    if not batched:
+        check_invariant(use, typeof(selector))
+    leaves, functions = [], []
+    for f in branches:
+        leaves, function = _flat_function(f, operands)
+        functions.append(function)
+    if batched:
+        results = [function(*leaves) for function in functions]
+        types = _joined(primitive.name, names, results)
+        values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
+        with checking(current_scope(), False):
+            return _results(results, primitive.select(selector, values))
+    drafts = [_drafted(primitive, f, leaves, function) for f, function in zip(branches, functions)]
+    types = _joined(primitive.name, names, [d.result for d in drafts])
+    closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
+    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
+    outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
+    return _results([d.result for d in drafts], outs)
+
+
+def _typed_choice(
+    primitive: Cond, number: int, names: Sequence[str], branches: Sequence[Callable], operands: tuple
+) -> Any:
+    """The results of one branch, with the variance that they have whichever is chosen: as it is recorded.
+
+    So a program whose types are right for these numbers is right for others.
+    """
+    leaves, function = _flat_function(branches[number], operands)
+    found, structure = function(*leaves)
+    if vary_everywhere(x for _, x in found):
+        return tree.unflatten(structure, [x for _, x in found])
+    results = [(found, structure)] * len(branches)
+    for k, f in enumerate(branches):
+        if k != number:
+            with for_types_alone():
+                results[k] = _drafted(primitive, f, *_flat_function(f, operands), for_types=True).result
+    types = _joined(primitive.name, names, results)
+    return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
+
+
+def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
+    """What was chosen, as the branches return it: a Python number where all of them return one."""
+    weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
+    return tree.unflatten(results[0][1], weak_where(weak, values))
+
+
+def _drafted(
+    primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable, for_types: bool = False
+) -> Draft:
+    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
+
+
+# ---------------------------------------------------------------- what users call
+
+_BETWEEN_VALUES = ": between values that are there, np.where chooses"
+
+
+@explains_keywords
+def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
+    """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
+
+    `pred` is one boolean, or a number (which holds if it is not 0). Operands and results are trees. Where `pred` is
+    known, one branch is run. Where it is only a name (under `make_tape`), both are recorded, and must return trees of
+    the same structure and types; a result varies from rank to rank if it does in one of them. So it does in a
+    `shard_map` that has types where `pred` is known, too: the other branch is recorded there for its types alone, and
+    has no say if it raises. Where `pred` is many at once (under `vmap`), both are run, and results chosen element by
+    element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
+
+    >>> import numpy as np
+    >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
+    3.0
+    """
+    check_functions("cond", {"true_fun": true_fun, "false_fun": false_fun}, _BETWEEN_VALUES)
+    pred = entered(pred)
+    t = typeof(pred)
+    if t.shape or t.dtype.kind not in "biufc":
+        raise TypeError(
+            f"cond: pred must be one boolean or number, got {t}; for a choice for each element use np.where"
+        )
+    if t.dtype != bool:
+        pred = not_equal(pred, 0) if isinstance(pred, Tracer) else bool(pred)
+    return _branch(cond_p, pred, ("true_fun", "false_fun"), (true_fun, false_fun), operands)
+
+
+@explains_keywords
+def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
+    """`branches[index](*operands)`; an index that is out of range stands for the nearest branch.
+
+    As `cond`, with any number of branches.
+
+    >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
+    [2.0, 2.0, -2.0, -2.0]
+    """
+    index, branches = entered(index), list(branches)
+    t = typeof(index)
+    if t.shape or t.dtype.kind not in "iu":
+        raise TypeError(f"switch: index must be one integer, got {t}")
+    if not branches:
+        raise ValueError("switch: there must be a branch at least")
+    names = [f"branches[{i}]" for i in range(len(branches))]
+    check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
+    if isinstance(index, Tracer):
+        index = minimum(maximum(index, 0), len(branches) - 1)
+    else:
+        index = min(max(int(index), 0), len(branches) - 1)
+    return _branch(switch_p, index, names, branches, operands)

@@ -1,0 +1,659 @@
+"""Derivative rules of one's own, and values that count as constants.
+
+A function with a rule is an operation with a body: evaluated, vectorised and staged it is its body, and a derivative
+takes the rule instead. Rules are functions like others, and have derivatives themselves.
+
+A jvp rule is linear in the tangents, and reverse mode transposes it. With a backward rule, the derivative is a linear
+operation, `linear_call`, whose transpose is that rule; forward mode evaluates it by the jvp rule, if there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.aliasing import apart
+from minidiff.core import (
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    VarianceError,
+    are_weak,
+    checking,
+    current_interpreter,
+    is_differentiable,
+    lift_to,
+    name_of,
+    running,
+    transforming,
+    typeof,
+    weak_where,
+)
+from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
+from minidiff.higher_order.inlined import BatchInside, Body, Call, batched_body
+from minidiff.higher_order.partial_eval import batched_type, chosen, cut, placed, positions, present
+from minidiff.ops import reduction
+from minidiff.ops.elementwise import convert
+from minidiff.ops.elementwise import stop_gradient as constant
+from minidiff.reverse import Linearize
+from minidiff.staging import Stage
+from minidiff.tape import Tape
+from minidiff.vmap import Batch, BatchTracer, stacked
+
+# ---------------------------------------------------------------- stop_gradient
+
+
+def stop_gradient(x: Any) -> Any:
+    """`x`, a tree of arrays, as a constant: its derivative is zero.
+
+    >>> from minidiff import grad
+    >>> float(grad(lambda x: x * stop_gradient(x))(3.0))
+    3.0
+    """
+    return tree.map(lambda leaf: constant(as_value(leaf)), x)
+
+
+# ---------------------------------------------------------------- the operations
+
+
+class Guard(Interpreter):
+    """Passes all on, and raises where a rule meets a value that is differentiated around it, but no argument of it."""
+
+    name = "a custom rule"
+
+    def __init__(self, below: Interpreter, outside: JVP, what: str):
+        super().__init__(below)
+        self.outside = outside
+        self.what = what
+
+    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        for x in args:
+            self.check(x)
+        if primitive.in_place:
+            params = {**params, "body": self.around(params["body"])}
+        with running(self.below):
+            return primitive.apply(self.below, args, params)
+
+    def adopt(self, x: Value) -> Value:
+        self.check(x)
+        return super().adopt(x)
+
+    def check(self, x: Value) -> None:
+        if isinstance(x, Tracer):
+            outside = self.outside
+            while outside is not None:  # as it is around the body of a shard_map, too
+                if x.interpreter is outside:
+                    raise closed_over(self.what, x)
+                outside = outside.outer
+
+    def around(self, body: Body | None) -> Body | None:
+        """A body, guarded wherever it is run. (A tape closes over nothing.)"""
+        if body is None or isinstance(body, Tape):
+            return body
+
+        def guarded(*args):
+            guard = Guard(current_interpreter(), self.outside, self.what)
+            with running(guard):
+                outs = body(*args)
+                for x in tree.leaves(outs):
+                    guard.check(x)
+            return outs
+
+        guarded.__name__ = name_of(body)
+        return guarded
+
+
+def closed_over(what: str, x: Value) -> TypeError:
+    return TypeError(
+        f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
+        "its arguments alone (but for those of nondiff_argnums): pass the value as one, or through stop_gradient, if "
+        "it is to be a constant"
+    )
+
+
+class Custom(Call):
+    """A call of a function with a rule. Parameters: `what`, its name; `body`; rules, functions of leaves; `consts`.
+
+    On tapes the body takes `consts` values before the arguments that it closes over: the rules do not know of them.
+    """
+
+    rules: tuple[str, ...]
+
+    def jvp_body(self, outside, args, params):
+        primals, tangents = outside.split(args)
+        guard = Guard(current_interpreter(), outside, params["what"])
+        if all(t is None for t in tangents):
+            guarded = {name: guard.around(params[name]) for name in ("body", *self.rules)}
+            return self.bind(*primals, **{**params, **guarded})
+        consts = params["consts"]
+        for x, t in zip(args, tangents[:consts]):
+            if t is not None:
+                raise closed_over(params["what"], x)
+        with running(guard), checking(guard.scope, False):
+            outs, out_tangents = self.apply_rule(primals[consts:], tangents[consts:], params)
+            for x in [*outs, *out_tangents]:
+                guard.check(x)
+        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
+
+    def apply_rule(self, primals: list[Value], tangents: list[Value | None], params: dict) -> tuple[list, list]:
+        raise NotImplementedError
+
+    def staged_params(self, params, tape, constants):
+        return {**params, "body": tape, "consts": params["consts"] + constants}
+
+    def show_params(self, params):
+        return params["what"]
+
+
+class CustomJVP(Custom):
+    """Its rule `jvp` takes leaves and their tangents, and gives the results, then their tangents (None for zero)."""
+
+    rules = ("jvp",)
+
+    def apply_rule(self, primals, tangents, params):
+        results = params["jvp"](*primals, *[instantiate(t, p) for t, p in zip(tangents, primals)])
+        count = len(results) // 2
+        return results[:count], results[count:]
+
+    def batched_params(self, params, outside, batched):
+        arguments = batched[params["consts"] :]
+        rule = batched_body(params["jvp"], outside, [*arguments, *arguments])
+        return {**super().batched_params(params, outside, batched), "jvp": rule}
+
+
+class CustomVJP(Custom):
+    """A call of a function with a backward rule. Its derivative runs `fwd`, then applies one `linear_call`.
+
+    Its rules are functions of leaves: `fwd` returns a list of results and one of residuals; `bwd` takes residuals and
+    cotangents; `jvp` is a rule as in `CustomJVP`, or None.
+    """
+
+    rules = ("fwd", "bwd", "jvp")
+
+    def apply_rule(self, primals, tangents, params):
+        outs, residuals = params["fwd"](*primals)
+        jvp, types, moving = params["jvp"], [typeof(x) for x in outs], [t is not None for t in tangents]
+        differentiable = [is_differentiable(t.dtype) for t in types]
+
+        def push_forward(*values):
+            _, primals, given = cut(values, len(residuals), len(moving))
+            given = [instantiate(t, p) for t, p in zip(placed(given, moving), primals)]
+            found = cut(jvp(*primals, *given), len(types))[1]
+            what = f"the jvp rule of {params['what']} returns a tangent that"
+            return [_fitted(t, like, what, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+
+        out_tangents = linear_call_p.bind(
+            *residuals,
+            *([] if jvp is None else primals),
+            *present(tangents),
+            what=params["what"],
+            body=None if jvp is None else push_forward,
+            bwd=params["bwd"],
+            consts=0,
+            residuals=len(residuals),
+            active=tuple(positions(moving)),
+            out_types=tuple(types),
+        )
+        return outs, placed(out_tangents, differentiable)
+
+    def batched_params(self, params, outside, batched):
+        arguments = batched[params["consts"] :]
+        residuals_batched: list[bool] = []
+
+        def fwd(*values):
+            inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
+            with transforming(inside):
+                outs, residuals = params["fwd"](
+                    *[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, arguments)]
+                )
+                outs, residuals = ([inside.adopt(x) for x in xs] for xs in (outs, residuals))
+            residuals_batched[:] = map(inside.owns, residuals)
+            return [stacked(inside, x, 0) for x in outs], [inside.in_front(x) for x in residuals]
+
+        jvp = params["jvp"] and batched_body(params["jvp"], outside, [*arguments, *arguments])
+        bwd = batched_bwd(params["bwd"], outside, residuals_batched, dict(enumerate(arguments)))
+        return {**super().batched_params(params, outside, batched), "fwd": fwd, "bwd": bwd, "jvp": jvp}
+
+
+def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], arguments: dict[int, bool]) -> Callable:
+    """Vectorise a backward rule along a leading axis of all cotangents, and of the residuals that are batched.
+
+    `arguments` says which arguments are batched; the cotangents of the others are summed along the axis.
+    """
+
+    def along_axis(values, cts):
+        flat = batched_body(
+            lambda *xs: bwd(xs[: len(values)], xs[len(values) :]), outside, [*residuals, *[True] * len(cts)]
+        )
+        return [
+            ct if ct is None or arguments.get(i, True) else reduction.sum(ct, axis=0)
+            for i, ct in enumerate(flat(*values, *cts))
+        ]
+
+    return along_axis
+
+
+class LinearCall(Custom):
+    """The derivative of a function with a backward rule: a linear map of tangents, whose transpose is `bwd`.
+
+    The operands are, in order: `consts` values that the body closes over; the `residuals`, so many of them; the
+    primals, if there is a body; the tangents of the `active` arguments. The body takes them all and applies the jvp
+    rule. Without a jvp rule it is None: the operation can be recorded, batched and transposed, but not evaluated.
+    """
+
+    def forward_rule(self, params: dict) -> Body:
+        """The body. Raises TypeError if there is none."""
+        if params["body"] is None:
+            what = params["what"]
+            raise TypeError(
+                f"{what} has a backward rule only (custom_vjp), and no derivative in forward mode (jvp, jacfwd, a "
+                f"function that linearize returned); take reverse mode, or declare a forward rule with {what}.defjvp, "
+                "or make it a custom_jvp, whose rule serves both"
+            )
+        return params["body"]
+
+    def evaluate(self, args, params):
+        return self.forward_rule(params)(*args)
+
+    def jvp_body(self, outside, args, params):
+        with running(outside):
+            return self.forward_rule(params)(*args)
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        if not any(map(outside.owns, args)):
+            return self.bind(*args, **params)
+        return outside.record(self, args, params)
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        # Forward mode cannot be refused here: reverse mode of a recorded body runs forward mode too, then transposes.
+        if params["body"] is None:
+            return outside.record(self, args, params)
+        return super().stage_body(outside, args, params)
+
+    def transpose(self, cts, operands, params):
+        active, types, consts = params["active"], params["out_types"], params["consts"]
+        known = operands[: len(operands) - len(active)]
+        for x in known:
+            if isinstance(x, ShapedArray):
+                raise TypeError(
+                    f"the derivative of {params['what']} is linear in its tangents, not in the value of type {x} that "
+                    "it is taken at"
+                )
+        given = iter(cts)
+        cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t) for t in types]
+        residuals = known[consts : consts + params["residuals"]]
+        found = apart(params["bwd"](residuals, cts), residuals)
+        return [None] * len(known) + [found[i] for i in active]
+
+    def batched_params(self, params, outside, batched):
+        known, moving = cut(batched, len(batched) - len(params["active"]))
+        _, residuals, _ = cut(known, params["consts"], params["residuals"])
+        body = params["body"] and batched_body(params["body"], outside, batched)
+        bwd = batched_bwd(params["bwd"], outside, residuals, dict(zip(params["active"], moving)))
+        out_types = tuple(batched_type(t, outside.size_of_batch, True) for t in params["out_types"])
+        return {**params, "body": body, "bwd": bwd, "out_types": out_types}
+
+    def typecheck(self, types, params):
+        if isinstance(params["body"], Tape):
+            super().typecheck(types, params)
+        return [t for t in params["out_types"] if is_differentiable(t.dtype)]
+
+
+custom_jvp_p = CustomJVP("custom_jvp")
+custom_vjp_p = CustomVJP("custom_vjp")
+linear_call_p = LinearCall("linear_call")
+
+
+# ---------------------------------------------------------------- what users call
+
+
+class _Function:
+    """What `custom_jvp` and `custom_vjp` share: they stand for a function, some of whose arguments may be static."""
+
+    jvp: Callable | None = None
+
+    def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.what = getattr(fun, "__name__", "f")
+        self.nondiff_argnums = (nondiff_argnums,) if isinstance(nondiff_argnums, int) else tuple(nondiff_argnums)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def defjvp(self, jvp: Callable) -> Callable:
+        """Declare the rule for forward mode: `jvp(*nondiff_args, primals, tangents)` returns (result, tangent).
+
+        `primals` and `tangents` are tuples of the arguments and of their tangents, which are like them (zeros, where
+        an argument is constant; of dtype `float0` for integers). The tangent of the result is like the result, and
+        is linear in `tangents`. Raises TypeError, when it is used, where it returns anything else; VarianceError, where
+        in the body of a `shard_map` a tangent varies along an axis along which the result does not. (One that varies
+        along fewer is lifted.)
+        """
+        self.jvp = jvp
+        return jvp
+
+    def defjvps(self, *jvps: Callable | None) -> None:
+        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None where it does not contribute."""
+        if self.nondiff_argnums:
+            raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
+
+        def jvp(primals, tangents):
+            out = self(*primals)
+            terms = [rule(t, out, *primals) for rule, t in zip(jvps, tangents, strict=True) if rule is not None]
+            zeros = tree.map(lambda x: instantiate(None, as_value(x)), out)
+            return out, functools.reduce(lambda a, b: tree.map(lambda x, y: x + y, a, b), terms) if terms else zeros
+
+        self.jvp = jvp
+
+    def _jvp_rule(self, call: _Call) -> Callable:
+        """The forward rule as a function of leaves and their tangents, for one call."""
+
+        def rule(*leaves):
+            count = len(leaves) // 2
+            primals, tangents = (tuple(call.arguments_of_rule(x)) for x in (leaves[:count], leaves[count:]))
+            who = f"{_name(self.jvp)}, the jvp rule of {self.what},"
+            with _runs_later(who, _WHEN_DIFFERENTIATED):
+                pair = self.jvp(*call.static.values(), primals, tangents)
+            return _checked_jvp(pair, call, who)
+
+        return rule
+
+    def _positional(self, args: tuple, kwargs: dict) -> tuple:
+        """All arguments by position, defaults put in: rules take them that way."""
+        try:
+            bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
+        except ValueError:  # a function written in C, as ufuncs are, whose `out` and `where` no rule knows
+            bound = None
+        if bound is not None:
+            bound.apply_defaults()
+            args, kwargs = bound.args, bound.kwargs
+        if kwargs:
+            raise TypeError(f"{self.what}: rules take arguments by position, but {sorted(kwargs)} go by keyword only")
+        return args
+
+
+class _Call:
+    """One call of a function with a rule: which arguments are static, and how the others' leaves make them up.
+
+    The leaves themselves it does not hold: rules live as long as the tapes that they are on.
+    """
+
+    def __init__(self, function: _Function, args: tuple):
+        self.function = function
+        for n in function.nondiff_argnums:
+            if not -len(args) <= n < len(args):
+                raise TypeError(
+                    f"{function.what}: nondiff_argnums names argument {n}, but it was called with {len(args)}"
+                )
+        self.static = {n % len(args): args[n] for n in sorted(function.nondiff_argnums)}
+        self.moving = [i for i in range(len(args)) if i not in self.static]
+        leaves, self.structure = tree.flatten_with_paths([args[i] for i in self.moving])
+        places = [path[1:].partition("]") for path, _ in leaves]
+        self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
+        self.types = [typeof(as_value(x)) for _, x in leaves]
+        self.weak = are_weak(x for _, x in leaves)
+        #: Rules get Python numbers beside arrays only: one of numbers alone may divide by zero, as NumPy's allow.
+        self.weak_in_rules = [] if all(self.weak) else self.weak
+        self.out_structure: tree.Structure | None = None
+        self.out_types: list[ShapedArray] | None = None  # of the function's results, if it has been recorded itself
+
+    def leaves(self, args: tuple) -> list[Value]:
+        return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
+
+    def arguments_of_rule(self, leaves: Sequence[Value]) -> list[Any]:
+        return tree.unflatten(self.structure, weak_where(self.weak_in_rules, leaves))
+
+    def all_args(self, leaves: Sequence[Value], weak: Sequence[bool]) -> list[Any]:
+        moving = tree.unflatten(self.structure, weak_where(weak, leaves))
+        args = {**self.static, **dict(zip(self.moving, moving))}
+        return [args[i] for i in range(len(args))]
+
+    def body(self, *leaves: Value) -> list[Value]:
+        outs = self.results(self.function.fun(*self.all_args(leaves, self.weak)), self.function.what)
+        self.out_types = [typeof(x) for x in outs]
+        return outs
+
+    def results(self, out: Any, who: str) -> list[Value]:
+        """The leaves of the function's result, whoever computed it: the function itself or one of its rules."""
+        leaves, structure = tree.flatten(out)
+        if self.out_structure is not None and structure != self.out_structure:
+            raise TypeError(
+                f"{who} must return a result like {self.function.what}'s: {self.out_structure}, got {structure}"
+            )
+        self.out_structure = structure
+        return result_values([who], leaves, structure)
+
+    def results_of_rule(self, out: Any, who: str) -> list[Value]:
+        """The same of a rule: the types are the function's, where they are known."""
+        outs = self.results(out, who)
+        if self.out_types is None:
+            return outs
+        what = f"{who} returns another result than {self.function.what}: it"
+        return [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, self.out_types)]
+
+
+def _name(rule: Callable) -> str:
+    return getattr(rule, "__name__", str(rule))
+
+
+def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
+    """A tangent or cotangent `x` as a value of the type `like`: lifted, where it varies along fewer axes.
+
+    That of a Python number (`weak`) may have the precision of the arrays beside it.
+
+    Raises TypeError, beginning with `what`; VarianceError, ending with `advice` on the `axes`, where it varies along
+    more.
+    """
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
+        x = numpy.asarray(x, like.dtype)[()]  # a Python number has whatever precision is asked for
+    x = as_named_value(x, f"{what} must have the type {like}")
+    if weak and is_differentiable(x.dtype) and numpy.can_cast(x.dtype, like.dtype, "same_kind"):
+        x = convert(x, like.dtype)
+    t = typeof(x)
+    if (t.shape, t.dtype) != (like.shape, like.dtype):
+        raise TypeError(f"{what} must have the type {like}, got {t}")
+    extra = sorted(t.variance - like.variance)
+    if extra:
+        axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
+        varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
+        raise VarianceError(varies + advice.format(axes=axes))
+    return lift_to(x, like.variance)
+
+
+class custom_jvp(_Function):
+    """A function whose derivative is given by a rule, for forward and reverse mode alike.
+
+    Declare the rule with `defjvp` (of all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are
+    arguments that are no arrays, functions for instance: rules take them first.
+
+    >>> import numpy as np
+    >>> from minidiff import grad
+    >>> @custom_jvp
+    ... def log1pexp(x):
+    ...     return np.log(1.0 + np.exp(x))
+    >>> @log1pexp.defjvp
+    ... def log1pexp_jvp(primals, tangents):
+    ...     (x,), (t,) = primals, tangents
+    ...     return log1pexp(x), (1 - 1 / (1 + np.exp(x))) * t
+    >>> float(grad(log1pexp)(0.0))
+    0.5
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.jvp is None:
+            raise AttributeError(f"{self.what} is a custom_jvp without a rule: declare one with {self.what}.defjvp")
+        args = self._positional(args, kwargs)
+        call = _Call(self, args)
+        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._jvp_rule(call), consts=0)
+        return tree.unflatten(call.out_structure, outs)
+
+
+_OF_A_RULE = "the function makes it the same on all ranks there; so must the rule, as by psum(result, {axes})"
+_OF_A_RESULT = (
+    "the result is the same on all ranks there, and so is its derivative. Sum the tangent as the function sums its "
+    "result, psum(tangent, {axes}); or let the result vary, pbroadcast(result, {axes})"
+)
+_OF_AN_ARGUMENT = (
+    "the argument is one value that all ranks there share, and each rank has found its own part of the cotangent. "
+    "Return the sum of them, psum(cotangent, {axes}); or call the function with pbroadcast(argument, {axes}), whose "
+    "transpose is that sum"
+)
+
+
+def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
+    """What a rule returned, as results and their tangents."""
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        raise TypeError(f"{who} must return a pair (result, tangent), got {tree.structure(pair)}")
+    outs = call.results_of_rule(pair[0], who)
+    paths, structure = tree.flatten_with_paths(pair[1])
+    if structure != call.out_structure:
+        raise TypeError(f"{who} must return a tangent like its result: {call.out_structure}, got {structure}")
+    tangents = []
+    for x, (path, t) in zip(outs, paths):
+        like = typeof(x)
+        if not is_differentiable(like.dtype):
+            tangents.append(None)
+            continue
+        tangents.append(_fitted(t, like, f"{who} returns a result{path} of type {like}: its tangent", _OF_A_RESULT))
+    return [*outs, *tangents]
+
+
+class custom_vjp(_Function):
+    """A function whose derivative in reverse mode is given by two rules, `fwd` and `bwd`.
+
+    Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a rule for it is
+    declared too, with `defjvp` or `defjvps` as for a `custom_jvp`. The two must agree: `bwd` is the transpose of the
+    map from tangents to the tangent. `minidiff.checks.testing.check_grads` checks both.
+
+    >>> import numpy as np
+    >>> from minidiff import grad
+    >>> @custom_vjp
+    ... def clipped(x):
+    ...     return x
+    >>> clipped.defvjp(lambda x: (x, None), lambda _, ct: (np.clip(ct, -1.0, 1.0),))
+    >>> float(grad(lambda x: 5.0 * clipped(x))(3.0))
+    1.0
+
+    With both rules:
+
+    >>> from minidiff import jvp
+    >>> @custom_vjp
+    ... def twice(x):
+    ...     return 2.0 * x
+    >>> twice.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (2.0 * ct,))
+    >>> twice.defjvps(lambda t, out, x: 2.0 * t)
+    >>> float(grad(twice)(3.0)), float(jvp(twice, (3.0,), (1.0,))[1])
+    (2.0, 2.0)
+    """
+
+    fwd: Callable | None = None
+    bwd: Callable | None = None
+
+    def defvjp(self, fwd: Callable, bwd: Callable) -> None:
+        """Declare the rules: `fwd(*args)` returns a pair (result, residuals), a tree of arrays that `bwd` needs.
+
+        `bwd(*nondiff_args, residuals, ct)` takes a cotangent like the result, and returns a tuple of cotangents like
+        the arguments (but for the `nondiff_argnums`); None stands for zeros. Raises TypeError, when they are used,
+        where they return anything else; VarianceError, where in the body of a `shard_map` a cotangent varies along an
+        axis along which the argument does not: such a one is to be summed, with `psum`. (One that varies along fewer
+        axes is lifted.)
+        """
+        self.fwd, self.bwd = fwd, bwd
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.fwd is None or self.bwd is None:
+            raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
+        args = self._positional(args, kwargs)
+        call = _Call(self, args)
+        residual_structure: list[Any] = []  # the structure, and which of its leaves are Python numbers
+
+        def fwd(*leaves):
+            who = f"{_name(self.fwd)}, the forward rule of {self.what},"
+            with _runs_later(who, _WHEN_DIFFERENTIATED):
+                pair = self.fwd(*call.all_args(leaves, call.weak_in_rules))
+            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+                raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
+            residuals, structure = tree.flatten(pair[1])
+            residual_structure[:] = [structure, are_weak(residuals)]
+            return call.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
+
+        def bwd(residuals, cts):
+            structure, weak = residual_structure
+            residuals = tree.unflatten(structure, weak_where(weak, residuals))
+            who = f"{_name(self.bwd)}, the backward rule of {self.what},"
+            with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.fwd))):
+                cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
+            return _checked_cotangents(cts, call, who)
+
+        rules = {"fwd": fwd, "bwd": bwd, "jvp": None}
+        if self.jvp is not None:
+            rules["jvp"] = self._jvp_rule(call)
+        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
+        return tree.unflatten(call.out_structure, outs)
+
+
+_WHEN_DIFFERENTIATED = (
+    "runs when the derivative is taken, and what it closes over belongs to a program that was recorded before: {error} "
+    "A rule gets such a value as an argument: pass it to the function"
+)
+_IN_THE_BACKWARD_PASS = (
+    "runs in the backward pass, and what it closes over is of the forward pass: {{error}} A rule gets such a value as "
+    "a residual: return it from {fwd}, the forward rule, beside the result"
+)
+
+
+@contextlib.contextmanager
+def _runs_later(who: str, message: str) -> Iterator[None]:
+    """Around a call of a rule: what it closes over may have ended, and the error says how else to give it the value."""
+    try:
+        yield
+    except LeakedTracerError as error:
+        raise LeakedTracerError(f"{who} {message.format(error=error)}") from None
+
+
+def _residual(x: Any, who: str) -> Value:
+    advice = "; what is none is an argument of its own, named by nondiff_argnums: both rules get it"
+    return as_named_value(x, f"{who} must return residuals that are arrays", advice)
+
+
+def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
+    """What a backward rule returned, as a cotangent for each leaf of the arguments; None for zero."""
+    count = len(call.moving)
+    if not (isinstance(cts, (tuple, list)) and len(cts) == count):
+        raise TypeError(
+            f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
+        )
+    leaves: list[Any] = []
+    for i, ct, structure in zip(call.moving, cts, call.structure.children):
+        _cotangent_leaves(ct, structure, leaves, f"{who} must return a cotangent like argument {i}: {structure}, got ")
+    return [
+        None
+        if ct is None or not is_differentiable(t.dtype)
+        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+        for ct, t, path, weak in zip(leaves, call.types, call.paths, call.weak)
+    ]
+
+
+def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: str) -> None:
+    """The leaves of a cotangent; None stands for a whole tree of zeros."""
+    if ct is None:
+        found.extend([None] * structure.size)
+        return
+    leaves, given = tree.flatten(ct)
+    if given == structure:
+        found.extend(leaves)
+        return
+    if given.keys != structure.keys or given.node is not structure.node or given.node is None:
+        raise TypeError(message + str(given))
+    for child, inner in zip(tree.children(ct), structure.children):
+        _cotangent_leaves(child, inner, found, message)

@@ -1,0 +1,93 @@
+"""`map` and `associative_scan`: a function applied to the elements of arrays along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from minidiff import tree
+from minidiff.core import Value, typeof
+from minidiff.higher_order.carries import Carry
+from minidiff.higher_order.partial_eval import entered
+from minidiff.higher_order.scan import elements_of, scan_steps
+from minidiff.higher_order.values import check_functions
+from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, stack
+
+
+def map(f: Callable, xs: Any) -> Any:
+    """The results of `f` for each element of `xs` along its first axis, one after the other, stacked.
+
+    `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and takes the memory for
+    that. Raises ValueError where arrays of `xs` differ in length.
+
+    >>> import numpy as np
+    >>> map(lambda x: x @ x, np.array([[1.0, 2.0], [3.0, 4.0]]))
+    array([ 5., 25.])
+    """
+    check_functions("map", {"f": f})
+    elements, length = elements_of("map", xs)
+    return scan_steps(lambda _, x: (None, f(x)), Carry("map", f, "xs", None), elements, length, False)[1]
+
+
+def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """The running results of an associative operation: `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
+
+    `elems` is a tree of arrays, of one length along `axis`; the result is like it. `f(a, b)` takes two such trees, each
+    of several elements along that axis, and combines them element by element; it is called about 2 log2(length) times,
+    where a `scan` takes a step for each element. With `reverse` the results run from the last element to the first:
+    `…, f(e[n-1], e[n-2]), e[n-1]`. Raises ValueError where lengths differ, TypeError where `f` returns another tree.
+
+    >>> import numpy as np
+    >>> associative_scan(np.multiply, np.array([1.0, 2.0, 3.0, 4.0]))
+    array([ 1.,  2.,  6., 24.])
+    """
+    check_functions("associative_scan", {"f": f})
+    leaves, structure = tree.flatten_with_paths(elems, "elems")
+    arrays = [entered(x) for _, x in leaves]
+    axes = [normalize_axis(axis, typeof(x).ndim, "associative_scan") for x in arrays]
+    lengths = {typeof(x).shape[a] for x, a in zip(arrays, axes)}
+    if len(lengths) != 1:
+        shown = ", ".join(f"{path}: {typeof(x)}" for (path, _), x in zip(leaves, arrays))
+        raise ValueError(f"associative_scan: elems must have one length along axis {axis}, got {shown or 'no array'}")
+
+    def combined(a: list[Value], b: list[Value]) -> list[Value]:
+        """What `f` makes of elements, which are along the first axis here."""
+        first, second = (
+            tree.unflatten(structure, [moveaxis(x, 0, to) for x, to in zip(side, axes)]) for side in (a, b)
+        )
+        outs, found = tree.flatten(f(first, second))
+        if found != structure:
+            raise TypeError(f"associative_scan: elems has the structure {structure}, what f returns {found}")
+        outs = [entered(x) for x in outs]
+        for (path, _), x, given in zip(leaves, outs, tree.leaves(first)):
+            if typeof(x).shape != typeof(given).shape:
+                raise TypeError(
+                    f"associative_scan: f was given {path} of type {typeof(given)}, and returned {typeof(x)} for it: "
+                    "its operands are several elements along the axis, and so is its result"
+                )
+        return [moveaxis(x, at, 0) for x, at in zip(outs, axes)]
+
+    step = slice(None, None, -1 if reverse else None)
+    front = [moveaxis(x, at, 0)[step] for x, at in zip(arrays, axes)]
+    results = _prefixes(combined, front, *lengths)
+    return tree.unflatten(structure, [moveaxis(x[step], 0, to) for x, to in zip(results, axes)])
+
+
+def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
+    """The running results along the first axis: those at odd places are the running results of neighbouring pairs."""
+    if length < 2:
+        return xs
+    pairs = length // 2
+    odd = _prefixes(combined, combined([x[: 2 * pairs : 2] for x in xs], [x[1::2] for x in xs]), pairs)
+    even = [x[:1] for x in xs]
+    if length > 2:
+        later = combined([x[: (length - 1) // 2] for x in odd], [x[2::2] for x in xs])
+        even = [concatenate([x, y]) for x, y in zip(even, later)]
+    return [_interleaved(x, y, pairs) for x, y in zip(even, odd)]
+
+
+def _interleaved(even: Value, odd: Value, pairs: int) -> Value:
+    """Elements at even places, and as many or one fewer at odd ones, in their order along the first axis."""
+    both = stack([even[:pairs], odd], axis=1)
+    both = reshape(both, (2 * pairs, *typeof(odd).shape[1:]))
+    return both if typeof(even).shape[0] == pairs else concatenate([both, even[pairs:]])

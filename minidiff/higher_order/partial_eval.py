@@ -1,0 +1,333 @@
+"""Operations whose bodies are tapes, recorded before anything runs: loops and branches.
+
+A body is a closed :class:`Tape`: values that the function closes over are inputs, put first. An operation that has
+such bodies as parameters (:class:`BodyOperation`) states its rules on tapes: a body is differentiated, vectorised,
+transposed by running it, under the interpreter that does so, on a tape of its own (:class:`Draft`, finished when it is
+known what is asked of it); what is known of it is parted from what is linear (:class:`Parts`).
+
+(Bodies that are functions, run once in the place where they stand: `calls.py`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minidiff.core import (
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    current_interpreter,
+    enter,
+    lift_to,
+    restores_interpreter,
+    running,
+    transforming,
+    typeof,
+)
+from minidiff.forward import JVP, as_value, instantiate
+from minidiff.global_random import random_state, warn_if_random
+from minidiff.ops.base import zeros_like
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
+from minidiff.reverse import Linearize, settled
+from minidiff.staging import CONSTANTS, Stage
+from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
+from minidiff.vmap import Batch, BatchTracer
+
+# ---------------------------------------------------------------- recording
+
+
+class Draft:
+    """A function that has run on a tape of its own, which can be finished once it is known what is asked of it.
+
+    One `for_types` is never finished: nobody will ask which line an equation comes from.
+    """
+
+    @restores_interpreter
+    def __init__(
+        self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None, for_types: bool = False
+    ):
+        self.stage = Stage(current_interpreter())
+        self.stage.keeps_sources = not for_types
+        if origin is not None:
+            self.stage.origin, self.stage.name = origin, " of ".join(origin)
+        inputs = [self.stage.new_input(t) for t in types]
+        before = random_state()
+        try:
+            with running(self.stage):
+                self.result = f(*inputs)
+                if origin is not None:
+                    warn_if_random(before, " of ".join(origin), CONSTANTS)
+        except BaseException:
+            self.stage.end()
+            raise
+
+    @restores_interpreter
+    def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
+        """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.
+
+        With `prune` it is without the equations that these do not need.
+        """
+        with transforming(self.stage):
+            tape = self.stage.tape([entered(x) for x in outputs(self.result)])
+            return (prune_tape(tape) if prune else tape).close()
+
+
+def entered(x: Any) -> Value:
+    return enter(as_value(x))
+
+
+def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
+    """Values lifted to the variance of these types. (A type stands for what is linear, and stays.)"""
+    return [x if isinstance(x, ShapedArray) else lift_to(x, t.variance) for x, t in zip(values, types)]
+
+
+def instantiated(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
+    return list(map(settled, fit([instantiate(x, t) for x, t in zip(values, types)], types), types))
+
+
+def zeros(t: ShapedArray) -> Value:
+    """Zeros of this type."""
+    return lift_to(zeros_like(t), t.variance)
+
+
+def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
+    """Repeat an attempt, marking what it marks as well, until it marks nothing new: its result, and the mask."""
+    mask = list(mask)
+    while True:
+        result, more = attempt(mask)
+        grown = [a or b for a, b in zip(mask, more)]
+        if grown == mask:
+            return result, mask
+        mask = grown
+
+
+def chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
+    """Those of the values that the mask marks."""
+    return [x for x, yes in zip(values, mask) if yes]
+
+
+def present(values: Iterable[Any]) -> list:
+    """Those of the values that are not None."""
+    return [x for x in values if x is not None]
+
+
+def positions(mask: Iterable[bool]) -> list[int]:
+    """Where a mask is set."""
+    return [i for i, yes in enumerate(mask) if yes]
+
+
+def placed(values: Iterable[Any], mask: Iterable[bool]) -> list:
+    """The inverse of `chosen`, with None for those that were not."""
+    values = iter(values)
+    return [next(values) if yes else None for yes in mask]
+
+
+def cut(values: Sequence[Any], *counts: int) -> list[list]:
+    """A sequence cut into parts of these lengths, and the rest."""
+    parts, start = [], 0
+    for n in counts:
+        parts.append(list(values[start : start + n]))
+        start += n
+    return [*parts, list(values[start:])]
+
+
+def prune_tape(tape: Tape, effects: bool = True) -> Tape:
+    """The tape without the equations that its outputs do not need, nor what the bodies of others need not do.
+
+    What has an effect is kept, unless `effects` says that it has been done elsewhere.
+    """
+    return with_equations(tape, needed_equations(tape.equations, tape.outputs, effects=effects)[0])
+
+
+def needed_equations(
+    equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
+) -> tuple[list[Equation], set[Var]]:
+    """The equations that `outputs` depend on where some values are `given`, and all names that occur in them.
+
+    They are for computing something once more, and have no effects, unless those with `effects` are wanted too.
+    """
+    needed = {a for a in outputs if isinstance(a, Var)}
+    kept = []
+    for eqn in reversed(equations):
+        used = [v in needed and v not in given for v in eqn.outputs]
+        if any(used) or (effects and has_effects(eqn)):
+            if not effects:
+                eqn = without_effects(eqn)
+            if eqn.primitive.has_body or not all(used):
+                eqn = eqn.primitive.narrowed(eqn, used)
+            kept.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
+    return kept[::-1], needed
+
+
+def names_used(tape: Tape) -> set[Var]:
+    """The names that occur in equations or as outputs."""
+    return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
+
+
+def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
+    """Which outputs depend on the inputs that are marked."""
+    found = set(chosen(tape.inputs, marked))
+    for eqn in tape.equations:
+        if any(isinstance(a, Var) and a in found for a in eqn.inputs):
+            found.update(eqn.outputs)
+    return [isinstance(a, Var) and a in found for a in tape.outputs]
+
+
+def merge(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
+    """Tapes that are closed over values of their own as tapes that take all those values, and the values.
+
+    Each comes with a pair of a key and a value for each of its first inputs; the same key means the same value.
+    """
+    values = {key: x for _, pairs in closed for key, x in pairs}
+    tapes = []
+    for tape, pairs in closed:
+        own = {key: var for (key, _), var in zip(pairs, tape.inputs)}
+        shared = [own.get(key) or Var(typeof(x)) for key, x in values.items()]
+        tapes.append(Tape([*shared, *tape.inputs[len(pairs) :]], tape.equations, tape.outputs))
+    return tapes, list(values.values())
+
+
+def by_id(closed: tuple[Tape, list[Value]]) -> tuple[Tape, list[tuple[Any, Value]]]:
+    return closed[0], [(id(x), x) for x in closed[1]]
+
+
+class Parts:
+    """A tape taken apart: what can be computed before its `linear` inputs are known, and what is linear in them.
+
+    The known part is on the tape of `stage`; the linear part follows from `linear_tape`, when it is known which
+    outputs belong to it.
+    """
+
+    def __init__(self, tape: Tape, linear: Sequence[bool]):
+        self.stage = Stage(current_interpreter())
+        self.recorder = Linearize(self.stage)
+        values = [(self.recorder if yes else self.stage).new_input(t) for t, yes in zip(tape.in_types, linear)]
+        with running(self.stage), transforming(self.recorder):
+            self.outs = tape(*values)
+        self.is_linear = [self.recorder.owns(x) for x in self.outs]
+        self.number = dict(zip(self.stage.inputs, positions(not yes for yes in linear)))
+
+    def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
+        """The tape of those outputs, its first inputs being its residuals; and these, on the tape of `stage`."""
+        return self.recorder.tape(chosen(self.outs, outputs)).close()
+
+    def input_number(self, x: Value) -> int | None:
+        """Which input of the original tape a residual is; None if it is none."""
+        return self.number.get(x.variable) if self.stage.owns(x) else None
+
+    def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
+        """The closed tape of known outputs and residuals; a type stands for zeros of that type."""
+        with transforming(self.stage):
+            values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
+            return prune_tape(self.stage.tape(values)).close()
+
+    def invariant(self, count: int) -> set[Var]:
+        """The names on the tape of `stage` that follow from the first `count` inputs of the original tape alone."""
+        found = {v for v, i in self.number.items() if i < count}
+        for eqn in self.stage.equations:
+            if all(a in found for a in eqn.inputs if isinstance(a, Var)):
+                found.update(eqn.outputs)
+        return found
+
+    def before(self, count: int, args: Sequence[Value], wanted: list[Var]) -> list[Value]:
+        """The values of such names, from those of the inputs."""
+        if not wanted:
+            return []
+        inputs = {v: args[i] for v, i in self.number.items() if i < count}
+        return prune_tape(Tape(list(inputs), self.stage.equations, wanted), effects=False)(*inputs.values())
+
+
+@dataclass
+class LinearPart:
+    """What is left of an operation when its known part has run: a linear equation, not yet recorded."""
+
+    operands: list[tuple[int | None, Value]]  # with which operand of the original operation it is, if it is one
+    params: dict
+    results: list[int]  # which results of the original operation its own are
+
+
+# ---------------------------------------------------------------- operations with tapes for parameters
+
+
+class BodyOperation(Primitive):
+    """An operation whose parameters hold tapes; its operands have exactly the types that these take.
+
+    `jvp_operands(outside, primals, tangents, params)` and `batch_operands(outside, args, batched, params)`
+        differentiate and vectorise it, for the interpreter `outside`, where at least one operand is active.
+    `split(args, linear, params)`
+        runs the part that does not depend on the operands that are `linear` (which may be types, or names on a
+        linear tape): a dict of known results, by their number, and the LinearPart.
+    """
+
+    has_body = True
+    multiple_results = True
+    lifts_operands = False
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        return outside.record(self, args, params)
+
+    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
+        primals, tangents = outside.split(args)
+        if all(t is None for t in tangents):
+            return self.bind(*primals, **params)
+        outs, out_tangents = self.jvp_operands(outside, primals, tangents, params)
+        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        linear = [outside.owns(x) for x in args]
+        if not any(linear):
+            return self.bind(*args, **params)
+        outs, part = self.split(args, linear, params)
+        if part.results:
+            operands = fit([x for _, x in part.operands], self.operand_types(part))
+            outs = {**dict(zip(part.results, outside.record(self, operands, part.params))), **outs}
+        return [outs[i] for i in range(len(outs))]
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        batched = [outside.owns(x) for x in args]
+        return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
+
+    def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
+        """Which of `count` operands each of its bodies takes, where they take just these; the last one gives results.
+
+        None if bodies take parts of them.
+        """
+        return None
+
+    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
+        types = [typeof(t) for t in types]
+        if types != list(expected):
+            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
+
+
+def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
+    return t.update(shape=(size, *t.shape)) if yes else t
+
+
+def in_front(x: Value, size: int, batch: Batch | None = None) -> Value:
+    """A value with its batch axis in front: repeated along it, if it is no tracer of `batch`."""
+    if batch is not None and batch.owns(x):
+        return moveaxis(x.value, x.axis, 0)
+    return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
+
+
+def run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Sequence[bool]):
+    """The tape's results for values whose batch axis comes first, likewise; and which of them have one."""
+    inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
+    with transforming(inside):
+        outs = tape(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
+    out_batched = [inside.owns(x) for x in outs]
+    return [in_front(x, 0, inside) if b else x for x, b in zip(outs, out_batched)], out_batched
+
+
+def filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
+    """Values with a batch axis in front wherever one is wanted."""
+    return [in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
+
+
+def concrete_value(x: Value, use: str) -> Any:
+    return x.concrete(use) if isinstance(x, Tracer) else x

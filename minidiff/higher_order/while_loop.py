@@ -1,0 +1,297 @@
+"""`while_loop`, and `fori_loop`: while a condition holds; so many times (with bounds that are known a `scan`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
+from minidiff.forward import as_value
+from minidiff.higher_order.carries import Carry, as_carried, moved_body
+from minidiff.higher_order.cond import cond_p
+from minidiff.higher_order.partial_eval import (
+    BodyOperation,
+    Draft,
+    LinearPart,
+    Parts,
+    batched_type,
+    chosen,
+    concrete_value,
+    cut,
+    depends,
+    entered,
+    filled,
+    fit,
+    fixpoint,
+    in_front,
+    instantiated,
+    placed,
+    positions,
+    present,
+    prune_tape,
+    run_batched,
+)
+from minidiff.higher_order.scan import scan_steps
+from minidiff.higher_order.values import check_functions, check_invariant, if_known, is_weak, numeric, staging
+from minidiff.keywords import explains_keywords
+from minidiff.ops.base import Linear
+from minidiff.ops.elementwise import add, greater, less, where
+from minidiff.ops.reduction import sum as sum_of
+from minidiff.tape import Equation, Tape, Var, has_effects, without_effects
+from minidiff.vmap import BatchTracer
+
+# ---------------------------------------------------------------- the operation
+
+
+_NO_REVERSE = (
+    "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
+    "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is a "
+    "scan); or forward mode, md.jvp"
+)
+
+
+class ForwardOnly(Linear):
+    """The identity, on what a loop of unknown length returns: its derivative is not transposed."""
+
+    shares_memory = True
+
+    def __init__(self):
+        batch = lambda primitive, args, batched: primitive.bind(*args)  # noqa: E731
+        super().__init__("while_loop", lambda x: x, lambda x: (x.shape, x.dtype), None, batch)
+
+    def transpose(self, ct, operands, params):
+        raise TypeError(_NO_REVERSE)
+
+
+class While(BodyOperation):
+    """A loop while a condition holds: operands are `cond_consts` values, `body_consts` values, and the carries."""
+
+    def evaluate(self, args, params):
+        cond_consts, body_consts, carry = cut(args, params["cond_consts"], params["body_consts"])
+        while concrete_value(params["cond"](*cond_consts, *carry)[0], CONDITION):
+            carry = params["body"](*body_consts, *carry)
+        return carry
+
+    def check_fits(self, types, params, scope):
+        if [t.shape for t in params["cond"].out_types] != [()]:
+            raise ValueError(f"{CONDITION} is one number, not {params['cond'].out_types}")
+
+    def typecheck(self, types, params):
+        cond, body = params["cond"], params["body"]
+        cond_consts, body_consts, carry = cut(types, params["cond_consts"], params["body_consts"])
+        self._check_operands([*cond_consts, *carry], cond.in_types)
+        self._check_operands([*body_consts, *carry], body.in_types)
+        self._check_operands(body.out_types, body.in_types[len(body_consts) :])
+        return body.out_types
+
+    def check_variance(self, types, params):
+        super().check_variance(types, params)
+        check_invariant(CONDITION, params["cond"].out_types[0])
+
+    def operand_types(self, part):
+        return [*part.params["cond"].in_types[: part.params["cond_consts"]], *part.params["body"].in_types]
+
+    def bodies(self, count, params):
+        cond_consts, others = cut(range(count), params["cond_consts"])
+        return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
+
+    def bind_loop(self, cond: tuple[Tape, list], body: tuple[Tape, list], carry: Sequence[Value]) -> list[Value]:
+        """A loop of two tapes, each given with the values of its first inputs."""
+        (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
+        if not (body_tape.outputs or any(map(has_effects, [*cond_tape.equations, *body_tape.equations]))):
+            return []
+        args = [*fit(cond_consts, cond_tape.in_types), *fit([*body_consts, *carry], body_tape.in_types)]
+        counts = {"cond_consts": len(cond_consts), "body_consts": len(body_consts)}
+        return self.bind(*args, cond=cond_tape, body=body_tape, **counts)
+
+    def jvp_operands(self, outside, primals, tangents, params):
+        cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
+        cond_consts, consts, init = cut(primals, k, n)
+        _, t_consts, t_init = cut(tangents, k, n)
+        types = cut(body.in_types, n)
+        draft, (_, moving) = moved_body(outside, body, types, (t_consts, t_init))
+        moved_types = chosen(types[1], moving)
+        tape, constants = draft.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
+        cond = Tape([*cond.inputs, *map(Var, moved_types)], cond.equations, cond.outputs)
+        t_init = instantiated(chosen(t_init, moving), moved_types)
+        body_consts = [*constants, *consts, *present(t_consts)]
+        outs, out_tangents = cut(self.bind_loop((cond, cond_consts), (tape, body_consts), [*init, *t_init]), len(init))
+        return outs, placed(out_tangents, moving)
+
+    def split(self, args, linear, params):
+        """The known carries are computed now; the linear part is the whole loop again, for nothing can be kept."""
+        cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
+
+        def attempt(carry_linear):
+            parts = Parts(body, [*linear[k : k + n], *carry_linear])
+            return parts, parts.is_linear
+
+        parts, carry_linear = fixpoint(attempt, linear[k + n :])
+        if any(depends(cond, [*linear[:k], *carry_linear])):
+            raise TypeError("while_loop: its condition depends on what must be linear")
+        known = [not yes for yes in carry_linear]
+        cond_consts, consts, carry = cut(args, k, n)
+        test = prune_tape(Tape([*cond.inputs[:k], *chosen(cond.inputs[k:], known)], cond.equations, cond.outputs))
+        tape, constants = parts.known_tape(chosen(parts.outs, known))
+        body_consts = [*constants, *chosen(consts, [not yes for yes in linear[k : k + n]])]
+        outs = self.bind_loop((test, cond_consts), (tape, body_consts), chosen(carry, known))
+        again = without_effects(Equation(self, (), params, ())).params
+        part = LinearPart(list(enumerate(args)), again, list(range(len(carry))))
+        return dict(zip(positions(known), outs)), part
+
+    def transpose(self, cts, operands, params):
+        raise TypeError(_NO_REVERSE)
+
+    def batch_operands(self, outside, args, batched, params):
+        cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
+        size = outside.size_of_batch
+
+        def attempt(carry_batched):
+            masks = [*batched[:k], *carry_batched], [*batched[k : k + n], *carry_batched]
+            test, step = (
+                Draft(
+                    lambda *xs, tape=tape, mask=mask: run_batched(outside, tape, xs, mask),
+                    [batched_type(t, size, b) for t, b in zip(tape.in_types, mask)],
+                )
+                for tape, mask in zip((cond, body), masks)
+            )
+            # Where elements are done at different times, they wait for each other: all carries are batched.
+            apart = test.result[1][0]
+            return (test, step, masks, apart), ([True] * len(carry_batched) if apart else step.result[1])
+
+        (test, step, masks, apart), carry_batched = fixpoint(attempt, batched[k + n :])
+        front = [in_front(x, size, outside) if b else x for x, b in zip(args, batched)]
+        cond_consts, consts, init = cut(front, k, n)
+        init = filled(init, batched[k + n :], carry_batched, size)
+        if apart:
+
+            def masked(*values):
+                own, shared, carry = cut(values, k, n)
+                (going,), _ = run_batched(outside, cond, [*own, *carry], masks[0])
+                new = filled(*run_batched(outside, body, [*shared, *carry], masks[1]), carry_batched, size)
+                return [where(_padded(going, x), x, old) for x, old in zip(new, carry)]
+
+            types = [batched_type(t, size, b) for t, b in zip(cond.in_types, batched[:k])]
+            types += [batched_type(t, size, b) for t, b in zip(body.in_types, masks[1])]
+            step, consts = Draft(masked, types), [*cond_consts, *consts]
+            tape, constants = step.close(lambda r: r)
+        else:
+            tape, constants = step.close(lambda r: filled(*r, carry_batched, size))
+        test_tape, test_constants = test.close(lambda r: [_any(r[0][0])] if apart else r[0])
+        cond, body = (test_tape, [*test_constants, *cond_consts]), (tape, [*constants, *consts])
+        results = self.bind_loop(cond, body, init)
+        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, carry_batched)]
+
+
+def _any(x: Value) -> Value:
+    """Whether one element is true (of none, none is)."""
+    return greater(sum_of(x), 0)
+
+
+def _padded(mask: Value, x: Value) -> Value:
+    return mask.reshape(tuple(mask.shape) + (1,) * (len(x.shape) - 1))
+
+
+CONDITION = "the condition of while_loop"
+forward_only_p = ForwardOnly()
+while_p = While("while_loop")
+
+# ---------------------------------------------------------------- what users call
+
+
+@explains_keywords
+def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
+    """The value that is reached from `init_val` by `val = body_fun(val)` while `cond_fun(val)`.
+
+    `val` is a tree, whose structure and types stay. `cond_fun` returns one boolean. Under `vmap`, elements that are
+    done wait for the others. Forward mode differentiates it, reverse mode does not (TypeError): use `scan`.
+
+    >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
+    192
+    """
+    check_functions("while_loop", {"cond_fun": cond_fun, "body_fun": body_fun})
+    return _while(cond_fun, body_fun, Carry("while_loop", body_fun, "init_val", init_val))
+
+
+def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
+    def step(leaves):
+        return carry.leaves(body_fun(carry.tree(leaves))), None
+
+    def test(leaves):
+        going = entered(cond_fun(carry.tree(leaves)))
+        if typeof(going).shape or typeof(going).dtype != bool:
+            raise TypeError(f"{carry.what}: cond_fun must return one boolean, got {typeof(going)}")
+        return going
+
+    if staging():
+        draft, types = carry.recorded(step)
+        condition = Draft(lambda *leaves: [test(leaves)], types)
+        closed = _check_condition(carry, condition, types)
+        body = draft.close(lambda r: map(as_carried, r[0], types))
+        init = [*map(as_carried, carry.init, types)]
+        return carry.tree(while_p.bind_loop(closed, body, init))
+
+    values, types = [as_value(x) for x in carry.init], None
+    while _holds(going := test(values), carry, test, values):
+        if types is None:
+            values, types, (new, _) = carry.eagerly(step)
+        else:
+            new = carry.settled(types, step(values)[0])
+        if isinstance(going, BatchTracer):
+            with checking(current_scope(), False):
+                new = cond_p.select(going, [new, values])
+        values = new
+    values, _ = carry.results(step, values)
+    return carry.tree([forward_only_p.bind(x) if isinstance(x, Tracer) else x for x in values])
+
+
+def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) -> bool:
+    """Whether a condition, the `test` of these values, holds, for one element at least."""
+    if typeof(going).variance:
+        types = [typeof(x) for x in values]
+        _check_condition(carry, Draft(lambda *leaves: [test(leaves)], types), types)
+    while isinstance(going, BatchTracer):
+        going = going.value
+    return bool(numpy.any(concrete_value(going, CONDITION)))
+
+
+def _check_condition(carry: Carry, condition: Draft, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
+    """The closed tape of a loop's condition; VarianceError, naming the carries that are to blame, if it varies."""
+    tape, constants = condition.close(lambda r: r)
+    t = tape.out_types[0]
+    causes = []
+    for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
+        if now.variance & t.variance and any(depends(tape, [i == k for k in range(len(tape.inputs))])):
+            causes.append(f"{path} does, which starts as {typeof(start)} and which a step makes {now}")
+    check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over what does"))
+    return tape, constants
+
+
+@explains_keywords
+def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
+    """The value that is reached from `init_val` by `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
+
+    `val` is a tree, whose structure and types stay. With bounds that are known it is a `scan`; else a `while_loop`,
+    which reverse mode does not differentiate.
+
+    >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
+    10.0
+    """
+    check_functions("fori_loop", {"body_fun": body_fun})
+    bounds = [x if is_weak(x) else entered(x) for x in (lower, upper)]
+    for t in map(typeof, bounds):
+        if t.shape or t.dtype.kind not in "iu":
+            raise TypeError(f"fori_loop: lower and upper must be integers, got {typeof(lower)} and {typeof(upper)}")
+        check_invariant("a bound of fori_loop", t)
+    known = [if_known(x, "a bound of fori_loop") for x in bounds]
+    if None not in known:
+        steps = numpy.arange(*map(int, known))
+        carry = Carry("fori_loop", body_fun, "init_val", init_val)
+        return scan_steps(lambda val, i: (body_fun(i, val), None), carry, steps, len(steps), False)[0]
+    first, last = (numeric(x, typeof(other)) for x, other in zip(bounds, bounds[::-1]))
+    carry = Carry("fori_loop", body_fun, "(i, init_val)", (first, init_val))
+    carry.paths[1:] = [path for path, _ in tree.flatten_with_paths(init_val, "init_val")[0]]
+    return _while(lambda state: less(state[0], last), lambda state: (add(state[0], 1), body_fun(*state)), carry)[1]

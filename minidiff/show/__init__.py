@@ -1,0 +1,1 @@
+"""Tapes and derivatives to look at: drawn as graphs, and as tables of values."""

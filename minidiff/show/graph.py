@@ -1,0 +1,312 @@
+"""Pictures of tapes, by Graphviz: operations as boxes, values by the names that the printed tape gives them.
+
+The colour of a value says along which mesh axes it may vary from rank to rank: white along none, two colours along
+two; a dashed border, that nobody knows, for want of types. What communicates has a double border, an arrow, and the
+bytes that each rank hands to it. A legend says so.
+
+The Python package `graphviz` is needed to draw. To see a picture, Graphviz itself: its program `dot`, or, where that is
+missing, the package `pygraphviz`, whose wheels bring Graphviz along. Without either there is still its text.
+"""
+
+from __future__ import annotations
+
+import html
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from minidiff.core import is_scalar_constant
+from minidiff.higher_order import While, rounds
+from minidiff.location import Location, lines_of
+from minidiff.show.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
+from minidiff.staging import check_function, make_tape
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of, show_params
+
+NO_PROGRAM = (
+    "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "
+    "program. Install one: `pip install pygraphviz`, or Graphviz itself (apt install graphviz, brew install graphviz, "
+    "conda install graphviz, or from https://graphviz.org/download)"
+)
+
+#: Python that draws by pygraphviz. It has a process of its own, since Graphviz writes warnings to the standard error.
+_WITHOUT_DOT = """
+import sys, pygraphviz
+picture = pygraphviz.AGraph(sys.stdin.buffer.read().decode()).draw(format=sys.argv[1], prog="dot")
+sys.stdout.buffer.write(picture)
+"""
+
+#: How each sort of node looks, but for its colour.
+LOOKS = {
+    "input": {"shape": "ellipse", "style": "filled"},
+    "constant": {"shape": "note", "style": "filled"},
+    "operation": {"shape": "box", "style": "rounded,filled"},
+    "collective": {"shape": "box", "style": "filled", "peripheries": "2", "penwidth": "2"},
+    "output": {"shape": "ellipse", "style": "filled", "peripheries": "2"},
+}
+#: A shape of more than two colours. The lines between them look as its border does: in an ellipse one strikes the text.
+_SEVERAL = {
+    "box": {"style": "striped"},
+    "ellipse": {"style": "wedged", "color": "#00000070", "penwidth": "2"},
+    "note": {"style": "filled"},
+}
+_SENDS = "\u21c4"  # arrows to the right and to the left
+_FONT = {"fontname": "Helvetica", "fontsize": "11"}
+_LABEL_WIDTH = 40
+
+
+def draw(f: Callable | Tape, *args: Any) -> Any:
+    """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
+
+    Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
+    colours of the mesh axes along which it may vary, and what communicates stands out, with the bytes that each rank
+    hands to it. Raises ImportError where the package `graphviz` is missing, TypeError for what is no function.
+
+    >>> import numpy as np
+    >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
+    >>> "sin(a)" in picture.source
+    True
+    """
+    check_function("draw", f, args)
+    if isinstance(f, Tape):
+        return Drawing(f)
+    return lambda *args: Drawing(make_tape(f)(*args))
+
+
+class Drawing:
+    """A picture of a tape. Notebooks show it inline; `render` writes it to a file; `source` is its text."""
+
+    def __init__(self, tape: Tape):
+        self.graph = _Drawer().draw(tape)
+
+    @property
+    def source(self) -> str:
+        """The text that Graphviz draws, in its language DOT."""
+        return self.graph.source
+
+    def __repr__(self) -> str:
+        return self.source
+
+    def render(self, filename: str | os.PathLike) -> Path:
+        """Write the picture, in the format that the file's ending names: `.svg`, `.pdf`, `.png`; `.gv` for the text.
+
+        Raises RuntimeError where there is no Graphviz and the format needs it.
+        """
+        path = Path(filename)
+        if path.suffix in (".gv", ".dot"):
+            path.write_text(self.source)
+        else:
+            if not path.suffix:
+                raise ValueError(f"render: the file's ending names the format, as in {path}.svg")
+            picture = self._pipe(path.suffix[1:])
+            if picture is None:
+                raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
+            path.write_bytes(picture)
+        return path
+
+    def _pipe(self, format: str) -> bytes | None:
+        """The picture's bytes, or None where nothing that makes them is installed."""
+        try:
+            return self.graph.pipe(format=format)
+        except _graphviz().ExecutableNotFound:
+            if importlib.util.find_spec("pygraphviz") is None:
+                return None
+        command = [sys.executable, "-c", _WITHOUT_DOT, format]
+        return subprocess.run(command, input=self.source.encode(), capture_output=True, check=True).stdout
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        svg = self._pipe("svg")
+        if svg is None:
+            return {"text/plain": f"{NO_PROGRAM}. Its text:\n\n{self.source}"}
+        return {"image/svg+xml": svg.decode(), "text/plain": self.source}
+
+
+def _graphviz() -> Any:
+    try:
+        import graphviz
+    except ImportError:
+        raise ImportError("drawing needs the package graphviz: `pip install graphviz pygraphviz`") from None
+    return graphviz
+
+
+class _Drawer:
+    """Draws one tape, and those within it, into one graph. Values are named in the order in which tapes print them."""
+
+    def __init__(self):
+        self.graphviz = _graphviz()
+        self.names = letters()
+        self.nodes = (f"n{i}" for i in itertools.count())
+        self.clusters = (f"cluster{i}" for i in itertools.count())
+        self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
+        self.source: dict[Any, str] = {}  # the same -> the node it comes from
+        self.axes: set[str] = set()  # along which something varies
+        self.communicates = False
+        self.typed, self.untyped = True, False  # whether what is being drawn has types of variance, and something not
+        self.times = 1  # how often what is being drawn is run
+        self.steps = False  # whether that is in each step of a loop of which nobody knows how many there are
+
+    def draw(self, tape: Tape) -> Any:
+        graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
+        show_axes(axis for v in names_of(tape, letters()) if isinstance(v, Var) for axis in v.type.variance)
+        self.add(graph, tape)
+        if self.axes or self.communicates or self.untyped:
+            graph.node("legend", _legend(sorted(self.axes), self.untyped, self.communicates), shape="plain")
+        return graph
+
+    def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
+        """Draw a tape into a graph, or a part of one: the nodes of its inputs and of its outputs."""
+        inputs = [self.declare(graph, v, "input") for v in tape.inputs]
+        for c in tape.constants:
+            self.declare(graph, c, "constant")
+        for eqn in tape.equations:
+            self.equation(graph, eqn)
+        return inputs, [self.output(graph, a) for a in tape.outputs]
+
+    def declare(self, graph: Any, a: Atom, look: str) -> str:
+        """A node for a value that no operation on the tape makes."""
+        node = self.source[_key(a)] = self.node(graph, look, [self.name(a)], [a])
+        return node
+
+    def equation(self, graph: Any, eqn: Equation) -> None:
+        named = [self.name(v) for v in eqn.outputs]
+        bodies = [(name, x) for name, x in eqn.params.items() if isinstance(x, Tape)]
+        shown = [*map(self.show, eqn.inputs), show_params(eqn.primitive, eqn.params)]
+        text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
+        if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
+            self.through(graph, eqn, text, bodies[0][1], named)
+            return
+        if eqn.primitive.sends(eqn.params):
+            node = self.collective(graph, eqn, text, eqn.inputs, named, eqn.outputs)
+        else:
+            node = self.node(graph, "operation", [text, *named], eqn.outputs, eqn.source)
+        self.connect(graph, eqn.inputs, [node] * len(eqn.inputs))
+        outside, self.steps = self.steps, self.steps or isinstance(eqn.primitive, While)
+        for label, body in bodies:
+            with self.cluster(graph, label) as part:
+                inputs, _ = self.add(part, body)
+            for inside in inputs:
+                graph.edge(node, inside, style="dotted")
+        self.steps = outside
+        self.source.update((v, node) for v in eqn.outputs)
+
+    def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
+        """An operation drawn as its body: operands flow in, each to its input, and results out."""
+        scope_of, outside = getattr(eqn.primitive, "body_scope", None), (self.typed, self.times)
+        self.typed, self.times = self.typed and (not scope_of or scope_of(eqn.params).typed), self.times * rounds(eqn)
+        with self.cluster(graph, text) as part:
+            inputs, outputs = self.add(part, body)
+        self.typed, self.times = outside
+        self.connect(graph, eqn.inputs, inputs)
+        sums = eqn.primitive.sums(eqn.params)
+        for i, (v, inside, name) in enumerate(zip(eqn.outputs, outputs, named)):
+            if i in sums:
+                text = f"summed over {', '.join(sums[i]['axes'])}"
+                self.source[v] = self.collective(graph, eqn, text, [body.outputs[i]], [name], [v])
+            else:
+                self.source[v] = self.node(graph, "operation", [name], [v])
+            graph.edge(inside, self.source[v])
+
+    def collective(
+        self, graph: Any, eqn: Equation, text: str, operands: Sequence[Atom], named: list[str], results: Sequence[Atom]
+    ) -> str:
+        """A node for what communicates, with the bytes that each rank hands to it each time."""
+        self.communicates = True
+        nbytes = sum(atom_type(a).nbytes for a in operands)
+        often = f", {self.times:,} times" if self.times > 1 else ""
+        often += ", in each step" if self.steps else ""
+        lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank{often}"]
+        return self.node(graph, "collective", lines, results, eqn.source)
+
+    def cluster(self, graph: Any, label: str) -> Any:
+        attributes = {"label": _wrapped(label, 2 * _LABEL_WIDTH, "\\l"), "labeljust": "l", "color": "#888888"}
+        attributes |= {"style": "rounded,filled", "fillcolor": "#f7f7f7"}
+        return graph.subgraph(name=next(self.clusters), graph_attr=attributes)
+
+    def output(self, graph: Any, a: Atom) -> str:
+        node = self.node(graph, "output", [f"return {self.show(a)}"], [a])
+        self.connect(graph, [a], [node])
+        return node
+
+    def node(
+        self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
+    ) -> str:
+        """A node of so many lines, which stands for these values. Pointed at, it says where it comes from."""
+        node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
+        self.axes.update(map(str, variance))
+        self.untyped = self.untyped or not self.typed
+        label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
+        asked = {"tooltip": _told(source)} if source is not None else {}
+        looks = LOOKS[look] | _fill(LOOKS[look]["shape"], variance)
+        if not self.typed:
+            looks["style"] += ",dashed"
+        graph.node(node, label, **looks | asked)
+        return node
+
+    def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
+        """An edge for each value, however often an operation takes it; none for numbers, which stand in the label."""
+        for key, node in dict.fromkeys(zip(map(_key, atoms), nodes)):
+            if key in self.source:
+                graph.edge(self.source[key], node)
+
+    def name(self, a: Atom) -> str:
+        """Give a value its name, and say it with its type."""
+        self.known[_key(a)] = next(self.names)
+        return f"{self.known[_key(a)]}:{atom_type(a)}"
+
+    def show(self, a: Atom) -> str:
+        return self.known.get(_key(a)) or repr(a.item() if isinstance(a, numpy.generic) else a)
+
+
+def _key(a: Atom) -> Any:
+    """What a value is known by. Numbers are written where they are used, and have no node."""
+    return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
+
+
+def _fill(shape: str, variance: frozenset) -> dict[str, str]:
+    """The attributes that colour a node of what varies along these axes."""
+    first, *others = colours_of(variance)
+    if len(others) < 2:  # half and half, without a line between them
+        return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
+    return {"fillcolor": ":".join([first, *others]), **_SEVERAL[shape]}
+
+
+def _told(source: Location) -> str:
+    """A line of the program, or several, as Graphviz reads them."""
+    lines = dict.fromkeys(filter(None, lines_of(source)))
+    said = [f"{'backward, of ' if line.backward else ''}{line}".replace("\\", "\\\\") for line in lines]
+    return "\\n".join(said)
+
+
+def _legend(axes: Sequence[str], untyped: bool, communicates: bool) -> str:
+    """What colours and borders mean, as a table in Graphviz's HTML."""
+    meanings = [(INVARIANT_COLOUR, 'BORDER="1"', "", "the same on all ranks")]
+    meanings += [(colour_of(a), 'BORDER="1"', "", f"may vary along {html.escape(a)}") for a in axes]
+    if untyped:
+        meanings.append((INVARIANT_COLOUR, 'BORDER="1" STYLE="dashed"', "", "may vary: there are no types"))
+    if communicates:
+        meanings.append((INVARIANT_COLOUR, 'BORDER="2"', _SENDS, "communicates"))
+    rows = [
+        f'<TR><TD WIDTH="30" {border} BGCOLOR="{colour}">{mark}</TD><TD ALIGN="LEFT">{text}</TD></TR>'
+        for colour, border, mark, text in meanings
+    ]
+    return f'<<TABLE BORDER="0" CELLBORDER="0" CELLSPACING="3">{"".join(rows)}</TABLE>>'
+
+
+def _fits(eqn: Equation, body: Tape) -> bool:
+    return len(body.inputs) == len(eqn.inputs) and len(body.outputs) == len(eqn.outputs)
+
+
+def _wrapped(text: str, columns: int, end: str = "\\n") -> str:
+    """A label's line as Graphviz reads it, on further lines where it is long, which ends with `end`.
+
+    That says how several lines are aligned: `\\n` in the middle; `\\l` on the left, and the last one needs it too.
+    """
+    lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
+    return end.join(line.replace("\\", "\\\\") for line in lines) + (end if len(lines) > 1 and end != "\\n" else "")

@@ -1,0 +1,491 @@
+"""The tables of a derivative worked out by hand: each value beside its tangent, or beside its adjoint.
+
+Nothing here knows a derivative: the function is staged, and each equation of its tape is differentiated by
+itself, on a tape of its own. What stands in the tables is that tape: its equations as a formula, its results as
+the values.
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import Primitive, Tracer, TracerError, Value, is_differentiable, typeof
+from minidiff.forward import as_value, jvp
+from minidiff.ops.base import Elementwise
+from minidiff.reverse import vjp
+from minidiff.staging import stage_flat
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, evaluate_equation, read, show_params
+
+DOT, BAR = "\u0307", "\u0304"  # put over a letter by what reads them
+LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian only
+
+_SUBSCRIPTS = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
+_INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("×", 2), "divide": ("/", 2), "matmul": ("@", 2)}
+_INFIX["power"] = ("**", 4)
+_CALLED = {"log": "ln"}
+_SIGN, _CALL, _NAME = 2, 8, 9  # how strongly a sign, a call without parentheses and a name bind
+
+
+class Step(NamedTuple):
+    """One line: `name = rule = formula = value`. `rule` is the chain rule of which `formula` is what was computed."""
+
+    name: str
+    formula: str
+    value: Value
+    rule: str = ""
+
+
+class TraceTable:
+    """What `trace_table` returns. Printing it shows the table, as does a notebook.
+
+    `primals` are the steps of the evaluation; `derivatives` those of the derivative, in the order in which they are
+    computed. `result` is the value of the function; `derivative` its tangent (forward), or the tuple of gradients,
+    one for each argument (reverse).
+    """
+
+    def __init__(self, mode: str, rows: list[tuple[list[Step], list[Step]]], result: Any, derivative: Any, digits: int):
+        self.mode = mode
+        self.rows = rows  # the steps that stand beside each other: an equation's, and those of its derivative
+        self.result = result
+        self.derivative = derivative
+        self.digits = digits
+
+    @property
+    def primals(self) -> list[Step]:
+        return [step for left, _ in self.rows for step in left]
+
+    @property
+    def derivatives(self) -> list[Step]:
+        if self.mode == "forward":
+            return [step for _, right in self.rows for step in right]
+        return [step for _, right in reversed(self.rows) for step in right]
+
+    @property
+    def heads(self) -> tuple[str, str]:
+        return ("primal trace ↓", "tangent trace ↓" if self.mode == "forward" else "adjoint trace ↑")
+
+    def cells(self) -> list[list[str]]:
+        """The table's lines: name, formula and value of a primal step; name, rule, formula and value of the other's."""
+        lines = []
+        for left, right in self.rows:
+            right = right if self.mode == "forward" else right[::-1]
+            for i in range(max(len(left), len(right))):
+                primal = self._cells(left[i])[:1] + self._cells(left[i])[2:] if i < len(left) else [""] * 3
+                lines.append(primal + (self._cells(right[i]) if i < len(right) else [""] * 4))
+        return lines
+
+    def _cells(self, step: Step) -> list[str]:
+        return [step.name, step.rule, step.formula, show_value(step.value, self.digits)]
+
+    def __str__(self) -> str:
+        lines = self.cells()
+        widths = [max(map(width, column)) for column in zip(*lines)]
+        kept = [i for i, w in enumerate(widths) if w]  # in forward mode nothing is written as a rule
+        left, right = [i for i in kept if i < 3], [i for i in kept if i >= 3]
+
+        def half(line: list[str], columns: list[int]) -> str:
+            return " ".join(
+                ("= " if i not in (0, 3) and line[i] else "" if i in (0, 3) else "  ") + pad(line[i], widths[i])
+                for i in columns
+            )
+
+        text = [(half(line, left), half(line, right)) for line in lines]
+        across = [max(width(s) for s in (head, *half_)) for head, half_ in zip(self.heads, zip(*text))]
+        rule = tuple("─" * w for w in across)
+        return "\n".join(f"{pad(a, across[0])} │ {b}".rstrip() for a, b in [self.heads, rule, *text])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        def cell(text: str, edge: bool) -> str:
+            style = "text-align:left" + (";border-left:1px solid" if edge else "")
+            return f'<td style="{style}">{html.escape(text)}</td>'
+
+        def equal(line: list[str]) -> Iterable[str]:
+            return (cell(("= " if text and i not in (0, 3) else "") + text, i == 3) for i, text in enumerate(line))
+
+        left, right = map(html.escape, self.heads)
+        head = f'<tr><th colspan="3" style="text-align:left">{left}</th>'
+        head += f'<th colspan="4" style="text-align:left;border-left:1px solid">{right}</th></tr>'
+        body = "".join(f"<tr>{''.join(equal(line))}</tr>" for line in self.cells())
+        return f"<table><thead>{head}</thead><tbody>{body}</tbody></table>"
+
+
+def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None, digits: int = 3) -> TraceTable:
+    """The table of `f` at `args`: every intermediate value, beside its tangent or its adjoint.
+
+    With `mode="forward"`, `seed` is the direction: a tuple of trees like `args` (by default ones for the first
+    argument that has a derivative, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like
+    `f`'s result (by default ones). `f` is run on types alone, as by `make_tape`; numbers are shown with `digits`
+    decimals. Raises ValueError for another mode, or a seed that does not match.
+
+    >>> import numpy as np
+    >>> trace_table(lambda x1, x2: np.log(x1) + x1 * x2, 2.0, 5.0)
+    primal trace ↓          │ tangent trace ↓
+    ─────────────────────── │ ───────────────────────────────
+    v₋₁ = x₁       = 2      │ v̇₋₁ = ẋ₁                  = 1
+    v₀  = x₂       = 5      │ v̇₀  = ẋ₂                  = 0
+    v₁  = ln v₋₁   = 0.693  │ v̇₁  = v̇₋₁ / v₋₁           = 0.5
+    v₂  = v₋₁ × v₀ = 10     │ v̇₂  = v̇₋₁ × v₀ + v̇₀ × v₋₁ = 5
+    v₃  = v₁ + v₂  = 10.693 │ v̇₃  = v̇₁ + v̇₂             = 5.5
+    y   = v₃       = 10.693 │ ẏ   = v̇₃                  = 5.5
+    """
+    if mode not in ("forward", "reverse"):
+        raise ValueError(f"trace_table: mode is 'forward' or 'reverse', got {mode!r}")
+    values = [as_value(x) for x in tree.leaves(args)]
+    if any(isinstance(x, Tracer) for x in values):
+        raise TracerError("trace_table shows numbers: call it outside of other transformations")
+    tape, structure, out_structure = stage_flat(f, args)
+    names = _Names(tape, _input_names(f, args), list(zip(tree.paths(out_structure), tape.outputs)))
+    env = dict(zip(tape.inputs, values))
+    for eqn in tape.equations:
+        evaluate_equation(eqn, env)
+    result = tree.unflatten(out_structure, [read(env, a) for a in tape.outputs])
+    if mode == "forward":
+        seeds = _seed(seed, _first_ones(values), structure, values)
+        rows, tangents = _forward(tape, names, env, seeds)
+        derivative = tree.unflatten(out_structure, tangents)
+    else:
+        outs = [read(env, a) for a in tape.outputs]
+        cts = _seed(seed, [numpy.ones_like(x)[()] for x in outs], out_structure, outs)
+        rows, adjoints = _reverse(tape, names, env, cts)
+        derivative = tree.unflatten(structure, adjoints)
+    return TraceTable(mode, rows, result, derivative, digits)
+
+
+# ---------------------------------------------------------------- the seeds
+
+
+def _first_ones(values: Sequence[Value]) -> list[Value]:
+    first = next((i for i, x in enumerate(values) if is_differentiable(x.dtype)), None)
+    if first is None:
+        types = ", ".join(str(typeof(x)) for x in values)
+        raise TypeError(f"trace_table: no argument carries a derivative ({types}): write 2.0 for 2")
+    return [(numpy.ones_like(x) if i == first else numpy.zeros_like(x))[()] for i, x in enumerate(values)]
+
+
+def _seed(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
+    """The seed's leaves, of the types of `like`."""
+    if seed is None:
+        return default
+    leaves, given = tree.flatten(seed)
+    if given != structure:
+        raise ValueError(f"trace_table: the seed has the structure {given}, it must have {structure}")
+    for s, x in zip(leaves, like):
+        if numpy.shape(s) != numpy.shape(x):
+            raise ValueError(f"trace_table: a seed of type {typeof(s)} for a value of type {typeof(x)}")
+    return [numpy.asarray(s, x.dtype)[()] for s, x in zip(leaves, like)]
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
+    """The rows, and the tangents of the results."""
+    dots = {v: t for v, t in zip(tape.inputs, seeds) if is_differentiable(v.type.dtype)}
+    rows = names.constant_rows(tape)
+    for i, v in enumerate(tape.inputs):
+        rows.append((names.input_step(i, v, env), names.read_tangent(i, v, dots)))
+    for eqn in tape.equations:
+        local = Local(eqn)
+        right = []
+        if local.active and local.results:
+            steps, step_names = local.forward(names)
+            tangents = steps(*[read(env, a) for a in local.others + local.active], *[dots[v] for v in local.active])
+            n = len(local.results)
+            for v, atom, t in zip(local.results, steps.outputs[n:], tangents[n:]):
+                dots[v] = t
+                formula = _formula(steps, step_names, atom)
+                if formula is None:
+                    formula = " + ".join(f"{_jacobian(names[v], names[a])} {names.dot(a)}" for a in local.active)
+                right.append(Step(names.dot(v), formula, t))
+        rows.append((names.equation_steps(eqn, env), right))
+    tangents = [dots.get(a) if isinstance(a, Var) else None for a in tape.outputs]
+    tangents = [numpy.zeros_like(read(env, a))[()] if t is None else t for a, t in zip(tape.outputs, tangents)]
+    for name, a, t in zip(names.outputs, tape.outputs, tangents):
+        source = names.dot(a) if isinstance(a, Var) and a in dots else "0"
+        rows.append(([Step(name, names[a], read(env, a))], [Step(accent(name, DOT), source, t)]))
+    return rows, tangents
+
+
+def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
+    """The rows (each one's right part in the order of computation), and the adjoints of the inputs."""
+    adjoints: dict[Var, Value] = {}
+
+    def add(v: Var, rule: str, formula: str, ct: Value) -> Step:
+        before = f"{names.bar(v)} + " if v in adjoints else ""
+        adjoints[v] = adjoints[v] + ct if before else ct
+        return Step(names.bar(v), before + formula, adjoints[v], before + rule if rule else "")
+
+    rows = []
+    for name, a, ct in reversed(list(zip(names.outputs, tape.outputs, seeds))):
+        counts = isinstance(a, Var) and is_differentiable(a.type.dtype)
+        rows.append(([Step(name, names[a], read(env, a))], [add(a, "", accent(name, BAR), ct)] if counts else []))
+    for eqn in reversed(tape.equations):
+        local = Local(eqn)
+        right = []
+        if local.active and any(v in adjoints for v in local.results):
+            steps, step_names = local.reverse(names, adjoints)
+            cts = [adjoints.get(v, numpy.zeros(v.type.shape, v.type.dtype)) for v in local.results]
+            found = steps(*[read(env, a) for a in local.others + local.active], *cts)
+            n = len(local.results)
+            for v, atom, ct in zip(local.active, steps.outputs[n:], found[n:]):
+                rule = " + ".join(
+                    f"{names.bar(out)} {_jacobian(names[out], names[v])}" for out in local.results if out in adjoints
+                )
+                formula = _formula(steps, step_names, atom)
+                right.append(add(v, rule if formula is not None else "", rule if formula is None else formula, ct))
+        rows.append((names.equation_steps(eqn, env), right))
+    found = []
+    for i, v in reversed(list(enumerate(tape.inputs))):
+        ct = adjoints.get(v, numpy.zeros(v.type.shape, v.type.dtype)[()])
+        found.append(ct)
+        right = [Step(accent(names.inputs[i], BAR), names.bar(v) if v in adjoints else "0", ct)]
+        rows.append((names.input_step(i, v, env), right if is_differentiable(v.type.dtype) else []))
+    return names.constant_rows(tape) + rows[::-1], found[::-1]
+
+
+class Local:
+    """One equation by itself: a function of what it reads, differentiated in what of that carries derivatives."""
+
+    def __init__(self, eqn: Equation):
+        self.eqn = eqn
+        operands = {id(a): a for a in eqn.inputs if isinstance(a, (Var, numpy.ndarray))}.values()
+        self.active = [a for a in operands if isinstance(a, Var) and is_differentiable(a.type.dtype)]
+        self.others = [a for a in operands if not (isinstance(a, Var) and is_differentiable(a.type.dtype))]
+        self.results = [v for v in eqn.outputs if is_differentiable(v.type.dtype)]
+
+    def apply(self, others: Sequence[Value], active: Sequence[Value]) -> list[Value]:
+        """Those results that carry derivatives."""
+        known = {id(a): x for a, x in zip([*self.others, *self.active], [*others, *active])}
+        out = self.eqn.primitive.bind(*[known.get(id(a), a) for a in self.eqn.inputs], **self.eqn.params)
+        outs = out if self.eqn.primitive.multiple_results else [out]
+        return [x for x in outs if is_differentiable(typeof(x).dtype)]
+
+    def forward(self, names: _Names) -> tuple[Tape, dict[Var, _Text]]:
+        """The tape of (results, their tangents) of the operands and the active ones' tangents; and its names."""
+
+        def step(others, active, tangents):
+            return jvp(lambda *xs: self.apply(others, xs), active, tangents)
+
+        return self._stage(names, step, self.active, [_linear(names.dot(v)) for v in self.active])
+
+    def reverse(self, names: _Names, adjoints: dict) -> tuple[Tape, dict[Var, _Text]]:
+        """The tape of (results, adjoints of the active operands) of the operands and the results' adjoints."""
+
+        def step(others, active, cts):
+            outs, pullback = vjp(lambda *xs: self.apply(others, xs), *active)
+            return outs, pullback(cts)
+
+        bars = [_linear(names.bar(v)) if v in adjoints else _Text("0", _NAME) for v in self.results]
+        return self._stage(names, step, self.results, bars)
+
+    def _stage(self, names: _Names, step: Callable, like: Sequence[Var], texts: list[_Text]) -> tuple[Tape, dict]:
+        types = [[atom_type(a) for a in atoms] for atoms in (self.others, self.active)]
+        tape, _, _ = stage_flat(step, (*types, [v.type for v in like]))
+        known = [_Text(names[a], _NAME) for a in [*self.others, *self.active]] + texts
+        found = {a: _Text(names[v], _NAME) for a, v in zip(tape.outputs, self.results) if isinstance(a, Var)}
+        return tape, {**found, **dict(zip(tape.inputs, known))}
+
+
+# ---------------------------------------------------------------- names
+
+
+def subscript(i: int) -> str:
+    return str(i).translate(_SUBSCRIPTS)
+
+
+def accent(name: str, mark: str) -> str:
+    """A name with a dot or a bar over its letter; what is no single letter is spoken of in words."""
+    if re.fullmatch(r"\w[₀-₉₋]*", name):
+        return unicodedata.normalize("NFC", name[0] + mark) + name[1:]
+    return f"{'tangent' if mark == DOT else 'adjoint'} of {name}"
+
+
+def _input_names(f: Callable, args: tuple) -> list[str]:
+    """What the arguments' leaves are called: by the function's signature, `x₁`, `x₂`, … without one."""
+    try:
+        bound = inspect.signature(f).bind(*args).arguments
+        roots = []
+        for parameter, value in bound.items():
+            several = inspect.signature(f).parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
+            roots += [f"{parameter}[{i}]" for i in range(len(value))] if several else [parameter]
+    except (TypeError, ValueError):  # NumPy's own functions tell no signature, or not that of a call
+        roots = [f"x{i + 1}" for i in range(len(args))]
+    paths = [path for root, x in zip(roots, args) for path, _ in tree.flatten_with_paths(x, root)[0]]
+    return [_pretty(path) for path in paths]
+
+
+def _pretty(name: str) -> str:
+    return name[0] + subscript(int(name[1:])) if re.fullmatch(r"[^\W\d]\d+", name) else name
+
+
+class _Names:
+    """What everything is called: inputs v₁₋ₙ … v₀, then v₁, v₂, … in order; array constants c₁, c₂, …."""
+
+    def __init__(self, tape: Tape, inputs: list[str], output_paths: Sequence[tuple[str, Any]]):
+        self.inputs = inputs
+        results = [v for eqn in tape.equations for v in eqn.outputs]
+        self.of = {v: f"v{subscript(i + 1 - len(tape.inputs))}" for i, v in enumerate([*tape.inputs, *results])}
+        self.constants = {id(c): f"c{subscript(i + 1)}" for i, c in enumerate(tape.constants)}
+        self.outputs = [f"y{path}" for path, _ in output_paths]
+
+    def __getitem__(self, a: Atom) -> str:
+        if isinstance(a, Var):
+            return self.of[a]
+        return self.constants.get(id(a)) or show_value(a, 3)
+
+    def dot(self, v: Var) -> str:
+        return accent(self.of[v], DOT)
+
+    def bar(self, v: Var) -> str:
+        return accent(self.of[v], BAR)
+
+    def constant_rows(self, tape: Tape) -> list[tuple[list[Step], list[Step]]]:
+        return [([Step(self[c], "constant", c)], []) for c in tape.constants]
+
+    def input_step(self, i: int, v: Var, env: dict) -> list[Step]:
+        return [Step(self.of[v], self.inputs[i], env[v])]
+
+    def read_tangent(self, i: int, v: Var, dots: dict) -> list[Step]:
+        return [Step(self.dot(v), accent(self.inputs[i], DOT), dots[v])] if v in dots else []
+
+    def equation_steps(self, eqn: Equation, env: dict) -> list[Step]:
+        operands = [_Text(self[a], _NAME) for a in eqn.inputs]
+        text = _apply(eqn.primitive, operands, eqn.params).text
+        several = eqn.primitive.multiple_results
+        return [Step(self.of[v], f"{text}[{i}]" if several else text, env[v]) for i, v in enumerate(eqn.outputs)]
+
+
+def _jacobian(out: str, of: str) -> str:
+    return f"∂{out}/∂{of}"
+
+
+# ---------------------------------------------------------------- formulas
+
+
+class _Text(NamedTuple):
+    """A formula as text: how strongly its outermost operation binds, and whether a tangent or an adjoint is in it."""
+
+    text: str
+    binds: int
+    linear: bool = False
+    inverse: _Text | None = None  # of what it is the inverse, if it is one
+
+    def within(self, binds: int) -> str:
+        """The text as an operand of something that binds this strongly."""
+        return self.text if self.binds >= binds else f"({self.text})"
+
+
+_TOO_LONG = _Text("…", _NAME)
+
+
+def _linear(name: str) -> _Text:
+    return _Text(name, _NAME, linear=True)
+
+
+def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
+    """What defines `atom` on a tape, as one formula of what has names; None where that would be long."""
+    texts = dict(names)
+
+    def text(a: Atom) -> _Text:
+        return texts[a] if isinstance(a, Var) else _Text(_constant(a), _NAME)
+
+    for eqn in tape.equations:
+        operands = [text(a) for a in eqn.inputs]
+        whole = _TOO_LONG if _TOO_LONG in operands else _apply(eqn.primitive, operands, eqn.params)
+        if width(whole.text) > LONGEST:
+            whole = _TOO_LONG
+        for i, v in enumerate(eqn.outputs):
+            several = eqn.primitive.multiple_results and whole is not _TOO_LONG
+            texts.setdefault(v, _Text(f"{whole.text}[{i}]", _NAME, whole.linear) if several else whole)
+    return None if text(atom) is _TOO_LONG else text(atom).text
+
+
+def _constant(a: Value) -> str:
+    a = numpy.asarray(a)
+    if a.size and (a == a.flat[0]).all():  # all alike: zeros, ones
+        return f"{a.flat[0].item():g}" if a.dtype.kind in "fiu" else str(a.flat[0].item())
+    return str(typeof(a))
+
+
+def _apply(primitive: Primitive, operands: Sequence[_Text], params: dict) -> _Text:
+    """An operation as mathematics writes it."""
+    linear = any(t.linear for t in operands)
+    shown = show_params(primitive, params)
+    name = primitive.name
+    if name in _INFIX and len(operands) == 2 and not shown:
+        return _infix(name, *operands)
+    if name == "transpose" and params["axes"] == (1, 0):
+        return _Text(f"{operands[0].within(_NAME)}ᵀ", _NAME, linear)
+    if name == "negative":
+        return _Text(f"-{operands[0].within(_SIGN)}", _SIGN, linear)
+    name = _CALLED.get(name, name)
+    if isinstance(primitive, Elementwise) and len(operands) == 1 and operands[0].binds == _NAME and not shown:
+        return _Text(f"{name} {operands[0].text}", _CALL, linear)
+    return _Text(f"{name}({', '.join([*(t.text for t in operands), *([shown] if shown else [])])})", _NAME, linear)
+
+
+def _infix(name: str, left: _Text, right: _Text) -> _Text:
+    symbol, binds = _INFIX[name]
+    if name == "multiply":
+        if right.linear and not left.linear:  # the tangent or the adjoint comes first
+            left, right = right, left
+        if right.text == "1":
+            return left
+        if left.linear and right.inverse is not None:  # t × (1 / x) is t / x
+            return _infix("divide", left, right.inverse)
+    strict = name in ("subtract", "divide", "power")
+    second = right.within(binds + strict)
+    if second.startswith("-"):
+        second = f"({second})"
+    inverse = right if name == "divide" and left.text == "1" else None
+    return _Text(f"{left.within(binds)} {symbol} {second}", binds, left.linear or right.linear, inverse)
+
+
+# ---------------------------------------------------------------- values and columns
+
+
+def show_value(x: Value, digits: int) -> str:
+    """A number with `digits` decimals; of an array its type and, where there are few, its numbers, else their range."""
+    a = numpy.asarray(x)
+    if not a.shape:
+        return _number(a.item(), digits)
+    if a.size <= 4:
+        numbers = numpy.array2string(a, separator=", ", formatter={"all": lambda n: _number(n, digits)})
+        return f"{typeof(a)} {numbers.replace(chr(10), '')}"
+    if a.dtype.kind in "fiu":
+        least, most = _number(a.min(), digits), _number(a.max(), digits)
+        return f"{typeof(a)} all {least}" if least == most else f"{typeof(a)} {least} … {most}"
+    return str(typeof(a))
+
+
+def _number(x: Any, digits: int) -> str:
+    if isinstance(x, (complex, numpy.complexfloating)):
+        sign = "-" if numpy.signbit(x.imag) else "+"
+        return f"{_number(x.real, digits)}{sign}{_number(abs(x.imag), digits)}i"
+    if not isinstance(x, (float, numpy.floating)):
+        return str(x)
+    if x == 0:
+        return "0"
+    if numpy.isfinite(x) and not 10.0**-digits <= abs(x) < 1e6:
+        return f"{x:.{digits}e}"
+    shown = f"{x:.{digits}f}"
+    return shown.rstrip("0").rstrip(".") if "." in shown else shown
+
+
+def width(text: str) -> int:
+    """How many columns a text takes: an accent over a letter takes none, a wide character two."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def pad(text: str, to: int) -> str:
+    return text + " " * (to - width(text))

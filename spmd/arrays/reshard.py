@@ -1,0 +1,476 @@
+"""Redistribution: an array split in one way, split in another, by the collectives that move the fewest bytes.
+
+A layout says for each dimension the mesh axes that it is split along, the last running fastest. From one layout
+to another lead steps, each of them one collective:
+
+=========== ====================================================== ==========================
+step        what it does to the layout                             bytes that a rank receives
+=========== ====================================================== ==========================
+pscatter    an axis that splits nothing splits a dimension further none
+all_gather  the last axes of a dimension split it no more          (n - 1) blocks
+all_to_all  the last axes of a dimension split another one instead (n - 1) / n of a block
+ppermute    axes change places; blocks keep their shape            a block
+=========== ====================================================== ==========================
+
+The cheapest sequence is a shortest path through the layouts (Dijkstra's algorithm). It is never dearer than to gather
+the whole and keep a part of it, which is one of the paths. What all ranks must know to walk together, the path, follows
+from layouts, shape and mesh alone.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, overload
+
+import numpy
+
+import collectives
+from collectives.backends.base import index_along
+from minidiff import tree
+from minidiff.core import Tracer, Value, current_scope, lift_to, show_axes, typeof
+from minidiff.forward import as_value
+from minidiff.ops.base import Linear
+from minidiff.text import Text
+from minidiff.vmap import BatchTracer
+from spmd.arrays.sharded_array import ShardedArray
+from spmd.mesh import Mesh
+from spmd.partition import (
+    Layout,
+    P,
+    PartitionSpec,
+    check_divides,
+    check_is_spec,
+    check_ndim,
+    check_spec,
+    check_whole,
+    is_spec,
+    parts_along,
+)
+from spmd.shard_map import everywhere, shard_map_p
+
+Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
+Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
+#: How many axes of a mesh a route may go along: beyond those that arrays are split along, others are tried up to this
+#: many. Blocks that are split further on their way may be cheaper to move.
+SEARCHED = 3
+
+
+class Step(NamedTuple):
+    """One collective over `axes`: the layout `after` it, and the `bytes` that each rank receives."""
+
+    collective: str
+    axes: tuple[str, ...]
+    options: tuple[tuple[str, Any], ...]
+    after: Dims
+    bytes: int
+
+    def __call__(self, x: Value) -> Value:
+        return getattr(collectives, self.collective)(x, self.axes, **dict(self.options))
+
+    def __str__(self) -> str:
+        over = " and ".join(map(repr, self.axes))
+        shown = "".join(f", {k}={v}" for k, v in self.options if k not in ("tiled", "perm"))
+        return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
+
+
+class Route(NamedTuple):
+    """The steps from one layout to another."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes each rank receives in all."""
+        return sum(step.bytes for step in self.steps)
+
+    def __call__(self, x: Value, varying: frozenset = frozenset()) -> Value:
+        """In the body of a `shard_map`: the block in the first layout as the block in the last.
+
+        Where a gathered value is used beside others that vary along the same axes, the axes being `varying`, it is
+        gathered as one that varies too: so it transposes to a `psum_scatter` (JEP 17111, on `all_gather`).
+        """
+        for k, step in enumerate(self.steps):
+            rest = frozenset(a for later in self.steps[k + 1 :] for a in later.axes)
+            fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
+            x = (step._replace(collective="all_gather") if fused else step)(x)
+        return x
+
+
+# ---------------------------------------------------------------- the cheapest route
+
+
+@lru_cache(maxsize=4096)
+def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
+    """The cheapest way between two layouts of an array: by bytes, then by collectives, then by steps."""
+    if have == want:
+        return Route(())
+    known = dict(sizes)
+    every, nbytes = math.prod(known.values()), itemsize * math.prod(shape)
+    gone, back = _of_one_rank(have, known), _of_one_rank(want, known)
+    start, end = gone[-1].without if gone else have, back[-1].without if back else want
+    used = [a for a in known if any(a in split for split in (*start, *end))]
+    others = [a for a in known if a not in used and known[a] > 1]
+    steps = [
+        *[_step("all_gather_invariant", (one.axis,), one.without, 0, axis=one.dim) for one in gone],
+        # Which layouts there are depends on which axes divide a dimension; which path is cheapest, on nothing else.
+        *_cheapest(
+            start,
+            frozenset(used + others[: max(0, SEARCHED - len(used))]),
+            tuple(math.gcd(n, every) for n in shape),
+            sizes,
+        )[end],
+        *[_step("pscatter", (one.axis,), one.layout, 0, axis=one.dim) for one in reversed(back)],
+    ]
+    befores = (have, *[step.after for step in steps])
+    return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
+
+
+class OfOneRank(NamedTuple):
+    """An axis of one rank that splits a dimension of a layout, which comes to the same without it."""
+
+    axis: str
+    dim: int
+    layout: Dims
+    without: Dims
+
+
+def _of_one_rank(layout: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
+    """The axes of one rank in a layout, one after the other: they are taken away first, and put back last."""
+    found = []
+    for d, a in [(d, a) for d, split in enumerate(layout) for a in split if sizes[a] == 1]:
+        without = tuple(tuple(b for b in split if b != a) for split in layout)
+        found.append(OfOneRank(a, d, layout, without))
+        layout = without
+    return found
+
+
+def _of_size(step: Step, nbytes: int, every: int) -> Step:
+    """A step that was found for an array of `every` squared bytes, for one of `nbytes`."""
+    return step._replace(bytes=step.bytes * nbytes // every**2)
+
+
+@lru_cache(maxsize=256)
+def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Sizes) -> dict[Dims, tuple[Step, ...]]:
+    """The cheapest steps from a layout to each other one along `useful` axes, of an array of so many bytes that all
+    parts have a whole number of them."""
+    found: dict[Dims, tuple[Step, ...]] = {}
+    least = {have: (0, 0, 0)}
+    tail = itertools.count()  # so that layouts are never compared
+    queue: list = [((0, 0, 0), next(tail), have, ())]
+    known = dict(sizes)
+    nbytes = math.prod(known.values()) ** 2
+    while queue:
+        (moved, calls, count), _, at, steps = heapq.heappop(queue)
+        if at in found:
+            continue
+        found[at] = steps
+        for step in _steps(at, shape, nbytes, known, useful):
+            cost = (moved + step.bytes, calls + (step.collective != "pscatter"), count + 1)
+            if step.after not in least or cost < least[step.after]:
+                least[step.after] = cost
+                heapq.heappush(queue, (cost, next(tail), step.after, (*steps, step)))
+    return found
+
+
+def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
+    """The steps that lead on from a layout, along axes that are of use."""
+    ranks = [parts_along(axes, sizes) for axes in at]
+    block = nbytes // math.prod(ranks)
+    taken = frozenset(a for axes in at for a in axes)
+    dims = range(len(at))
+    for a in sorted(useful - taken, key=list(sizes).index):
+        for d in dims:
+            if shape[d] // ranks[d] % sizes[a] == 0:
+                yield _step("pscatter", (a,), _changed(at, {d: (*at[d], a)}), 0, axis=d)
+    for d in dims:
+        for k in range(len(at[d])):
+            kept, moved = at[d][:k], at[d][k:]
+            n = parts_along(moved, sizes)
+            yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
+            for e in dims:
+                if e != d and shape[e] // ranks[e] % n == 0:
+                    after = _changed(at, {d: kept, e: (*at[e], *moved)})
+                    yield _step("all_to_all", moved, after, block * (n - 1) // n, split_axis=e, concat_axis=d)
+    for after in _rearranged(at, sizes):
+        axes = tuple(a for a in sizes if any(a in one and one != two for one, two in zip(at, after)))
+        yield Step("ppermute", axes, (), after, block)  # who sends to whom is found for those steps that are taken
+
+
+def _step(collective: str, axes: tuple[str, ...], after: Dims, nbytes: int, **options: int) -> Step:
+    return Step(collective, axes, (*options.items(), ("tiled", True)), after, nbytes)
+
+
+def _changed(layout: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
+    return tuple(dims.get(d, axes) for d, axes in enumerate(layout))
+
+
+def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
+    """The other layouts along the same axes that split each dimension into as many parts."""
+    parts = [parts_along(axes, sizes) for axes in at]
+    for order in itertools.permutations([a for axes in at for a in axes]):
+        rest, after = list(order), []
+        for n in parts:
+            taken: tuple[str, ...] = ()
+            while rest and parts_along(taken, sizes) < n:
+                taken = (*taken, rest.pop(0))
+            after.append(taken)
+        if tuple(after) != at and [parts_along(axes, sizes) for axes in after] == parts:
+            yield tuple(after)
+
+
+def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
+    if step.collective != "ppermute":
+        return step
+    return step._replace(options=(("perm", _permutation(before, step.after, step.axes, sizes)),))
+
+
+def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple:
+    """From which rank along `axes` each one gets its block, as pairs (source, destination)."""
+    places = list(itertools.product(*[range(sizes[a]) for a in axes]))
+
+    def block(layout: Dims, place: tuple[int, ...]) -> tuple:
+        """Which block the rank at this place has, counted along the axes that change places."""
+        coordinates = {**dict.fromkeys(sizes, 0), **dict(zip(axes, place))}
+        return tuple(index_along(split, coordinates, sizes) for split in layout)
+
+    sources = {block(at, place): rank for rank, place in enumerate(places)}
+    return tuple((sources[block(after, place)], rank) for rank, place in enumerate(places))
+
+
+# ---------------------------------------------------------------- what users call
+
+
+def sizes_of(mesh: Mesh) -> Sizes:
+    """The axes of a mesh and their sizes, as what routes are remembered by."""
+    return tuple(mesh.shape.items())
+
+
+def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
+    """The cheapest way to have `x`, that is laid out as `have` says, as `want` says."""
+    t = typeof(x)
+    return route(have.dims(t.ndim), want.dims(t.ndim), t.shape, t.dtype.itemsize, sizes_of(mesh))
+
+
+def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
+    """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
+    layout = typeof(x).layout
+    if isinstance(x, BatchTracer) or (layout is not None and layout.is_element):
+        return reshard_p.bind(x, mesh=mesh, have=have, want=want)
+    steps = route_of(x, mesh, have, want)
+
+    def body(block: Value) -> tuple:
+        return [lift_to(steps(block), want.axes)], (want,)
+
+    return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
+
+
+def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
+    """The whole batch redistributed: it stays split along the axes that its elements need not be."""
+    t = typeof(args[0])
+    own = t.layout if t.layout is not None and t.layout.mesh.is_like(mesh) else Layout(mesh, P())
+    return settled(args[0], mesh, own.of_batch(0, t.ndim, want))
+
+
+#: An element of a batch redistributed, derivatives being taken of it perhaps: what is done with all of them waits for
+#: the `vmap` further down.
+reshard_p = Linear(
+    "reshard",
+    lambda x, mesh, have, want: settled(x, mesh, want),
+    lambda x, mesh, have, want: (x.shape, x.dtype),
+    lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
+    _redistribute_batch,
+)
+reshard_p.show_params = lambda params: repr(params["want"])
+
+
+# To type checkers an array becomes a `ShardedArray`; whether a spec splits it along an axis at all, they cannot tell.
+@overload
+def distribute(x: numpy.ndarray | ShardedArray, mesh: Mesh, spec: PartitionSpec) -> ShardedArray: ...
+@overload
+def distribute(x: Any, mesh: Mesh, spec: Any) -> Any: ...
+
+
+def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
+    """`x` as a `ShardedArray` split over `mesh` by `spec`; no rank communicates.
+
+    `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. What
+    is split along no axis is replicated: it stays a plain array. Differentiable: the cotangent of an array that was
+    whole is whole again, by an all-gather. Raises ValueError where a spec does not fit the mesh or the array.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> distribute(np.arange(4), mesh, spmd.P('i'))
+    ShardedArray([0, 1, 2, 3], P('i'))
+    """
+    check_mesh("distribute", mesh)
+    return _map_specs("distribute", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, mesh, to, path))
+
+
+def reshard(x: Any, spec: Any) -> Any:
+    """The same arrays, split by another `spec` over the mesh they lie on: by the cheapest collectives.
+
+    `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
+    array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones beside them.
+    Differentiable: the transpose is the redistribution in reverse. Under MPI every rank calls it. Under `vmap` elements
+    are split so, and the dimension that they are along stays split by the axes that `spec` does not name.
+    `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not fit the mesh or the
+    array, and TypeError where it splits a plain array, and no array in `x` lies on a mesh (see `distribute`).
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> x = spmd.distribute(np.arange(4.0).reshape(2, 2), mesh, spmd.P('i'))
+    >>> reshard(x, spmd.P(None, 'i')).local
+    [array([[0.],
+           [2.]]), array([[1.],
+           [3.]])]
+    >>> spmd.communication(lambda x: reshard(x, spmd.P(None, 'i')))(x).counts
+    {'all_to_all': 1}
+    """
+    layouts = [typeof(as_value(leaf)).layout for leaf in tree.leaves(x)]
+    beside = next((layout.mesh for layout in layouts if layout is not None), None)
+
+    def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
+        layout = typeof(leaf).layout
+        mesh = beside if layout is None else layout.mesh
+        if mesh is None and to == P():
+            return leaf
+        return _laid_out_anew(leaf, layout_of(leaf, path).mesh if mesh is None else mesh, to, path)
+
+    return _map_specs("reshard", x, spec, place)
+
+
+def gather(x: Any) -> Any:
+    """The same tree with whole arrays in the place of sharded ones: on every rank, NumPy arrays.
+
+    What is plain or replicated stays as it is. Differentiable, as `reshard(x, P())` is. Under MPI every rank calls it;
+    an all-gather for each sharded array.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> gather({'w': spmd.distribute(np.arange(4.0), mesh, spmd.P('i')), 'n': 3})
+    {'n': 3, 'w': array([0., 1., 2., 3.])}
+    """
+    check_no_body("gather")
+    return tree.map(_gathered, x)
+
+
+def _gathered(x: Any) -> Any:
+    if isinstance(x, ShardedArray):
+        return x.gather()
+    layout = typeof(as_value(x)).layout if isinstance(x, Tracer) else None
+    return x if layout is None else layout.gathered(as_value(x))
+
+
+def spec_of(x: Any) -> Any:
+    """The tree of the partition specs of arrays: of sharded ones their `.spec`, `P()` of plain and replicated ones.
+
+    What `in_specs` of a `shard_map` can be, of arguments that stay where they are.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((2,), ('i',), backend='simulated')
+    >>> spec_of({'w': spmd.distribute(np.arange(4.0), mesh, spmd.P('i')), 'b': np.zeros(3)})
+    {'b': P(), 'w': P('i')}
+    """
+    return tree.map(_spec_of, x)
+
+
+def _spec_of(x: Any) -> PartitionSpec:
+    if isinstance(x, ShardedArray):
+        return x.spec
+    layout = typeof(as_value(x)).layout
+    return P() if layout is None else layout.spec
+
+
+def explain_reshard(x: Any, spec: PartitionSpec) -> str:
+    """The steps by which `reshard(x, spec)` would go, each with the layout after it and the bytes each rank receives.
+
+    >>> import numpy as np
+    >>> import spmd
+    >>> mesh = spmd.make_mesh((4, 2), ('x', 'y'), backend='simulated')
+    >>> x = spmd.distribute(np.zeros((8, 8)), mesh, spmd.P('x', 'y'))
+    >>> print(explain_reshard(x, spmd.P('y', 'x')))
+    P('x', 'y') -> P('y', 'x') of f64[8,8]: 120 bytes for each rank
+      all_to_all over 'y', split_axis=0, concat_axis=1: P(('x', 'y')), 32 bytes
+      all_to_all over 'x' and 'y', split_axis=1, concat_axis=0: P(None, ('x', 'y')), 56 bytes
+      all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 32 bytes
+    """
+    x = as_value(x)
+    mesh, have, _ = layout_of(x, "explain_reshard: x")
+    check_is_spec("spec", spec)
+    _check("explain_reshard: x", x, mesh, spec)
+    steps = route_of(x, mesh, have, spec)
+    head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
+    return Text("\n  ".join([head, *map(str, steps.steps)]))
+
+
+def check_mesh(what: str, mesh: Any) -> None:
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"{what}: mesh is {mesh!r}, which is no mesh: write {what}(x, mesh, P(...))")
+
+
+def check_no_body(what: str) -> None:
+    """Raise TypeError where what is of whole arrays is called in the body of a `shard_map`."""
+    scope = current_scope()
+    if scope is not None:
+        raise TypeError(
+            f"{what} lays out whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
+            f"over {show_axes(tuple(scope.axes))}, collectives move blocks: pscatter splits what all ranks have, "
+            "all_gather joins blocks, all_to_all splits them along another dimension"
+        )
+
+
+def specs_for(x: Any, spec: Any) -> list[PartitionSpec]:
+    """A spec for each leaf of a tree, of a tree of specs that is a prefix of it."""
+    for path, leaf in tree.flatten_with_paths(spec, "spec")[0]:
+        check_is_spec(path, leaf)
+    return tree.broadcast_prefix(spec, x, is_spec, "spec")
+
+
+def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+    check_no_body(what)
+    leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
+    specs = specs_for(x, spec)
+    return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
+
+
+def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
+    shape = typeof(x).shape
+    check_spec(spec, mesh.shape, "spec")
+    check_whole(spec, "spec")
+    check_ndim(spec, shape, "spec", path)
+    check_divides(spec, shape, mesh.shape, "spec", path)
+
+
+def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
+    _check(path, x, mesh, spec)
+    found = settled(x, mesh, spec)
+    if found is not x and isinstance(x, numpy.ndarray) and numpy.may_share_memory(found.data, x):
+        found.data = found.data.copy()  # whoever writes into `x` later does not mean this
+    return found
+
+
+def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """`x` laid out over `mesh` as `spec` says, wherever it is now."""
+    here, have, _ = typeof(x).layout or Layout(mesh, P())
+    if not here.is_like(mesh):
+        x, have = redistributed(x, here, have, P()), P()
+    return x if have == spec else redistributed(x, mesh, have, spec)
+
+
+def layout_of(x: Value, path: str) -> Layout:
+    """The mesh that `x` lies on, and its spec. Raises TypeError for what lies on none."""
+    layout = typeof(x).layout
+    if layout is None:
+        raise TypeError(
+            f"{path} has type {typeof(x)} and lies on no mesh, so nothing says over which ranks to split it: write "
+            "distribute(x, mesh, spec)"
+        )
+    return layout

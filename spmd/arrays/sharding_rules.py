@@ -1,0 +1,746 @@
+"""Operations on arrays that lie on the ranks of a mesh, outside of any body: each is a `shard_map` of itself.
+
+A rule says of an operation which dimensions belong together, as the subscripts of an einsum do: it gives each
+dimension of each operand and of each result a label. A dimension without a label must be whole: the axes that split it
+may split another one instead. What has a label may be split: all dimensions of that label along the same mesh axes,
+each rank then computing its part. A label that the results lack is summed over (or what else `reduce` says), first by
+each rank, then between them.
+
+How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
+the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
+rule takes its operands whole. One that reads or writes at an index need not, though the dimension is split that is
+indexed: the rank that has the place sends it, or each finds, or writes, what is its own.
+
+All this is one operation, `shard_map`, whose body redistributes blocks, computes and reduces: so it is typed, counted
+and differentiated as any other. Its transpose gives each operand a cotangent that is split as the operand is.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy
+
+import collectives
+from minidiff import core
+from minidiff.core import (
+    Evaluate,
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    ShapedArray,
+    Tracer,
+    Value,
+    current_scope,
+    is_scalar_constant,
+    leak_message,
+    lift_to,
+    running,
+    typeof,
+)
+from minidiff.forward import JVP
+from minidiff.ops import elementwise, reduction
+from minidiff.ops.base import Elementwise
+from minidiff.ops.elementwise import (
+    absolute,
+    add,
+    divide,
+    equal,
+    exp,
+    greater_equal,
+    less,
+    log,
+    multiply,
+    subtract,
+    where,
+)
+from minidiff.ops.indexing import gather_p, slice_p, take
+from minidiff.ops.shape import concatenate, expand_dims, reshape, squeeze
+from minidiff.ops.updates import scatter_set_p
+from spmd.arrays.ranges import in_step, in_step_backwards, of_block, pieces
+from spmd.arrays.reshard import Dims, Route, Sizes, redistributed, reshard_p, route, settled, sizes_of
+from spmd.arrays.sharded_array import ShardedArray
+from spmd.mesh import Mesh
+from spmd.partition import P, PartitionSpec, parts_along
+from spmd.shard_map import everywhere, shard_map_p
+
+Label = Hashable  # None: the dimension must be whole
+Labels = tuple[Label, ...]  # of the dimensions of one array
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The labels of the dimensions of an operation's operands and of its results, and how it is done on blocks."""
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    reduce: Callable | None = None  # of a result and the axes that its missing labels are split along
+    moves: int = 2  # how often what is reduced is moved, at most: an all-reduce scatters, and gathers
+    stays: bool = True  # whether operands that can stay where they are do so, though it may be dearer to reduce
+    params: dict = field(default_factory=dict)  # parameters that are others on blocks
+    run: Callable | None = None  # of a way to split labels, and blocks: where a rank must know which part it has
+    of_whole: bool = False  # whether the derivative is that of the whole, not of what ranks do
+
+
+Rules = Callable[[Sequence[ShapedArray], Sequence[ShapedArray], dict], Rule | None]
+
+
+# ---------------------------------------------------------------- the rules
+
+
+def _numbered(types: Sequence[ShapedArray]) -> tuple[Labels, ...]:
+    return tuple(tuple(range(t.ndim)) for t in types)
+
+
+def _broadcast(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Number by number: dimensions belong together that are equally far from the last. Those stretched stay whole."""
+    out = outs[0]
+    return Rule(tuple(_aligned(t.shape, out.shape) for t in types), _numbered(outs))
+
+
+def _aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
+    extra = len(wide) - len(shape)
+    return tuple(d + extra if n == wide[d + extra] else None for d, n in enumerate(shape))
+
+
+def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) -> Rules:
+    """Reductions along `axes`; where nothing is known that reduces between ranks, these must be whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
+        labels = tuple(None if reduce is None and d in axes else d for d in range(x.ndim))
+        out = [None if d in axes else d for d in range(x.ndim) if keepdims or d not in axes]
+        return Rule((labels,), (tuple(out),), reduce, moves, of_whole=of_whole)
+
+    return rule
+
+
+def _extremum(reduce: Callable) -> Rules:
+    """The largest, or smallest, along `axes`: of complex numbers, which collectives cannot order, these are whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        known = reduce if types[0].dtype.kind != "c" else None
+        return _reduction(known, of_whole=True)(types, outs, params)
+
+    return rule
+
+
+def _transpose(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    return Rule(_numbered(types), (tuple(params["axes"]),))
+
+
+def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """What becomes of a group of dimensions is split as the group is, if that is along its first one."""
+    (x,), (out,) = types, outs
+    before, after = [None] * x.ndim, [None] * out.ndim
+    for d, e in _leading_pairs(x.shape, out.shape):
+        before[d] = after[e] = d
+    return Rule((tuple(before),), (tuple(after),))
+
+
+def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Where a shape is another by groups of dimensions, the first dimensions of each group that are larger than 1."""
+    if 0 in one:
+        return
+    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
+    i = j = 0
+    while i < len(dims) and j < len(ends):
+        yield dims[i], ends[j]
+        m, n = one[dims[i]], two[ends[j]]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * one[dims[i]], i + 1
+            else:
+                n, j = n * two[ends[j]], j + 1
+
+
+def _matmul(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    x, y = types
+    stack = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
+    left = (*_aligned(x.shape[:-2], stack), "row", "sum")[-x.ndim :]
+    right = (*_aligned(y.shape[:-2], stack), "sum", "column") if y.ndim > 1 else ("sum",)
+    out = (*range(len(stack)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
+    return Rule((left, right), (out,), _sum(outs))
+
+
+def _einsum(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    terms, out = params["subscripts"].split("->")
+    return Rule(tuple(map(tuple, terms.split(","))), (tuple(out),), _sum(outs))
+
+
+def _sum(outs: Sequence[ShapedArray]) -> Callable:
+    """What adds up products between ranks: of truth values, whether one is true."""
+    return collectives.pmax if outs[0].dtype == bool else collectives.psum
+
+
+def _along(name: str) -> Rules:
+    """Line by line along the axis, or axes, that a parameter names: these must be whole."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        given = params[name]
+        whole = given if isinstance(given, tuple) else (given,)
+        labels = tuple(None if d in whole else d for d in range(types[0].ndim))
+        fewer = tuple(d for d in labels if d is not None)
+        return Rule((labels,) * len(types), tuple(labels if t.ndim == len(labels) else fewer for t in outs))
+
+    return rule
+
+
+def _stacks(ndim: int) -> Rules:
+    """Array by array of the last `ndim` dimensions: those in front of them may be split."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        stack = tuple(range(types[0].ndim - ndim))
+        return Rule(*[tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs)])
+
+    return rule
+
+
+def _solve(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Matrix by matrix, and column by column of the right sides."""
+    a, b = types
+    stack = outs[0].shape[:-2]
+    right = (*_aligned(b.shape[:-2], stack), None, "column")
+    return Rule(((*_aligned(a.shape[:-2], stack), None, None), right), ((*range(len(stack)), None, "column"),))
+
+
+def _search(table: int) -> Rules:
+    """Number by number, each in the whole of a table: the operand of this position."""
+
+    def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+        labels = _numbered(types)
+        return Rule(tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), _numbered(outs))
+
+    return rule
+
+
+def _stack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels = [*range(outs[0].ndim - 1)]
+    labels.insert(params["axis"], None)
+    return Rule(_numbered(types), (tuple(labels),))
+
+
+def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    (labels,) = _numbered(types)
+    return Rule(((None, *labels[1:]),), (labels[1:],) * len(outs))
+
+
+def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Where a part is taken of a dimension that is split, the ranks that have it send it to the others."""
+    (t,) = types
+    labels, cut, index = map(list, _sliced(params["index"], t.shape))
+    entries = [k for k, i in enumerate(index) if i is not None]  # of each dimension, its own
+    taken = [d for d, _ in enumerate(entries) if labels[d] is None]
+    for d in taken:
+        i, labels[d] = index[entries[d]], ("at", d)
+        if isinstance(i, slice) and in_step_backwards(i, t.shape[d]):
+            cut[_kept_before(index, entries[d])] = labels[d]
+
+    def run(way: Way, x: Value) -> Value:
+        split = [(d, entries[d], way[labels[d]]) for d in taken if labels[d] in way]
+        # What is gathered comes first: so it is gathered once, and not for each piece of another dimension.
+        split.sort(key=lambda at: _is_sent(index[at[1]], t.shape[at[0]], x.shape[at[0]]))
+        return _taken(x, tuple(index), split, t.shape)
+
+    return Rule((tuple(labels),), (tuple(cut),), moves=1, run=run)
+
+
+Split = Sequence[tuple[int, int, tuple[str, ...]]]  # dimensions that are split, their entries of an index, their axes
+MOST_SENT = 2  # pieces that are sent one by one
+
+
+def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Value:
+    """The part at `index` of an array of this shape, of which `x` is a block."""
+    if not split:
+        return slice_p.bind(x, index=index)
+    (d, k, axes), *rest = split
+    i, n, length = index[k], shape[d], x.shape[d]
+    if isinstance(i, slice) and in_step_backwards(i, n):
+        y = _taken(x, _replaced(index, k, of_block(i, n)), rest, shape)
+        last = n // length - 1
+        return collectives.ppermute(y, axes, [(rank, last - rank) for rank in range(last + 1)])
+    if not _is_sent(i, n, length):
+        return _taken(collectives.all_gather_invariant(x, axes, axis=d, tiled=True), index, rest, shape)
+    found = [
+        collectives.broadcast(_taken(x, _replaced(index, k, there), rest, shape), axes, rank)
+        for rank, there in pieces(i, n, length)
+    ]
+    return found[0] if len(found) == 1 else concatenate(found, _kept_before(index, k))
+
+
+def _is_sent(i: int | slice, n: int, length: int) -> bool:
+    """Whether what stands at `i` of n places is sent by the blocks that have it. Otherwise all places are gathered."""
+    count = len(pieces(i, n, length))
+    return count == 1 or (count <= MOST_SENT and len(range(n)[i]) < n - length)
+
+
+def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
+    return (*index[:k], entry, *index[k + 1 :])
+
+
+def _kept_before(index: Sequence, k: int) -> int:
+    """How many dimensions the entries of an index in front of one give its result."""
+    return sum(not isinstance(i, int) for i in index[:k])
+
+
+def _unslice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    labels, cut, index = _sliced(params["index"], outs[0].shape)
+    return Rule((cut,), (labels,), params={"index": index})
+
+
+def _update(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    x, v = types
+    labels, cut, index = _sliced(params["index"], x.shape, _is_all)
+    values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
+    return Rule((labels, values), (labels,), params={"index": index})
+
+
+def _sliced(
+    index: tuple, shape: tuple[int, ...], in_blocks: Callable[[slice, int], bool] = in_step
+) -> tuple[Labels, Labels, tuple]:
+    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks.
+
+    What is split stays so where a slice takes `in_blocks` what it does of the whole.
+    """
+    labels: list[Label] = []
+    cut: list[Label] = []
+    entries = []
+    for i in index:
+        d = len(labels)
+        if i is None:
+            cut.append(None)
+        else:
+            kept = isinstance(i, slice) and in_blocks(i, shape[d])
+            i = of_block(i, shape[d]) if kept else i
+            labels.append(d if kept else None)
+            cut += [labels[-1]] if isinstance(i, slice) else []
+        entries.append(i)
+    rest = range(len(labels), len(shape))
+    return (*labels, *rest), (*cut, *rest), tuple(entries)
+
+
+def _is_all(i: slice, n: int) -> bool:
+    return i.indices(n) == (0, n, 1)
+
+
+def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """x[indices]: the indices are split as the result is.
+
+    Where x itself is split along dimensions that they are indices of, each rank looks up those that it has, and the
+    ranks add up what they found, if that is cheaper than to have x whole.
+    """
+    x, *indices = types
+    (together, each), rest = _indexed(x.shape, indices)
+    at = tuple(("at", d) for d in range(len(indices)))
+
+    def run(way: Way, x: Value, *indices: Value) -> Value:
+        split = [d for d, label in enumerate(at) if label in way]
+        return _found_here(x, indices, {d: (way[at[d]], types[0].shape[d]) for d in split})
+
+    return Rule(((*at, *rest), *each), ((*together, *rest),), _sum(outs), stays=False, run=run)
+
+
+def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple[str, ...], int]]) -> Value:
+    """x[indices] where this rank's block has it, else 0: `split` are the dimensions' axes, and lengths in all."""
+    places, known = list(indices), []
+    for d, (axes, length) in split.items():
+        given = elementwise.convert(indices[d], numpy.intp)
+        i = where(less(given, 0), add(given, length), given)
+        place = subtract(i, multiply(collectives.axis_index(axes), x.shape[d]))
+        nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
+        known.append(equal(place, nearest))
+        there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
+        places[d] = where(there, nearest, given)  # what is out of bounds stays so: an error
+    found = gather_p.bind(x, *places)
+    if not known:
+        return found
+    mine = functools.reduce(elementwise.logical_and, known)
+    mine = reshape(mine, (*mine.shape, *[1] * (x.ndim - len(places))))
+    return where(mine, found, numpy.zeros((), found.dtype)[()])
+
+
+def _scatter(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """x with values at indices of its first dimensions: these are whole, and so are the indices."""
+    x, v, *indices = types
+    rest = tuple(range(len(indices), x.ndim))
+    values = (*[None] * (v.ndim - len(rest)), *rest)
+    x_labels = (*[None] * len(indices), *rest)
+    return Rule((x_labels, values, *[(None,) * i.ndim for i in indices]), (x_labels,))
+
+
+def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """Each rank adds up what it has, and the ranks their sums."""
+    _, *indices = types
+    places, rest = _indexed(outs[0].shape, indices)
+    return Rule(((*places[0], *rest), *places[1]), ((None,) * len(indices) + rest,), collectives.psum)
+
+
+def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tuple[Labels, list[Labels]], Labels]:
+    """The labels that indices have together, and each of them; and of the dimensions that they leave."""
+    wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    together = tuple(("index", d) for d in range(len(wide)))
+    each = [tuple(None if d is None else ("index", d) for d in _aligned(t.shape, wide)) for t in indices]
+    return (together, each), tuple(range(len(indices), len(shape)))
+
+
+def _product(x: Value, axes: tuple[str, ...]) -> Value:
+    """The product between ranks: there is no collective for it, so each has all the factors."""
+    return reduction.prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
+
+
+def _whole(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
+    """What is known of any operation: that it can be applied to the whole."""
+    return Rule(tuple((None,) * t.ndim for t in types), tuple((None,) * t.ndim for t in outs))
+
+
+#: The rules by the operations' names; `rule_of` knows those that are applied number by number besides.
+RULES: dict[str, Rules] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "broadcast_to": _broadcast,
+    "concatenate": _along("axis"),
+    "split": _along("axis"),
+    "unstack": _unstack,
+    "stack": _stack,
+    "slice": _slice,
+    "unslice": _unslice,
+    "update": _update,
+    "gather": _gather,
+    "scatter_add": _scatter_add,
+    **dict.fromkeys(("scatter_set", "scatter_max", "scatter_min"), _scatter),
+    "matmul": _matmul,
+    "einsum": _einsum,
+    "sum": _reduction(collectives.psum),
+    "mean": _reduction(collectives.pmean),
+    "max": _extremum(collectives.pmax),
+    "min": _extremum(collectives.pmin),
+    "any": _reduction(collectives.pmax),
+    "all": _reduction(collectives.pmin),
+    "prod": _reduction(_product, moves=1),
+    **dict.fromkeys(("var", "logsumexp"), _reduction(None)),
+    **dict.fromkeys(("cumsum", "cumprod", "permute", "argsort", "argpartition"), _along("axis")),
+    **dict.fromkeys(("argmax", "argmin", "nanargmax", "nanargmin"), _along("axis")),
+    **dict.fromkeys(("lexsort", "unwrap", "recurrence", "rfft", "irfft", "hfft", "ihfft"), _along("axis")),
+    **dict.fromkeys(("fft", "ifft", "softmax", "log_softmax", "roll"), _along("axes")),
+    **dict.fromkeys(("order", "embed_diagonal"), _stacks(1)),
+    **dict.fromkeys(("diagonal", "inv", "pinv", "det", "slogdet", "cofactor", "cholesky", "qr"), _stacks(2)),
+    **dict.fromkeys(("eig", "eigh", "eigvals", "eigvalsh", "svd", "svdvals"), _stacks(2)),
+    "solve": _solve,
+    **dict.fromkeys(("searchsorted", "bracket"), _search(0)),
+    **dict.fromkeys(("digitize", "isin"), _search(1)),
+    **dict.fromkeys(
+        ("negative", "conjugate", "real", "imag", "convert", "copy", "round", "name", "recompute"), _broadcast
+    ),
+    **dict.fromkeys(("deg2rad", "rad2deg", "radians", "degrees", "ldexp"), _broadcast),
+    **dict.fromkeys(("add", "subtract", "multiply", "divide", "difference", "where"), _broadcast),
+}
+
+
+def _var(x: Value, axes: tuple[int, ...], ddof: int, keepdims: bool = False) -> Value:
+    off = absolute(subtract(x, reduction.mean(x, axes, keepdims=True)))
+    count = math.prod(x.shape[d] for d in axes)
+    return divide(reduction.sum(multiply(off, off), axes, keepdims=keepdims), count - ddof)
+
+
+def _below_largest(x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+    """The largest number along axes, and how far from it each is."""
+    largest = elementwise.stop_gradient(reduction.max(x, axes, keepdims=True))
+    return largest, elementwise.difference(x, largest)
+
+
+def _softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    parts = exp(_below_largest(x, axes)[1])
+    return divide(parts, reduction.sum(parts, axes, keepdims=True))
+
+
+def _log_softmax(x: Value, axes: tuple[int, ...]) -> Value:
+    below = _below_largest(x, axes)[1]
+    return subtract(below, log(reduction.sum(exp(below), axes, keepdims=True)))
+
+
+def _logsumexp(x: Value, axes: tuple[int, ...]) -> Value:
+    largest, below = _below_largest(x, axes)
+    return add(squeeze(largest, axes), log(reduction.sum(exp(below), axes)))
+
+
+def _update_in_parts(x: Value, v: Value, index: tuple) -> Value:
+    """Place by place: what is written there, or what is there already."""
+    mask, axis = numpy.ones((), bool), 0  # which places are written to; the axis of `v` that comes next
+    for i in index:
+        if i is None:
+            v = squeeze(v, axis) if numpy.ndim(v) else v
+            continue
+        n = x.shape[axis]
+        sources = numpy.full(n, -1)
+        sources[i] = numpy.arange(sources[i].size).reshape(sources[i].shape)
+        mask = mask & (sources >= 0).reshape(n, *[1] * (x.ndim - axis - 1))
+        if numpy.ndim(v) and isinstance(i, int):
+            v = expand_dims(v, axis)
+        elif numpy.ndim(v) and v.shape[axis] != 1:
+            v = take(v, numpy.maximum(sources, 0), axis) if (sources >= 0).any() else numpy.zeros((), x.dtype)
+        axis += 1
+    return where(mask, v, x)
+
+
+def _scatter_set_in_parts(x: Value, v: Value, *indices: Value) -> Value:
+    """As above; of what is written to the same place, the last."""
+    wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
+    count, rest = math.prod(wide), x.shape[len(indices) :]
+    if not count:
+        return x
+    nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
+    sources = scatter_set_p.bind(nowhere, numbers, *indices)
+    written = reshape(greater_equal(sources, 0), (*nowhere.shape, *[1] * len(rest)))
+    values = gather_p.bind(reshape(v, (count, *rest)), elementwise.maximum(sources, 0))
+    return where(written, values, x)
+
+
+def _axes(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
+    return params["axes"]
+
+
+def _written(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
+    return [d for d, label in enumerate(_sliced(params["index"], types[0].shape, _is_all)[0]) if label is None]
+
+
+def _indices(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
+    return range(len(types) - 2)
+
+
+#: Operations that are made of others where the first operand is split along some dimensions: which these are, and how.
+IN_PARTS: dict[str, tuple[Callable, Callable]] = {
+    "var": (_axes, _var),
+    "softmax": (_axes, _softmax),
+    "log_softmax": (_axes, _log_softmax),
+    "logsumexp": (_axes, _logsumexp),
+    "update": (_written, _update_in_parts),
+    "scatter_set": (_indices, _scatter_set_in_parts),
+}
+
+
+def rule_of(primitive: Primitive) -> Rules | None:
+    """The rule of an operation; None where there is none."""
+    return _broadcast if isinstance(primitive, Elementwise) else RULES.get(primitive.name)
+
+
+# ---------------------------------------------------------------- how labels are split
+
+
+Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; those that are not named are whole
+Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and the bytes of a number
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(
+    operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, stays: bool, sizes: Sizes
+) -> Way:
+    """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
+
+    If there is a way that moves no operand, it is taken where `stays` says so; else the one of fewest bytes, those
+    for reducing results among them. Of equals, the one that shares the work among the most ranks, and then
+    the one along the most axes, for those of one rank.
+    """
+    kept = {label for labels, _, _ in results for label in labels}
+    candidates = []
+    for way in _ways(operands, results, dict(sizes)):
+        moved = sum(
+            route(have, _layout(way, labels), shape, itemsize, sizes).bytes
+            for (labels, shape, itemsize), have in operands
+        )
+        n = _parts([some for label, some in way.items() if label not in kept], dict(sizes))
+        blocks = sum(
+            itemsize * math.prod(shape) // _parts(_layout(way, labels), dict(sizes))
+            for labels, shape, itemsize in results
+        )
+        total = moved + moves * blocks * (n - 1) // n
+        shared = _parts(way.values(), dict(sizes)), sum(map(len, way.values()))
+        candidates.append(((stays and moved > 0, total, -shared[0], -shared[1]), way))
+    return min(candidates, key=lambda candidate: candidate[0])[1]
+
+
+def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
+    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once.
+
+    Or along more axes: those that split a dimension of the operand which must be whole.
+    """
+    lengths: dict[Label, list[int]] = {}
+    splits: dict[Label, set[tuple[str, ...]]] = {}
+    for labels, shape, _ in (*[array for array, _ in operands], *results):
+        for label, n in zip(labels, shape):
+            lengths.setdefault(label, []).append(n)
+    for (labels, _, _), have in operands:
+        freed = tuple(a for label, axes in zip(labels, have) if label is None for a in axes)
+        for label, axes in zip(labels, have):
+            if label is not None:
+                more = (*axes, *freed)
+                splits.setdefault(label, {()}).update(more[: k + 1] for k in range(len(more)))
+    for chosen in itertools.product(*map(sorted, splits.values())):
+        named = [a for axes in chosen for a in axes]
+        way = {label: axes for label, axes in zip(splits, chosen) if axes}
+        even = all(n % _parts([axes], sizes) == 0 for label, axes in way.items() for n in lengths[label])
+        if even and len(set(named)) == len(named):
+            yield way
+
+
+def _layout(way: Way, labels: Labels) -> Dims:
+    """How an array with these labels is laid out."""
+    return tuple(way.get(label, ()) for label in labels)
+
+
+def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
+    """How many blocks there are along these axes."""
+    return parts_along(itertools.chain(*dims), sizes)
+
+
+# ---------------------------------------------------------------- the operation
+
+
+def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+    """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
+
+    Of operands that lie on several meshes, those stay that lie on one like the first operand's; others are made whole.
+    Raises LeakedTracerError for operands that are dead.
+    """
+    if interpreter.scope is not None:
+        return None
+    layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
+    if any(layout is not None and layout.is_element for layout in layouts):
+        return None  # it is done with all elements at once, further down
+    if primitive is reshard_p:  # of what turned out to be the same for all elements
+        with running(interpreter):
+            return settled(*args, params["mesh"], params["want"])
+    if primitive.has_effect and not isinstance(interpreter, Evaluate):
+        return None
+    meshes = [layout.mesh for layout in layouts if layout is not None]
+    if isinstance(interpreter, Evaluate):
+        _check_alive(args)
+        if primitive.has_effect:  # it sees sharded arrays as the user does
+            return primitive.impl(*args, **params)
+        if not meshes:
+            return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
+    if not meshes:
+        return None
+    mesh = meshes[0]
+    if not all(other.is_like(mesh) for other in meshes):
+        here = [t is None or t.mesh.is_like(mesh) for t in layouts]
+        with running(interpreter):
+            args = [x if yes else redistributed(x, *t[:2], P()) for x, t, yes in zip(args, layouts, here)]
+        layouts = [t if yes else None for t, yes in zip(layouts, here)]
+    types = [typeof(x) for x in args]
+    specs = [WHOLE if layout is None else layout.spec for layout in layouts]
+    laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
+    dims, in_parts = IN_PARTS.get(primitive.name, (None, None))
+    if in_parts is not None and layouts[0] is not None and any(laid[0][d] for d in dims(types, params)):
+        with running(interpreter):
+            return in_parts(*args, **params)
+    operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, laid))
+    what = primitive, operands, tuple(params.items()), sizes_of(mesh)
+    plan = (_known_plan if _can_be_hashed(what) else _plan)(*what)
+    if plan.of_whole and isinstance(interpreter, JVP):
+        return None
+    with running(interpreter):
+        return _mapped(primitive, args, params, mesh, specs, plan)
+
+
+def _can_be_hashed(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:  # slices cannot
+        return False
+    return True
+
+
+def _check_alive(args: Sequence[Value]) -> None:
+    for x in args:
+        if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
+            raise LeakedTracerError(leak_message(x))
+
+
+WHOLE = P()
+_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: they are known by their type alone
+
+
+class Plan(NamedTuple):
+    """How an operation is done on blocks: what of it depends on types, layouts and parameters alone."""
+
+    routes: list[Route]  # of each operand
+    run: Callable | None  # of the way, and of blocks as the routes leave them; None: the operation itself
+    params: dict  # of the operation, those that are others on blocks
+    way: Way
+    varying: frozenset  # the axes that labels are split along
+    over: tuple[str, ...]  # those of labels that the results lack
+    reduce: Callable | None
+    out_specs: tuple[PartitionSpec, ...]
+    of_whole: bool
+
+
+def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, sizes: Sizes) -> Plan:
+    """The plan for operands of these types (Python's, for its numbers) and layouts."""
+    given, known = dict(params), dict(sizes)
+    weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
+    types = [typeof(t) for t in weak]
+    outs = primitive.typecheck(weak, given)
+    rule = (rule_of(primitive) or _whole)(types, outs, given)
+    arrays = [(labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.operands, types)]
+    have = [dims for _, dims in operands]
+    results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
+    way = choose(tuple(zip(arrays, have)), results, rule.moves, rule.stays, sizes)
+    out_layouts = [_layout(way, labels) for labels in rule.results]
+    kept = {label for labels in rule.results for label in labels}
+    changed = dict(rule.params)
+    if "shape" in given:
+        changed["shape"] = tuple(n // parts_along(axes, known) for n, axes in zip(outs[0].shape, out_layouts[0]))
+    return Plan(
+        routes=[
+            route(dims, _layout(way, labels), shape, itemsize, sizes)
+            for (labels, shape, itemsize), dims in zip(arrays, have)
+        ],
+        run=rule.run,
+        params=changed,
+        way=way,
+        varying=frozenset(a for axes in way.values() for a in axes),
+        over=tuple(a for label, axes in way.items() if label not in kept for a in axes),
+        reduce=rule.reduce,
+        out_specs=tuple(map(PartitionSpec.of_dims, out_layouts)),
+        of_whole=rule.of_whole,
+    )
+
+
+_known_plan = functools.lru_cache(maxsize=4096)(_plan)
+
+
+def _mapped(
+    primitive: Primitive,
+    args: Sequence[Value],
+    params: dict,
+    mesh: Mesh,
+    specs: Sequence[PartitionSpec],
+    plan: Plan,
+) -> Any:
+    """The operation, as a `shard_map` whose arguments come as they lie."""
+    arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
+    on_blocks = {**params, **plan.params}
+
+    def body(*blocks: Value) -> tuple:
+        current_scope().function = primitive.name
+        values = list(args)
+        for i, block in zip(arrays, blocks):
+            values[i] = plan.routes[i](block, plan.varying)
+        found = plan.run(plan.way, *values) if plan.run is not None else primitive.bind(*values, **on_blocks)
+        found = found if primitive.multiple_results else [found]
+        if plan.over and plan.reduce is not None:
+            found = [plan.reduce(x, plan.over) for x in found]
+        return [lift_to(x, spec.axes) for x, spec in zip(found, plan.out_specs)], plan.out_specs
+
+    in_specs = tuple(specs[i] for i in arrays)
+    found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
+    return found if primitive.multiple_results else found[0]
+
+
+core.spread = spread

@@ -1,0 +1,116 @@
+"""shard_maps as tapes that communicate less: what they do at their boundary is done inside, or not at all.
+
+Partial sums are added up in the body; shard_maps one after the other are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from collectives.ops import psum_p, untyped_psum_p
+from minidiff.compiler.fusion import Groups
+from minidiff.compiler.simplify import rewrites_tapes, with_equations
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+from spmd.agreement import joined_call
+from spmd.shard_map import shard_map_p
+
+
+@rewrites_tapes(first=True)
+def sum_inside(tape: Tape) -> Tape:
+    """Partial sums, `out_specs=P(sum=...)`, become psums in the body: there they are summed together with others."""
+    return with_equations(tape, [_summed_inside(eqn) for eqn in tape.equations])
+
+
+def _summed_inside(eqn: Equation) -> Equation:
+    if eqn.primitive is not shard_map_p or not any(spec.summed for spec in eqn.params["out_specs"]):
+        return eqn
+    params, body = eqn.params, eqn.params["body"]
+    psum, ranks = psum_p if params["check_rep"] else untyped_psum_p, params["mesh"].ranks
+    sums, results = [], []
+    for x, spec in zip(body.outputs, params["out_specs"]):
+        if spec.summed:
+            along = {"axes": ranks.ordered(spec.summed), "size": ranks.size(spec.summed)}
+            sums.append(Equation(psum, [x], along, [Var(t) for t in psum.typecheck([atom_type(x)], along)], eqn.source))
+            (x,) = sums[-1].outputs
+        results.append(x)
+    specs = tuple(spec.without_sum() for spec in params["out_specs"])
+    body = Tape(body.inputs, [*body.equations, *sums], results)
+    return Equation(shard_map_p, eqn.inputs, {**params, "out_specs": specs, "body": body}, eqn.outputs, eqn.source)
+
+
+@rewrites_tapes(first=True)
+def join_shard_maps(tape: Tape) -> Tape:
+    """shard_maps over one mesh become one, where nothing has to be done between them.
+
+    A result that the one gives by a spec and the other takes by the same spec stays where it is. A loss and its
+    gradient are then one program: what both communicate can be communicated together.
+    """
+    if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
+        return tape
+    groups = Groups(tape, _alike, inside=_stays)
+    if all(len(members) == 1 for members in groups.members):
+        return tape
+    return with_equations(tape, [_joined(part) if len(part) > 1 else part[0] for part in groups.in_order()])
+
+
+def _alike(eqn: Equation) -> Any:
+    """What shard_maps that can be one have in common; None for other equations.
+
+    A body with loops cannot be compiled as a whole: it is not joined to one that can.
+    """
+    if eqn.primitive is not shard_map_p:
+        return None
+    params = eqn.params
+    options = tuple(params[name] for name in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast"))
+    return (*options, any(bodies_of(e) for e in params["body"].equations))
+
+
+def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
+    """Whether the one gives a value in the blocks in which the other takes it, wherever it takes it."""
+    spec, type = _outside(made)[a]
+    blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
+    return not spec.summed and all((s, t) == (spec, type) for x, s, t in blocks if x is a)
+
+
+def _outside(eqn: Equation) -> dict[Var, Any]:
+    """The specs of a shard_map's results, and the types of their blocks."""
+    return dict(zip(eqn.outputs, zip(eqn.params["out_specs"], eqn.params["body"].out_types)))
+
+
+def _joined(eqns: Sequence[Equation]) -> Equation:
+    """One shard_map for several. What several of them take alike, it takes once."""
+    blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
+    results: dict[Var, Atom] = {}  # a result -> its block
+    inputs, in_specs, equations = [], [], []
+    for eqn in eqns:
+        body, names = eqn.params["body"], {}
+        for a, spec, v in zip(eqn.inputs, eqn.params["in_specs"], body.inputs):
+            if isinstance(a, Var) and a in results:
+                names[v] = results[a]
+                continue
+            key = a if isinstance(a, Var) else id(a), spec, v.type
+            if key not in blocks:
+                blocks[key] = Var(v.type)
+                inputs.append(a)
+                in_specs.append(spec)
+            names[v] = blocks[key]
+        equations += _renamed(body, names)
+        results.update(zip(eqn.outputs, [names.get(a, a) if isinstance(a, Var) else a for a in body.outputs]))
+    params = {
+        **eqns[0].params,
+        "in_specs": tuple(in_specs),
+        "out_specs": tuple(spec for eqn in eqns for spec in eqn.params["out_specs"]),
+        "body": Tape([*blocks.values()], equations, [*results.values()]),
+        "call": joined_call([eqn.params for eqn in eqns]),
+    }
+    return Equation(shard_map_p, inputs, params, [*results], eqns[0].source)
+
+
+def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
+    """A body's equations, with further names in the place of its inputs'; its other names, new, are put to these."""
+    for eqn in body.equations:
+        outputs = [Var(v.type) for v in eqn.outputs]
+        inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
+        yield Equation(eqn.primitive, inputs, eqn.params, outputs, eqn.source)
+        names.update(zip(eqn.outputs, outputs))

@@ -1,0 +1,312 @@
+"""What a program communicates, read from its tape; and what the same program would without types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy
+
+from minidiff import make_tape, tree
+from minidiff.forward import as_value
+from minidiff.higher_order import Cond, While, rounds
+from minidiff.location import Location, lines_of, merged
+from minidiff.staging import check_function
+from minidiff.tape import Equation, Tape, atom_type, bodies_of
+from spmd.report.table import Tabular
+from spmd.rewritten import of_tape
+from spmd.shard_map import shard_map_p, without_types
+
+ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
+ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
+
+LONGEST = 60  # columns of a line of the program
+SAME_CALL = "  and for"  # a further line, for which the same call is made
+
+# ---------------------------------------------------------------- one program
+
+
+@dataclass
+class Row:
+    """One kind of collective over one set of axes, on behalf of one line of the program.
+
+    `count` says how often, `bytes` how many bytes each rank hands to it in all. `source` is the line that asked for
+    it; in the backward direction, the line whose derivative needs it. It is None where nobody knows. Where one call
+    serves several lines, `lines` are all of them. `ranks` is how many take part.
+    """
+
+    collective: str
+    axes: tuple[str, ...]
+    count: int = 0
+    bytes: int = 0
+    source: Location | None = None
+    ranks: int = 1
+
+    @property
+    def direction(self) -> str:
+        """ "forward", or "backward" for what only the derivative needs; "both" for a call that serves both."""
+        found = {_direction(line) for line in self.lines}
+        return found.pop() if len(found) == 1 else "both"
+
+    @property
+    def lines(self) -> list[Location | None]:
+        """The lines that asked for it, each once."""
+        return list(dict.fromkeys(lines_of(self.source)))
+
+    @property
+    def asked_for_by(self) -> str:
+        """The file, the number and the text of the line; of the first of several."""
+        return _shown(self.source)
+
+    def _key(self) -> tuple:
+        return self.collective, self.axes, self.source, self.ranks
+
+    def _cells(self) -> Iterator[list[str]]:
+        """Lines of a table: one, and one more for each further line of the program."""
+        first = [self.collective, ", ".join(self.axes), str(self.count), f"{self.bytes:,}"]
+        for line in self.lines:
+            yield [*first, _direction(line), _shown(line)]
+            first = [SAME_CALL, "", "", ""]
+
+
+def _direction(line: Location | None) -> str:
+    return "backward" if line is not None and line.backward else "forward"
+
+
+def _shown(line: Location | None) -> str:
+    text = str(line or "")
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
+@dataclass(repr=False)
+class Communication(Tabular):
+    """A report of collectives that communicate. Printing it gives a table, as does a notebook.
+
+    `counts` says how often each collective is run, `bytes` how many bytes each rank hands to them in all (the
+    size of their operands on one rank; how much of that crosses the network depends on the algorithm). `rows` have
+    that for each collective, its axes, the direction and the line of the program that asked for it. `notes` say
+    where these depend on values: they are exact if there are none.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for row in self.rows:
+            counts[row.collective] = counts.get(row.collective, 0) + row.count
+        return counts
+
+    @property
+    def bytes(self) -> int:
+        return sum(row.bytes for row in self.rows)
+
+    def add(self, other: Communication, times: int = 1) -> None:
+        """Count in what another report says, so many times."""
+        for r in other.rows if times else ():
+            row = next((mine for mine in self.rows if mine._key() == r._key()), None)
+            if row is None:
+                row = Row(r.collective, r.axes, source=r.source, ranks=r.ranks)
+                self.rows.append(row)
+            row.count += times * r.count
+            row.bytes += times * r.bytes
+        self.notes += [note for note in other.notes if times and note not in self.notes]
+
+    def _table(self) -> tuple[list, list, list, list]:
+        header = ["collective", "axes", "count", "bytes per rank", "direction", "asked for by"]
+        cells = [line for row in self.rows for line in row._cells()]
+        total = ["total", "", str(sum(r.count for r in self.rows)), f"{self.bytes:,}", "", ""]
+        return header, cells, total, [2, 3]
+
+    def _instead(self) -> str:
+        return "" if self.rows else "no communication"
+
+    def _remarks(self) -> list[str]:
+        return [f"({note})" for note in self.notes]
+
+
+def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
+    """What a tape communicates, or a function that reports what `f` does: `communication(f)(*args)`.
+
+    Nothing is run: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the
+    tape which `jit(f)` compiles (`rewritten`). The body of a `scan` counts as often as the loop has steps. (Sharded
+    arrays that it carries lie there from the first step as its steps leave them; those of a loop that is not compiled
+    do so from the second. What its steps compute from constants is summed once, after the loop; a loop that is not
+    compiled sums it in each step.) The table names the line of the program that asked for each collective; in the
+    backward direction, the line whose derivative needs it.
+
+    >>> import numpy as np
+    >>> from collectives import psum
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> total = shard_map(lambda x: psum(x, 'i'), mesh=mesh, in_specs=P('i'), out_specs=P())
+    >>> report = communication(total)(np.arange(8.0))
+    >>> report.counts, report.bytes
+    ({'psum': 1}, 16)
+    >>> [(row.axes, row.direction) for row in report.rows]
+    [(('i',), 'forward')]
+    """
+    check_function("communication", f, args)
+    return of_tape(_report, f, optimized)
+
+
+def _report(tape: Tape) -> Communication:
+    found = Communication()
+    for eqn in tape.equations:
+        found.add(_of_equation(eqn))
+    return found
+
+
+def _of_equation(eqn: Equation) -> Communication:
+    primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
+    if primitive.sends(eqn.params):
+        nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+        source = merged([eqn.source])
+        return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, source, eqn.params["size"])])
+    if isinstance(primitive, Cond):
+        most = max(bodies, key=lambda report: (report.bytes, sum(r.count for r in report.rows)))
+        alike = all(_summary(report) == _summary(most) for report in bodies)
+        bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
+    if isinstance(primitive, While) and any(report.rows for report in bodies):
+        bodies.append(Communication(notes=[ONE_STEP]))
+    for i, along in primitive.sums(eqn.params).items():
+        nbytes = eqn.params["body"].out_types[i].nbytes
+        bodies.append(Communication([Row("psum", along["axes"], 1, nbytes, eqn.source, along["size"])]))
+    found = Communication()
+    for report in bodies:
+        found.add(report, rounds(eqn))
+    return found
+
+
+Kind = tuple[str, tuple[str, ...]]  # a collective, and its axes
+
+
+def _summary(report: Communication) -> dict[Kind, tuple[int, int]]:
+    """How often each collective is run over which axes, and with how many bytes: whoever asks for it."""
+    found: dict[Kind, tuple[int, int]] = {}
+    for row in report.rows:
+        count, nbytes = found.get((row.collective, row.axes), (0, 0))
+        found[row.collective, row.axes] = count + row.count, nbytes + row.bytes
+    return found
+
+
+# ---------------------------------------------------------------- beside the old recipe
+
+
+@dataclass(repr=False)
+class Comparison(Tabular):
+    """What `compare` returns: `typed` and `untyped` are reports of communication. Printing it gives a table.
+
+    `same` says whether both gave the same numbers; it is None where they were not run. `note` says why not, or what
+    was wrong. `untyped` is None where the program cannot do without types.
+    """
+
+    typed: Communication
+    untyped: Communication | None
+    same: bool | None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as many bytes the old recipe hands to collectives; None where that is no number."""
+        if self.untyped is None or not self.typed.bytes:
+            return None
+        return self.untyped.bytes / self.typed.bytes
+
+    def _table(self) -> tuple[list, list, list, list]:
+        header = ["collective", "axes", "count", "without types", "bytes per rank", "without types", "ratio"]
+        typed, untyped = _summary(self.typed), _summary(self.untyped or Communication())
+        kinds = dict.fromkeys([*typed, *untyped])
+
+        def cells(name: str, axes: str, one: tuple[int, int], two: tuple[int, int]) -> list[str]:
+            if self.untyped is None:
+                return [name, axes, str(one[0]), "?", f"{one[1]:,}", "?", "?"]
+            ratio = f"{two[1] / one[1]:.2f}" if one[1] else "-"
+            return [name, axes, str(one[0]), str(two[0]), f"{one[1]:,}", f"{two[1]:,}", ratio]
+
+        none = (0, 0)
+        lines = [cells(k[0], ", ".join(k[1]), typed.get(k, none), untyped.get(k, none)) for k in kinds]
+        sums = [(sum(c for c, _ in s.values()), sum(b for _, b in s.values())) for s in (typed, untyped)]
+        return header, lines, cells("total", "", *sums), [2, 3, 4, 5, 6]
+
+    def _remarks(self) -> list[str]:
+        reports = [r for r in (self.typed, self.untyped) if r is not None]
+        same = "both give the same numbers" if self.same else self.note
+        return [same, *dict.fromkeys(remark for report in reports for remark in report._remarks())]
+
+    def _instead(self) -> str:
+        quiet = self.untyped is not None and not (self.typed.rows or self.untyped.rows)
+        return "no communication, with types or without" if quiet else ""
+
+
+def compare(f: Callable, *args: Any) -> Comparison:
+    """What `f(*args)` communicates with types, beside what it would by the old recipe: `check_rep=False` throughout.
+
+    `f` is built of `shard_map`s (`md.grad(loss)`, say). Where all its meshes are simulated it is run both ways, and
+    the results are compared. On MPI ranks nothing is run and nothing communicates; the comparison says so.
+
+    >>> import numpy as np
+    >>> from minidiff import grad
+    >>> from collectives import psum
+    >>> from spmd import P, make_mesh, shard_map
+    >>> mesh = make_mesh((4,), ('i',), backend='simulated')
+    >>> loss = shard_map(lambda w, x: psum((w * x).sum(), 'i'), mesh=mesh, in_specs=(P(), P('i')), out_specs=P())
+    >>> print(compare(grad(loss), np.ones(2), np.ones((4, 2))))
+    collective  axes  count  without types  bytes per rank  without types  ratio
+    ----------  ----  -----  -------------  --------------  -------------  -----
+    psum        i         2              3              24             32   1.33
+    ----------  ----  -----  -------------  --------------  -------------  -----
+    total                 2              3              24             32   1.33
+    both give the same numbers
+
+    Source: JEP 17111, "Problem: efficient transpose of psum or all_gather depends on whether cotangents are
+    invariant across devices".
+    """
+    if isinstance(f, Tape) or not callable(f):
+        raise TypeError(
+            f"compare takes a function, to type it both ways; got {type(f).__name__}: write compare(f, *args)"
+        )
+    typed, untyped = make_tape(f)(*args), None
+    why = _not_runnable(typed, args)
+    values = [] if why else list(map(as_value, tree.leaves(args)))
+    try:
+        with without_types():
+            untyped = make_tape(f)(*args)
+        other = [] if why else untyped(*values)
+    except Exception as error:  # whatever the program does about it: it was not written to be run so
+        why = f"without types it does not run: {type(error).__name__}: {error}"
+    reports = _report(typed), untyped and _report(untyped)
+    if why:
+        return Comparison(*reports, None, why)
+    same = all(map(_close, typed(*values), other))
+    return Comparison(*reports, same, "" if same else "the two do not give the same numbers")
+
+
+def _not_runnable(tape: Tape, args: tuple) -> str:
+    """Why a program is not run to be compared; empty if it is."""
+    if any(not (hasattr(x, "__array__") or isinstance(x, (int, float, complex))) for x in tree.leaves(args)):
+        return "not run: the arguments are types, not values"
+    if any(mesh.backend != "simulated" for mesh in meshes_of(tape)):
+        return "not run: that is done on simulated ranks only"
+    return ""
+
+
+def meshes_of(tape: Tape) -> Iterator[Any]:
+    """The meshes that a tape runs on, each as often as it does."""
+    for eqn in tape.equations:
+        if eqn.primitive is shard_map_p:
+            yield eqn.params["mesh"]
+        for body in bodies_of(eqn):
+            yield from meshes_of(body)
+
+
+def _close(x: Any, y: Any) -> bool:
+    """Whether two arrays hold the same numbers, but for rounding: the order of summation may differ."""
+    x, y = numpy.asarray(x), numpy.asarray(y)
+    if x.dtype.kind not in "fc":
+        return numpy.array_equal(x, y)
+    tolerance = numpy.sqrt(numpy.finfo(x.dtype).eps)
+    scale = numpy.abs(x).max(initial=0.0, where=numpy.isfinite(x))
+    return numpy.allclose(x, y, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

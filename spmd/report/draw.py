@@ -1,0 +1,300 @@
+"""Pictures of sharded arrays: which block is on which rank."""
+
+from __future__ import annotations
+
+import colorsys
+import html
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.backends.base import index_along
+from minidiff.core import ShapedArray, Tracer
+from spmd.arrays.sharded_array import ShardedArray
+from spmd.mesh import Mesh
+from spmd.partition import (
+    PartitionSpec,
+    block_type,
+    check_divides,
+    check_is_spec,
+    check_ndim,
+    check_spec,
+    check_whole,
+    parts_along,
+)
+from spmd.report.table import paragraph
+
+CELL_WIDTH = 22  # columns of a list of ranks, before it is continued on the next line
+MOST_ACROSS = 8  # parts of an array of one dimension that are drawn beside each other
+MOST_GRIDS = 8  # of an array that is split along more than two dimensions; others are counted
+MOST_STEPS = 16  # parts down, or across, that are drawn; of more, those in the middle are left out
+MOST_RANKS = 8  # of one block that are listed; more are written in fewer words
+LEFT_OUT = "…"
+
+Block = tuple[int, ...]  # for each dimension, which part
+
+
+class Sharding:
+    """What `visualize_sharding` returns. Printing it shows which block is on which rank, as does a notebook.
+
+    `ranks` says it too: for each block (the number of its part along each dimension) the ranks that have it.
+    Everything follows from the mesh and the spec: nothing communicates.
+    """
+
+    def __init__(self, shape: Sequence[int], mesh: Mesh | None, spec: PartitionSpec, dtype: Any = None):
+        self.shape = tuple(shape)
+        self.dtype = dtype
+        self.mesh = mesh
+        self.spec = spec
+        sizes = mesh.shape if mesh is not None else {}
+        self.parts = tuple(parts_along(axes, sizes) for axes in spec.dims(len(self.shape)))
+        self.ranks = self._ranks(sizes)
+
+    def _ranks(self, sizes: dict[str, int]) -> dict[Block, list[int]]:
+        found: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
+        for rank, coordinates in enumerate(itertools.product(*map(range, sizes.values()))):
+            dims, at = self.spec.dims(len(self.shape)), dict(zip(sizes, coordinates))
+            found[tuple(index_along(axes, at, sizes) for axes in dims)].append(rank)
+        return found
+
+    @property
+    def shown(self) -> tuple[int, ...]:
+        """The dimensions that run down and across: the first two, or the last two, or two of those that are split."""
+        ndim = len(self.shape)
+        split = [d for d, n in enumerate(self.parts) if n > 1]
+        for pair in ((0, 1), (ndim - 2, ndim - 1)):
+            if ndim < 3 or set(split) <= set(pair):
+                return tuple(range(ndim)) if ndim < 3 else pair
+        return tuple(split[:2])
+
+    @property
+    def title(self) -> str:
+        """One line: the array, how it is split, and the blocks that makes."""
+        if self.mesh is None:
+            return f"{self._type(self.shape)}: one block, on no mesh"
+        mesh = ", ".join(f"{a}: {n}" for a, n in self.mesh.shape.items())
+        whole = ShapedArray(self.shape, self.dtype or float)
+        block = block_type(whole, self.spec, self.mesh.shape, typed=False).shape
+        return f"{self._type(self.shape)} split as {self.spec} over ({mesh}): blocks {self._type(block)}"
+
+    def _type(self, shape: Sequence[int]) -> str:
+        if self.dtype is None:
+            return f"[{','.join(map(str, shape))}]"
+        return str(ShapedArray(shape, self.dtype))
+
+    @property
+    def remark(self) -> str:
+        """Which dimensions are shown, where that is not all of them; empty where it is."""
+        if len(self.shape) < 3:
+            return ""
+        down, across = self.shown
+        others = [d for d in range(len(self.shape)) if d not in self.shown]
+        said = [f"dimension {d} is {'split' if self.parts[d] > 1 else 'not split'}" for d in others]
+        return f"down is dimension {down}, across is dimension {across}; {', '.join(said)}"
+
+    def _directions(self) -> tuple[int | None, int | None]:
+        """The dimensions that run down and across. One alone runs across, unless it is split into many parts."""
+        if len(self.shown) == 2:
+            return self.shown
+        (d,) = self.shown or (None,)
+        return (d, None) if d is not None and self.parts[d] > MOST_ACROSS else (None, d)
+
+    def _slice(self, d: int, part: int) -> str:
+        size = self.shape[d] // self.parts[d]
+        return f"{part * size}:{(part + 1) * size}"
+
+    def _grids(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
+        """For each part of the dimensions that are not shown: its index, the labels down and across, and the cells."""
+        shown = self.shown
+        down, across = self._directions()
+        others = [range(1) if d in shown else range(n) for d, n in enumerate(self.parts)]
+
+        def steps(d: int | None) -> list[int | None]:
+            return [0] if d is None else _few(range(self.parts[d]), MOST_STEPS, None)
+
+        def labels(d: int | None) -> list[str]:
+            return [""] if d is None else [LEFT_OUT if p is None else self._slice(d, p) for p in steps(d)]
+
+        for fixed in itertools.product(*others):
+            index = [":" if d in shown else self._slice(d, part) for d, part in enumerate(fixed)]
+
+            def cell(i: int | None, j: int | None, fixed: Block = fixed) -> str:
+                if i is None or j is None:
+                    return LEFT_OUT
+                block = list(fixed)
+                for d, part in ((down, i), (across, j)):
+                    if d is not None:
+                        block[d] = part
+                return self._cell(self.ranks[tuple(block)])
+
+            cells = [[cell(i, j) for j in steps(across)] for i in steps(down)]
+            yield f"[{', '.join(index)}]", labels(down), labels(across), cells
+
+    def _cell(self, ranks: list[int]) -> str:
+        if self.mesh is None:
+            return "here"
+        return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
+
+    def _pictures(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
+        """The grids to show, each with its headline (empty where there is but one)."""
+        several = math.prod(n for d, n in enumerate(self.parts) if d not in self.shown) > 1
+        for index, *grid in itertools.islice(self._grids(), MOST_GRIDS):
+            yield (index if several else "", *grid)
+
+    @property
+    def _more(self) -> str:
+        grids = math.prod(n for d, n in enumerate(self.parts) if d not in self.shown)
+        return f"(and {grids - MOST_GRIDS} more)" if grids > MOST_GRIDS else ""
+
+    def __str__(self) -> str:
+        lines = [self.title, self.remark]
+        for headline, *grid in self._pictures():
+            lines += [headline, *_text_grid(*grid)]
+        return "\n".join(line for line in [*lines, self._more] if line)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        colours = {LEFT_OUT: "none"}
+        for i, ranks in enumerate(self.ranks.values()):
+            colours[self._cell(ranks)] = _colour(i)
+        parts = [paragraph(self.title), paragraph(self.remark)]
+        for headline, *grid in self._pictures():
+            parts += [paragraph(headline), _html_grid(*grid, colours)]
+        return "".join([*parts, paragraph(self._more)])
+
+
+def _colour(i: int) -> str:
+    """The i-th of many light colours that differ, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
+    rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
+    return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
+
+
+def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:
+    """All of them; of more than so many, the first and the last, and something instead of those between."""
+    return list(steps) if len(steps) <= most else [*steps[: most - 2], instead, steps[-1]]
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """Ranks, in order, separated by commas; where they are many, with `0-15` for those that follow one another."""
+    if len(ranks) <= MOST_RANKS:
+        return ",".join(map(str, ranks))
+    starts = [i for i, rank in enumerate(ranks) if not i or rank != ranks[i - 1] + 1]
+    runs = [(ranks[i], ranks[j - 1]) for i, j in itertools.pairwise([*starts, len(ranks)])]
+    return ",".join(_few([f"{a}-{b}" if b > a else str(a) for a, b in runs], MOST_RANKS, LEFT_OUT))
+
+
+def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
+    """A grid drawn in characters."""
+    wrapped = [[_wrapped(cell) for cell in row] for row in cells]
+    widths = [max(map(len, [label, *itertools.chain(*column)])) for label, *column in zip(across, *wrapped)]
+    margin = max(map(len, down)) + (1 if any(down) else 0)
+
+    def rule(left: str, middle: str, right: str) -> str:
+        return " " * margin + left + middle.join("─" * (w + 2) for w in widths) + right
+
+    if any(across):
+        labels = "   ".join(label.ljust(w) for label, w in zip(across, widths))
+        yield (" " * (margin + 2) + labels).rstrip()
+    yield rule("┌", "┬", "┐")
+    for i, (label, row) in enumerate(zip(down, wrapped)):
+        if i:
+            yield rule("├", "┼", "┤")
+        for k, line in enumerate(itertools.zip_longest(*row, fillvalue="")):
+            shown = " │ ".join(text.ljust(w) for text, w in zip(line, widths))
+            yield f"{(label if not k else '').ljust(margin)}│ {shown} │"
+    yield rule("└", "┴", "┘")
+
+
+def _wrapped(cell: str) -> list[str]:
+    """A cell's lines: long lists of ranks are broken behind a comma."""
+    lines = textwrap.wrap(cell.replace(",", ", "), CELL_WIDTH, break_long_words=False)
+    return [line.replace(", ", ",") for line in lines]
+
+
+def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colours: dict[str, str]) -> str:
+    def label(text: str) -> str:
+        return f'<th style="font-weight:normal;text-align:left">{html.escape(text)}</th>'
+
+    def cell(text: str) -> str:
+        style = "border:1px solid #444;color:#000;padding:0.6em 1.2em;text-align:center;max-width:14em"
+        shown = html.escape(text).replace(",", ",<wbr/>")
+        return f'<td style="{style};background:{colours[text]}">{shown}</td>'
+
+    head = f"<tr>{label('')}{''.join(map(label, across))}</tr>" if any(across) else ""
+    rows = "".join(f"<tr>{label(text)}{''.join(map(cell, row))}</tr>" for text, row in zip(down, cells))
+    return f'<table style="border-collapse:collapse">{head}{rows}</table>'
+
+
+# ---------------------------------------------------------------- what users call
+
+
+def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | None = None) -> Sharding:
+    """A picture of which block of an array is on which rank: `visualize_sharding(x)`.
+
+    `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that it is, or would be, split by; or
+    a NumPy array alone, which is one block. A block that is the same on several ranks lists them all. The result is
+    shown by `print`, and as a table in notebooks; nothing communicates. Of an array of more than two dimensions two
+    are drawn, and the others are said in words; of a large mesh the beginning and the end are drawn.
+
+    Raises ValueError for a spec that does not fit the shape or the mesh, TypeError for what is no array.
+
+    >>> from spmd import P, make_mesh
+    >>> mesh = make_mesh((4, 2), ('x', 'y'), backend='simulated')
+    >>> visualize_sharding((8, 4), mesh, P('x', None))
+    [8,4] split as P('x', None) over (x: 4, y: 2): blocks [2,4]
+          0:4
+        ┌───────────┐
+    0:2 │ ranks 0,1 │
+        ├───────────┤
+    2:4 │ ranks 2,3 │
+        ├───────────┤
+    4:6 │ ranks 4,5 │
+        ├───────────┤
+    6:8 │ ranks 6,7 │
+        └───────────┘
+
+    Source: shard_map tutorial, "So, let's see a shard_map!", and the pictures of its blocks.
+    """
+    shape, dtype = _shape_of(x)
+    if (mesh is None) != (spec is None):
+        missing, given = ("spec", "mesh") if spec is None else ("mesh", "spec")
+        raise TypeError(f"visualize_sharding: a {given} says nothing without a {missing}: give both, or neither")
+    if mesh is None and isinstance(x, ShardedArray):
+        return Sharding(shape, x.mesh, x.spec, dtype)
+    if mesh is None:
+        if dtype is None:
+            raise TypeError(
+                f"visualize_sharding: the shape {shape} alone says nothing of ranks; give the mesh and the spec too, "
+                f"as in visualize_sharding({shape}, mesh, P('x'))"
+            )
+        return Sharding(shape, None, PartitionSpec(), dtype)
+    if not isinstance(mesh, Mesh):
+        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
+    check_is_spec("spec", spec)
+    check_spec(spec, mesh.shape, "spec")
+    check_whole(spec, "spec")
+    check_ndim(spec, shape, "spec", "the array")
+    check_divides(spec, shape, mesh.shape, "spec", "the array")
+    return Sharding(shape, mesh, spec, dtype)
+
+
+def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:
+    """The shape of an array, or one that is given as such; and the dtype, if there is one."""
+    if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
+        raise TypeError(
+            f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, and no array that is "
+            "split over ranks; print it to see the blocks, or show the array outside"
+        )
+    if hasattr(x, "shape") and hasattr(x, "dtype"):
+        return tuple(x.shape), numpy.dtype(x.dtype)
+    if isinstance(x, (tuple, list)) and all(isinstance(n, (int, numpy.integer)) for n in x):
+        return tuple(map(int, x)), None
+    raise TypeError(
+        "visualize_sharding takes a ShardedArray, a NumPy array, or a shape with a mesh and a spec; got "
+        f"{type(x).__name__}"
+    )

@@ -1,0 +1,396 @@
+"""What communication will take, by a model of two numbers: of a program as its tape says, at any number of ranks.
+
+The model is that of `collectives.cost`: a step takes `alpha` seconds, and `beta` seconds for each byte of its longest
+message. The numbers come from measurements (`spmd.calibrate`), or from whoever knows them. It knows no more than
+what is communicated: not of networks that are slower between machines than within one, nor of congestion, nor of
+computing meanwhile.
+
+>>> from collectives import psum
+>>> import numpy as np
+>>> from minidiff import grad
+>>> from spmd import P, make_mesh, shard_map
+>>> mesh = make_mesh((4,), ('i',), backend='simulated')
+>>> loss = shard_map(lambda w, x: psum((w * x).sum(), 'i'), mesh=mesh, in_specs=(P(), P('i')), out_specs=P())
+>>> model = CostModel(alpha=1e-6, beta=1e-9)
+>>> print(model.predict(grad(loss), ranks=(8, 64, 512, 4096))(np.ones(1000), np.ones((4, 1000))))
+ranks   steps   bytes     psum     time  latency
+-----  ------  ------  -------  -------  -------
+    8      28  14,014  42.0 µs  42.0 µs      67%
+   64     252  15,766   268 µs   268 µs      94%
+  512   2,044  15,985  2.06 ms  2.06 ms      99%
+4,096  16,380  16,012  16.4 ms  16.4 ms     100%
+weak scaling: every rank's blocks stay as large as on the tape, which is for 4 ranks
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from collectives.cost import ALGORITHMS, Cost, Number, price
+from minidiff.tape import Tape
+from spmd.mesh import Mesh
+from spmd.report.communication import Row, communication, meshes_of
+from spmd.report.table import Tabular
+from spmd.rewritten import of_tape
+
+# ---------------------------------------------------------------- the model
+
+
+class Measurement(NamedTuple):
+    """How long a collective took over so many ranks, each of which handed over so many bytes."""
+
+    collective: str
+    ranks: int
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What communication takes: `alpha` seconds a step, `beta` seconds a byte, `gamma` seconds for a byte summed.
+
+    Made by `calibrate`, or by hand. `algorithms` names, for collectives, the algorithm that they are priced as, where
+    it is not that of `collectives.cost.PRICED_AS`. `measurements` are what the numbers were fitted to, `source` says
+    where that was. Raises ValueError for a negative number, and for names that are not known.
+
+    >>> model = CostModel(alpha=1e-6, beta=1e-9)
+    >>> model
+    CostModel(alpha=1e-06, beta=1e-09)
+    >>> print(model)
+    1.00 µs a step, 1.00 ns a byte (1 GB/s)
+    >>> model.seconds("psum", ranks=8, nbytes=1000)
+    1.575e-05
+    >>> CostModel(1e-6, 1e-9, algorithms={"psum": "tree_all_reduce"}).seconds("psum", ranks=8, nbytes=1000)
+    1.2e-05
+    """
+
+    alpha: float
+    beta: float
+    gamma: float = 0.0
+    algorithms: Mapping[str, str] = field(default_factory=dict, hash=False)
+    measurements: tuple[Measurement, ...] = ()
+    source: str = ""
+
+    def __post_init__(self):
+        object.__setattr__(self, "algorithms", dict(self.algorithms))  # whatever becomes of the dict that was given
+        for name in ("alpha", "beta", "gamma"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"CostModel: {name} is in seconds, not negative; got {getattr(self, name)!r}")
+        for collective, algorithm in self.algorithms.items():
+            price(collective, 2, 0, algorithm)
+
+    def __repr__(self) -> str:
+        parts = [f"alpha={self.alpha:.4g}", f"beta={self.beta:.4g}"]
+        parts += [f"gamma={self.gamma:.4g}"] if self.gamma else []
+        parts += [f"algorithms={dict(self.algorithms)}"] if self.algorithms else []
+        return f"CostModel({', '.join(parts)})"
+
+    def __str__(self) -> str:
+        rate = f" ({1e-9 / self.beta:.3g} GB/s)" if self.beta else ""
+        text = f"{show_seconds(self.alpha)} a step, {show_seconds(self.beta)} a byte{rate}"
+        text += f", {show_seconds(self.gamma)} a byte summed" if self.gamma else ""
+        if not self.measurements:
+            return text
+        off = statistics.median(abs(self.ratio(m) - 1) for m in self.measurements)
+        return f"{text}; {self.source}, which it misses by {off:.0%} (median of {len(self.measurements)})"
+
+    def seconds(self, collective: str, ranks: int, nbytes: Number) -> float:
+        """How long a collective takes over so many ranks, each of which hands over so many bytes."""
+        return self.of(price(collective, ranks, nbytes, self.algorithms.get(collective)))
+
+    def of(self, cost: Cost) -> float:
+        """How long it takes to do what costs so much, in seconds."""
+        return cost.seconds(self.alpha, self.beta, self.gamma)
+
+    def ratio(self, measurement: Measurement) -> float:
+        """How many times as long as was measured the model takes it to be."""
+        return self.seconds(*measurement[:3]) / measurement.seconds
+
+    @property
+    def fit(self) -> Fit:
+        """The measurements beside what the model says: a table to print."""
+        return Fit(self)
+
+    def predict(
+        self,
+        f: Callable | Tape,
+        *,
+        ranks: Iterable[int] | None = None,
+        axis: str | None = None,
+        scaling: str = "weak",
+        optimized: bool = False,
+    ) -> Any:
+        """What a tape's communication takes, or a function that says it of `f`: `model.predict(f)(*args) -> Forecast`.
+
+        Nothing is run: the tape of `f` for arguments of these types says what is communicated (with `optimized`, the
+        tape that `jit(f)` compiles), over the ranks of its mesh. Without `ranks`, the forecast is for these. `ranks`
+        are other sizes of the mesh, which grows along `axis` (needed where it has several).
+
+        How arrays grow with it is a choice. With `scaling="weak"` every rank's blocks stay as large as they are: what
+        is gathered, or scattered, grows with the ranks. With `scaling="strong"` wholes stay as large as they are: of
+        what is communicated along `axis`, blocks that are gathered, exchanged or sent shrink. In both, arrays that are
+        summed or broadcast keep their size, and so does what is communicated along other axes. A program that behaves
+        otherwise is taped on a mesh of each size, and the forecasts are added.
+
+        Raises ValueError where the mesh cannot have so many ranks, or where it is not clear how the program grows.
+        """
+        if scaling not in _SCALING:
+            raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
+        return of_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
+
+    def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
+        """How long algorithms take for `nbytes` of the whole, over each of these numbers of ranks: a table to print.
+
+        >>> names = ["ring_all_reduce", "recursive_doubling_all_reduce", "parameter_server_all_reduce"]
+        >>> print(CostModel(alpha=1e-6, beta=1e-9).compare(names, nbytes=2e4, ranks=(4, 16, 64)))
+        ranks  ring_all_reduce  recursive_doubling_all_reduce  parameter_server_all_reduce
+        -----  ---------------  -----------------------------  ---------------------------
+            4          36.0 µs                        42.0 µs                       126 µs
+           16          67.5 µs                        84.0 µs                       630 µs
+           64           165 µs                         126 µs                      2.65 ms
+        """
+        ranks = tuple(ranks)
+        found = {}
+        for name in algorithms:
+            if name not in ALGORITHMS:
+                raise ValueError(f"compare: no algorithm {name!r} is known; those that are: {', '.join(ALGORITHMS)}")
+            found[name] = tuple(self.of(ALGORITHMS[name](n, nbytes)) for n in ranks)
+        return Race(ranks, found)
+
+
+class Fit(Tabular):
+    """What was measured, beside what the model says. Printing it gives a table."""
+
+    def __init__(self, model: CostModel):
+        self.model = model
+
+    def _table(self):
+        header = ["collective", "ranks", "bytes per rank", "measured", "model", "model / measured"]
+        lines = [[m.collective, *map(show_number, m[1:3]), *self._compared(m)] for m in self.model.measurements]
+        return header, lines, None, [1, 2, 3, 4, 5]
+
+    def _compared(self, m: Measurement) -> list[str]:
+        return [show_seconds(m.seconds), show_seconds(self.model.seconds(*m[:3])), f"{self.model.ratio(m):.2f}"]
+
+    def _remarks(self):
+        return [str(self.model)]
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw times over bytes, measured (dots) and by the model (lines). Returns the axes; needs matplotlib."""
+        ax = _axes(ax)
+        names = dict.fromkeys(m.collective for m in self.model.measurements)
+        for name in names:
+            points = [m for m in self.model.measurements if m.collective == name]
+            sizes = [m.nbytes for m in points]
+            (dots,) = ax.loglog(sizes, [m.seconds for m in points], "o", label=name)
+            ax.loglog(sizes, [self.model.seconds(*m[:3]) for m in points], "-", color=dots.get_color())
+        ax.set(xlabel="bytes per rank", ylabel="seconds")
+        ax.legend()
+        return ax
+
+
+# ---------------------------------------------------------------- forecasts
+
+
+TOTAL = "time"
+
+
+class Prediction(NamedTuple):
+    """What the collectives of one kind, over the same axes, take together when the mesh has so many ranks."""
+
+    ranks: int
+    collective: str
+    axes: tuple[str, ...]
+    count: int
+    cost: Cost
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Forecast(Tabular):
+    """What a program's communication takes, by the model. Printing it gives a table, `plot()` draws it.
+
+    `predictions` have it for each kind of collective and each number of `ranks`; `seconds` and `costs` are dicts of
+    sums, by the number of ranks. `notes` say what was taken for granted. Forecasts are added. In the table, bytes are
+    those that take time (of each step the longest message), and latency is the part of the time that is steps.
+    """
+
+    model: CostModel
+    ranks: tuple[int, ...]
+    predictions: tuple[Prediction, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        return {n: math.fsum(p.seconds for p in self.predictions if p.ranks == n) for n in self.ranks}
+
+    @property
+    def costs(self) -> dict[int, Cost]:
+        return {n: sum((p.cost for p in self.predictions if p.ranks == n), Cost()) for n in self.ranks}
+
+    @property
+    def collectives(self) -> dict[str, tuple[float, ...]]:
+        """How long those of each kind take, for each number of ranks."""
+        names = dict.fromkeys(p.collective for p in self.predictions)
+        by = {(name, n): 0.0 for name in names for n in self.ranks}
+        for p in self.predictions:
+            by[p.collective, p.ranks] += p.seconds
+        return {name: tuple(by[name, n] for n in self.ranks) for name in names}
+
+    def __add__(self, other: Forecast) -> Forecast:
+        """Both: of a program that was taped at several sizes."""
+        if self.model != other.model:
+            raise ValueError("forecasts by different models are not added")
+        common = set(self.ranks).intersection(other.ranks)
+        if common:
+            raise ValueError(
+                f"forecasts that are added are for different numbers of ranks; both are for {sorted(common)}"
+            )
+        ranks = tuple(sorted({*self.ranks, *other.ranks}))
+        notes = tuple(dict.fromkeys([*self.notes, *other.notes]))
+        return Forecast(self.model, ranks, (*self.predictions, *other.predictions), notes)
+
+    def _table(self):
+        costs, seconds, each = self.costs, self.seconds, self.collectives
+        header = ["ranks", "steps", "bytes", *each, TOTAL, "latency"]
+        lines = []
+        for k, n in enumerate(self.ranks):
+            latency = f"{costs[n].steps * self.model.alpha / seconds[n]:.0%}" if seconds[n] else "-"
+            numbers = map(show_number, (n, costs[n].steps, costs[n].bytes))
+            times = [show_seconds(times[k]) for times in each.values()]
+            lines.append([*numbers, *times, show_seconds(seconds[n]), latency])
+        return header, lines, None, range(len(header))
+
+    def _remarks(self):
+        return list(self.notes)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
+        each = self.collectives
+        lines = {**each, TOTAL: tuple(self.seconds.values())} if len(each) > 1 else each
+        return _plot(self.ranks, lines, ax)
+
+
+@dataclass(frozen=True, repr=False)
+class Race(Tabular):
+    """How long algorithms take over numbers of ranks: `seconds` has it for each. Printing it gives a table."""
+
+    ranks: tuple[int, ...]
+    seconds: dict[str, tuple[float, ...]]
+
+    def _table(self):
+        header = ["ranks", *self.seconds]
+        times = [[show_seconds(s) for s in row] for row in zip(*self.seconds.values())]
+        return header, [[show_number(n), *row] for n, row in zip(self.ranks, times)], None, range(len(header))
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
+        return _plot(self.ranks, self.seconds, ax)
+
+
+#: How what each rank hands over changes when the axis has r times as many ranks: by which power of r.
+_SCALING: dict[str, dict[str, int]] = {
+    "weak": {"psum_scatter": 1, "scatter": 1},
+    "strong": dict.fromkeys(
+        ["all_gather", "all_gather_invariant", "gather", "all_to_all", "ragged_all_to_all", "ppermute"], -1
+    ),
+}
+_SAYS = {
+    "weak": "weak scaling: every rank's blocks stay as large as on the tape, which is for {} ranks",
+    "strong": "strong scaling: wholes stay as large as on the tape, which is for {} ranks",
+}
+AS_MANY = "there are as many ppermutes as on the tape: a program with one for each rank is taped at each size"
+
+
+def _forecast(model: CostModel, tape: Tape, ranks: Iterable[int] | None, axis: str | None, scaling: str) -> Forecast:
+    report = communication(tape)
+    meshes = {tuple(mesh.shape.items()): mesh for mesh in meshes_of(tape)}
+    if len(meshes) > 1 and ranks is not None:
+        raise ValueError(
+            f"predict: the program runs on several meshes ({', '.join(map(str, meshes.values()))}): which of them "
+            "grows is not clear. Take its tape at each size, and add the forecasts"
+        )
+    sizes = [mesh.size for mesh in meshes.values()] or [1]
+    here, notes = max(sizes), list(report.notes)
+    wanted = [here] if ranks is None else [*ranks]
+    if ranks is not None and report.rows:
+        (mesh,) = meshes.values()
+        axis = _growing_axis(mesh, axis)
+        notes.append(_SAYS[scaling].format(here))
+        if any(row.collective == "ppermute" and axis in row.axes for row in report.rows) and wanted != [here]:
+            notes.append(AS_MANY)
+        for n in wanted:
+            _check_grows(mesh, axis, n)
+    found = [_prediction(model, row, n, Fraction(n, here), axis, scaling) for n in wanted for row in report.rows]
+    return Forecast(model, tuple(wanted), tuple(found), tuple(notes))
+
+
+def _growing_axis(mesh: Mesh, axis: str | None) -> str:
+    if axis is None and len(mesh.axis_names) > 1:
+        raise ValueError(f"predict: {mesh} has several axes: say which one grows, axis={mesh.axis_names[0]!r}")
+    if axis is not None and axis not in mesh.axis_names:
+        raise ValueError(f"predict: {mesh} has no axis {axis!r}")
+    return mesh.axis_names[0] if axis is None else axis
+
+
+def _check_grows(mesh: Mesh, axis: str, ranks: int) -> None:
+    rest = mesh.size // mesh.shape[axis]
+    if ranks < 1 or ranks % rest:
+        raise ValueError(
+            f"predict: {mesh} cannot have {ranks} ranks by growing along {axis!r}: take a multiple of {rest}"
+        )
+
+
+def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: str | None, scaling: str) -> Prediction:
+    """A row of a report, at `ratio` times as many ranks along `axis`.
+
+    Steps do not depend on bytes, and bytes are in proportion: so what is done several times is priced once.
+    """
+    ratio = ratio if axis in row.axes else Fraction(1)
+    nbytes = Fraction(row.bytes, row.count) * ratio ** _SCALING[scaling].get(row.collective, 0)
+    cost = row.count * price(row.collective, int(row.ranks * ratio), nbytes, model.algorithms.get(row.collective))
+    return Prediction(ranks, row.collective, row.axes, row.count, cost, model.of(cost))
+
+
+# ---------------------------------------------------------------- showing
+
+
+def show_seconds(seconds: float) -> str:
+    """A time with three digits, in the unit that fits: "1.23 µs"."""
+    seconds = float(f"{seconds:.3g}")
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
+        if seconds >= size:
+            digits = max(0, 2 - math.floor(math.log10(seconds / size) + 1e-9))
+            return f"{seconds / size:,.{digits}f} {unit}"
+    return f"{seconds / 1e-9:.3g} ns"
+
+
+def show_number(x: Number) -> str:
+    return f"{round(x):,}"
+
+
+def _axes(ax: Any) -> Any:
+    if ax is not None:
+        return ax
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError("plots need the package matplotlib: `pip install matplotlib`") from None
+    return pyplot.subplots()[1]
+
+
+def _plot(ranks: Sequence[int], lines: Mapping[str, Sequence[float]], ax: Any) -> Any:
+    ax = _axes(ax)
+    for name, seconds in lines.items():
+        ax.loglog(ranks, seconds, "o--" if name == TOTAL else "o-", label=name)
+    if len(ranks) < 10:
+        ax.set_xticks(ranks, [str(n) for n in ranks], minor=False)
+        ax.minorticks_off()
+    ax.set(xlabel="ranks", ylabel="seconds")
+    ax.legend(fontsize="small")
+    return ax
