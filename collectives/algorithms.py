@@ -56,7 +56,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import minidiff.numpy as np
-from collectives.axes import AxisName, along_one, check_rank, check_split
+from collectives.axes import AxisName, check_rank, check_split, single_axes
 from collectives.backends.base import split_dimension, unsplit_dimension
 from collectives.ops import (
     array_of,
@@ -68,7 +68,7 @@ from collectives.ops import (
     pbroadcast,
     ppermute,
     shifted,
-    varying_along,
+    varying_over,
 )
 from minidiff.core import Value, typeof
 from minidiff.ops.shape import normalize_axis
@@ -168,9 +168,9 @@ def _halving_scatter(parts: Value, axis_name: AxisName, n: int) -> Value:
 
 def _operand(name: str, x: Any, axis_name: AxisName) -> Value:
     """A leaf as an array that varies along the axes, which are checked."""
-    x, run = array_of(x), along_one(name, axis_name)
+    x, run = array_of(x), single_axes(name, axis_name)
     check_written(name, x, run)
-    return varying_along(x, run)
+    return varying_over(x, run)
 
 
 def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
@@ -246,7 +246,7 @@ def _power_of_two(name: str, n: int, instead: str) -> None:
 
 
 def _check_root(name: str, root: int, axis_name: AxisName) -> int:
-    return check_rank(name, "the root", root, axis_name, along_one(name, axis_name).size)
+    return check_rank(name, "the root", root, axis_name, single_axes(name, axis_name).size)
 
 
 # ---------------------------------------------------------------- all-gathers

@@ -19,7 +19,7 @@ Axes = AxisName | set[str] | frozenset[str]  # where their order does not matter
 Groups = tuple[tuple[int, ...], ...]
 
 
-class Along(NamedTuple):
+class CollectiveAxes(NamedTuple):
     """Axes that one operation may run over, and the scope that binds them.
 
     With `groups` it runs in each of these groups of indices along the axes, for itself.
@@ -46,9 +46,9 @@ class Along(NamedTuple):
         return params if self.groups is None else {**params, "groups": self.groups}
 
 
-def along_those(scope: Scope, axes: Collection[str]) -> Along:
+def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
     """Along these axes of a scope, in its order."""
-    return Along(scope, tuple(a for a in scope.axes if a in axes))
+    return CollectiveAxes(scope, tuple(a for a in scope.axes if a in axes))
 
 
 def size_of(scope: Scope, axes: Iterable[str]) -> int:
@@ -56,12 +56,12 @@ def size_of(scope: Scope, axes: Iterable[str]) -> int:
     return math.prod(scope.axes[a] for a in axes)
 
 
-def ranks_along(runs: Sequence[Along]) -> int:
+def rank_count(runs: Sequence[CollectiveAxes]) -> int:
     """How many ranks there are along all of these."""
     return math.prod(run.size for run in runs)
 
 
-def along(name: str, axis_name: Axes, ordered: bool = True) -> list[Along]:
+def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[CollectiveAxes]:
     """The axes named, checked, in runs that one operation may run over.
 
     The axes of a mesh are bound together by the running body; each that a vmap has named is a scope of its own,
@@ -77,15 +77,15 @@ def along(name: str, axis_name: Axes, ordered: bool = True) -> list[Along]:
                 f"{name} over the set {{{', '.join(map(repr, axes))}}}: the order of the axes matters here, and a set "
                 f"has none; write {meant}, {show_axes(axes)}"
             )
-    runs: list[Along] = []
+    runs: list[CollectiveAxes] = []
     for axis in axes:
         _check_bound(name, axis_name, axis, scope, vmapped)
         if axis in vmapped:
-            runs.append(Along(Scope({axis: vmapped[axis]}, typed=False), (axis,)))
+            runs.append(CollectiveAxes(Scope({axis: vmapped[axis]}, typed=False), (axis,)))
         elif runs and runs[-1].scope is scope:
-            runs[-1] = Along(scope, (*runs[-1].axes, axis))
+            runs[-1] = CollectiveAxes(scope, (*runs[-1].axes, axis))
         else:
-            runs.append(Along(scope, (axis,)))
+            runs.append(CollectiveAxes(scope, (axis,)))
     check_distinct(name, axes)
     return runs
 
@@ -121,14 +121,18 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
         raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
 
 
-def along_groups(name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True) -> list[Along]:
+def grouped_axes(
+    name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True
+) -> list[CollectiveAxes]:
     """The axes named, in runs; with `groups`, one run in these. `alike` says that they must be of one size."""
-    return along(name, axis_name, ordered) if groups is None else [along_one(name, axis_name, groups, alike)]
+    return (
+        collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, alike)]
+    )
 
 
-def along_one(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> Along:
+def single_axes(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> CollectiveAxes:
     """The axes named, checked, as one run, perhaps in groups."""
-    runs = along(name, axis_name)
+    runs = collective_axes(name, axis_name)
     if not runs:
         raise ValueError(f"{name} over {axis_name!r}: no axis is named; name one at least")
     if len(runs) != 1:

@@ -284,7 +284,7 @@ def _of_bodies(eqn: Equation, ports: int) -> Cost:
             f"{eqn.primitive} communicates, and how much depends on values: count the tapes of its branches or steps"
         )
     sums = eqn.primitive.sums(eqn.params)  # partial sums that leave the body
-    outside = [price("psum", along["size"], eqn.params["body"].out_types[i].nbytes) for i, along in sums.items()]
+    outside = [price("psum", params["size"], eqn.params["body"].out_types[i].nbytes) for i, params in sums.items()]
     return sum(outside, costs[0] * rounds(eqn))
 
 

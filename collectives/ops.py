@@ -43,18 +43,18 @@ from typing import Any
 import numpy
 
 from collectives.axes import (
-    Along,
     Axes,
     AxisName,
-    along,
-    along_groups,
-    along_one,
-    along_those,
+    CollectiveAxes,
+    axes_in_scope,
     check_perm,
     check_split,
     check_splits,
+    collective_axes,
+    grouped_axes,
     most,
-    ranks_along,
+    rank_count,
+    single_axes,
 )
 from collectives.primitives import (
     INVARIANT,
@@ -200,7 +200,7 @@ axis_index_p = AxisIndex()
 # ---------------------------------------------------------------- lifting
 
 
-def lift(x: Value, axes: frozenset) -> Value:
+def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
     """`x` typed as varying along further `axes`: one `pbroadcast` for a value and axes, however often it is used.
 
     It is made where the value belongs: at its interpreter, or at the body's lowest if it is a plain array.
@@ -211,30 +211,30 @@ def lift(x: Value, axes: frozenset) -> Value:
     key = (id(x), axes)
     if key not in owner.lifted:
         with running(owner):
-            owner.lifted.update(((id(old), axes), (old, new)) for old, new in _lift(x, axes, scope))
+            owner.lifted.update(((id(old), axes), (old, new)) for old, new in _inserted_pbroadcasts(x, axes, scope))
     return owner.lifted[key][1]
 
 
-def _lift(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:
+def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:
     """`x` and its `pbroadcast`, or those of all results of the operation of which `x` is one view."""
     view = scope.view_of(x)
     if view is None or view[1] is pbroadcast_p:
         return [(x, _pbroadcast(x, axes, scope))]
     views, primitive, operand, params = view
-    found = primitive.bind(lift(operand, axes), **params)
+    found = primitive.bind(insert_pbroadcast(operand, axes), **params)
     return zip(views, found if primitive.multiple_results else [found])
 
 
 def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
-    return pbroadcast_p.bind(x, **along_those(scope, axes).params)
+    return pbroadcast_p.bind(x, **axes_in_scope(scope, axes).params)
 
 
-def lifted_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
+def varying_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
     """The type of a value of type `t`, lifted along these axes."""
     return t.update(variance=t.variance.union(axes))
 
 
-core.lift = lift
+core.insert_pbroadcast = insert_pbroadcast
 
 
 # ---------------------------------------------------------------- operands
@@ -260,21 +260,21 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
     return tree.unflatten(structure, results)
 
 
-def varying_along(x: Value, run: Along) -> Value:
+def varying_over(x: Value, run: CollectiveAxes) -> Value:
     """`x` lifted where it does not vary along the axes (or refused, when the collective is applied to it)."""
     missing = frozenset(run.axes) - typeof(x).variance
     if not missing or not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return x
-    return lift(x, missing)
+    return insert_pbroadcast(x, missing)
 
 
-def check_written(name: str, x: Value, run: Along) -> None:
+def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
     """Raise VarianceError where a function that takes varying values is given another, which the user must lift."""
     if run.scope.checks and not is_scalar_constant(x):
         check_operand(name, VARYING, typeof(x), run.params)
 
 
-def varying_axes(x: Value, run: Along) -> tuple[str, ...]:
+def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
     """Of the axes those that `x` varies along (or, where there are no types or the user writes all, as told)."""
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
@@ -299,7 +299,7 @@ def as_factor(copies: int, x: Value | ShapedArray) -> int:
     return int(numpy.asarray(copies).astype(dtype)) if dtype is not None and dtype.kind in "iu" else copies
 
 
-def bind_over(primitive: Collective, x: Value, run: Along, **params: Any) -> Value:
+def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: Any) -> Value:
     """A collective of `x`, over the ranks it is told."""
     primitive = primitive if run.groups is None else grouped(primitive)
     return primitive.bind(x, **run.params, **params)
@@ -332,17 +332,17 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = along_groups("psum", axis_name, axis_index_groups, alike=False, ordered=False)
+    runs = grouped_axes("psum", axis_name, axis_index_groups, alike=False, ordered=False)
     return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
-def _psum_runs(x: Value, runs: Sequence[Along]) -> Value:
+def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
     for run in runs:
         x = _psum(x, run)
     return x
 
 
-def _psum(x: Value, run: Along) -> Value:
+def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
     if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
         return plain(x, is_leaf=True) * as_factor(run.size, x)
@@ -351,7 +351,7 @@ def _psum(x: Value, run: Along) -> Value:
     if not varying and run.alike:
         return times(x, run.size)
     if not scope.typed or run.groups is not None:
-        return bind_over(untyped_psum_p, varying_along(x, run), run)
+        return bind_over(untyped_psum_p, varying_over(x, run), run)
     part = run._replace(axes=varying)
     return bind_over(psum_p, times(x, run.size // part.size), part)
 
@@ -365,12 +365,12 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    runs = along_groups("pmean", axis_name, axis_index_groups, ordered=False)
+    runs = grouped_axes("pmean", axis_name, axis_index_groups, ordered=False)
 
     def mean(leaf):
         for run in runs:
             check_written("pmean", array_of(leaf), run)
-        return _psum_runs(leaf, runs) / ranks_along(runs)
+        return _psum_runs(leaf, runs) / rank_count(runs)
 
     return each_leaf(mean, x)
 
@@ -399,7 +399,7 @@ def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = along_groups(primitive.name, axis_name, groups, alike=False, ordered=False)
+    runs = grouped_axes(primitive.name, axis_name, groups, alike=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
@@ -408,7 +408,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
         for run in runs:
             varying = varying_axes(leaf, run)
             if varying and run.groups is not None:
-                leaf = bind_over(primitive, varying_along(leaf, run), run)
+                leaf = bind_over(primitive, varying_over(leaf, run), run)
             elif varying:
                 leaf = bind_over(primitive, leaf, run._replace(axes=varying))
         return leaf
@@ -429,7 +429,9 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
 
     Source: JEP 17111, "Full solution".
     """
-    axes = tuple(a for run in along("pbroadcast", axis_name, ordered=False) if run.scope.typed for a in run.axes)
+    axes = tuple(
+        a for run in collective_axes("pbroadcast", axis_name, ordered=False) if run.scope.typed for a in run.axes
+    )
     if not axes:
         return x
     scope = current_scope()
@@ -439,7 +441,7 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
         pbroadcast_p.check_variance([typeof(leaf)], {"axes": axes})
         if scope.checks:  # it is done where it is written, as often as it is written
             return _pbroadcast(leaf, axes, scope)
-        return lift(leaf, frozenset(axes))
+        return insert_pbroadcast(leaf, frozenset(axes))
 
     return each_leaf(broadcast, x)
 
@@ -458,7 +460,7 @@ def all_gather(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
     """
-    return _all_gather(all_gather_p, x, along_groups("all_gather", axis_name, axis_index_groups), axis, tiled)
+    return _all_gather(all_gather_p, x, grouped_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
@@ -470,18 +472,18 @@ def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool
 
     Source: JEP 17111, Example 4.
     """
-    return _all_gather(all_gather_invariant_p, x, along("all_gather_invariant", axis_name), axis, tiled)
+    return _all_gather(all_gather_invariant_p, x, collective_axes("all_gather_invariant", axis_name), axis, tiled)
 
 
-def _all_gather(primitive: Collective, x: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Any:
+def _all_gather(primitive: Collective, x: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Any:
     def step(leaf, run, at, tiled):
         gather_p = primitive if run.scope.typed else all_gather_p
-        return bind_over(gather_p, varying_along(leaf, run), run, axis=at, tiled=tiled)
+        return bind_over(gather_p, varying_over(leaf, run), run, axis=at, tiled=tiled)
 
     return each_leaf(lambda leaf: join_runs(primitive.name, step, leaf, runs, axis, tiled), x)
 
 
-def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Value:
+def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
     """Blocks of all ranks of several runs put together by `step`, one run after the other, the last one first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
@@ -512,19 +514,19 @@ def psum_scatter(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
-    runs = along_groups("psum_scatter", axis_name, axis_index_groups)
+    runs = grouped_axes("psum_scatter", axis_name, axis_index_groups)
 
     def step(leaf, run, at, tiled):
-        return bind_over(psum_scatter_p, counted(varying_along(leaf, run)), run, axis=at, tiled=tiled)
+        return bind_over(psum_scatter_p, counted(varying_over(leaf, run)), run, axis=at, tiled=tiled)
 
     return each_leaf(lambda leaf: split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled), x)
 
 
-def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[Along], axis: int, tiled: bool) -> Value:
+def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
     """A dimension split by `step` over all ranks of several runs, over those of the first run first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
-    check_split(name, leaf, at, ranks_along(runs), tiled)
+    check_split(name, leaf, at, rank_count(runs), tiled)
     cut = tiled or len(runs) != 1
     for run in runs:
         leaf = step(leaf, run, at, cut)
@@ -543,11 +545,11 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
     Source: JEP 17111, table of collectives and Example 4.
     """
-    runs = along("pscatter", axis_name)
-    return each_leaf(lambda leaf: split_runs("pscatter", own_part, leaf, runs, axis, tiled), x)
+    runs = collective_axes("pscatter", axis_name)
+    return each_leaf(lambda leaf: split_runs("pscatter", local_slice, leaf, runs, axis, tiled), x)
 
 
-def own_part(x: Value, run: Along, axis: int, tiled: bool) -> Value:
+def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
     """`pscatter` of one array; where there are no types each rank indexes its own copy."""
     if run.scope.typed:
         pscatter_p.check_variance([typeof(x)], run.params)
@@ -596,12 +598,12 @@ def all_to_all(
     if splits is not None:
         if axis_index_groups is not None:
             raise ValueError("all_to_all: splits say what every rank sends to every other: leave out axis_index_groups")
-        run = along_one("all_to_all", axis_name)
+        run = single_axes("all_to_all", axis_name)
         return each_leaf(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
-    run = along_one("all_to_all", axis_name, axis_index_groups)
+    run = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def exchange(leaf):
-        leaf = varying_along(array_of(leaf), run)
+        leaf = varying_over(array_of(leaf), run)
         ndim = typeof(leaf).ndim
         split = normalize_axis(split_axis, ndim, "all_to_all")
         concat = normalize_axis(concat_axis, ndim, "all_to_all")
@@ -611,8 +613,8 @@ def all_to_all(
     return each_leaf(exchange, x)
 
 
-def _ragged(x: Any, run: Along, split_axis: int, concat_axis: int, splits: Any) -> Value:
-    x = varying_along(array_of(x), run)
+def _ragged(x: Any, run: CollectiveAxes, split_axis: int, concat_axis: int, splits: Any) -> Value:
+    x = varying_over(array_of(x), run)
     axis, other = (normalize_axis(a, typeof(x).ndim, "all_to_all") for a in (split_axis, concat_axis))
     if axis != other:
         raise ValueError(
@@ -640,7 +642,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
     Source: shard_map tutorial, "ppermute".
     """
-    run = along_one("ppermute", axis_name)
+    run = single_axes("ppermute", axis_name)
     pairs = [tuple(pair) if numpy.iterable(pair) else () for pair in perm] if numpy.iterable(perm) else [()]
     if any(len(pair) != 2 for pair in pairs):
         raise TypeError(
@@ -648,7 +650,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         )
     pairs = tuple((int(source), int(destination)) for source, destination in pairs)
     check_perm("ppermute", pairs, axis_name, run.size)
-    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_along(array_of(leaf), run), run, perm=pairs), x)
+    return each_leaf(lambda leaf: bind_over(ppermute_p, varying_over(array_of(leaf), run), run, perm=pairs), x)
 
 
 def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
@@ -672,7 +674,7 @@ def axis_index(axis_name: AxisName) -> Value:
     Source: JEP 17111, table of collectives.
     """
     index: Value = 0
-    for k, run in enumerate(along("axis_index", axis_name)):
+    for k, run in enumerate(collective_axes("axis_index", axis_name)):
         here = axis_index_p.bind(axes=run.axes, typed=run.scope.typed)
         index = index * run.size + here if k else here
     return index
@@ -685,4 +687,4 @@ def axis_size(axis_name: Axes) -> int:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([23, 21, 24, 21], P('i'))
     """
-    return ranks_along(along("axis_size", axis_name, ordered=False))
+    return rank_count(collective_axes("axis_size", axis_name, ordered=False))

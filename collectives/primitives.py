@@ -21,7 +21,7 @@ from collectives.axes import (
     most,
     size_of,
 )
-from collectives.backends.simulated import Stacked
+from collectives.backends.simulated import Simulated
 from minidiff.core import (
     Primitive,
     Scope,
@@ -50,7 +50,7 @@ class Collective(Linear):
     ranks that makes. It runs in the backend of the mesh, by its name.
     """
 
-    lifts_operands = False
+    operands_agree = False
     on_ranks = True
 
     def __init__(self, name, takes, gives, communicates, shape_rule, transpose_rule, batch_rule):
@@ -65,7 +65,7 @@ class Collective(Linear):
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
     def check_fits(self, types, params, scope):
-        of_block = getattr(Stacked, f"_{self.name}")  # of the ranks, its data, and the axes it is held along
+        of_block = getattr(Simulated, f"_{self.name}")  # of the ranks, its data, and the axes it is held along
         check_call(of_block, 3, [name for name in params if name != "groups"])
         for x in types:
             _check_on_ranks(self, x, params, scope)
@@ -110,9 +110,9 @@ class Collective(Linear):
 _WITHOUT_COPIES = {"all_gather": "all_gather_invariant", "broadcast_varying": "broadcast"}
 
 
-def _ranks(batch: Batch) -> Stacked:
+def _ranks(batch: Batch) -> Simulated:
     """The elements of a named batch as simulated ranks."""
-    return Stacked({batch.axis_name: batch.size_of_batch})
+    return Simulated({batch.axis_name: batch.size_of_batch})
 
 
 def _unstacked(batch: Batch, data: Value, held: tuple) -> Value:
@@ -250,7 +250,7 @@ def grouped(of: Collective) -> Collective:
     return of.in_groups()
 
 
-class Together(Collective):
+class Variadic(Collective):
     """A collective on several values in one call: a result for each of them. All its rules follow from the one's.
 
     The values have one dtype; along other axes they may vary differently. (It is made for all-reduces, which take
@@ -276,7 +276,7 @@ class Together(Collective):
     def transpose(self, cts, operands, params):
         return [None if ct is None else self.each.transpose(ct, [x], params)[0] for ct, x in zip(cts, operands)]
 
-    def narrowed(self, eqn, used):
+    def without_unused_results(self, eqn, used):
         wanted = [i for i, yes in enumerate(used) if yes]
         inputs, outputs = ([atoms[i] for i in wanted] for atoms in (eqn.inputs, eqn.outputs))
         sources = parted(eqn.source, len(used))
@@ -295,7 +295,7 @@ class Together(Collective):
 
 
 #: `together(psum_p)` is `psum` of several values.
-together = functools.cache(Together)
+variadic = functools.cache(Variadic)
 
 
 class AxisIndex(Primitive):

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from collectives.axes import Along, AxisName, along_one, check_rank
+from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
 from collectives.backends.base import coordinates_of, index_along
 from collectives.ops import (
     array_of,
@@ -44,11 +44,11 @@ from collectives.ops import (
     counted,
     each_leaf,
     join_runs,
-    own_part,
+    local_slice,
     split_runs,
     times,
-    varying_along,
     varying_axes,
+    varying_over,
 )
 from collectives.primitives import (
     INVARIANT,
@@ -87,13 +87,13 @@ scatter_p = Collective(
 class Rooted(NamedTuple):
     """Axes that one operation may run over, the root's index along them, and whether its operand varies there."""
 
-    run: Along
+    run: CollectiveAxes
     root: int
     varies: bool
 
 
 def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
-    run = along_one(name, axis_name)
+    run = single_axes(name, axis_name)
     return Rooted(run, check_rank(name, "the root", root, axis_name, run.size), True)
 
 
@@ -163,7 +163,7 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     def sent(x):
         x = array_of(x)
         for run, at, varies in _steps(x, whole):
-            x = bind_over(broadcast_varying_p, x, run, root=at) if varies else varying_along(x, run)
+            x = bind_over(broadcast_varying_p, x, run, root=at) if varies else varying_over(x, run)
         return x
 
     return each_leaf(sent, x)
@@ -182,7 +182,7 @@ def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     return each_leaf(lambda leaf: _kept(array_of(leaf), run, root), x)
 
 
-def _kept(x: Value, run: Along, root: int) -> Value:
+def _kept(x: Value, run: CollectiveAxes, root: int) -> Value:
     if not run.scope.typed:
         return where(axis_index(run.axes) == root, x, numpy.zeros((), typeof(x).dtype))
     at_root_p.check_variance([typeof(x)], run.params)
@@ -240,6 +240,6 @@ def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
     whole = _rooted("scatter", axis_name, root)
 
     def part(x, run, root, axis, tiled):
-        return own_part(x, run, axis, tiled)
+        return local_slice(x, run, axis, tiled)
 
     return each_leaf(lambda x: _in_runs(scatter_p, split_runs, part, array_of(x), whole, axis, tiled), x)

@@ -71,7 +71,7 @@ def _equations(tape: Tape) -> Iterator[Equation]:
     """The equations of a tape and of the bodies on it: of a checkpoint, that is what it computes once more."""
     for eqn in tape.equations:
         yield eqn
-        if eqn.primitive.has_body:
+        if eqn.primitive.is_higher_order:
             for body in bodies_of(eqn):
                 yield from _equations(body)
 

@@ -64,13 +64,13 @@ class ShapedArray:
     f32[3,4]{i}
     """
 
-    __slots__ = ("shape", "dtype", "variance", "layout")
+    __slots__ = ("shape", "dtype", "variance", "sharding")
 
     def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT):
         self.shape = tuple(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         self.variance = frozenset(variance)
-        self.layout: Any = None
+        self.sharding: Any = None
 
     @property
     def ndim(self) -> int:
@@ -349,13 +349,13 @@ class Evaluate(Interpreter):
     name = "evaluate"
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        if primitive.has_body:
+        if primitive.is_higher_order:
             return primitive.evaluate(args, params)
         for x in args:
             if type(x) not in PLAIN:
                 args = list(map(plain_operand, args))
                 if any(isinstance(x, Tracer) for x in args):
-                    return spread(self, primitive, args, params)
+                    return dispatch_to_shards(self, primitive, args, params)
                 break
         try:
             return primitive.impl(*args, **params)
@@ -408,7 +408,7 @@ def is_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> 
     An error of the user's, in the body of an operation, stands as it is, with its cause and its context. Raises
     TypeError where an operand is the reason.
     """
-    if primitive.has_body:
+    if primitive.is_higher_order:
         return False
     if not isinstance(error, ValueError):
         for x in args:
@@ -519,16 +519,16 @@ def enter(x: Value) -> Value:
 # ---------------------------------------------------------------- variance
 
 
-def _no_lift(x: Value, axes: frozenset) -> Value:
+def _no_pbroadcast(x: Value, axes: frozenset) -> Value:
     raise VarianceError(f"nothing is loaded that can lift {typeof(x)} along {sorted(axes)}")
 
 
 #: One of the two threads that run upward through the layers: `collectives` puts here the function that types
 #: a value as varying along further axes, by a `pbroadcast`.
-lift: Callable[[Value, frozenset], Value] = _no_lift
+insert_pbroadcast: Callable[[Value, frozenset], Value] = _no_pbroadcast
 
 
-def _no_spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+def _no_dispatch(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
     for x in args if isinstance(interpreter, Evaluate) else ():
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
@@ -536,7 +536,7 @@ def _no_spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Va
 
 #: The other one: `spmd` puts here what an operation is on values that lie on the ranks of a mesh, outside of any body:
 #: a `shard_map` of it, under the given interpreter. None where no operand is such a value.
-spread: Callable[[Interpreter, Any, Sequence[Value], dict], Value] = _no_spread
+dispatch_to_shards: Callable[[Interpreter, Any, Sequence[Value], dict], Value] = _no_dispatch
 
 
 def variance_of(x: Value) -> frozenset:
@@ -544,10 +544,10 @@ def variance_of(x: Value) -> frozenset:
     return x.type.variance if isinstance(x, Tracer) else INVARIANT
 
 
-def lift_to(x: Value, variance: frozenset) -> Value:
+def pbroadcast_to(x: Value, variance: frozenset) -> Value:
     """`x`, lifted so that its type's variance is `variance`."""
     missing = variance - variance_of(x)
-    return lift(x, missing) if missing else x
+    return insert_pbroadcast(x, missing) if missing else x
 
 
 def agree(args: Sequence[Value]) -> Sequence[Value]:
@@ -557,7 +557,7 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
     if len(distinct) <= 1:
         return args
     union = INVARIANT.union(*distinct)
-    return [x if v is None or v == union else lift(x, union - v) for x, v in zip(args, variances)]
+    return [x if v is None or v == union else insert_pbroadcast(x, union - v) for x, v in zip(args, variances)]
 
 
 def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Value]:
@@ -668,12 +668,12 @@ class Primitive:
 
     is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
     shares_memory = False  # its result may be (a part of) an operand's memory
-    has_body = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
-    in_place = False  # its body is a function of the user's, a part of the program around it
+    is_higher_order = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
+    is_inlined = False  # its body is a function of the user's, a part of the program around it
     multiple_results = False
     commutes = False  # the order of its operands, with the parameters `per_operand`, means nothing
     per_operand: Sequence[str] = ()  # the parameters that have an entry for each operand
-    lifts_operands = True  # operands that disagree in variance are lifted to their union
+    operands_agree = True  # operands that disagree in variance are lifted to their union
     takes_types = False  # for an operand whose value it does not read, a type may stand
     communicates = False  # it may: see `sends`
     on_ranks = False  # it means something on ranks only
@@ -687,7 +687,7 @@ class Primitive:
         self.run = impl  # the same, by a shorter way if there is one for numbers
         self.shape_rule = shape_rule
         # Whether the tangent is computed from the result, which may then be computed elsewhere.
-        self.by_parts = type(self).jvp is Primitive.jvp and not self.has_body
+        self.by_parts = type(self).jvp is Primitive.jvp and not self.is_higher_order
         #: Which operands are active -> how the derivative in these is recorded; filled as it is needed. In binary the
         #: key is a 1, then a 1 for each active operand and a 0 for each other one, the last one first.
         self.recorded: dict[int, Recording] = {}
@@ -707,7 +707,7 @@ class Primitive:
         args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
         if interpreter.scope.checks:
             return self.apply_checked(interpreter, args, params)
-        if self.lifts_operands and len(args) > 1:
+        if self.operands_agree and len(args) > 1:
             args = agree(args)
         return self.apply(interpreter, args, params)
 
@@ -719,15 +719,15 @@ class Primitive:
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """The operation on traced operands of which none is lifted: VarianceError where one had to be."""
-        if self.in_place:
+        if self.is_inlined:
             return self.apply(interpreter, args, params)
-        if self.lifts_operands and args and not self.has_body and not any(isinstance(x, Tracer) for x in args):
+        if self.operands_agree and args and not self.is_higher_order and not any(isinstance(x, Tracer) for x in args):
             with running(EVALUATE):  # what is computed from constants alone is a constant
                 return self.bind(*args, **params)
-        if self.lifts_operands and len(args) > 1:
+        if self.operands_agree and len(args) > 1:
             args = agree_as_written(self, args)
-        if not self.has_body:
-            arrays = [x for x in args if not (self.lifts_operands and is_scalar_constant(x))]
+        if not self.is_higher_order:
+            arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)
         with checking(interpreter.scope, False):
             return self.apply(interpreter, args, params)
@@ -768,13 +768,13 @@ class Primitive:
         """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
         return {}
 
-    def narrowed(self, eqn: Any, used: Sequence[bool]) -> Any:
+    def without_unused_results(self, eqn: Any, used: Sequence[bool]) -> Any:
         """The equation with only those results that are used (perhaps more); a body loses what these do not need."""
         return eqn
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
-        if self.lifts_operands:
+        if self.operands_agree:
             check_operands(self.name, types)
 
     def jvp(self, primals, tangents, params):

@@ -31,7 +31,7 @@ class CheckFinite(core.Evaluate):
         self.inf = inf
 
     def process(self, primitive: core.Primitive, args: Sequence[core.Value], params: dict) -> core.Value:
-        if primitive.has_body or any(isinstance(x, core.Tracer) for x in args):  # those consist of operations
+        if primitive.is_higher_order or any(isinstance(x, core.Tracer) for x in args):  # those consist of operations
             return super().process(primitive, args, params)
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
@@ -40,7 +40,7 @@ class CheckFinite(core.Evaluate):
 
     def watch(self, rule: Callable, primitive: core.Primitive, *args: Any) -> Any:
         """Apply a rule of an operation, and check what it returns."""
-        if primitive.has_body:
+        if primitive.is_higher_order:
             return rule(*args)
         with numpy.errstate(all="ignore"):
             out = rule(*args)
@@ -52,7 +52,7 @@ class CheckFinite(core.Evaluate):
         process = sweep.process
 
         def checked(primitive: core.Primitive, args: Sequence[core.Value], params: dict) -> core.Value:
-            if primitive.has_body:
+            if primitive.is_higher_order:
                 return process(primitive, args, params)
             before = len(sweep.equations)
             with numpy.errstate(all="ignore"):

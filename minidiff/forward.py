@@ -25,8 +25,8 @@ from minidiff.core import (
     float0,
     is_differentiable,
     leak_message,
-    lift_to,
     name_of,
+    pbroadcast_to,
     plain,
     restores_interpreter,
     running,
@@ -98,7 +98,7 @@ class JVP(Interpreter):
         below = self.below
         if WeakTracer in map(type, args):
             args = primitive.strong(args)
-        if primitive.has_body:
+        if primitive.is_higher_order:
             with running(below):
                 return primitive.jvp_body(self, args, params)
         primals, tangents = self.split(args)
@@ -280,7 +280,7 @@ def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
     if t.dtype != p.dtype:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
-    return lift_to(tangent, p.variance)
+    return pbroadcast_to(tangent, p.variance)
 
 
 def instantiate(tangent: Value | None, like: Value) -> Value:
@@ -290,4 +290,4 @@ def instantiate(tangent: Value | None, like: Value) -> Value:
     t = typeof(like)
     if not is_differentiable(t.dtype):
         return numpy.zeros(t.shape, float0)
-    return lift_to(zeros_like(t), t.variance)
+    return pbroadcast_to(zeros_like(t), t.variance)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, lift_to, name_of, typeof
+from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, name_of, pbroadcast_to, typeof
 from minidiff.forward import Flat, as_values, check_sequences, instantiate, jvp
 from minidiff.keywords import transformation
 from minidiff.reverse import arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
@@ -155,7 +155,7 @@ def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
     """
     total, start = _size(types), 0
     for t in types:
-        yield lift_to(numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape), t.variance)
+        yield pbroadcast_to(numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape), t.variance)
         start += t.size
 
 

@@ -35,8 +35,8 @@ from minidiff.core import (
     current_scope,
     is_differentiable,
     is_misfit,
-    lift_to,
     name_of,
+    pbroadcast_to,
     running,
     show_axes,
     typeof,
@@ -57,7 +57,7 @@ class Linearize(Recorder):
     def process(self, primitive, args, params):
         if WeakTracer in map(type, args):
             args = primitive.strong(args)
-        if primitive.has_body:
+        if primitive.is_higher_order:
             with running(self.below):
                 return primitive.linearize_body(self, args, params)
         for x in args:
@@ -151,7 +151,7 @@ class Sweep(JVP):
             if hasattr(primitive, "body_scope"):
                 self.on_arrays = False  # of a shard_map's results, or of its operands' cotangents, some may
             return out
-        out = core.spread(self, primitive, args, params)
+        out = core.dispatch_to_shards(self, primitive, args, params)
         if out is not None:
             self.on_arrays = False  # as all will that comes of it
             return out
@@ -230,7 +230,7 @@ def linearize_flat(
         outs.append(x.primal if mine else x)
         out_names.append(x.tangent if mine else None)
     tape = Tape(recorder.inputs, recorder.equations, out_names)
-    tape.linear, tape.spread = True, not sweep.on_arrays
+    tape.linear, tape.may_be_sharded = True, not sweep.on_arrays
     return outs, tape
 
 
@@ -259,7 +259,7 @@ def backward_pass(
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
-    plain = tape.linear and not tape.spread and interpreter is EVALUATE
+    plain = tape.linear and not tape.may_be_sharded and interpreter is EVALUATE
     watch = interpreter.watch
     for eqn in reversed(equations):
         primitive, inputs = eqn.primitive, eqn.inputs
@@ -365,7 +365,7 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
             f"not: sum it, psum(ct, {axes}), if each rank has its part of it; or, if each has its own, let the value "
             f"vary too: what it is computed from is pbroadcast(x, {axes}) then"
         )
-    return lift_to(ct, type.variance)
+    return pbroadcast_to(ct, type.variance)
 
 
 # ---------------------------------------------------------------- what users call
@@ -433,7 +433,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
         cts = checked_cotangents(ct, out_types, flat.out_structure)
         pulled = iter(pull_back(tape, cts))
         found = [instantiate(next(pulled) if yes else None, x) for x, yes in zip(values, active)]
-        found = [settled(ct, typeof(x)) for ct, x in zip(found, values)]
+        found = [resharded(ct, typeof(x)) for ct, x in zip(found, values)]
         return tree.unflatten(structure, apart(found, cts))
 
     return tree.unflatten(flat.out_structure, outs), pullback, *aux
@@ -447,9 +447,9 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
     return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
 
 
-def settled(ct: Value, type: ShapedArray) -> Value:
+def resharded(ct: Value, type: ShapedArray) -> Value:
     """A cotangent, laid out over the ranks of a mesh as what it is a cotangent of, where that is."""
-    return ct if type.layout is None else type.layout.settled(ct)
+    return ct if type.sharding is None else type.sharding.resharded(ct)
 
 
 def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
@@ -508,7 +508,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             cts = pull_back(tape, [value.dtype.type(1)], consume=True)
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
-            grads = [settled(ct, typeof(x)) for ct, x in zip(grads, values)]
+            grads = [resharded(ct, typeof(x)) for ct, x in zip(grads, values)]
         grads = tree.unflatten(structure, apart(grads))
         grads = tuple(grads) if several else grads[0]
         return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads

@@ -39,9 +39,9 @@ class Stage(Recorder):
     def process(self, primitive, args, params):
         if WeakTracer in map(type, args):
             args = primitive.strong(args)
-        if primitive.has_body:
+        if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
-        out = core.spread(self, primitive, args, params)
+        out = core.dispatch_to_shards(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
 
     def record(self, primitive, args, params):

@@ -104,7 +104,7 @@ class Tape:
         self.equations = equations
         self.outputs = list(outputs)
         self.linear = False  # whether every equation is known to depend on the inputs, linearly
-        self.spread = False  # whether, of a linear one, values or cotangents may lie on the ranks of a mesh
+        self.may_be_sharded = False  # whether, of a linear one, values or cotangents may lie on the ranks of a mesh
 
     @property
     def in_types(self) -> list[ShapedArray]:
@@ -242,7 +242,7 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | 
             inside.typed = typed and inside.typed
     except Exception as error:
         raise _refused(eqn, types, error) from None
-    if p.has_body:
+    if p.is_higher_order:
         for body in bodies_of(eqn):
             _check(body, typed and (inside is None or inside.typed), inside)
     try:
@@ -253,7 +253,7 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | 
     if found != derived:
         raise TypeError(f"{p}: the tape says {_listed(found)}, the rules say {_listed(derived)}")
     for t, u in zip(found, derived):
-        if u.layout is not None and not (t.layout is not None and t.layout.is_like(u.layout)):
+        if u.sharding is not None and not (t.sharding is not None and t.sharding.is_like(u.sharding)):
             raise TypeError(f"{p}: the tape says that {t} has the layout {t.layout}, the rules say {u.layout}")
     if typed:
         p.check_variance(arrays, params)

@@ -17,13 +17,13 @@ from minidiff.core import (
     current_interpreter,
     current_scope,
     is_differentiable,
-    lift_to,
+    pbroadcast_to,
     restores_interpreter,
     transforming,
 )
 from minidiff.forward import instantiate
 from minidiff.ops.base import zeros_like
-from minidiff.reverse import agreeing, backward_pass, checked_cotangents, settled
+from minidiff.reverse import agreeing, backward_pass, checked_cotangents, resharded
 from minidiff.staging import Stage, stage_flat
 from minidiff.tape import Tape, Var
 
@@ -82,7 +82,7 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
     wanted = [t for t, yes in zip(tape.in_types, linear) if yes]
     with transforming(stage):
         found = backward_pass(tape, linear, values, cts)
-        zeros = [lift_to(zeros_like(t), t.variance) if ct is None else ct for ct, t in zip(found, wanted)]
+        zeros = [pbroadcast_to(zeros_like(t), t.variance) if ct is None else ct for ct, t in zip(found, wanted)]
         return simplified(stage.tape(zeros))
 
 
@@ -132,7 +132,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
         # A zero that stands on the tape is the tape's: the caller gets one of his own.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
-        results = [settled(instantiate(x if yes else None, t), t) for x, t, yes in found]
+        results = [resharded(instantiate(x if yes else None, t), t) for x, t, yes in found]
         return tree.unflatten(structure, apart(results, values))
 
     return f_t

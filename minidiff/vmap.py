@@ -52,8 +52,8 @@ class BatchTracer(Tracer):
     def type(self) -> ShapedArray:
         whole = typeof(self.value)
         t = whole.update(shape=whole.shape[: self.axis] + whole.shape[self.axis + 1 :])
-        if whole.layout is not None:
-            t.layout = whole.layout.of_element(self.axis, whole.ndim)
+        if whole.sharding is not None:
+            t.sharding = whole.sharding.of_element(self.axis, whole.ndim)
         return t
 
     def concrete(self, use: str) -> Any:
@@ -87,7 +87,7 @@ class Batch(Interpreter):
         if WeakTracer in map(type, args):
             args = primitive.strong(args)
         with running(self.below):
-            if primitive.has_body:
+            if primitive.is_higher_order:
                 return primitive.batch_body(self, args, params)
             if self.axis_name is not None and self.runs_along(primitive, params):
                 return primitive.batch_along(self, args, params)

@@ -66,7 +66,7 @@ def compare_call(params: dict) -> None:
         call.compare(params["mesh"])
 
 
-def joined_call(params: Sequence[dict]) -> Call:
+def fused_call(params: Sequence[dict]) -> Call:
     """What ranks compare of several calls at once."""
     calls = [p.get("call", NO_CALL) for p in params]
     rest = [*{id(call): call for call in calls if not call.agreed}.values()]
@@ -88,14 +88,14 @@ def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out
             *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in out_specs],
-            *[f"{spec.path}: {_type_and_layout(t)}" for spec, t in zip(specs, types)],
+            *[f"{spec.path}: {_type_and_sharding(t)}" for spec, t in zip(specs, types)],
         ]
 
     return lines
 
 
-def _type_and_layout(t: ShapedArray) -> str:
-    return f"{t}, a ShardedArray split as {t.layout.spec}" if t.layout is not None else str(t)
+def _type_and_sharding(t: ShapedArray) -> str:
+    return f"{t}, a ShardedArray split as {t.layout.spec}" if t.sharding is not None else str(t)
 
 
 _ADVICE = {

@@ -85,7 +85,7 @@ def _joined(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Mesh) -
     held = ranks.ordered(spec.axes)
     if mesh.backend == "simulated":
         check_copies(f"{path}: {type}", mesh, held, [*map(digest_of, blocks)])
-        data = ranks.settle(numpy.stack(blocks), every, held) if every else blocks[0].copy()
+        data = ranks.reshard_data(numpy.stack(blocks), every, held) if every else blocks[0].copy()
     else:
         data = blocks[0].copy()
         if checks_values():

@@ -12,7 +12,7 @@ from collectives.ops import psum_p, untyped_psum_p
 from minidiff.compiler.fusion import Groups
 from minidiff.compiler.simplify import rewrites_tapes, with_equations
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
-from spmd.agreement import joined_call
+from spmd.agreement import fused_call
 from spmd.shard_map import shard_map_p
 
 
@@ -40,7 +40,7 @@ def _summed_inside(eqn: Equation) -> Equation:
 
 
 @rewrites_tapes(first=True)
-def join_shard_maps(tape: Tape) -> Tape:
+def fuse_shard_maps(tape: Tape) -> Tape:
     """shard_maps over one mesh become one, where nothing has to be done between them.
 
     A result that the one gives by a spec and the other takes by the same spec stays where it is. A loss and its
@@ -102,7 +102,7 @@ def _joined(eqns: Sequence[Equation]) -> Equation:
         "in_specs": tuple(in_specs),
         "out_specs": tuple(spec for eqn in eqns for spec in eqn.params["out_specs"]),
         "body": Tape([*blocks.values()], equations, [*results.values()]),
-        "call": joined_call([eqn.params for eqn in eqns]),
+        "call": fused_call([eqn.params for eqn in eqns]),
     }
     return Equation(shard_map_p, inputs, params, [*results], eqns[0].source)
 

@@ -11,8 +11,8 @@ import numpy
 import collectives.passes.simplify_collectives  # noqa: F401  (they are the compiler's, once there are ranks)
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import exchange, exchange_together, index
-from collectives.primitives import Together
+from collectives.passes.overlap import index, run_lowered, run_lowered_variadic
+from collectives.primitives import Variadic
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core import (
@@ -181,7 +181,7 @@ class SPMD(Interpreter):
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
-        if primitive.has_body:
+        if primitive.is_higher_order:
             if recorded and _is_loop(params):
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
@@ -224,15 +224,15 @@ class SPMD(Interpreter):
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
-        if isinstance(primitive, Together):
+        if isinstance(primitive, Variadic):
             if recorded:
-                found = exchange_together(primitive.each, operands, ranks, params)
+                found = run_lowered_variadic(primitive.each, operands, ranks, params)
             else:
-                found = ranks.together(primitive.name, operands, primitive.sends(params), params)
+                found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
             return [RankTracer(self, *x) for x in found]
         ((x, held),) = operands
         if recorded:
-            return RankTracer(self, *exchange(primitive, x, held, ranks, params))
+            return RankTracer(self, *run_lowered(primitive, x, held, ranks, params))
         return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
 
     def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
@@ -255,7 +255,7 @@ class SPMD(Interpreter):
             return x.data, x.held
         return place(self.mesh.ranks, *self.operand(x), spec)
 
-    def enter_lying(self, x: Value, spec: PartitionSpec) -> Value | None:
+    def enter_sharded(self, x: Value, spec: PartitionSpec) -> Value | None:
         """A value that lies on the ranks, as one of this body, if nothing has to be moved for that."""
         if x.spec == spec:
             return RankTracer(self, x.data, x.held)
@@ -326,7 +326,7 @@ class SPMD(Interpreter):
         if not isinstance(x, ShardedArray):
             return super()._adopt(x)
         with running(EVALUATE):  # one that the body closes over is one that every rank has whole
-            return RankTracer(self, x.type.layout.gathered(x), ())
+            return RankTracer(self, x.type.sharding.gathered(x), ())
 
     def agreed(self, x: Value) -> Value:
         """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
@@ -361,7 +361,7 @@ class CheckFiniteOnRanks(SPMD):
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         sums = (primitive.each or primitive).name in _SUMS
-        if primitive.has_body or (primitive.on_ranks and not sums):
+        if primitive.is_higher_order or (primitive.on_ranks and not sums):
             return super().process(primitive, args, params)
         given = [self._worst(x) for x in args]
         if sums:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.backends.base import Backend, LauncherError
-from collectives.backends.simulated import Stacked
+from collectives.backends.simulated import Simulated
 from minidiff.core import VarianceError, current_scope
 from minidiff.keywords import explains_keywords
 from spmd.launch import import_mpi, launcher_size, other_launcher
@@ -108,7 +108,7 @@ def make_mesh(
         backend = "mpi" if launched is not None or comm is not None else "simulated"
     if backend == "simulated":
         shape = _without_unknown(shape, launched)
-        return Mesh(shape, Stacked(shape))
+        return Mesh(shape, Simulated(shape))
     if backend != "mpi":
         raise ValueError(f"make_mesh: backend is 'mpi', 'simulated' or None, got {backend!r}")
     mpi = import_mpi()

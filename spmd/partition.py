@@ -179,7 +179,7 @@ def _entry(axes: tuple[str, ...]) -> Entry:
     return axes if len(axes) > 1 else axes[0] if axes else None
 
 
-def parts_along(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
+def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
     """How many parts a dimension has that is split along these axes."""
     return math.prod(sizes[a] for a in axes)
 
@@ -247,7 +247,7 @@ def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
     """Raise ValueError where the ranks along a dimension's axes do not divide it."""
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
-        ranks = parts_along(names(entry), sizes)
+        ranks = part_count(names(entry), sizes)
         if n % ranks:
             raise ValueError(
                 f"{array} has shape {shape}: dimension {d}, of size {n}, cannot be split evenly along "
@@ -272,7 +272,7 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
     """The type of a rank's block of an array of type `t` (which varies itself where there is a body around)."""
     dims = spec.dims(t.ndim)
-    shape = [n // parts_along(axes, sizes) for n, axes in zip(t.shape, dims)]
+    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, dims)]
     return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.lifted) if typed else ())
 
 
@@ -280,13 +280,13 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
     """The type of the array whose blocks have the type `block`."""
     shape = (1,) * len(spec.lead) + block.shape
     return ShapedArray(
-        [n * parts_along(axes, sizes) for n, axes in zip(shape, spec.dims(len(shape)))],
+        [n * part_count(axes, sizes) for n, axes in zip(shape, spec.dims(len(shape)))],
         block.dtype,
         block.variance.difference(spec.axes, spec.summed),
     )
 
 
-class Layout(NamedTuple):
+class Sharding(NamedTuple):
     """How an array lies on the ranks of a mesh: what a type's `layout` is.
 
     `is_element`: it is one of a batch, which may lie along further axes. What is done with it is done with the batch.
@@ -296,25 +296,25 @@ class Layout(NamedTuple):
     spec: PartitionSpec
     is_element: bool = False
 
-    def is_like(self, other: Layout) -> bool:
+    def is_like(self, other: Sharding) -> bool:
         """Whether what lies in this way lies in the other one as well, but that one of both may be an element's."""
         return self.spec == other.spec and self.mesh.is_like(other.mesh)
 
-    def of_element(self, axis: int, ndim: int) -> Layout:
+    def of_element(self, axis: int, ndim: int) -> Sharding:
         """How the elements of a batch, an array of so many dimensions, lie, that are along this one of them."""
         dims = self.spec.dims(ndim)
-        return Layout(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
+        return Sharding(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
-    def of_part(self, ndim: int) -> Layout | None:
+    def of_part(self, ndim: int) -> Sharding | None:
         """How the parts of an array of so many dimensions lie, that are along the first, which is whole."""
         spec = self.of_element(0, ndim).spec
         return self._replace(spec=spec) if spec.axes else None
 
-    def of_stack(self) -> Layout:
+    def of_stack(self) -> Sharding:
         """How the array lies that is stacked of parts that lie so."""
         return self._replace(spec=self.spec.batched())
 
-    def whole_along_first(self, ndim: int) -> Layout:
+    def whole_along_first(self, ndim: int) -> Sharding:
         """The same of an array of so many dimensions, but for the first, which is whole."""
         return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
 
@@ -323,18 +323,18 @@ class Layout(NamedTuple):
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
-    def settled(self, x: Any) -> Any:
+    def resharded(self, x: Any) -> Any:
         """`x`, an array wherever it is, laid out in this way."""
-        from spmd.arrays.reshard import settled  # it is done by shard_maps, which stand above
+        from spmd.arrays.reshard import resharded  # it is done by shard_maps, which stand above
 
-        return settled(x, self.mesh, self.spec)
+        return resharded(x, self.mesh, self.spec)
 
     def gathered(self, x: Any) -> Any:
         """`x`, an array wherever it is, whole on every rank."""
-        return Layout(self.mesh, P()).settled(x)
+        return Sharding(self.mesh, P()).resharded(x)
 
 
 def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
     """The type (a new one, which is nobody else's) of an array that lies on the ranks of a mesh in this way."""
-    t.layout = Layout(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
+    t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

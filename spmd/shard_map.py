@@ -88,9 +88,9 @@ from spmd.arrays.sharded_array import ShardedArray
 from spmd.interpreter import CHECKED, SPMD, RankTracer, SplitTracer, place
 from spmd.mesh import Mesh
 from spmd.partition import (
-    Layout,
     P,
     PartitionSpec,
+    Sharding,
     block_type,
     check_divides,
     check_fits,
@@ -102,7 +102,7 @@ from spmd.partition import (
     is_spec,
     laid_out,
 )
-from spmd.variance import settle_result
+from spmd.variance import checked_result
 
 Specs = tuple[PartitionSpec, ...]
 Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
@@ -128,18 +128,18 @@ class ShardMap(Primitive):
     the first run.
     """
 
-    has_body = True
+    is_higher_order = True
     multiple_results = True
     commutes = True
     per_operand = ("in_specs",)
-    lifts_operands = False
+    operands_agree = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply it. What lies on the ranks in another way than its spec says is redistributed first."""
         if not params["around"]:
             if current_interpreter() is EVALUATE:
                 compare_call(params)  # before anything is resharded
-            args = tuple(_lying(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+            args = tuple(_sharded_over(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
         return super().bind(*args, **params)
 
     # ------------------------------------------------ running
@@ -338,7 +338,7 @@ class ShardMap(Primitive):
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
-    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+    def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """A shard_map of the results that are used, and of the arguments that these need: no rank computes others."""
         params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
         body = params["body"]
@@ -505,25 +505,25 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     """This value's blocks, as a value of the body."""
     outer = interpreter.outer
     if isinstance(x, ShardedArray):
-        lies_here = x.mesh.is_like(interpreter.mesh)
+        is_sharded_here = x.mesh.is_like(interpreter.mesh)
     else:
-        lies_here = isinstance(x, SplitTracer) and x.interpreter is outer
-    found = interpreter.enter_lying(x, spec) if lies_here else None
+        is_sharded_here = isinstance(x, SplitTracer) and x.interpreter is outer
+    found = interpreter.enter_sharded(x, spec) if is_sharded_here else None
     if found is not None:
         return found
     if isinstance(x, ShardedArray):  # a step of a loop, say, is compiled before it is known how values lie
         x = x.as_split
-        return _place(interpreter, x.gather() if spec.stays else _lying(x, interpreter.mesh, spec), spec)
+        return _place(interpreter, x.gather() if spec.stays else _sharded_over(x, interpreter.mesh, spec), spec)
     data, held = (outer or interpreter).operand(x)  # raises, if it is a traced value that has leaked
     return RankTracer(interpreter, *place(interpreter.mesh.ranks, data, held, spec))
 
 
-def _lying(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+def _sharded_over(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """An argument laid out as its spec says, if it lies on ranks at all."""
-    layout = typeof(x).layout
-    if layout is None or spec.stays or (layout.mesh is mesh and layout.spec == spec and not spec.summed):
+    sharding = typeof(x).sharding
+    if sharding is None or spec.stays or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
         return x
-    return Layout(mesh, spec.without_sum()).settled(x)
+    return Sharding(mesh, spec.without_sum()).resharded(x)
 
 
 def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], params: dict) -> list[Value]:
@@ -531,7 +531,7 @@ def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], params: dic
     if params["around"]:
         return list(values)
     with running(interpreter):
-        return [_lying(x, params["mesh"], P()) for x in values]
+        return [_sharded_over(x, params["mesh"], P()) for x in values]
 
 
 def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str, ...]) -> Value:
@@ -558,7 +558,7 @@ def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     else:
         data, held = interpreter.operand(x)
     wanted = ranks.ordered({*spec.axes, *[a for a in held if outer is not None and a in outer.scope.axes]})
-    data = ranks.settle(data, held, wanted)
+    data = ranks.reshard_data(data, held, wanted)
     if outer is not None:
         return SplitTracer(outer, data, wanted, spec) if spec.axes else RankTracer(outer, data, wanted)
     if not wanted:
@@ -708,8 +708,8 @@ def shard_map(
             outs = result_values(("shard_map", name_of(f)), leaves, out_structure)
             result_specs = tree.broadcast_prefix(out_specs, out, is_spec, "out_specs")
             paths = tree.paths(out_structure, "the result")
-            settled = [settle_result(*result, axes, scope) for result in zip(outs, result_specs, paths)]
-            return [x for x, _ in settled], tuple(spec for _, spec in settled)
+            resharded = [checked_result(*result, axes, scope) for result in zip(outs, result_specs, paths)]
+            return [x for x, _ in resharded], tuple(spec for _, spec in resharded)
 
         results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **where)
         return tree.unflatten(out_structure, results)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collectives.axes import size_of
 from collectives.ops import times
-from minidiff.core import Scope, Value, VarianceError, enter, is_scalar_constant, lift_to, show_axes, typeof
+from minidiff.core import Scope, Value, VarianceError, enter, is_scalar_constant, pbroadcast_to, show_axes, typeof
 from minidiff.ops.elementwise import convert
 from spmd.partition import PartitionSpec, check_ndim
 
 
-def settle_result(
+def checked_result(
     x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
 ) -> tuple[Value, PartitionSpec]:
     """A body's result, checked against its spec, and lifted along the axes that the spec splits; and its spec.
@@ -44,4 +44,4 @@ def settle_result(
             f"it varies there; with auto_pbroadcast=False, return pbroadcast(x, {axes}) instead"
         )
     alike = [a for a in spec.summed if a not in t.variance]
-    return lift_to(times(x, size_of(scope, alike)), spec.axes.union(t.variance)), spec.without_sum(alike)
+    return pbroadcast_to(times(x, size_of(scope, alike)), spec.axes.union(t.variance)), spec.without_sum(alike)

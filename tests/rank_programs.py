@@ -70,7 +70,7 @@ COLLECTIVE: dict[str, Callable] = {
     "all_gather, stacked": lambda comm, x, n: np.mean(np.sin(comm("all_gather", x, axis=1, tiled=False)), axis=1),
     "all_gather_invariant": lambda comm, x, n: _fold(comm("all_gather_invariant", x, axis=0, tiled=True), n),
     "psum_scatter": lambda comm, x, n: _spread(comm("psum_scatter", x, scatter_dimension=0, tiled=True), n) / n,
-    "own part of a sum": lambda comm, x, n: _spread(comm("pscatter", comm("psum", x), axis=0, tiled=True), n) / n,
+    "local slice of a sum": lambda comm, x, n: _spread(comm("pscatter", comm("psum", x), axis=0, tiled=True), n) / n,
     "gathered and cut": lambda comm, x, n: comm(
         "pscatter", comm("all_gather_invariant", x, axis=0, tiled=True), axis=0, tiled=True
     ),
@@ -243,29 +243,29 @@ class Lists:
         n = math.prod(self.shape[a] for a in step.axes)
 
         def comm(name, values=None, **options):
-            values = Together([None] * self.size) if values is None else values
+            values = Variadic([None] * self.size) if values is None else values
             results: list = [None] * self.size
             for group in self.groups(step.axes):
                 for rank, out in zip(group, collective_ref(name, [values.blocks[r] for r in group], **options)):
                     results[rank] = out
-            return Together(results)
+            return Variadic(results)
 
-        return (COLLECTIVE | FURTHER)[step.name](comm, Together(xs), n).blocks
+        return (COLLECTIVE | FURTHER)[step.name](comm, Variadic(xs), n).blocks
 
 
-class Together(np.lib.mixins.NDArrayOperatorsMixin):
+class Variadic(np.lib.mixins.NDArrayOperatorsMixin):
     """A list of blocks that is handled as if it were one of them."""
 
     def __init__(self, blocks: list):
         self.blocks = blocks
 
-    def _each(self, f: Callable, args: tuple, kwargs: dict) -> Together:
+    def _each(self, f: Callable, args: tuple, kwargs: dict) -> Variadic:
         def of(x, rank):
-            if isinstance(x, Together):
+            if isinstance(x, Variadic):
                 return x.blocks[rank]
             return [of(y, rank) for y in x] if isinstance(x, list) else x
 
-        return Together([f(*[of(x, rank) for x in args], **kwargs) for rank in range(len(self.blocks))])
+        return Variadic([f(*[of(x, rank) for x in args], **kwargs) for rank in range(len(self.blocks))])
 
     def __array_ufunc__(self, ufunc, method, *args, **kwargs):
         return self._each(getattr(ufunc, method), args, kwargs)

@@ -70,7 +70,7 @@ INSTRUCTIONS: dict[str, Callable] = {
     "scatter the sum and gather invariantly": lambda x, y, axes, size: all_gather_invariant(
         psum_scatter(x, axes, tiled=True), axes, tiled=True
     ),
-    "own part of the sum": lambda x, y, axes, size: all_gather(
+    "local slice of the sum": lambda x, y, axes, size: all_gather(
         np.sin(pscatter(psum(_copies(x, axes), axes), axes, tiled=True)), axes, tiled=True
     ),
     "gather and own": lambda x, y, axes, size: pscatter(all_gather_invariant(x, axes, tiled=True), axes, tiled=True),

@@ -164,7 +164,8 @@ def test_models_are_shown():
     assert eval(repr(named)) == named
     assert str(named) == "1.00 µs a step, 0 ns a byte, 2.00 ns a byte summed"
     times = [("psum", 2, 1000, 3e-6 * off) for off in (0.8, 1.0, 1.6)]
-    measured = CostModel(1e-6, 1e-9, measurements=tuple(map(spmd.forecast.Measurement._make, times)), source="made up")
+    measurements = tuple(map(spmd.report.forecast.Measurement._make, times))
+    measured = CostModel(1e-6, 1e-9, measurements=measurements, source="made up")
     assert str(measured) == ("1.00 µs a step, 1.00 ns a byte (1 GB/s); made up, which it misses by 25% (median of 3)")
     lines = str(measured.fit).splitlines()
     assert lines[2].split() == ["psum", "2", "1,000", "2.40", "µs", "3.00", "µs", "1.25"]

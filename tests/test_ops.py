@@ -120,7 +120,7 @@ def check_what_shares_memory_says_so(tape: Any, args: list) -> None:
     """The compiler writes into memory that is not shared: an operation that shares its operand's must be known to."""
     env = dict(zip(tape.inputs, map(np.asarray, args), strict=True))
     for eqn in tape.equations:
-        if eqn.primitive.has_body:
+        if eqn.primitive.is_higher_order:
             return
         operands = [env.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
         out = eqn.primitive.impl(*operands, **eqn.params)

@@ -44,7 +44,7 @@ def steps(counts):
     return sum(counts.values()) + counts.get("psum", 0)
 
 
-ALONE = ("fuse psums", "join shard maps")  # without these, each psum is for itself
+ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for itself
 
 
 @settings(deadline=None, max_examples=50)

@@ -23,7 +23,7 @@ from collectives import (
     psum_scatter,
 )
 from collectives.ops import psum_p, untyped_psum_p
-from collectives.primitives import together
+from collectives.primitives import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.simplify import REWRITES, SETTINGS, optimize
 from minidiff.tape import bodies_of
@@ -34,7 +34,7 @@ from tests.test_programs import placements, programs
 
 SIZES = {"i": 2, "j": 2}
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-ALONE = ("fuse psums", "join shard maps")  # without these, each psum is for itself
+ALONE = ("fuse psums", "fuse shard maps")  # without these, each psum is for itself
 IJ = ("i", "j")
 PAIRS = [[0, 2], [3, 1]]
 
@@ -96,19 +96,19 @@ CASES = {
         {"psum": 1, "psum_scatter": 1},
         {"psum_scatter": 1},
     ),
-    "a sum, then the own part": (
+    "a sum, then the local slice": (
         "delay psums",
         lambda x: pscatter(psum(x, "i"), "i", tiled=True),
         {"psum": 1},
         {"psum_scatter": 1},
     ),
-    "a sum over two axes, then the own part": (
+    "a sum over two axes, then the local slice": (
         "delay psums",
         lambda x: pscatter(psum(x, IJ), ("j", "i"), axis=0),
         {"psum": 1},
         {"psum_scatter": 1},
     ),
-    "a sum over two axes, then the own part along one": (
+    "a sum over two axes, then the local slice along one": (
         "delay psums",
         lambda x: pscatter(psum(x, IJ), "i", tiled=True),
         {"psum": 1},
@@ -120,20 +120,20 @@ CASES = {
         {"psum": 1},
         {"reduce": 1},
     ),
-    "gathered, then the own part": (
-        "own part of what was gathered",
+    "gathered, then the local slice": (
+        "local slice of gathered",
         lambda x: pscatter(all_gather_invariant(x, "i", axis=1, tiled=True), "i", axis=1, tiled=True),
         {"all_gather_invariant": 1},
         {},
     ),
-    "own parts, gathered": (
-        "gathered own parts",
+    "local slices, gathered": (
+        "gathered local slices",
         lambda x: all_gather_invariant(pscatter(psum(x, "i") ** 2, "i", tiled=True), "i", tiled=True),
         {"psum": 1, "all_gather_invariant": 1},
         {"psum": 1},
     ),
-    "own parts, gathered as varying": (
-        "gathered own parts",
+    "local slices, gathered as varying": (
+        "gathered local slices",
         lambda x: all_gather(pscatter(psum(x, "i") ** 2, "i", tiled=True), "i", tiled=True),
         {"psum": 1, "all_gather": 1},
         {"psum": 1},
@@ -339,7 +339,7 @@ def test_the_tape():
 @pytest.mark.parametrize("typed", [True, False])
 def test_rules_of_several(typed):
     """The operation itself: transposition by the inner product, tangents of some, batches of some."""
-    sum_p = together(psum_p if typed else untyped_psum_p)
+    sum_p = variadic(psum_p if typed else untyped_psum_p)
     mesh = spmd.make_mesh((3,), ("i",), backend="simulated")
 
     def f(x, y, z):
@@ -369,7 +369,7 @@ def test_rules_of_several(typed):
 
 def test_several_along_a_named_batch():
     def f(x, y):
-        return together(untyped_psum_p).bind(x, y, axes=("b",), size=4)
+        return variadic(untyped_psum_p).bind(x, y, axes=("b",), size=4)
 
     x, y = data("float64", (4, 2)), np.arange(3.0)
     sums = md.vmap(f, in_axes=(0, None), axis_name="b")(x, y)
@@ -377,13 +377,13 @@ def test_several_along_a_named_batch():
 
 
 def test_of_one_dtype():
-    f = mapped(lambda x: together(psum_p).bind(x, x.astype("float32"), axes=("i",), size=2), out_specs=P("j"))
+    f = mapped(lambda x: variadic(psum_p).bind(x, x.astype("float32"), axes=("i",), size=2), out_specs=P("j"))
     with pytest.raises(TypeError, match=r"psum of several values takes such of one dtype, got f64\[2\]\{i,j\}, f32"):
         md.make_tape(f)(np.ones(8))
 
 
 def test_results_that_nobody_takes_are_not_summed():
-    f = mapped(lambda x: together(psum_p).bind(x, x * x, x + 1, axes=("i",), size=2), out_specs=P("j"))
+    f = mapped(lambda x: variadic(psum_p).bind(x, x * x, x + 1, axes=("i",), size=2), out_specs=P("j"))
     assert fused(optimize(md.make_tape(lambda x: f(x)[::2])(np.ones(8)))) == [2]
     assert fused(optimize(md.make_tape(lambda x: f(x)[1])(np.ones(8)))) == [1]
 
@@ -473,7 +473,7 @@ def test_joined():
         assert expected is None or shard_maps(tape) == expected
         assert_trees_close(tape(x), md.tree.leaves(f(x)))
         assert_trees_close(md.jit(f)(x), f(x))
-    assert shard_maps(spmd.rewritten(lambda x: two(one(x)), without=("join shard maps",))(x)) == 2
+    assert shard_maps(spmd.rewritten(lambda x: two(one(x)), without=("fuse shard maps",))(x)) == 2
 
 
 def test_not_joined_through_something_between():

@@ -69,7 +69,7 @@ class Backend(ABC):
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
         """A collective: the result, and the axes along which it is held. In `params["groups"]`, if it is given."""
 
-    def together(
+    def variadic(
         self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
     ) -> list[tuple[Any, Axes]]:
         """An all-reduce of several values of one dtype in one call: the results, and the axes each is held along."""
@@ -129,7 +129,7 @@ class Backend(ABC):
         """The inverse of `place`: whole along the axes of `dims`, which communicates where ranks are real."""
 
     @abstractmethod
-    def settle(self, data: Any, held: Axes, wanted: Axes) -> Any:
+    def reshard_data(self, data: Any, held: Axes, wanted: Axes) -> Any:
         """A result held along `wanted` axes: repeated along those it lacks, one copy of those that are more."""
 
     @abstractmethod

@@ -31,7 +31,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.simulated import Stacked, join_blocks
+from collectives.backends.simulated import Simulated, join_blocks
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
@@ -110,13 +110,13 @@ class Ranks(Backend):
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
         if place not in comms:
-            self.comm.lockstep.note(_FIRST, which)
+            self.comm.mismatch_check.note(_FIRST, which)
             comms[place] = self.comm.Split(colour, key)
         return comms[place]
 
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
         """Compare over all ranks the lines that describe a call: the first that differs, by rank; see `Lockstep`."""
-        return self.comm.lockstep.compare_once(name, self.sizes, lines)
+        return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
     def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
         """The ranks of this one's group, of groups of indices along `axes`; their communicator is made once."""
@@ -144,19 +144,19 @@ class Ranks(Backend):
         if params["size"] == 1:
             return self._alone(name, x, held, params)
         if communicates:
-            self.along(params["axes"]).lockstep.note(name, params, x)
+            self.along(params["axes"]).mismatch_check.note(name, params, x)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
 
     def _in_groups(self, name, x, axes, size, groups, **params):
         if self.size(axes) > 1:
-            self.along(axes).lockstep.note(name, {"axes": axes, "groups": groups, **params}, x)
+            self.along(axes).mismatch_check.note(name, {"axes": axes, "groups": groups, **params}, x)
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 
     def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
         """A collective of this rank with itself, as one rank is simulated."""
         axes = params["axes"]
-        out, varies = Stacked(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
+        out, varies = Simulated(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
         return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
 
     def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
@@ -182,7 +182,7 @@ class Ranks(Backend):
     def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
         ((x, held),) = operands
         x = _sendable(x)
-        self.along(axes).lockstep.note(name, {"axes": axes, "perm": perm}, x)
+        self.along(axes).mismatch_check.note(name, {"axes": axes, "perm": perm}, x)
         self.count(name, x.nbytes)
         started = Started(numpy.zeros(x.size, x.dtype), x.dtype, [x.shape], [self.ordered({*held, *axes})])
         started.given, started.comm = x, self.along(axes)
@@ -206,7 +206,7 @@ class Ranks(Backend):
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
         arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
-        self.along(axes).lockstep.note(name, params, *arrays)
+        self.along(axes).mismatch_check.note(name, params, *arrays)
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
@@ -222,7 +222,7 @@ class Ranks(Backend):
         return started
 
     def barrier(self) -> None:
-        self.comm.lockstep.note("barrier", {"axes": tuple(self.sizes)})
+        self.comm.mismatch_check.note("barrier", {"axes": tuple(self.sizes)})
         self.comm.Barrier()
 
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
@@ -348,7 +348,7 @@ class Ranks(Backend):
         named = self.ordered({a for axes in dims for a in axes})
         return join_blocks(self.gather(x, named), dims, self.sizes), self._without(held, named)
 
-    def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
+    def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         return x
 
     def gather(self, x: numpy.ndarray, held: Axes) -> numpy.ndarray:
@@ -356,7 +356,7 @@ class Ranks(Backend):
             return x
         if self.is_here(held):
             return x[None]
-        self.along(held).lockstep.note("all_gather", {"axes": held}, x)
+        self.along(held).mismatch_check.note("all_gather", {"axes": held}, x)
         self.count("all_gather", x.nbytes)
         return self._all_gather(_sendable(x), held, held, self.size(held), 0, False)[0]
 
@@ -439,7 +439,7 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
 def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
     """Raise DisagreementError on all ranks where they do not make the same mesh."""
     axes = ", ".join(f"{a}: {n}" for a, n in sizes.items())
-    if said := comm.lockstep.compare_once("make_mesh", sizes, [f"axes ({axes})"]):
+    if said := comm.mismatch_check.compare_once("make_mesh", sizes, [f"axes ({axes})"]):
         advice = (
             "All ranks make one mesh: give make_mesh the same sizes and names on all of them. What depends on the "
             "number of ranks is computed from it, not from this process's rank or environment"
@@ -490,7 +490,7 @@ def _watched(parent: Any) -> Watched:
     lobby = _LOBBIES.get(ranks)
     if lobby is None:
         lobby = _LOBBIES[ranks] = Watched(parent, WATCHDOG, ("make_mesh", *ranks), ranks)
-        lobby.lockstep.latest = Kind("make_mesh", "", 1)
+        lobby.mismatch_check.latest = Kind("make_mesh", "", 1)
     threads = _threads()
     first = parent.Get_rank() == 0
     mine = numpy.array([next(_NUMBERS) if first else 0, threads and not WATCHDOG.reaches(ranks, everyone)])

@@ -29,7 +29,7 @@ from collectives.backends.base import (
 from minidiff.core import Primitive
 
 
-class Stacked(Backend):
+class Simulated(Backend):
     """All ranks of a mesh, simulated."""
 
     name = "simulated"
@@ -64,7 +64,7 @@ class Stacked(Backend):
         x, rest = self._split(x, held, axes)
         results: dict[int, numpy.ndarray] = {}
         for group in groups:
-            ranks = Stacked({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
+            ranks = Simulated({GROUP: len(group), **{a: self.sizes[a] for a in rest}})
             every = tuple(ranks.sizes)
             blocks = numpy.stack([x[rank] for rank in group]).reshape(ranks.size(every), *x.shape[2:])
             along = {"axes": (GROUP,), "size": len(group)}
@@ -231,7 +231,7 @@ class Stacked(Backend):
         x = join_blocks(x, [*[(a,) for a in kept], *dims], self.sizes)
         return (x.reshape(self.size(kept), *x.shape[len(kept) :]) if kept else x), kept
 
-    def settle(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
+    def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         extra = tuple(a for a in held if a not in wanted)
         if extra:
             x, rest = self._split(x, held, extra)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from collectives.guards.mismatch import Lockstep, agree, disagreement
+from collectives.guards.mismatch import MismatchCheck, agree, disagreement
 from minidiff.location import location_of
 
 TICK = 0.5  # seconds between two looks
@@ -218,7 +218,7 @@ class Watchdog:
     def _state(self, calls: tuple[Call, ...] | None, code: int = 0) -> State:
         begun = {comm.name: comm.begun for comm in self.communicators}
         ended = [] if calls else self.communicators
-        since = {(comm.name, comm.ranks): [*map(str, comm.lockstep.since)] for comm in ended}
+        since = {(comm.name, comm.ranks): [*map(str, comm.mismatch_check.since)] for comm in ended}
         return State(self.rank, calls, begun, since, code, next(self._ticks))
 
     # ------------------------------------------------ all ranks
@@ -334,7 +334,9 @@ class Watched:
         self.begun = 0  # calls
         self.name = name
         self.ranks = tuple(ranks)  # of the job
-        self.lockstep = Lockstep(comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON))
+        self.mismatch_check = MismatchCheck(
+            comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON)
+        )
         watchdog.communicators.append(self)
 
     def __getattr__(self, method: str) -> Any:
@@ -348,7 +350,7 @@ class Watched:
         """Start a call that does not block, and wait for it; without `start`, wait for the requests given."""
         self.begun += 1
         calls, thread = self._watchdog.calls, threading.get_ident()
-        calls[thread] = self, self.begun, method, self.lockstep.latest
+        calls[thread] = self, self.begun, method, self.mismatch_check.latest
         try:
             wait_for([start(*args)] if start else args[0])
         except BaseException:

@@ -60,7 +60,7 @@ class Kind(NamedTuple):
         return text.encode()[: LINE - 1].decode(errors="ignore")
 
 
-class Lockstep:
+class MismatchCheck:
     """What this rank called on a communicator since its ranks last compared.
 
     `comm` is that communicator, for messages about calls: they have a tag of their own. `wait` waits for them, and is

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from collectives.guards.mismatch import Lockstep
+from collectives.guards.mismatch import MismatchCheck
 
 FAILED, COMING = 31998, 31999  # tags of messages
 LONGEST = 2e-4  # seconds between two looks at whether others have come
@@ -118,7 +118,7 @@ class Communicator:
         self.session.meet(self._ranks, (self.session.generation, *self._name))
         self._comm = self._make()
         ranks = self._comm.Get_group().Translate_ranks(None, self.session.world.Get_group())
-        self._lockstep = Lockstep(
+        self._mismatch_check = MismatchCheck(
             self._comm, ranks, lambda requests, here: self.wait_for(requests, check=not here), each=True
         )
         self._generation = self.session.generation
@@ -134,10 +134,10 @@ class Communicator:
         return self._comm
 
     @property
-    def lockstep(self) -> Lockstep:
+    def mismatch_check(self) -> MismatchCheck:
         """What is called on it, as its ranks compare it; from its beginning where they went over to a new one."""
         self._current()
-        return self._lockstep
+        return self._mismatch_check
 
     def __getattr__(self, name: str) -> Any:
         comm = self._current()

@@ -25,8 +25,8 @@ from collections.abc import Collection, Sequence
 from fractions import Fraction
 from typing import NamedTuple
 
-from collectives.axes import along_those
-from collectives.ops import lifted_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
+from collectives.axes import axes_in_scope
+from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p, varying_type
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.compiler.simplify import rewrites_tapes
@@ -116,7 +116,7 @@ class _Delaying:
         return found._replace(shares=Counter({v: share / self.uses[a] for v, share in found.shares.items()}))
 
     def _psum(self, of: Delayed, out: Var, source: Location | None) -> Equation:
-        return Equation(psum_p, [of.operand], along_those(self.scope, of.axes).params, [out], source)
+        return Equation(psum_p, [of.operand], axes_in_scope(self.scope, of.axes).params, [out], source)
 
     def _after(self, eqn: Equation, sums: Sequence[Delayed | None]) -> Delayed | None:
         """The result of an equation that is linear in psums as a psum of the same of their operands."""
@@ -142,8 +142,8 @@ class _Delaying:
             return a
         key = a if isinstance(a, Var) else id(a), axes
         if key not in self.broadcast:
-            self.broadcast[key] = Var(lifted_type(atom_type(a), axes))
-            params = along_those(self.scope, axes).params
+            self.broadcast[key] = Var(varying_type(atom_type(a), axes))
+            params = axes_in_scope(self.scope, axes).params
             self.equations.append(Equation(pbroadcast_p, [a], params, [self.broadcast[key]]))
         return self.broadcast[key]
 

@@ -10,7 +10,7 @@ from typing import Any
 from collectives.backends.base import Backend
 from collectives.ops import pbroadcast_p, psum_p
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
-from collectives.primitives import together
+from collectives.primitives import variadic
 from minidiff import reverse
 from minidiff.compiler.simplify import SETTINGS
 from minidiff.core import Primitive, Value, current_interpreter, current_scope
@@ -36,30 +36,32 @@ def summed_backward_pass(
             (x,) = eqn.inputs
             if isinstance(x, Var) and x in inputs:  # zeros, too, are lifted
                 alike[eqn.params["axes"], x.type.dtype].append(eqn)
-    groups = [(_Sums(lifts[0].params), lifts) for lifts in alike.values() if len(lifts) > 1]
+    groups = [(_Sums(pbroadcasts[0].params), pbroadcasts) for pbroadcasts in alike.values() if len(pbroadcasts) > 1]
     if not groups:
         return backward_pass(tape, linear, values, cts, consume)
-    taken = {lift: _handed_over(lift, sums) for sums, lifts in groups for lift in lifts}
+    taken = {pbroadcast: _handed_over(pbroadcast, sums) for sums, pbroadcasts in groups for pbroadcast in pbroadcasts}
     rest = Tape(tape.inputs, [taken.get(eqn, eqn) for eqn in tape.equations], tape.outputs)
-    rest.linear, rest.spread = tape.linear, tape.spread
+    rest.linear, rest.may_be_sharded = tape.linear, tape.may_be_sharded
     with _nothing_on_its_way():
         found = backward_pass(rest, linear, values, cts, consume)
         totals = dict(zip([v for v, yes in zip(tape.inputs, linear) if yes], found))
         del found
         for sums, bucket in [(s, bucket) for s, _ in groups for bucket in s.buckets]:
             # on whose behalf all are summed
-            eqn = Equation(psum_p, (), sums.params, (), joined([lift.source for lift in bucket.lifts]))
-            for lift, total in zip(bucket.lifts, sums.of(bucket)):
-                own = totals[lift.inputs[0]]
-                totals[lift.inputs[0]] = total if own is None else own + total
+            eqn = Equation(
+                psum_p, (), sums.params, (), joined([pbroadcast.source for pbroadcast in bucket.pbroadcasts])
+            )
+            for pbroadcast, total in zip(bucket.pbroadcasts, sums.of(bucket)):
+                own = totals[pbroadcast.inputs[0]]
+                totals[pbroadcast.inputs[0]] = total if own is None else own + total
     return list(totals.values())
 
 
 class _Bucket:
-    """What is summed in one call: the terms, and for which lifts they are. What has been `begun` holds them itself."""
+    """What is summed in one call: the terms, and their pbroadcasts. What has been `begun` holds them itself."""
 
     def __init__(self):
-        self.lifts: list[Equation] = []
+        self.pbroadcasts: list[Equation] = []
         self.terms: list = []
         self.begun: Any = None
 
@@ -78,16 +80,16 @@ class _Sums:
         self.buckets: list[_Bucket] = []
         self.room = 0
 
-    def take(self, lift: Equation, ct: Value) -> None:
+    def take(self, pbroadcast: Equation, ct: Value) -> None:
         """The cotangent of what is lifted there."""
-        size = lift.inputs[0].type.nbytes
+        size = pbroadcast.inputs[0].type.nbytes
         if not self.buckets or size > self.room:
             if self.buckets and self.ranks is not None:
                 self._begin(self.buckets[-1])
             self.buckets.append(_Bucket())
             self.room = SETTINGS["bucket_bytes"]
         self.room -= size
-        self.buckets[-1].lifts.append(lift)
+        self.buckets[-1].pbroadcasts.append(pbroadcast)
         if self.ranks is not None:
             ct = self.ranks.ready("psum", *self.interpreter.operand(ct), self.params)
         self.buckets[-1].terms.append(ct)
@@ -101,7 +103,7 @@ class _Sums:
         terms, bucket.terms = bucket.terms, []
         if self.ranks is None:
             one = len(terms) == 1
-            return [psum_p.bind(*terms, **self.params)] if one else together(psum_p).bind(*terms, **self.params)
+            return [psum_p.bind(*terms, **self.params)] if one else variadic(psum_p).bind(*terms, **self.params)
         summed = self.ranks.reduced("psum", terms, self.params) if terms else self.ranks.wait(bucket.begun)
         return [self.interpreter.held(*x) for x in summed]
 
@@ -110,15 +112,17 @@ class _Handover(Primitive):
     """In the place of a lift whose cotangent is summed together with others: its transpose hands it over to `sums`."""
 
     def transpose(self, cts, operands, params):
-        params["sums"].take(params["lift"], cts)
+        params["sums"].take(params["pbroadcast"], cts)
         return [None]
 
 
 _handover_p = _Handover("pbroadcast")
 
 
-def _handed_over(lift: Equation, sums: _Sums) -> Equation:
-    return Equation(_handover_p, lift.inputs, {"sums": sums, "lift": lift}, lift.outputs, lift.source)
+def _handed_over(pbroadcast: Equation, sums: _Sums) -> Equation:
+    return Equation(
+        _handover_p, pbroadcast.inputs, {"sums": sums, "pbroadcast": pbroadcast}, pbroadcast.outputs, pbroadcast.source
+    )
 
 
 def _backend() -> Backend | None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
-from collectives.ops import lifted_type, pbroadcast_p
+from collectives.ops import pbroadcast_p, varying_type
 from minidiff.higher_order import scan_p
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
@@ -40,7 +40,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
             view = views.get(x)
             made = Equation(pbroadcast_p, [x], eqn.params, [x], eqn.source) if view is None else view
             operand = x if view is None else broadcast(view.inputs[0], eqn)
-            results = [Var(lifted_type(v.type, axes)) for v in made.outputs]
+            results = [Var(varying_type(v.type, axes)) for v in made.outputs]
             equations.append(Equation(made.primitive, [operand], made.params, results, made.source))
             varying.update(((v, axes), new) for v, new in zip(made.outputs, results))
         return varying[x, axes]
@@ -54,7 +54,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
         if eqn.primitive.is_view and isinstance(inputs[0], Var):
             views.update(dict.fromkeys(eqn.outputs, equations[-1]))
     hoisted = Tape(tape.inputs, equations, [_look_up(names, a) for a in tape.outputs])
-    hoisted.linear, hoisted.spread = tape.linear, tape.spread
+    hoisted.linear, hoisted.may_be_sharded = tape.linear, tape.may_be_sharded
     return hoisted
 
 
@@ -88,7 +88,7 @@ def _hoisted(eqn: Equation) -> list[Equation]:
             continue
         inputs, types = [_look_up(outside, a) for a in e.inputs], [v.type for v in e.outputs]
         if broadcast:
-            types = [lifted_type(atom_type(inputs[0]), e.params["axes"])]
+            types = [varying_type(atom_type(inputs[0]), e.params["axes"])]
             if e.inputs[0] in elements:
                 elements.add(e.outputs[0])
         results = list(map(Var, types))
@@ -110,7 +110,7 @@ def _computed_before(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Va
     invariant = []
     for eqn in body.equations:
         names = {a for a in eqn.inputs if isinstance(a, Var)}
-        if names <= constant and not names.isdisjoint(traced) and not eqn.primitive.has_body:
+        if names <= constant and not names.isdisjoint(traced) and not eqn.primitive.is_higher_order:
             invariant.append(eqn)
             constant.update(eqn.outputs)
             traced.update(eqn.outputs)

@@ -25,7 +25,7 @@ from minidiff.core import Primitive, ShapedArray
 from minidiff.tape import Equation, Tape, Var, atom_type
 
 
-class Exchange(Primitive):
+class LoweredCollective(Primitive):
     """A collective of a backend. Parameters: the collective, its own `params`, the backend `ranks`, what is `held`."""
 
     shares_memory = True  # along an axis of one rank there may be nothing to do
@@ -54,14 +54,14 @@ def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend,
     return ranks.collective(collective.name, x, held, collective.sends(params), params)[0]
 
 
-class ExchangeTogether(Exchange):
+class LoweredVariadic(LoweredCollective):
     """As `Exchange`, of several values: `collective` is what is done with each, `held` says it of each."""
 
     multiple_results = True
 
     def __init__(self, collective: Collective):
         super().__init__(collective)
-        self.impl = self.run = _run_together
+        self.impl = self.run = _run_variadic
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         if params.get("ready"):
@@ -69,16 +69,16 @@ class ExchangeTogether(Exchange):
         return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
 
 
-def _run_together(
+def _run_variadic(
     *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
 ) -> list:
     name, operands = collective.name, list(zip(xs, held))
     if ready:
         return [out for out, _ in ranks.reduced(name, operands, params)]
-    return [out for out, _ in ranks.together(name, operands, collective.sends(params), params)]
+    return [out for out, _ in ranks.variadic(name, operands, collective.sends(params), params)]
 
 
-class Ready(Exchange):
+class Ready(LoweredCollective):
     """An operand of a collective of several values, as the backend takes it before the others are there."""
 
     shares_memory = False  # a sum, over several ranks
@@ -96,7 +96,7 @@ def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Ba
     return ranks.ready(collective.name, x, held, params)[0]
 
 
-class Start(ExchangeTogether):
+class Start(LoweredVariadic):
     """A collective that is begun. Its result is what `Wait` takes: the numbers that are on their way.
 
     It shares memory: what its operands look at is not written into before it is over. Where ranks are simulated it is
@@ -156,25 +156,25 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-exchange_p, exchange_together_p, start_p, wait_p, ready_p = map(
-    functools.cache, (Exchange, ExchangeTogether, Start, Wait, Ready)
+lowered_p, lowered_variadic_p, start_p, wait_p, ready_p = map(
+    functools.cache, (LoweredCollective, LoweredVariadic, Start, Wait, Ready)
 )
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
 
-def exchange(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
+def run_lowered(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
     """A collective on recorded data: the result, and the axes along which it is held."""
-    out = exchange_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
+    out = lowered_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
     return out, held_after(collective, params, ranks, held)
 
 
-def exchange_together(
+def run_lowered_variadic(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
     """A collective on several recorded values in one call: the results, and the axes along which each is held."""
     helds = tuple(held for _, held in operands)
-    outs = exchange_together_p(collective).bind(
+    outs = lowered_variadic_p(collective).bind(
         *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
     )
     return [(out, held_after(collective, params, ranks, held)) for out, held in zip(outs, helds)]
@@ -201,7 +201,7 @@ def add_up_at_once(tape: Tape) -> Tape:
     parts: dict[Var, list[Equation]] = defaultdict(list)  # by what they are made of
     instead: dict[Equation, list[Equation]] = {}
     for eqn in tape.equations:
-        if isinstance(eqn.primitive, ExchangeTogether) and eqn.params["ranks"].at_once and _can_overlap(eqn):
+        if isinstance(eqn.primitive, LoweredVariadic) and eqn.params["ranks"].at_once and _can_overlap(eqn):
             *ready, of_parts = _in_parts(eqn)
             instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], of_parts]
             for part in ready:
@@ -241,7 +241,7 @@ def overlap_communication(tape: Tape) -> Tape:
 
 def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
-    return isinstance(primitive, Exchange) and params["collective"] in OVERLAPPED and primitive.sends(params)
+    return isinstance(primitive, LoweredCollective) and params["collective"] in OVERLAPPED and primitive.sends(params)
 
 
 class _Overlapped:

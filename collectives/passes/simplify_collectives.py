@@ -30,7 +30,7 @@ from collectives.ops import (
     psum_scatter_p,
     untyped_psum_p,
 )
-from collectives.primitives import grouped, together
+from collectives.primitives import grouped, variadic
 from minidiff.compiler.fusion import Groups
 from minidiff.compiler.simplify import Program, rewrites_tapes, simplifies, with_equations
 from minidiff.core import Scope
@@ -40,7 +40,7 @@ from minidiff.ops.shape import broadcast_to_p, reshape_p
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
-TOGETHER = tuple(map(together, PSUMS))
+VARIADIC = tuple(map(variadic, PSUMS))
 
 #: How many bytes at most are summed in one call, unless one array alone has more: enough for the network to be busy
 #: with, few enough for the sum to begin before the last gradient is there.
@@ -80,13 +80,13 @@ def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
 
 
 @simplifies(pscatter_p)
-def _own_part_of_what_was_gathered(program: Program, eqn: Equation) -> Atom | None:
+def _local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
     before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
     return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
 
 
 @simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_own_parts(program: Program, eqn: Equation) -> Any:
+def _gathered_local_slices(program: Program, eqn: Equation) -> Any:
     before = program.made_by(eqn.inputs[0], pscatter_p)
     return _as_result_of(program, eqn, before.inputs[0]) if _undoes(eqn, before) else None
 
@@ -117,25 +117,25 @@ def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
 # ---------------------------------------------------------------- several in one call
 
 
-def _summed_together(parts: Sequence[Equation]) -> Equation:
+def _variadic_psum(parts: Sequence[Equation]) -> Equation:
     """One call for sums of one value each."""
     first, *others = parts
     if not others:
         return first
     inputs, outputs = [e.inputs[0] for e in parts], [e.outputs[0] for e in parts]
-    return Equation(together(first.primitive), inputs, first.params, outputs, joined([e.source for e in parts]))
+    return Equation(variadic(first.primitive), inputs, first.params, outputs, joined([e.source for e in parts]))
 
 
 @rewrites_tapes(first=True)
 def take_psums_apart(tape: Tape) -> Tape:
     """psums of several values as psums of one: rules speak of those, and those can be put together otherwise."""
-    if not any(eqn.primitive in TOGETHER for eqn in tape.equations):
+    if not any(eqn.primitive in VARIADIC for eqn in tape.equations):
         return tape
     return with_equations(tape, [part for eqn in tape.equations for part in _apart(eqn)])
 
 
 def _apart(eqn: Equation) -> list[Equation]:
-    if eqn.primitive not in TOGETHER:
+    if eqn.primitive not in VARIADIC:
         return [eqn]
     parts = zip(eqn.inputs, eqn.outputs, parted(eqn.source, len(eqn.inputs)))
     return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
@@ -155,7 +155,7 @@ def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tap
     buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
     if all(len(members) == 1 for members in buckets.members):
         return tape
-    return with_equations(tape, [_summed_together(part) for part in buckets.in_order()])
+    return with_equations(tape, [_variadic_psum(part) for part in buckets.in_order()])
 
 
 def _axes_apart(eqn: Equation, scope: Scope) -> list[Equation]:

@@ -131,11 +131,11 @@ def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
 
     What the function is given it splits as `x` is; what `f` returns is gathered. Both have derivatives.
     """
-    layouts = [typeof(leaf).layout for leaf in tree.leaves(x)]
+    shardings = [typeof(leaf).sharding for leaf in tree.leaves(x)]
 
     def of_whole(whole: Any) -> Any:
         leaves, structure = tree.flatten(whole)
-        split = [leaf if to is None else to.settled(leaf) for to, leaf in zip(layouts, leaves)]
+        split = [leaf if to is None else to.resharded(leaf) for to, leaf in zip(shardings, leaves)]
         return tree.map(gathered, f(tree.unflatten(structure, split)))
 
     return of_whole, tree.map(gathered, x)
@@ -143,8 +143,8 @@ def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
 
 def gathered(x: Any) -> Any:
     """An array as it is, a sharded one whole, on every rank."""
-    layout = typeof(x).layout
-    return x if layout is None else layout.gathered(x)
+    sharding = typeof(x).sharding
+    return x if sharding is None else sharding.gathered(x)
 
 
 # ---------------------------------------------------------------- how wrong they are

@@ -59,7 +59,7 @@ def check_grads(
             f"{type(args).__name__}"
         )
     for path, x in tree.flatten_with_paths(tuple(args), "args")[0]:
-        if isinstance(x, Tracer) and typeof(x).layout is None:
+        if isinstance(x, Tracer) and typeof(x).sharding is None:
             raise TracerError(
                 f"check_grads compares numbers, but {path} is a traced value ({x.type}): call it outside of jit, vmap "
                 "and the body of a shard_map; it checks a shard_map as a whole, on sharded arrays too"

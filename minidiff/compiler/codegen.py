@@ -104,7 +104,7 @@ class Memory:
     def __init__(self, tape: Tape):
         self.roots = sharing(tape)
         #: Values whose memory the program made itself, for them alone.
-        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.has_body)
+        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.is_higher_order)
                       for v in e.outputs}  # fmt: skip
         last: dict[Var, int] = {}
         for k, eqn in enumerate(tape.equations):
@@ -228,7 +228,7 @@ class Source:
     def _call(self, eqn: Equation, operands: list[str]) -> str:
         """`name(operands, parameters)`: parameters that are no plain numbers and names are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
-        if primitive.has_body:
+        if primitive.is_higher_order:
             function = functools.partial(_evaluated, primitive)
             params = {k: self._compiled(primitive, k, v) for k, v in params.items()}
         else:

@@ -158,7 +158,7 @@ def key_of(x: Any) -> Any:
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
     t = typeof(x)
-    return t, t.layout
+    return t, t.sharding
 
 
 class Jitted:

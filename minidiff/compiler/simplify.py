@@ -200,7 +200,7 @@ class WriteOut(Stage):
     def process(self, primitive, args, params):
         if isinstance(primitive, Call) and params["body"] is not None:
             return params["body"].apply(*args)
-        if primitive.has_body:
+        if primitive.is_higher_order:
             return self.record(primitive, args, params)
         return super().process(primitive, args, params)
 
@@ -237,14 +237,14 @@ def sharing(tape: Tape) -> dict[Any, frozenset]:
     roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
     for eqn in tape.equations:
         p, own = eqn.primitive, eqn.outputs[:1]
-        if not (p.shares_memory or p.has_body):
+        if not (p.shares_memory or p.is_higher_order):
             roots.update((v, frozenset([v])) for v in eqn.outputs)
             continue
-        if p.has_body and _bodies_make_all(eqn):
+        if p.is_higher_order and _bodies_make_all(eqn):
             roots.update((v, frozenset([v])) for v in eqn.outputs)
             continue
         reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
-        if p in READ_ONLY or p.has_body:  # a body may return a constant, too
+        if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
             reached |= {id(eqn)}
         roots.update((v, reached) for v in eqn.outputs)
     return roots
@@ -410,7 +410,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
 
 def _key(eqn: Equation) -> Any:
     """What makes two equations the same; None where that cannot be told, or they are meant to stay apart."""
-    if eqn.primitive.has_body or eqn.primitive.has_effect or eqn.primitive is recompute_p:
+    if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
     atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
     return eqn.primitive, atoms, hashable(eqn.params) if eqn.params else ()

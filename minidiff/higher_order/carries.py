@@ -13,12 +13,12 @@ from minidiff.core import (
     current_scope,
     is_scalar_constant,
     joint_variance,
-    lift_to,
     name_of,
+    pbroadcast_to,
     typeof,
 )
 from minidiff.forward import JVP, as_named_value, as_value, push_forward
-from minidiff.higher_order.partial_eval import Draft, chosen, entered, fixpoint, placed
+from minidiff.higher_order.partial_eval import TracedBody, chosen, entered, fixpoint, placed
 from minidiff.higher_order.values import as_type, fits_weakly, for_types_alone, is_weak, numeric, vary_everywhere
 from minidiff.tape import Tape
 
@@ -51,10 +51,10 @@ def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> 
 def as_carried(x: Any, t: ShapedArray) -> Value:
     """`x` as a carry of type `t`: of what `as_type` makes of it, the one that lies on the ranks as `t` does."""
     x = as_type(x, t)
-    have = typeof(x).layout
-    if have == t.layout or (have is not None and have.is_element):
+    have = typeof(x).sharding
+    if have == t.sharding or (have is not None and have.is_element):
         return x
-    return have.gathered(x) if t.layout is None else t.layout.settled(x)
+    return have.gathered(x) if t.sharding is None else t.sharding.resharded(x)
 
 
 class Carry:
@@ -117,9 +117,9 @@ class Carry:
                 new, rest = step(init, *args)
                 types = self.types(init, new)
         self.seen, self.last = types, list(map(typeof, init))
-        return init, types, (self.settled(types, new), rest)
+        return init, types, (self.resharded(types, new), rest)
 
-    def settled(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
+    def resharded(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
         """A step's results, checked against the types of the carries."""
         out = []
         for path, x, t in zip(self.paths, new, types):
@@ -142,13 +142,15 @@ class Carry:
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
         if not (self.fixed or vary_everywhere([*values, *ys])):
             with for_types_alone():
-                draft, types = self.recorded(step, others, for_types=True)
-                y_types = [typeof(y) for y in draft.result[1] or ()]
-        return [as_type(x, t) for x, t in zip(values, types)], [lift_to(y, t.variance) for y, t in zip(ys, y_types)]
+                traced_body, types = self.recorded(step, others, for_types=True)
+                y_types = [typeof(y) for y in traced_body.result[1] or ()]
+        return [as_type(x, t) for x, t in zip(values, types)], [
+            pbroadcast_to(y, t.variance) for y, t in zip(ys, y_types)
+        ]
 
     def recorded(
         self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
-    ) -> tuple[Draft, list[ShapedArray]]:
+    ) -> tuple[TracedBody, list[ShapedArray]]:
         """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
 
         A sharded array has the sharding that the first step gives it: further steps' results are resharded like it.
@@ -163,18 +165,18 @@ class Carry:
                 return step(carry, *values)
 
             try:
-                draft = Draft(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
+                traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
             except (AttributeError, TypeError):  # a step may want of a number what only arrays have
                 if not any(map(is_weak, current)):
                     raise
                 current = list(map(typeof, current))
                 continue
-            types = self.types(current, draft.result[0])
-            before = [typeof(x).layout for x in current]
-            for t, x, layout in zip(types, draft.result[0], before):
-                t.layout = layout if resharded else typeof(x).layout
-            if types == current and before == [t.layout for t in types]:
-                return draft, types
+            types = self.types(current, traced_body.result[0])
+            before = [typeof(x).sharding for x in current]
+            for t, x, sharding in zip(types, traced_body.result[0], before):
+                t.sharding = sharding if resharded else typeof(x).sharding
+            if types == current and before == [t.sharding for t in types]:
+                return traced_body, types
             current, resharded = types, types == current
 
 
@@ -197,8 +199,8 @@ def moved_body(
             primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
             return push_forward(body, primals, moved, JVP(current_interpreter(), outer=outside))
 
-        draft = Draft(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
-        return draft, [t is not None for t in draft.result[1][: len(carry_moving)]]
+        traced_body = TracedBody(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
+        return traced_body, [t is not None for t in traced_body.result[1][: len(carry_moving)]]
 
-    draft, carry_moving = fixpoint(attempt, moving[1])
-    return draft, [moving[0], carry_moving, *moving[2:]]
+    traced_body, carry_moving = fixpoint(attempt, moving[1])
+    return traced_body, [moving[0], carry_moving, *moving[2:]]

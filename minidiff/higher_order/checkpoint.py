@@ -243,11 +243,11 @@ class Checkpoint(Call):
         residuals = {a for e in linear for a in e.inputs if isinstance(a, Var) and a not in linear_vars}
         rest = Tape(wanted, with_values(linear, _run(known, env, residuals)), tape.outputs)
         rest.linear = True
-        rest.spread = any(isinstance(x, Tracer) for x in (*operands, *cts))
+        rest.may_be_sharded = any(isinstance(x, Tracer) for x in (*operands, *cts))
         found = dict(zip(wanted, backward_pass(rest, [True] * len(wanted), wanted, cts, consume=True)))
         return [found.get(v) for v in tape.inputs]
 
-    def narrowed(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+    def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """The equation of those of its results that are used: no more than these need is computed once more."""
         body = eqn.params["body"]
         if not isinstance(body, Tape):

@@ -25,9 +25,9 @@ from minidiff.core import (
 from minidiff.forward import JVP, as_values, push_forward
 from minidiff.higher_order.partial_eval import (
     BodyOperation,
-    Draft,
     LinearPart,
     Parts,
+    TracedBody,
     batched_type,
     by_id,
     chosen,
@@ -112,7 +112,7 @@ class Cond(BodyOperation):
     def bodies(self, count, params):
         return {name: list(range(1, count)) for name in params}
 
-    def narrowed(self, eqn, used):
+    def without_unused_results(self, eqn, used):
         tapes = [prune_tape(Tape(t.inputs, t.equations, chosen(t.outputs, used))) for t in tapes_of(eqn.params)]
         names = [names_used(tape) for tape in tapes]
         keep = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
@@ -141,14 +141,14 @@ class Cond(BodyOperation):
                 unmoved, rest = cut(values, len(types))
                 return push_forward(branch, unmoved, placed(rest, moving), JVP(current_interpreter(), outer=outside))
 
-            return Draft(f, [*types, *chosen(types, moving)])
+            return TracedBody(f, [*types, *chosen(types, moving)])
 
-        drafts = [derived(branch) for branch in tapes_of(params)]
-        out_moving = [any(t is not None for t in ts) for ts in zip(*[d.result[1] for d in drafts])]
+        traced_bodies = [derived(branch) for branch in tapes_of(params)]
+        out_moving = [any(t is not None for t in ts) for ts in zip(*[d.result[1] for d in traced_bodies])]
         out_types = tapes_of(params)[0].out_types
         closed = [
             d.close(lambda r: [*r[0], *instantiated(chosen(r[1], out_moving), chosen(out_types, out_moving))])
-            for d in drafts
+            for d in traced_bodies
         ]
         results = self.bind_branches(selector, closed, [*operands, *chosen(tangents[1:], moving)], params)
         outs, out_tangents = cut(results, len(out_types))
@@ -213,12 +213,12 @@ class Cond(BodyOperation):
                 known, rest = cut(values, sum(fixed))
                 return backward_pass(branch, linear, placed(known, fixed), placed(rest, given))
 
-            return Draft(f, [*chosen(types, fixed), *chosen(branch.out_types, given)])
+            return TracedBody(f, [*chosen(types, fixed), *chosen(branch.out_types, given)])
 
-        drafts = [transposed(branch) for branch in branches]
-        wanted = [any(ct is not None for ct in found) for found in zip(*[d.result for d in drafts])]
+        traced_bodies = [transposed(branch) for branch in branches]
+        wanted = [any(ct is not None for ct in found) for found in zip(*[d.result for d in traced_bodies])]
         wanted_types = chosen(chosen(types, linear), wanted)
-        closed = [d.close(lambda r: instantiated(chosen(r, wanted), wanted_types), prune=True) for d in drafts]
+        closed = [d.close(lambda r: instantiated(chosen(r, wanted), wanted_types), prune=True) for d in traced_bodies]
         results = self.bind_branches(selector, closed, [*chosen(operands, fixed), *chosen(cts, given)], params)
         return [None, *placed(placed(results, wanted), linear)]
 
@@ -230,9 +230,11 @@ class Cond(BodyOperation):
         selector, *operands = args
         batched = batched[1:]
         types = [batched_type(t, size, b) for t, b in zip(branches[0].in_types, batched)]
-        drafts = [Draft(lambda *xs, b=branch: run_batched(outside, b, xs, batched), types) for branch in branches]
-        out_batched = [any(flags) for flags in zip(*[d.result[1] for d in drafts])]
-        closed = [d.close(lambda r: filled(*r, out_batched, size)) for d in drafts]
+        traced_bodies = [
+            TracedBody(lambda *xs, b=branch: run_batched(outside, b, xs, batched), types) for branch in branches
+        ]
+        out_batched = [any(flags) for flags in zip(*[d.result[1] for d in traced_bodies])]
+        closed = [d.close(lambda r: filled(*r, out_batched, size)) for d in traced_bodies]
         operands = [in_front(x, size, outside) if b else x for x, b in zip(operands, batched)]
         results = self.bind_branches(selector, closed, operands, params)
         return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
@@ -321,12 +323,12 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         with checking(current_scope(), False):
             return _results(results, primitive.select(selector, values))
-    drafts = [_drafted(primitive, f, leaves, function) for f, function in zip(branches, functions)]
-    types = _joined(primitive.name, names, [d.result for d in drafts])
-    closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in drafts]
+    traced_bodies = [_traced_body(primitive, f, leaves, function) for f, function in zip(branches, functions)]
+    types = _joined(primitive.name, names, [d.result for d in traced_bodies])
+    closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
     outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
-    return _results([d.result for d in drafts], outs)
+    return _results([d.result for d in traced_bodies], outs)
 
 
 def _typed_choice(
@@ -344,7 +346,7 @@ def _typed_choice(
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = _drafted(primitive, f, *_flat_function(f, operands), for_types=True).result
+                results[k] = _traced_body(primitive, f, *_flat_function(f, operands), for_types=True).result
     types = _joined(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 
@@ -355,10 +357,10 @@ def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
     return tree.unflatten(results[0][1], weak_where(weak, values))
 
 
-def _drafted(
+def _traced_body(
     primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable, for_types: bool = False
-) -> Draft:
-    return Draft(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
+) -> TracedBody:
+    return TracedBody(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
 # ---------------------------------------------------------------- what users call

@@ -31,8 +31,8 @@ from minidiff.core import (
     checking,
     current_interpreter,
     is_differentiable,
-    lift_to,
     name_of,
+    pbroadcast_to,
     running,
     transforming,
     typeof,
@@ -78,7 +78,7 @@ class Guard(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         for x in args:
             self.check(x)
-        if primitive.in_place:
+        if primitive.is_inlined:
             params = {**params, "body": self.around(params["body"])}
         with running(self.below):
             return primitive.apply(self.below, args, params)
@@ -467,7 +467,7 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
         axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
         varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
         raise VarianceError(varies + advice.format(axes=axes))
-    return lift_to(x, like.variance)
+    return pbroadcast_to(x, like.variance)
 
 
 class custom_jvp(_Function):

@@ -88,10 +88,10 @@ def batched_body(body: Body, outside: Batch, batched: Sequence[bool]) -> Body:
 class Call(Primitive):
     """An operation that runs its parameter `body`, a function of leaves or a Tape. By itself it is that body."""
 
-    has_body = True
-    in_place = True
+    is_higher_order = True
+    is_inlined = True
     multiple_results = True
-    lifts_operands = False
+    operands_agree = False
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         return params["body"](*args)

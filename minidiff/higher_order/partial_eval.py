@@ -21,7 +21,7 @@ from minidiff.core import (
     Value,
     current_interpreter,
     enter,
-    lift_to,
+    pbroadcast_to,
     restores_interpreter,
     running,
     transforming,
@@ -31,7 +31,7 @@ from minidiff.forward import JVP, as_value, instantiate
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.ops.base import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
-from minidiff.reverse import Linearize, settled
+from minidiff.reverse import Linearize, resharded
 from minidiff.staging import CONSTANTS, Stage
 from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
 from minidiff.vmap import Batch, BatchTracer
@@ -39,7 +39,7 @@ from minidiff.vmap import Batch, BatchTracer
 # ---------------------------------------------------------------- recording
 
 
-class Draft:
+class TracedBody:
     """A function that has run on a tape of its own, which can be finished once it is known what is asked of it.
 
     One `for_types` is never finished: nobody will ask which line an equation comes from.
@@ -81,16 +81,16 @@ def entered(x: Any) -> Value:
 
 def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
     """Values lifted to the variance of these types. (A type stands for what is linear, and stays.)"""
-    return [x if isinstance(x, ShapedArray) else lift_to(x, t.variance) for x, t in zip(values, types)]
+    return [x if isinstance(x, ShapedArray) else pbroadcast_to(x, t.variance) for x, t in zip(values, types)]
 
 
 def instantiated(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
-    return list(map(settled, fit([instantiate(x, t) for x, t in zip(values, types)], types), types))
+    return list(map(resharded, fit([instantiate(x, t) for x, t in zip(values, types)], types), types))
 
 
 def zeros(t: ShapedArray) -> Value:
     """Zeros of this type."""
-    return lift_to(zeros_like(t), t.variance)
+    return pbroadcast_to(zeros_like(t), t.variance)
 
 
 def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
@@ -156,8 +156,8 @@ def needed_equations(
         if any(used) or (effects and has_effects(eqn)):
             if not effects:
                 eqn = without_effects(eqn)
-            if eqn.primitive.has_body or not all(used):
-                eqn = eqn.primitive.narrowed(eqn, used)
+            if eqn.primitive.is_higher_order or not all(used):
+                eqn = eqn.primitive.without_unused_results(eqn, used)
             kept.append(eqn)
             needed.update(a for a in eqn.inputs if isinstance(a, Var))
     return kept[::-1], needed
@@ -263,9 +263,9 @@ class BodyOperation(Primitive):
         linear tape): a dict of known results, by their number, and the LinearPart.
     """
 
-    has_body = True
+    is_higher_order = True
     multiple_results = True
-    lifts_operands = False
+    operands_agree = False
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
         return outside.record(self, args, params)

@@ -14,9 +14,9 @@ from minidiff.forward import result_values
 from minidiff.higher_order.carries import Carry, as_carried, moved_body
 from minidiff.higher_order.partial_eval import (
     BodyOperation,
-    Draft,
     LinearPart,
     Parts,
+    TracedBody,
     batched_type,
     chosen,
     concrete_value,
@@ -50,28 +50,28 @@ from minidiff.vmap import BatchTracer
 def _of_part(t: ShapedArray) -> ShapedArray:
     """The type of the parts of an array along its first axis."""
     part = t.update(shape=t.shape[1:])
-    part.layout = t.layout and t.layout.of_part(t.ndim)
+    part.sharding = t.sharding and t.sharding.of_part(t.ndim)
     return part
 
 
 def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
     """The type of so many of these, stacked."""
     stack = t.update(shape=(length, *t.shape))
-    stack.layout = t.layout and t.layout.of_stack()
+    stack.sharding = t.sharding and t.sharding.of_stack()
     return stack
 
 
-def _lying_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
+def _sharded_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
     """The type `t` of what lies on the ranks of a mesh as `other` does."""
     t = t.update()
-    t.layout = other.layout
+    t.sharding = other.sharding
     return t
 
 
 def _whole_along_first(x: Value) -> Value:
     """An array of which all ranks have, of whatever else they have a part, all along the first axis."""
     t = typeof(x)
-    return x if t.layout is None else t.layout.whole_along_first(t.ndim).settled(x)
+    return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).resharded(x)
 
 
 def _elements(x: Value) -> list[Value]:
@@ -140,7 +140,7 @@ class Scan(BodyOperation):
         new = {"body": Tape(chosen(tape.inputs, keep), tape.equations, tape.outputs)}
         return self.bind(*chosen(args, keep), **{**params, **new, "consts": sum(keep[:n]), "carry": m, **changes})
 
-    def narrowed(self, eqn, used):
+    def without_unused_results(self, eqn, used):
         """Without the carries, too, that neither its results nor other carries need."""
         body, (n, m) = eqn.params["body"], (eqn.params["consts"], eqn.params["carry"])
 
@@ -162,9 +162,9 @@ class Scan(BodyOperation):
         types = cut(body.in_types, n, m)
         consts, init, xs = cut(primals, n, m)
         t_consts, t_init, t_xs = cut(tangents, n, m)
-        draft, (_, moving, _) = moved_body(outside, body, types, (t_consts, t_init, t_xs))
+        traced_body, (_, moving, _) = moved_body(outside, body, types, (t_consts, t_init, t_xs))
         moved_types = chosen(types[1], moving)
-        y_moving = [t is not None for t in draft.result[1][m:]]
+        y_moving = [t is not None for t in traced_body.result[1][m:]]
         y_types = chosen(body.out_types[m:], y_moving)
 
         def outputs(result):
@@ -174,7 +174,7 @@ class Scan(BodyOperation):
 
         t_init = instantiated(chosen(t_init, moving), moved_types)
         groups = [[*consts, *present(t_consts)], [*init, *t_init], [*xs, *present(t_xs)]]
-        results = self.bind_loop(draft.close(outputs), groups, params)
+        results = self.bind_loop(traced_body.close(outputs), groups, params)
         carry, t_carry, ys, t_ys = cut(results, m, len(t_init), len(y_moving))
         return [*carry, *ys], [*placed(t_carry, moving), *placed(t_ys, y_moving)]
 
@@ -252,17 +252,19 @@ class Scan(BodyOperation):
             totals = [total if ct is None else add(total, ct) for total, ct in zip(totals, more)]
             return totals, instantiated(ct_carry, types[1]), ct_xs
 
-        def drafted() -> Draft:
+        def trace_body() -> TracedBody:
             others = [*types[1], *fixed_types[1], *chosen(out_types[m:], given[m:])]
-            return Draft(f, [*fixed_types[0], *sum_types, *others])
+            return TracedBody(f, [*fixed_types[0], *sum_types, *others])
 
-        draft = drafted()
-        if any(typeof(x).layout != t.layout for x, t in zip(draft.result[0], sum_types)):  # sums lie as what is added
-            sum_types = [_lying_as(t, typeof(x)) for t, x in zip(sum_types, draft.result[0])]
-            draft = drafted()
-        wanted = [ct is not None for ct in draft.result[2]]
+        traced_body = trace_body()
+        if any(
+            typeof(x).sharding != t.sharding for x, t in zip(traced_body.result[0], sum_types)
+        ):  # sums lie as what is added
+            sum_types = [_sharded_as(t, typeof(x)) for t, x in zip(sum_types, traced_body.result[0])]
+            traced_body = trace_body()
+        wanted = [ct is not None for ct in traced_body.result[2]]
         results = self.bind_loop(
-            draft.close(lambda r: [*instantiated(r[0], sum_types), *r[1], *chosen(r[2], wanted)], prune=True),
+            traced_body.close(lambda r: [*instantiated(r[0], sum_types), *r[1], *chosen(r[2], wanted)], prune=True),
             [
                 chosen(operands[:n], fixed[:n]),
                 [*map(zeros, sum_types), *instantiated(cts[:m], types[1])],
@@ -292,18 +294,18 @@ class Scan(BodyOperation):
         def attempt(carry_batched):
             mask = [*batched[:n], *carry_batched, *batched[n + m :]]
             types = [batched_type(t, size, b) for t, b in zip(body.in_types, mask)]
-            draft = Draft(lambda *xs: run_batched(outside, body, xs, mask), types)
-            return draft, draft.result[1][:m]
+            traced_body = TracedBody(lambda *xs: run_batched(outside, body, xs, mask), types)
+            return traced_body, traced_body.result[1][:m]
 
-        draft, carry_batched = fixpoint(attempt, batched[n : n + m])
-        out_batched = [*carry_batched, *draft.result[1][m:]]
+        traced_body, carry_batched = fixpoint(attempt, batched[n : n + m])
+        out_batched = [*carry_batched, *traced_body.result[1][m:]]
         consts, init, xs = cut([in_front(x, size, outside) if b else x for x, b in zip(args, batched)], n, m)
         groups = [
             consts,
             filled(init, batched[n : n + m], carry_batched, size),
             [moveaxis(x, 0, 1) if b else x for x, b in zip(xs, batched[n + m :])],  # steps first, then the batch
         ]
-        results = self.bind_loop(draft.close(lambda r: filled(*r, out_batched, size)), groups, params)
+        results = self.bind_loop(traced_body.close(lambda r: filled(*r, out_batched, size)), groups, params)
         return [BatchTracer(outside, x, int(i >= m)) if out_batched[i] else x for i, x in enumerate(results)]
 
 
@@ -402,7 +404,7 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
                 _, types, (values, row) = carry.eagerly(step, *elements)
             else:
                 new, row = step(values, *elements)
-                values = carry.settled(types, new)
+                values = carry.resharded(types, new)
             try:
                 rows.append([entered(y) for y in row])
             except TypeError:
@@ -412,8 +414,8 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
         values, ys = carry.results(step, values, element_types, ys)
         return carry.tree(values), tree.unflatten(ys_structure, ys)
 
-    draft, types = carry.recorded(step, element_types)
-    closed = draft.close(lambda r: [*map(as_carried, r[0], types), *y_values(r[1])])
+    traced_body, types = carry.recorded(step, element_types)
+    closed = traced_body.close(lambda r: [*map(as_carried, r[0], types), *y_values(r[1])])
     groups = [[], [*map(as_carried, carry.init, types)], arrays]
     outs = scan_p.bind_loop(closed, groups, {"length": length, "reverse": bool(reverse)})
     values, ys = cut(outs, len(types))

@@ -18,7 +18,7 @@ from minidiff.core import (
     current_interpreter,
     current_scope,
     enter,
-    lift_to,
+    pbroadcast_to,
     promoting,
     python_type,
     typeof,
@@ -81,7 +81,7 @@ def numeric(x: Any, t: ShapedArray) -> Value:
 
 def as_type(x: Any, t: ShapedArray) -> Value:
     """`x` as a value of type `t`, which differs from its own at most as a Python number's may, and in variance."""
-    return lift_to(enter(numeric(x, t)), t.variance)
+    return pbroadcast_to(enter(numeric(x, t)), t.variance)
 
 
 @contextlib.contextmanager

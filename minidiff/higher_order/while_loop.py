@@ -14,9 +14,9 @@ from minidiff.higher_order.carries import Carry, as_carried, moved_body
 from minidiff.higher_order.cond import cond_p
 from minidiff.higher_order.partial_eval import (
     BodyOperation,
-    Draft,
     LinearPart,
     Parts,
+    TracedBody,
     batched_type,
     chosen,
     concrete_value,
@@ -112,9 +112,9 @@ class While(BodyOperation):
         cond_consts, consts, init = cut(primals, k, n)
         _, t_consts, t_init = cut(tangents, k, n)
         types = cut(body.in_types, n)
-        draft, (_, moving) = moved_body(outside, body, types, (t_consts, t_init))
+        traced_body, (_, moving) = moved_body(outside, body, types, (t_consts, t_init))
         moved_types = chosen(types[1], moving)
-        tape, constants = draft.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
+        tape, constants = traced_body.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
         cond = Tape([*cond.inputs, *map(Var, moved_types)], cond.equations, cond.outputs)
         t_init = instantiated(chosen(t_init, moving), moved_types)
         body_consts = [*constants, *consts, *present(t_consts)]
@@ -152,7 +152,7 @@ class While(BodyOperation):
         def attempt(carry_batched):
             masks = [*batched[:k], *carry_batched], [*batched[k : k + n], *carry_batched]
             test, step = (
-                Draft(
+                TracedBody(
                     lambda *xs, tape=tape, mask=mask: run_batched(outside, tape, xs, mask),
                     [batched_type(t, size, b) for t, b in zip(tape.in_types, mask)],
                 )
@@ -176,7 +176,7 @@ class While(BodyOperation):
 
             types = [batched_type(t, size, b) for t, b in zip(cond.in_types, batched[:k])]
             types += [batched_type(t, size, b) for t, b in zip(body.in_types, masks[1])]
-            step, consts = Draft(masked, types), [*cond_consts, *consts]
+            step, consts = TracedBody(masked, types), [*cond_consts, *consts]
             tape, constants = step.close(lambda r: r)
         else:
             tape, constants = step.close(lambda r: filled(*r, carry_batched, size))
@@ -227,10 +227,10 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         return going
 
     if staging():
-        draft, types = carry.recorded(step)
-        condition = Draft(lambda *leaves: [test(leaves)], types)
+        traced_body, types = carry.recorded(step)
+        condition = TracedBody(lambda *leaves: [test(leaves)], types)
         closed = _check_condition(carry, condition, types)
-        body = draft.close(lambda r: map(as_carried, r[0], types))
+        body = traced_body.close(lambda r: map(as_carried, r[0], types))
         init = [*map(as_carried, carry.init, types)]
         return carry.tree(while_p.bind_loop(closed, body, init))
 
@@ -239,7 +239,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         if types is None:
             values, types, (new, _) = carry.eagerly(step)
         else:
-            new = carry.settled(types, step(values)[0])
+            new = carry.resharded(types, step(values)[0])
         if isinstance(going, BatchTracer):
             with checking(current_scope(), False):
                 new = cond_p.select(going, [new, values])
@@ -252,13 +252,13 @@ def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) 
     """Whether a condition, the `test` of these values, holds, for one element at least."""
     if typeof(going).variance:
         types = [typeof(x) for x in values]
-        _check_condition(carry, Draft(lambda *leaves: [test(leaves)], types), types)
+        _check_condition(carry, TracedBody(lambda *leaves: [test(leaves)], types), types)
     while isinstance(going, BatchTracer):
         going = going.value
     return bool(numpy.any(concrete_value(going, CONDITION)))
 
 
-def _check_condition(carry: Carry, condition: Draft, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
+def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
     """The closed tape of a loop's condition; VarianceError, naming the carries that are to blame, if it varies."""
     tape, constants = condition.close(lambda r: r)
     t = tape.out_types[0]

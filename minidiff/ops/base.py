@@ -132,7 +132,7 @@ class Differential(Primitive):
     derivative is made of.
     """
 
-    lifts_operands = False
+    operands_agree = False
     takes_types = True
 
     def __init__(

@@ -355,13 +355,13 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
             refuse(f"the number of labels in '{term}' does not fit its operand")
     if max(ranks) > len(free):
         refuse("there are too many labels")
-    spread = "".join(reversed(free[: max(ranks)]))
+    ellipsis = "".join(reversed(free[: max(ranks)]))
     if not arrow:
         out = "..." + "".join(i for i in sorted(set(left) - set(".,")) if left.count(i) == 1)
-    if spread and "..." not in out:
+    if ellipsis and "..." not in out:
         refuse("the result has no ellipsis, but operands have dimensions there,")
-    out = out.replace("...", spread)
-    terms = [term.replace("...", spread[len(spread) - rank :]) for term, rank in zip(terms, ranks)]
+    out = out.replace("...", ellipsis)
+    terms = [term.replace("...", ellipsis[len(ellipsis) - rank :]) for term, rank in zip(terms, ranks)]
     for i in out:
         if out.count(i) > 1 or not any(i in term for term in terms):
             refuse(f"the result's label '{i}' " + ("is there twice" if out.count(i) > 1 else "is in no operand"))

@@ -42,7 +42,7 @@ class Print(Primitive):
     """
 
     multiple_results = True
-    lifts_operands = False
+    operands_agree = False
     has_effect = True
 
     def __init__(self) -> None:

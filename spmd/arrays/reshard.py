@@ -31,7 +31,7 @@ import numpy
 import collectives
 from collectives.backends.base import index_along
 from minidiff import tree
-from minidiff.core import Tracer, Value, current_scope, lift_to, show_axes, typeof
+from minidiff.core import Tracer, Value, current_scope, pbroadcast_to, show_axes, typeof
 from minidiff.forward import as_value
 from minidiff.ops.base import Linear
 from minidiff.text import Text
@@ -39,16 +39,16 @@ from minidiff.vmap import BatchTracer
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import (
-    Layout,
     P,
     PartitionSpec,
+    Sharding,
     check_divides,
     check_is_spec,
     check_ndim,
     check_spec,
     check_whole,
     is_spec,
-    parts_along,
+    part_count,
 )
 from spmd.shard_map import everywhere, shard_map_p
 
@@ -123,7 +123,7 @@ def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: 
             tuple(math.gcd(n, every) for n in shape),
             sizes,
         )[end],
-        *[_step("pscatter", (one.axis,), one.layout, 0, axis=one.dim) for one in reversed(back)],
+        *[_step("pscatter", (one.axis,), one.sharding, 0, axis=one.dim) for one in reversed(back)],
     ]
     befores = (have, *[step.after for step in steps])
     return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
@@ -134,17 +134,17 @@ class OfOneRank(NamedTuple):
 
     axis: str
     dim: int
-    layout: Dims
+    sharding: Dims
     without: Dims
 
 
-def _of_one_rank(layout: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
+def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
     """The axes of one rank in a layout, one after the other: they are taken away first, and put back last."""
     found = []
-    for d, a in [(d, a) for d, split in enumerate(layout) for a in split if sizes[a] == 1]:
-        without = tuple(tuple(b for b in split if b != a) for split in layout)
-        found.append(OfOneRank(a, d, layout, without))
-        layout = without
+    for d, a in [(d, a) for d, split in enumerate(sharding) for a in split if sizes[a] == 1]:
+        without = tuple(tuple(b for b in split if b != a) for split in sharding)
+        found.append(OfOneRank(a, d, sharding, without))
+        sharding = without
     return found
 
 
@@ -178,7 +178,7 @@ def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Size
 
 def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
     """The steps that lead on from a layout, along axes that are of use."""
-    ranks = [parts_along(axes, sizes) for axes in at]
+    ranks = [part_count(axes, sizes) for axes in at]
     block = nbytes // math.prod(ranks)
     taken = frozenset(a for axes in at for a in axes)
     dims = range(len(at))
@@ -189,7 +189,7 @@ def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int],
     for d in dims:
         for k in range(len(at[d])):
             kept, moved = at[d][:k], at[d][k:]
-            n = parts_along(moved, sizes)
+            n = part_count(moved, sizes)
             yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
             for e in dims:
                 if e != d and shape[e] // ranks[e] % n == 0:
@@ -204,21 +204,21 @@ def _step(collective: str, axes: tuple[str, ...], after: Dims, nbytes: int, **op
     return Step(collective, axes, (*options.items(), ("tiled", True)), after, nbytes)
 
 
-def _changed(layout: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
-    return tuple(dims.get(d, axes) for d, axes in enumerate(layout))
+def _changed(sharding: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
+    return tuple(dims.get(d, axes) for d, axes in enumerate(sharding))
 
 
 def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
     """The other layouts along the same axes that split each dimension into as many parts."""
-    parts = [parts_along(axes, sizes) for axes in at]
+    parts = [part_count(axes, sizes) for axes in at]
     for order in itertools.permutations([a for axes in at for a in axes]):
         rest, after = list(order), []
         for n in parts:
             taken: tuple[str, ...] = ()
-            while rest and parts_along(taken, sizes) < n:
+            while rest and part_count(taken, sizes) < n:
                 taken = (*taken, rest.pop(0))
             after.append(taken)
-        if tuple(after) != at and [parts_along(axes, sizes) for axes in after] == parts:
+        if tuple(after) != at and [part_count(axes, sizes) for axes in after] == parts:
             yield tuple(after)
 
 
@@ -232,10 +232,10 @@ def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, 
     """From which rank along `axes` each one gets its block, as pairs (source, destination)."""
     places = list(itertools.product(*[range(sizes[a]) for a in axes]))
 
-    def block(layout: Dims, place: tuple[int, ...]) -> tuple:
+    def block(sharding: Dims, place: tuple[int, ...]) -> tuple:
         """Which block the rank at this place has, counted along the axes that change places."""
         coordinates = {**dict.fromkeys(sizes, 0), **dict(zip(axes, place))}
-        return tuple(index_along(split, coordinates, sizes) for split in layout)
+        return tuple(index_along(split, coordinates, sizes) for split in sharding)
 
     sources = {block(at, place): rank for rank, place in enumerate(places)}
     return tuple((sources[block(after, place)], rank) for rank, place in enumerate(places))
@@ -257,13 +257,13 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
-    layout = typeof(x).layout
-    if isinstance(x, BatchTracer) or (layout is not None and layout.is_element):
+    sharding = typeof(x).sharding
+    if isinstance(x, BatchTracer) or (sharding is not None and sharding.is_element):
         return reshard_p.bind(x, mesh=mesh, have=have, want=want)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
-        return [lift_to(steps(block), want.axes)], (want,)
+        return [pbroadcast_to(steps(block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
@@ -271,15 +271,15 @@ def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec
 def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
     """The whole batch redistributed: it stays split along the axes that its elements need not be."""
     t = typeof(args[0])
-    own = t.layout if t.layout is not None and t.layout.mesh.is_like(mesh) else Layout(mesh, P())
-    return settled(args[0], mesh, own.of_batch(0, t.ndim, want))
+    own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
+    return resharded(args[0], mesh, own.of_batch(0, t.ndim, want))
 
 
 #: An element of a batch redistributed, derivatives being taken of it perhaps: what is done with all of them waits for
 #: the `vmap` further down.
 reshard_p = Linear(
     "reshard",
-    lambda x, mesh, have, want: settled(x, mesh, want),
+    lambda x, mesh, have, want: resharded(x, mesh, want),
     lambda x, mesh, have, want: (x.shape, x.dtype),
     lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
     _redistribute_batch,
@@ -332,15 +332,15 @@ def reshard(x: Any, spec: Any) -> Any:
     >>> spmd.communication(lambda x: reshard(x, spmd.P(None, 'i')))(x).counts
     {'all_to_all': 1}
     """
-    layouts = [typeof(as_value(leaf)).layout for leaf in tree.leaves(x)]
-    beside = next((layout.mesh for layout in layouts if layout is not None), None)
+    shardings = [typeof(as_value(leaf)).sharding for leaf in tree.leaves(x)]
+    beside = next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
     def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
-        layout = typeof(leaf).layout
-        mesh = beside if layout is None else layout.mesh
+        sharding = typeof(leaf).sharding
+        mesh = beside if sharding is None else sharding.mesh
         if mesh is None and to == P():
             return leaf
-        return _laid_out_anew(leaf, layout_of(leaf, path).mesh if mesh is None else mesh, to, path)
+        return _laid_out_anew(leaf, sharding_of(leaf, path).mesh if mesh is None else mesh, to, path)
 
     return _map_specs("reshard", x, spec, place)
 
@@ -364,8 +364,8 @@ def gather(x: Any) -> Any:
 def _gathered(x: Any) -> Any:
     if isinstance(x, ShardedArray):
         return x.gather()
-    layout = typeof(as_value(x)).layout if isinstance(x, Tracer) else None
-    return x if layout is None else layout.gathered(as_value(x))
+    sharding = typeof(as_value(x)).sharding if isinstance(x, Tracer) else None
+    return x if sharding is None else sharding.gathered(as_value(x))
 
 
 def spec_of(x: Any) -> Any:
@@ -385,8 +385,8 @@ def spec_of(x: Any) -> Any:
 def _spec_of(x: Any) -> PartitionSpec:
     if isinstance(x, ShardedArray):
         return x.spec
-    layout = typeof(as_value(x)).layout
-    return P() if layout is None else layout.spec
+    sharding = typeof(as_value(x)).sharding
+    return P() if sharding is None else sharding.spec
 
 
 def explain_reshard(x: Any, spec: PartitionSpec) -> str:
@@ -403,7 +403,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
       all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 32 bytes
     """
     x = as_value(x)
-    mesh, have, _ = layout_of(x, "explain_reshard: x")
+    mesh, have, _ = sharding_of(x, "explain_reshard: x")
     check_is_spec("spec", spec)
     _check("explain_reshard: x", x, mesh, spec)
     steps = route_of(x, mesh, have, spec)
@@ -451,26 +451,26 @@ def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
 
 def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
     _check(path, x, mesh, spec)
-    found = settled(x, mesh, spec)
+    found = resharded(x, mesh, spec)
     if found is not x and isinstance(x, numpy.ndarray) and numpy.may_share_memory(found.data, x):
         found.data = found.data.copy()  # whoever writes into `x` later does not mean this
     return found
 
 
-def settled(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+def resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """`x` laid out over `mesh` as `spec` says, wherever it is now."""
-    here, have, _ = typeof(x).layout or Layout(mesh, P())
+    here, have, _ = typeof(x).sharding or Sharding(mesh, P())
     if not here.is_like(mesh):
         x, have = redistributed(x, here, have, P()), P()
     return x if have == spec else redistributed(x, mesh, have, spec)
 
 
-def layout_of(x: Value, path: str) -> Layout:
+def sharding_of(x: Value, path: str) -> Sharding:
     """The mesh that `x` lies on, and its spec. Raises TypeError for what lies on none."""
-    layout = typeof(x).layout
-    if layout is None:
+    sharding = typeof(x).sharding
+    if sharding is None:
         raise TypeError(
             f"{path} has type {typeof(x)} and lies on no mesh, so nothing says over which ranks to split it: write "
             "distribute(x, mesh, spec)"
         )
-    return layout
+    return sharding

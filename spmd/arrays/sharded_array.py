@@ -7,7 +7,7 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import place_of
-from collectives.backends.simulated import Stacked, join_blocks
+from collectives.backends.simulated import Simulated, join_blocks
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type, laid_out
@@ -85,7 +85,7 @@ class ShardedArray(Tracer):
         raise TypeError("a ShardedArray cannot be written into; make the new one instead: x = x.at[i].set(v)")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if not isinstance(self.mesh.ranks, Stacked):
+        if not isinstance(self.mesh.ranks, Simulated):
             raise TypeError(
                 f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}, "
                 "and cannot be pickled: who loads it has other ranks. Pickle x.gather(), which every rank must call, "
@@ -106,7 +106,7 @@ class ShardedArray(Tracer):
             return func(*_whole(args), **_whole(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
-        return self.type.layout.settled(found) if alike else found
+        return self.type.sharding.resharded(found) if alike else found
 
     def __repr__(self) -> str:
         if self.mesh.ranks.is_here(self.held):

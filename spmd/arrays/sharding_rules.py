@@ -39,7 +39,7 @@ from minidiff.core import (
     current_scope,
     is_scalar_constant,
     leak_message,
-    lift_to,
+    pbroadcast_to,
     running,
     typeof,
 )
@@ -63,10 +63,10 @@ from minidiff.ops.indexing import gather_p, slice_p, take
 from minidiff.ops.shape import concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.updates import scatter_set_p
 from spmd.arrays.ranges import in_step, in_step_backwards, of_block, pieces
-from spmd.arrays.reshard import Dims, Route, Sizes, redistributed, reshard_p, route, settled, sizes_of
+from spmd.arrays.reshard import Dims, Route, Sizes, redistributed, reshard_p, resharded, route, sizes_of
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
-from spmd.partition import P, PartitionSpec, parts_along
+from spmd.partition import P, PartitionSpec, part_count
 from spmd.shard_map import everywhere, shard_map_p
 
 Label = Hashable  # None: the dimension must be whole
@@ -336,14 +336,14 @@ def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: d
     ranks add up what they found, if that is cheaper than to have x whole.
     """
     x, *indices = types
-    (together, each), rest = _indexed(x.shape, indices)
+    (variadic, each), rest = _indexed(x.shape, indices)
     at = tuple(("at", d) for d in range(len(indices)))
 
     def run(way: Way, x: Value, *indices: Value) -> Value:
         split = [d for d, label in enumerate(at) if label in way]
         return _found_here(x, indices, {d: (way[at[d]], types[0].shape[d]) for d in split})
 
-    return Rule(((*at, *rest), *each), ((*together, *rest),), _sum(outs), stays=False, run=run)
+    return Rule(((*at, *rest), *each), ((*variadic, *rest),), _sum(outs), stays=False, run=run)
 
 
 def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple[str, ...], int]]) -> Value:
@@ -384,9 +384,9 @@ def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], para
 def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tuple[Labels, list[Labels]], Labels]:
     """The labels that indices have together, and each of them; and of the dimensions that they leave."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
-    together = tuple(("index", d) for d in range(len(wide)))
+    variadic = tuple(("index", d) for d in range(len(wide)))
     each = [tuple(None if d is None else ("index", d) for d in _aligned(t.shape, wide)) for t in indices]
-    return (together, each), tuple(range(len(indices), len(shape)))
+    return (variadic, each), tuple(range(len(indices), len(shape)))
 
 
 def _product(x: Value, axes: tuple[str, ...]) -> Value:
@@ -550,12 +550,12 @@ def choose(
     candidates = []
     for way in _ways(operands, results, dict(sizes)):
         moved = sum(
-            route(have, _layout(way, labels), shape, itemsize, sizes).bytes
+            route(have, _sharding(way, labels), shape, itemsize, sizes).bytes
             for (labels, shape, itemsize), have in operands
         )
         n = _parts([some for label, some in way.items() if label not in kept], dict(sizes))
         blocks = sum(
-            itemsize * math.prod(shape) // _parts(_layout(way, labels), dict(sizes))
+            itemsize * math.prod(shape) // _parts(_sharding(way, labels), dict(sizes))
             for labels, shape, itemsize in results
         )
         total = moved + moves * blocks * (n - 1) // n
@@ -588,20 +588,20 @@ def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], size
             yield way
 
 
-def _layout(way: Way, labels: Labels) -> Dims:
+def _sharding(way: Way, labels: Labels) -> Dims:
     """How an array with these labels is laid out."""
     return tuple(way.get(label, ()) for label in labels)
 
 
 def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
     """How many blocks there are along these axes."""
-    return parts_along(itertools.chain(*dims), sizes)
+    return part_count(itertools.chain(*dims), sizes)
 
 
 # ---------------------------------------------------------------- the operation
 
 
-def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
     """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
 
     Of operands that lie on several meshes, those stay that lie on one like the first operand's; others are made whole.
@@ -609,15 +609,15 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
     """
     if interpreter.scope is not None:
         return None
-    layouts = [typeof(x).layout if isinstance(x, Tracer) else None for x in args]
-    if any(layout is not None and layout.is_element for layout in layouts):
+    shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in args]
+    if any(sharding is not None and sharding.is_element for sharding in shardings):
         return None  # it is done with all elements at once, further down
     if primitive is reshard_p:  # of what turned out to be the same for all elements
         with running(interpreter):
-            return settled(*args, params["mesh"], params["want"])
+            return resharded(*args, params["mesh"], params["want"])
     if primitive.has_effect and not isinstance(interpreter, Evaluate):
         return None
-    meshes = [layout.mesh for layout in layouts if layout is not None]
+    meshes = [sharding.mesh for sharding in shardings if sharding is not None]
     if isinstance(interpreter, Evaluate):
         _check_alive(args)
         if primitive.has_effect:  # it sees sharded arrays as the user does
@@ -628,15 +628,15 @@ def spread(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value]
         return None
     mesh = meshes[0]
     if not all(other.is_like(mesh) for other in meshes):
-        here = [t is None or t.mesh.is_like(mesh) for t in layouts]
+        here = [t is None or t.mesh.is_like(mesh) for t in shardings]
         with running(interpreter):
-            args = [x if yes else redistributed(x, *t[:2], P()) for x, t, yes in zip(args, layouts, here)]
-        layouts = [t if yes else None for t, yes in zip(layouts, here)]
+            args = [x if yes else redistributed(x, *t[:2], P()) for x, t, yes in zip(args, shardings, here)]
+        shardings = [t if yes else None for t, yes in zip(shardings, here)]
     types = [typeof(x) for x in args]
-    specs = [WHOLE if layout is None else layout.spec for layout in layouts]
+    specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
     laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
     dims, in_parts = IN_PARTS.get(primitive.name, (None, None))
-    if in_parts is not None and layouts[0] is not None and any(laid[0][d] for d in dims(types, params)):
+    if in_parts is not None and shardings[0] is not None and any(laid[0][d] for d in dims(types, params)):
         with running(interpreter):
             return in_parts(*args, **params)
     operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, laid))
@@ -691,14 +691,14 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     have = [dims for _, dims in operands]
     results = tuple((labels, t.shape, t.dtype.itemsize) for labels, t in zip(rule.results, outs))
     way = choose(tuple(zip(arrays, have)), results, rule.moves, rule.stays, sizes)
-    out_layouts = [_layout(way, labels) for labels in rule.results]
+    out_shardings = [_sharding(way, labels) for labels in rule.results]
     kept = {label for labels in rule.results for label in labels}
     changed = dict(rule.params)
     if "shape" in given:
-        changed["shape"] = tuple(n // parts_along(axes, known) for n, axes in zip(outs[0].shape, out_layouts[0]))
+        changed["shape"] = tuple(n // part_count(axes, known) for n, axes in zip(outs[0].shape, out_shardings[0]))
     return Plan(
         routes=[
-            route(dims, _layout(way, labels), shape, itemsize, sizes)
+            route(dims, _sharding(way, labels), shape, itemsize, sizes)
             for (labels, shape, itemsize), dims in zip(arrays, have)
         ],
         run=rule.run,
@@ -707,7 +707,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         varying=frozenset(a for axes in way.values() for a in axes),
         over=tuple(a for label, axes in way.items() if label not in kept for a in axes),
         reduce=rule.reduce,
-        out_specs=tuple(map(PartitionSpec.of_dims, out_layouts)),
+        out_specs=tuple(map(PartitionSpec.of_dims, out_shardings)),
         of_whole=rule.of_whole,
     )
 
@@ -736,11 +736,11 @@ def _mapped(
         found = found if primitive.multiple_results else [found]
         if plan.over and plan.reduce is not None:
             found = [plan.reduce(x, plan.over) for x in found]
-        return [lift_to(x, spec.axes) for x, spec in zip(found, plan.out_specs)], plan.out_specs
+        return [pbroadcast_to(x, spec.axes) for x, spec in zip(found, plan.out_specs)], plan.out_specs
 
     in_specs = tuple(specs[i] for i in arrays)
     found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
     return found if primitive.multiple_results else found[0]
 
 
-core.spread = spread
+core.dispatch_to_shards = dispatch_to_shards

@@ -24,7 +24,7 @@ from spmd.partition import (
     check_ndim,
     check_spec,
     check_whole,
-    parts_along,
+    part_count,
 )
 from spmd.report.table import paragraph
 
@@ -38,7 +38,7 @@ LEFT_OUT = "…"
 Block = tuple[int, ...]  # for each dimension, which part
 
 
-class Sharding:
+class ShardingPicture:
     """What `visualize_sharding` returns. Printing it shows which block is on which rank, as does a notebook.
 
     `ranks` says it too: for each block (the number of its part along each dimension) the ranks that have it.
@@ -51,7 +51,7 @@ class Sharding:
         self.mesh = mesh
         self.spec = spec
         sizes = mesh.shape if mesh is not None else {}
-        self.parts = tuple(parts_along(axes, sizes) for axes in spec.dims(len(self.shape)))
+        self.parts = tuple(part_count(axes, sizes) for axes in spec.dims(len(self.shape)))
         self.ranks = self._ranks(sizes)
 
     def _ranks(self, sizes: dict[str, int]) -> dict[Block, list[int]]:
@@ -233,7 +233,7 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colou
 # ---------------------------------------------------------------- what users call
 
 
-def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | None = None) -> Sharding:
+def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | None = None) -> ShardingPicture:
     """A picture of which block of an array is on which rank: `visualize_sharding(x)`.
 
     `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that it is, or would be, split by; or
@@ -265,14 +265,14 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         missing, given = ("spec", "mesh") if spec is None else ("mesh", "spec")
         raise TypeError(f"visualize_sharding: a {given} says nothing without a {missing}: give both, or neither")
     if mesh is None and isinstance(x, ShardedArray):
-        return Sharding(shape, x.mesh, x.spec, dtype)
+        return ShardingPicture(shape, x.mesh, x.spec, dtype)
     if mesh is None:
         if dtype is None:
             raise TypeError(
                 f"visualize_sharding: the shape {shape} alone says nothing of ranks; give the mesh and the spec too, "
                 f"as in visualize_sharding({shape}, mesh, P('x'))"
             )
-        return Sharding(shape, None, PartitionSpec(), dtype)
+        return ShardingPicture(shape, None, PartitionSpec(), dtype)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
     check_is_spec("spec", spec)
@@ -280,7 +280,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
     check_whole(spec, "spec")
     check_ndim(spec, shape, "spec", "the array")
     check_divides(spec, shape, mesh.shape, "spec", "the array")
-    return Sharding(shape, mesh, spec, dtype)
+    return ShardingPicture(shape, mesh, spec, dtype)
 
 
 def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:

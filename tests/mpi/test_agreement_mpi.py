@@ -199,7 +199,7 @@ def test_calls_of_known_types_communicate_nothing():
     """Nor does recording a program, which one rank may do alone."""
     mesh, size = of_all(), MPI.COMM_WORLD.size
     x = np.ones((size, next(new_sizes)))
-    lockstep, compared = mesh.ranks.comm.lockstep, []
+    mismatch_check, compared = mesh.ranks.comm.mismatch_check, []
 
     def mapped():  # a new one each time
         return spmd.shard_map(lambda x: 2.0 * x, mesh=mesh, in_specs=P("i"), out_specs=P("i"))
@@ -209,12 +209,12 @@ def test_calls_of_known_types_communicate_nothing():
         md.make_tape(f)(x)
         md.jit(f).source(x)
     f(x)
-    lockstep.wait, wait = lambda *args: compared.append(args), lockstep.wait
+    mismatch_check.wait, wait = lambda *args: compared.append(args), mismatch_check.wait
     try:
         f(x), mapped()(x), md.jit(mapped())(x), md.jit(f)(x)
     finally:
-        lockstep.wait = wait
-    assert compared == [] and len(lockstep.since) == 0
+        mismatch_check.wait = wait
+    assert compared == [] and len(mismatch_check.since) == 0
 
 
 # ---------------------------------------------------------------- unmapped values, where one asks for it
