@@ -129,7 +129,7 @@ def test_every_further_instruction_occurs():
     assert names == {*LOCAL, *COLLECTIVE, *FURTHER}
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=80, derandomize=True)
 @given(seeds)
 @examples(610, 2584, 5124)  # values of the root's that ranks take to be their own
 def test_gradients_of_further_collectives(seed):
