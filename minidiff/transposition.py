@@ -48,9 +48,8 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
     >>> tape = make_tape(lambda x, y: (x * y).sum())(np.ones(3), np.ones(3))
     >>> print(transpose(tape, linear=0))
     lambda a:f64[], b:f64[3]:
-      c:f64[3] = broadcast_to(a, shape=(3,))
-      d:f64[3] = multiply(c, b)
-      return d
+      c:f64[3] = multiply(a, b)
+      return c
     >>> transpose(transpose(tape, linear=0), linear=0) == tape
     True
 

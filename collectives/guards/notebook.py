@@ -18,6 +18,7 @@ FAILED, COMING = 31998, 31999  # tags of messages
 LONGEST = 2e-4  # seconds between two looks at whether others have come
 LOOKS = 50
 PATIENCE = 2.0  # seconds that messages may take to leave
+GRACE = 0.3  # seconds in which what a rank sent before it failed may still arrive, by way of slower ranks
 
 
 class OtherRankError(RuntimeError):
@@ -41,6 +42,7 @@ class Session:
         self.world = world
         self.cell = 1
         self.generation = 0
+        self.heard = 0.0  # when another one was heard to have failed
         self.failed: dict[int, tuple[int, str]] = {}  # rank -> when it failed last, and of what
         self.came: dict[tuple, set[int]] = {}  # where to -> ranks that have told so
         self.in_step = True  # whether no call was given up while others had yet to answer it
@@ -91,10 +93,13 @@ class Session:
         while self.world.iprobe(tag=FAILED):
             rank, what = self.world.recv(tag=FAILED)
             self.failed[rank] = what
+            self.heard = time.monotonic()
 
     def check(self, ranks: Collection[int] | None = None) -> None:
         """Raise OtherRankError where one (of these) that this rank waits for has failed."""
         self.listen()
+        if time.monotonic() < self.heard + GRACE:
+            return
         for rank, (cell, text) in sorted(self.failed.items()):
             if cell >= self.cell and (ranks is None or rank in ranks):
                 raise OtherRankError(f"rank {rank} failed, and this rank waited for it. There it was {text}")
