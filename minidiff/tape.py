@@ -254,7 +254,7 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | 
         raise TypeError(f"{p}: the tape says {_listed(found)}, the rules say {_listed(derived)}")
     for t, u in zip(found, derived):
         if u.sharding is not None and not (t.sharding is not None and t.sharding.is_like(u.sharding)):
-            raise TypeError(f"{p}: the tape says that {t} has the layout {t.layout}, the rules say {u.layout}")
+            raise TypeError(f"{p}: the tape says that {t} has the sharding {t.sharding}, the rules say {u.sharding}")
     if typed:
         p.check_variance(arrays, params)
 

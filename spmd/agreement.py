@@ -95,7 +95,7 @@ def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out
 
 
 def _type_and_sharding(t: ShapedArray) -> str:
-    return f"{t}, a ShardedArray split as {t.layout.spec}" if t.sharding is not None else str(t)
+    return f"{t}, a ShardedArray split as {t.sharding.spec}" if t.sharding is not None else str(t)
 
 
 _ADVICE = {

@@ -392,9 +392,9 @@ class Input:
         )
 
     def laid_out(self, x: numpy.ndarray) -> str:
-        if self.sharding == "stride 0" and not x.size:
+        if self.layout == "stride 0" and not x.size:
             return literal(x)
-        return LAYOUTS[self.sharding].format(x=literal(x), shape=x.shape, dtype=self.dtype)
+        return LAYOUTS[self.layout].format(x=literal(x), shape=x.shape, dtype=self.dtype)
 
 
 NAMES = "abcdefghijklmnopqrstuvwxyz"
@@ -1025,7 +1025,7 @@ def _smaller(program: Program) -> Iterator[Program]:
         uses = [*results, *lines.values(), *(k.same_as for k in rest.values())]
         if rest and not any(re.search(rf"\b{name}\b", text) for text in uses):
             yield dataclasses.replace(program, inputs=rest)
-        if kind.sharding != "C":
+        if kind.layout != "C":
             yield dataclasses.replace(program, inputs={**inputs, name: dataclasses.replace(kind, layout="C")})
 
 

@@ -342,7 +342,7 @@ def test_what_lies_on_ranks_in_another_way_than_the_tape_says_is_found():
     tape = md.make_tape(lambda x: twice(twice(x)))(X)
     tape.check()
     tape.equations[0].outputs[0].type.sharding = None
-    with pytest.raises(TypeError, match=r"^shard_map: .* f64\[4,2\] has the layout None, the rules say"):
+    with pytest.raises(TypeError, match=r"^shard_map: .* f64\[4,2\] has the sharding None, the rules say"):
         tape.check()
 
 
