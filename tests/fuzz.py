@@ -467,7 +467,10 @@ def drawn(seed: str) -> Program:
         value = _tried(line, draw.values)
         if value is not None:
             lines[name], draw.values[name] = line, value
-    results = {list(draw.values)[-1], *draw.rng.sample(list(draw.values), draw.rng.randrange(MAX_RESULTS))}
+    results = {
+        list(draw.values)[-1],
+        *draw.rng.sample(list(draw.values), min(draw.rng.randrange(MAX_RESULTS), len(draw.values))),
+    }
     return Program(inputs, lines, tuple(sorted(results & {*lines} or results)), seed)
 
 
