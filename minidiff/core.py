@@ -626,7 +626,8 @@ def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) ->
 class Recording:
     """How the derivative of an operation is recorded on a linear tape.
 
-    It is recorded as `operation`; `keep` picks the operands out of `(type of the result, result, *operands, *names of tangents)`.
+    It is recorded as `operation`. `keep` picks its operands out of
+    `(type of the result, result, *operands, *names of tangents)`.
     """
 
     __slots__ = ("operation", "keep", "types")

@@ -146,7 +146,7 @@ class Tape:
         return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
 
     def check(self, typed: bool = True) -> None:
-        """Infer every type again by the operations' rules; raise TypeError if one is wrong.
+        """Infer every type again by the operations' rules; TypeError if one is wrong.
 
         This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the
         type on the tape and the type that the rules give. `typed` says whether operands must also agree in variance.
@@ -177,7 +177,7 @@ class Tape:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """The printed tape, with greyed types and each axis in its colour."""
+        """The printed tape, with gray types and each axis in its own color."""
         from minidiff.show.colours import types_as_html  # only notebooks need it
 
         return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
@@ -367,7 +367,7 @@ class Recorder(Interpreter):
         return RecordedTracer(self, outputs[0])
 
     def source(self) -> Location | None:
-        """The current source line, if an interpreter below keeps sources."""
+        """The current source line, if this or a lower interpreter keeps sources."""
         interpreter: Interpreter | None = self
         while interpreter is not None:
             if interpreter.keeps_sources:
