@@ -22,7 +22,7 @@ from minidiff.tape import Equation, Tape, bodies_of
 
 
 def apart(results: Sequence[Value], held: Sequence[Value] = ()) -> Sequence[Value]:
-    """Copy each result that is read-only or shares memory with a previous one or `held`."""
+    """Copy results that are read-only or share memory with a prior one or `held`."""
     if len(results) == 1 and not held and getattr(results[0], "base", None) is None:
         return results
     taken = {id(x if x.base is None else owner_of(x)) for x in held if isinstance(x, numpy.ndarray)}

@@ -1,4 +1,4 @@
-"""Debugging aids: `debug_nans`, to find what makes a NaN or infinity, and `print`.
+"""Debugging aids: `debug_nans` finds what makes a NaN or an infinity; `print`.
 
 While `debug_nans` is on, the bottom of the stack is another interpreter, which evaluates as `Evaluate` does and checks
 each result. All fast paths (compiled programs, derivatives recorded as one equation) require `EVALUATE` itself, so

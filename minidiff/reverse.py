@@ -368,7 +368,7 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
     return pbroadcast_to(ct, type.variance)
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:

@@ -68,9 +68,10 @@ def _displayed(error: BaseException | None) -> list[BaseException]:
 
 @contextlib.contextmanager
 def short(error: BaseException | None) -> Iterator[None]:
-    """Hide the library's frames of an exception, its causes and contexts, while displayed.
+    """Hide the library's frames of an exception while it is displayed.
 
-    A context that has only library frames was handled by the library, and is not displayed at all.
+    This includes its causes and contexts. A context that has only library frames was handled by the library, and is not
+    displayed at all.
     """
     whole = [] if _shows_all() else [(e, e.__traceback__, e.__suppress_context__) for e in _displayed(error)]
     try:
@@ -144,7 +145,7 @@ def install() -> None:
 
 
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Mark the library's frames of a test's exception as hidden from pytest."""
+    """Mark the library's frames of a test's exception for pytest to hide."""
     for e in [] if call.excinfo is None or _shows_all() else _displayed(call.excinfo.value):
         for entry in _hidden(e.__traceback__):
             entry.tb_frame.f_locals["__tracebackhide__"] = True
