@@ -1,4 +1,4 @@
-"""Neural network functions: activations, softmax, attention. The API follows `jax.nn`.
+"""Neural network functions, with the API of `jax.nn`.
 
 Values and derivatives are finite wherever they should be: at large numbers, at infinities, at ties.
 """
@@ -201,7 +201,7 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 
 
 def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The maximum of x along the axes, and x minus it (0 at the maximum, even if inf)."""
+    """The maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
     largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
     return largest, elementwise.difference_of(x, largest)
 

@@ -1,4 +1,4 @@
-"""Slices of static size at dynamic starts: `dynamic_slice` and the like, as in `jax.lax`.
+"""Slices of static size at dynamic starts, with the API of `jax.lax`.
 
 `x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: computed by the program, different
 on each rank (`axis_index`) or for each element of a `vmap`. A concrete start makes an ordinary slice, of `x[…]` or
@@ -194,9 +194,9 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
 
 
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
-    """`operand[start_index : start_index + slice_size]`, along an axis; the start may be traced.
+    """`operand[start_index : start_index + slice_size]`, along an axis.
 
-    It is clamped as in :func:`dynamic_slice`, so that the slice is within bounds.
+    The start may be traced. It is clamped as in :func:`dynamic_slice`, so that the slice is within bounds.
 
     >>> import numpy as np
     >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
@@ -210,9 +210,9 @@ def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, ax
 
 
 def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Value, axis: int) -> Value:
-    """Replace the slice of `operand` that starts at `start_index` along an axis.
+    """Replace the slice of `operand` at `start_index` along an axis by `update`.
 
-    `update` replaces it. Along the other axes the slice starts at 0.
+    Along the other axes the slice starts at 0.
 
     >>> import numpy as np
     >>> dynamic_update_slice_in_dim(np.zeros(5), np.ones(2), 3, 0)

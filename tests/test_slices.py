@@ -171,7 +171,7 @@ ERRORS = {
     "larger update": (
         lambda: md.dynamic_update_slice_in_dim(X, np.ones((3, 5)), 0, 1),
         ValueError,
-        r"f64\[3,5\] does not lie",
+        r"f64\[3,5\] does not fit",
     ),
     "loss": (
         lambda: md.dynamic_update_slice(X, 1j * X, (0, 0)),
