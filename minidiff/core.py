@@ -164,8 +164,8 @@ PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dt
 
 #: The advice for arrays of these dtype kinds.
 _INSTEAD_OF_DTYPES = {
-    "O": "convert it to one of numbers (of rows that have one length), as in x.astype(float)",
-    "M": "count from a moment, as in (x - x[0]) / numpy.timedelta64(1, 's')",
+    "O": "convert it to one of numbers (with rows of equal length), as in x.astype(float)",
+    "M": "subtract a reference time and divide by a unit, as in (x - x[0]) / numpy.timedelta64(1, 's')",
     "m": "divide it by a unit, as in x / numpy.timedelta64(1, 's')",
     **dict.fromkeys("SUT", "convert it to numbers, as in x.astype(float)"),
 }
@@ -802,7 +802,7 @@ class Primitive:
         raise TypeError(
             f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
             + (f" ({source})" if source is not None else "")
-            + ". Only what is linear has a transpose: of another function, its derivative md.linearize(f, *args)[1]"
+            + ". Only a linear function has a transpose; else transpose the derivative, md.linearize(f, *args)[1]"
         )
 
     def batch(self, args, batched, params):
@@ -824,7 +824,7 @@ def check_call(function: Callable, count: int, names: Iterable[str]) -> None:
     """Raise ValueError unless a function takes these operands and parameters."""
     if not _takes(function, count, frozenset(names)):
         operands = "1 operand" if count == 1 else f"{count} operands"
-        raise ValueError(f"it does not take {operands} and {_listed(sorted(names)) if names else 'no'} as parameters")
+        raise ValueError(f"it does not take {operands} and the parameters ({', '.join(sorted(names))})")
 
 
 @functools.cache
@@ -966,7 +966,7 @@ class Tracer:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TracerError(
-            f"a traced value ({self.type}) cannot be pickled: it means something within its transformation only. "
+            f"a traced value ({self.type}) cannot be pickled: it is only valid within its transformation. "
             "Return it from the function, and pickle the result; or, for its plain number, x.item()"
         )
 
@@ -977,8 +977,8 @@ class Tracer:
 
     def __setitem__(self, index, value):
         raise TypeError(
-            f"a traced value ({self.type}) cannot be written into: x[i] = v would change the past of the "
-            "computation. Make the new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); of "
+            f"a traced value ({self.type}) cannot be written into: x[i] = v would change a value that is "
+            "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); for "
             "a plain array x, minidiff.numpy.at(x)[i].set(v)."
         )
 

@@ -35,13 +35,13 @@ _INTEGERS = no_counterpart(
 )
 _REDUCE_AXES = no_counterpart("the types of a shard_map's body say where its cotangents are summed over ranks")
 _UNROLL = no_counterpart("loops are never unrolled")
-_CPU = no_counterpart("programs run on NumPy, on the processor; ranks are those of spmd.make_mesh")
+_CPU = no_counterpart("programs run on NumPy, on the CPU; spmd.make_mesh chooses the ranks")
 _SHARDINGS = no_counterpart(
-    "arguments are taken as they are split: split them by spmd.distribute, results by spmd.reshard, or say both in the "
+    "arguments keep their shardings: shard them by spmd.distribute, results by spmd.reshard, or give both in the "
     "in_specs and out_specs of a spmd.shard_map"
 )
 _DONATE = no_counterpart(
-    "a compiled program uses the memory of its own intermediate results again, never an argument's"
+    "a compiled program reuses the memory of its own intermediate results, never an argument's"
 )
 _DERIVATIVES = {"allow_int": _INTEGERS, "argnum": "write argnums="}
 _GRADIENTS = {
@@ -62,7 +62,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "keep_unused": no_counterpart("an argument that the program does not use is accepted, and ignored"),
         "inline": no_counterpart("a jit is always inlined in another transformation"),
         "abstracted_axes": no_counterpart("a program is compiled for each shape"),
-        "compiler_options": "write without=, the names of rewrites that are not to be made",
+        "compiler_options": "write without=, the names of the rewrites to skip",
     },
     "grad": _GRADIENTS,
     "value_and_grad": _GRADIENTS,
@@ -72,7 +72,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     "vmap": {
         "in_dims": "write in_axes=",
         "out_dims": "write out_axes=",
-        "spmd_axis_name": no_counterpart("the mapped axis of a sharded array stays split over the mesh as it is"),
+        "spmd_axis_name": no_counterpart("the mapped axis of a sharded array stays sharded over the mesh"),
     },
     "checkpoint": {
         "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
@@ -88,19 +88,19 @@ INSTEAD: dict[str, dict[str, str]] = {
     "fori_loop": {"unroll": _UNROLL},
     "cond": {
         "operand": "operands follow the functions: cond(pred, true_fun, false_fun, x)",
-        "linear": no_counterpart("which operands a branch is linear in is known from its tape"),
+        "linear": no_counterpart("a branch's tape shows in which operands it is linear"),
     },
     "switch": {"operand": "operands follow the functions: switch(index, branches, x)"},
     "shard_map": {
         "check_vma": "write check_rep=",
-        "auto": "write axis_names=, the set of all other axes: those that it maps over",
+        "auto": "write axis_names=, the set of the other axes, which it maps over",
     },
     "make_mesh": {
         "devices": no_counterpart(
             "the ranks are the launcher's, mpirun -n 8; comm=, an MPI communicator, chooses some"
         ),
         "axis_types": no_counterpart(
-            "shard_map maps over the axes in its axis_names, arrays are split along the others"
+            "shard_map maps over the axes in its axis_names; arrays are sharded along the others"
         ),
     },
 }

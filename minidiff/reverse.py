@@ -362,8 +362,8 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
         axes = show_axes(extra)
         raise VarianceError(
             f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
-            f"not: sum it, psum(ct, {axes}), if each rank has its part of it; or, if each has its own, let the value "
-            f"vary too: what it is computed from is pbroadcast(x, {axes}) then"
+            f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
+            f"the value vary too: compute it from pbroadcast(x, {axes})"
         )
     return pbroadcast_to(ct, type.variance)
 

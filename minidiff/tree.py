@@ -219,7 +219,7 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
             f"tree.register takes a class, and two functions: register(cls, flatten, unflatten); got {cls!r}"
         )
     if cls in _GIVEN:
-        raise ValueError(f"tree.register: it is known already how a {cls.__name__} is flattened; a class is given once")
+        raise ValueError(f"tree.register: {cls.__name__} is registered already, or is a built-in tree or leaf")
 
     def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
         found = flatten(x)
