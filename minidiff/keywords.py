@@ -40,9 +40,7 @@ _SHARDINGS = no_counterpart(
     "arguments keep their shardings: shard them by spmd.distribute, results by spmd.reshard, or give both in the "
     "in_specs and out_specs of a spmd.shard_map"
 )
-_DONATE = no_counterpart(
-    "a compiled program reuses the memory of its own intermediate results, never an argument's"
-)
+_DONATE = no_counterpart("a compiled program reuses the memory of its own intermediate results, never an argument's")
 _DERIVATIVES = {"allow_int": _INTEGERS, "argnum": "write argnums="}
 _GRADIENTS = {
     **_DERIVATIVES,
