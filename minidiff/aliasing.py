@@ -52,7 +52,7 @@ def keep_residuals(tape: Tape) -> None:
     (by its reference count), or if it is a view.
     """
     if current_interpreter() is not EVALUATE:
-        return  # the pullback is used up before the user gets an array to write into
+        return  # the pullback runs before the user can write into any array
     arrays = [x for eqn in _equations(tape) for x in eqn.inputs if isinstance(x, numpy.ndarray)]
     uses: dict[int, int] = {}
     for i in map(id, arrays):

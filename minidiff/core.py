@@ -300,7 +300,7 @@ class Interpreter:
         raise NotImplementedError
 
     def lower(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
-        """Run a compiled tape at once; None if it must be applied op by op."""
+        """Run a compiled tape as a whole; None if it must be applied op by op."""
         return None
 
     def adopt(self, x: Value) -> Value:

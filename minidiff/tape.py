@@ -94,7 +94,7 @@ class LocatedStep(Step):
 
 
 class Tape:
-    """Inputs, equations in order, and outputs. Constants are inline in the equations.
+    """A typed program: inputs, equations in order, outputs. Constants are inline.
 
     A tape is a function of its flat inputs: `tape(*values)` returns the list of its outputs.
     """
