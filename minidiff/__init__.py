@@ -1,9 +1,9 @@
-"""Automatic differentiation on NumPy: a tape, forward and reverse mode, to any order.
+"""Automatic differentiation on NumPy: forward and reverse mode, to any order.
 
-A function written with NumPy is run on tracers; what an operation then does is an interpretation of it: push tangents
-(`jvp`), linearise and transpose (`grad`, `vjp`), vectorise (`vmap`), record (`make_tape`). A recorded tape can be
-printed, drawn, checked, and compiled (`jit`). Control flow that tapes can hold is `cond` … `scan`; `checkpoint`
-keeps less for the way back; `custom_jvp` and `custom_vjp` take rules of one's own.
+A transformation runs a NumPy function on tracers, and interprets each operation: push tangents (`jvp`), linearize and
+transpose (`grad`, `vjp`), vectorize (`vmap`), record (`make_tape`). A recorded tape can be printed, drawn, checked, and
+compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `while_loop`, `fori_loop`, `scan`).
+`checkpoint` saves memory for the backward pass; `custom_jvp` and `custom_vjp` define custom derivative rules.
 
 >>> import minidiff as md
 >>> import minidiff.numpy as np
@@ -87,8 +87,8 @@ __all__ = [
     "while_loop",
 ]
 
-#: What most programs do without is imported when it is asked for: name -> module, and whether it is a name in it. (No
-#: such module has the name of what is in it: importing it would put the module in that name's place.)
+#: Rarely used names, which are imported lazily: name -> module, and whether it is a name in that module or the module
+#: itself. (A module must not have the same name as a function in it, since importing it would shadow the function.)
 _LATER = {
     **dict.fromkeys(
         ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.higher_order.checkpoint", True)
@@ -121,7 +121,7 @@ _LATER = {
 }
 
 
-if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
+if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import debug, nn
     from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
@@ -141,7 +141,7 @@ if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
     )
     from minidiff.transposition import linear_transpose, transpose
 
-else:  # to these it would say that there is every name
+else:  # type checkers would infer from it that every name exists
 
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:

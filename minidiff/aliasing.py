@@ -1,12 +1,12 @@
-"""Which results share memory, and with what.
+"""Which results share memory with arguments or with each other.
 
-What NumPy copies is a copy, also under every transformation: `np.copy(x)`, `+x`, `x.flatten()` are operations on the
-tape. What NumPy returns as a view of an argument (`x.T`, or `x` itself) is one where the function runs eagerly: the
-values that `jvp`, `vjp` and `grad` return with their derivatives, or that `checkpoint` and loops return. All other
-results (tangents, cotangents, gradients, what `vmap`, `jit` and `shard_map` return) do not share memory with arguments.
-No result shares memory with what the library keeps (constants of programs, buffers, what a pullback holds for its next
-call); and tangents, cotangents, gradients and results of `vmap` and `jit` share none with each other, and can be
-written into.
+Where NumPy copies, every transformation copies too: `np.copy(x)`, `+x` and `x.flatten()` are operations on the tape.
+Where NumPy returns a view of an argument (`x.T`, or `x` itself), so does a function that runs eagerly: this concerns
+the values that `jvp`, `vjp` and `grad` return with their derivatives, and the results of `checkpoint` and loops. All
+other results (tangents, cotangents, gradients, results of `vmap`, `jit` and `shard_map`) share no memory with
+arguments. No result shares memory with the library's own arrays (constants of programs, buffers, residuals of a
+pullback). Tangents, cotangents, gradients and results of `vmap` and `jit` share no memory with each other, and are
+writable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minidiff.tape import Equation, Tape, bodies_of
 
 
 def apart(results: Sequence[Value], held: Sequence[Value] = ()) -> Sequence[Value]:
-    """Copy those results that are read-only, or share memory with an earlier one or with a `held` array."""
+    """Copy results that are read-only or share memory with a prior one or `held`."""
     if len(results) == 1 and not held and getattr(results[0], "base", None) is None:
         return results
     taken = {id(x if x.base is None else owner_of(x)) for x in held if isinstance(x, numpy.ndarray)}
@@ -39,19 +39,20 @@ def apart(results: Sequence[Value], held: Sequence[Value] = ()) -> Sequence[Valu
 
 
 def owner_of(x: Any) -> Any:
-    """The object whose memory an array looks at: itself, or what it is a view of."""
+    """The object that owns an array's memory: itself, or the base of a view."""
     while (base := getattr(x, "base", None)) is not None:
         x = base
     return x
 
 
 def keep_residuals(tape: Tape) -> None:
-    """Copy what a linear tape holds of memory that others can write into: arguments, results, closed-over arrays.
+    """Copy the arrays on a linear tape that the user can still write into.
 
-    Others can where something besides the tape refers to an array on it; where it is a view, they are taken to.
+    These are arguments, results and closed-over arrays. An array is copied if something besides the tape refers to it
+    (by its reference count), or if it is a view.
     """
     if current_interpreter() is not EVALUATE:
-        return  # the pullback is used before the user gets hold of anything that can be written into
+        return  # the pullback runs before the user can write into any array
     arrays = [x for eqn in _equations(tape) for x in eqn.inputs if isinstance(x, numpy.ndarray)]
     uses: dict[int, int] = {}
     for i in map(id, arrays):
@@ -68,7 +69,7 @@ def keep_residuals(tape: Tape) -> None:
 
 
 def _equations(tape: Tape) -> Iterator[Equation]:
-    """The equations of a tape and of the bodies on it: of a checkpoint, that is what it computes once more."""
+    """The equations of a tape and its bodies (for a checkpoint, the recomputation)."""
     for eqn in tape.equations:
         yield eqn
         if eqn.primitive.is_higher_order:
@@ -76,5 +77,5 @@ def _equations(tape: Tape) -> Iterator[Equation]:
                 yield from _equations(body)
 
 
-#: The references to an object that come of counting them, as `keep_residuals` does, in a list.
+#: The extra references to an object while `keep_residuals` counts the references to it.
 _OF_THE_CALL = next(map(sys.getrefcount, [object()])) - 1

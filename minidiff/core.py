@@ -1,13 +1,13 @@
-"""Types, operations, tracers, and the interpreter that is current: what all else stands on.
+"""Types, primitives, tracers and the current interpreter.
 
-A program is a sequence of *operations* (:class:`Primitive`) on values. What an operation does when
-it is applied is decided by the *current interpreter*: evaluate it with NumPy, push a tangent through
-it, write it on a tape, run it on every rank. A function transformation installs an interpreter, runs
-the user's function on that interpreter's :class:`Tracer`\\ s, and puts the previous one back.
+A program is a sequence of *operations* (:class:`Primitive`) on values. The *current interpreter*
+decides what applying an operation does: evaluate it with NumPy, push a tangent through it, record it
+on a tape, or run it on every rank. A function transformation installs an interpreter, runs the
+user's function on that interpreter's :class:`Tracer`\\ s, and restores the previous one.
 
-Interpreters are stacked: each one's rules are written in operations, and run under the interpreter
-beneath it. A tracer belongs to one interpreter, and to any other it is a constant. That is why
-derivatives of derivatives come out right without anyone thinking about them.
+Interpreters form a stack. The rules of each one are written in terms of operations, which run under
+the interpreter below it. A tracer belongs to one interpreter, and every other interpreter treats it
+as a constant. This is why higher-order derivatives need no special treatment.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ INVARIANT: frozenset = frozenset()
 
 _KINDS = {"f": "f", "i": "i", "u": "u", "c": "c"}
 
-#: The dtype of tangents and cotangents of integers and booleans: it has no values.
+#: The dtype of tangents and cotangents of integers and booleans. It holds no data.
 float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
@@ -35,30 +35,30 @@ float0 = numpy.dtype([("float0", numpy.void, 0)])
 
 
 class TracerError(TypeError):
-    """A traced value was used where only a concrete one can serve."""
+    """A traced value was used where a concrete one is required."""
 
 
 class LeakedTracerError(TracerError):
-    """A traced value was used after the transformation that made it had ended."""
+    """A traced value was used after the transformation that created it ended."""
 
 
 class VarianceError(TypeError):
-    """A value varies along mesh axes where it must not, or the reverse."""
+    """A value varies along mesh axes along which it must not, or vice versa."""
 
 
 class UnboundAxisError(NameError):
-    """A collective named an axis that no `shard_map` or `vmap` around it binds."""
+    """A collective named an axis that no enclosing `shard_map` or `vmap` binds."""
 
 
 # ---------------------------------------------------------------- types
 
 
 class ShapedArray:
-    """The type of a value: `ShapedArray(shape, dtype, variance)`, printed as `f64[3,4]{i}`.
+    """The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`.
 
-    `variance` is the set of mesh axes along which the value may differ from rank to rank. It is empty
-    outside a `shard_map`, and is not printed then. There `layout` says, to `spmd` alone, how a value that is
-    split over the ranks of a mesh lies on them; None for all others. It is no part of what types are compared by.
+    `variance` is the set of mesh axes along which the value may differ from rank to rank. Outside a
+    `shard_map` it is empty and is not printed. `sharding` is the sharding of an array that `spmd` distributes
+    over a mesh, and None for every other value. Comparing types ignores it.
 
     >>> ShapedArray((3, 4), 'float32', {'i'})
     f32[3,4]{i}
@@ -88,7 +88,7 @@ class ShapedArray:
         return self.size * self.dtype.itemsize
 
     def update(self, **changes: Any) -> ShapedArray:
-        """The same type with some of `shape`, `dtype`, `variance` changed."""
+        """Return a copy with some of `shape`, `dtype` and `variance` changed."""
         fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
         return ShapedArray(**fields)
 
@@ -109,13 +109,13 @@ class ShapedArray:
         return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
 
     def _repr_html_(self) -> str:
-        from minidiff.show.colours import types_as_html  # which notebooks alone need
+        from minidiff.show.colours import types_as_html  # only notebooks need it
 
         return f"<code>{types_as_html(str(self))}</code>"
 
 
 def dtype_name(dtype: numpy.dtype) -> str:
-    """`f64`, `i32`, `c128`, `bool`: a dtype as types print it."""
+    """The short name of a dtype, as in printed types: `f64`, `i32`, `c128`, `bool`."""
     kind = _KINDS.get(dtype.kind)
     return f"{kind}{dtype.itemsize * 8}" if kind else str(dtype)
 
@@ -139,38 +139,38 @@ def typeof(x: Value) -> ShapedArray:
 
 @functools.lru_cache(maxsize=4096)
 def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
-    """The type of plain arrays of a shape and dtype: always the same object, as long as it is in use."""
+    """The type of plain arrays of a shape and dtype: a cached, shared object."""
     check_dtype(dtype)
     return ShapedArray(shape, dtype)
 
 
 def is_differentiable(dtype: numpy.dtype) -> bool:
-    """Whether values of this dtype carry derivatives: floating point and complex ones do."""
+    """Whether values of this dtype carry derivatives: float and complex ones do."""
     return numpy.dtype(dtype).kind in "fc"
 
 
 def is_scalar_constant(x: Value) -> bool:
-    """Whether `x` is a Python or NumPy number: tapes print it in place, and it agrees with any variance."""
+    """Whether `x` is a Python or NumPy number, which agrees with any variance."""
     return isinstance(x, (bool, int, float, complex, numpy.generic))
 
 
 # ---------------------------------------------------------------- which values are arrays
 
-#: The dtypes of numbers, in this machine's byte order.
+#: The numeric dtypes in native byte order.
 NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
 
-#: Types of values that need no look: plain arrays and numbers. `plain` looks at all others.
+#: Types that need no validation: plain arrays and numbers. `plain` validates all others.
 PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
 
-#: What to write instead of arrays of these kinds of dtype.
+#: The advice for arrays of these dtype kinds.
 _INSTEAD_OF_DTYPES = {
-    "O": "convert it to one of numbers (of rows that have one length), as in x.astype(float)",
-    "M": "count from a moment, as in (x - x[0]) / numpy.timedelta64(1, 's')",
+    "O": "convert it to one of numbers (with rows of equal length), as in x.astype(float)",
+    "M": "subtract a reference time and divide by a unit, as in (x - x[0]) / numpy.timedelta64(1, 's')",
     "m": "divide it by a unit, as in x / numpy.timedelta64(1, 's')",
     **dict.fromkeys("SUT", "convert it to numbers, as in x.astype(float)"),
 }
 
-#: What to write instead of values that have an attribute of this name. The first one counts.
+#: The advice for values that have an attribute of this name. The first match wins.
 _INSTEAD_OF_OBJECTS = {
     "filled": "its mask would be lost; write x.filled(value), or compute with x.data and x.mask",
     "to_numpy": "write x.to_numpy()",
@@ -183,10 +183,10 @@ _INSTEAD_OF_OBJECTS = {
 
 
 def plain(x: Any, is_leaf: bool = False) -> Value:
-    """Return a plain array or a number as it is, and a memory map as a plain array.
+    """Return a plain array or a number unchanged, and a memory map as a plain array.
 
-    Raises TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
-    error says what the user should write instead; of the leaf of a tree, also what a tree is made of.
+    Raise TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
+    error says what to write instead. With `is_leaf` it also lists the containers that trees are made of.
     """
     if isinstance(x, (numpy.ndarray, numpy.generic)):
         check_dtype(x.dtype)
@@ -201,14 +201,14 @@ def plain(x: Any, is_leaf: bool = False) -> Value:
     known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
     advice = known[0] if known else f"{x!r:.60}"
     if is_leaf and not known:
-        from minidiff.tree import class_names  # which errors alone need
+        from minidiff.tree import class_names  # only errors need it
 
         advice += f" (trees are made of {', '.join(class_names())})"
     raise TypeError(f"expected an array or a number, got {type(x).__name__}: {advice}")
 
 
 def plain_operand(x: Any) -> Any:
-    """Apply `plain` to an operand, which may also be a traced value, a type, or a list."""
+    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
     if isinstance(x, (list, tuple)):
         for item in x:
             plain_operand(item)
@@ -217,7 +217,7 @@ def plain_operand(x: Any) -> Any:
 
 
 def check_dtype(dtype: numpy.dtype) -> None:
-    """Raise TypeError for a dtype that is not numeric, and say what to convert the array to."""
+    """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
     if dtype in NATIVE or dtype == float0 or (dtype.isbuiltin != 2 and dtype.kind in "biufc"):
         return
     if dtype.names is not None:
@@ -231,11 +231,11 @@ def check_dtype(dtype: numpy.dtype) -> None:
 
 
 class Scope:
-    """The body of a `shard_map` while it runs: the axes it binds, and whether it is typed.
+    """The body of a running `shard_map`: the axes it binds, and whether it is typed.
 
-    `axes` maps the name of each axis to its size. In an untyped scope (`check_rep=False`) variances
-    are not tracked: every type's variance is empty and nothing is lifted. In an explicit one
-    (`auto_pbroadcast=False`) the user's operations are not lifted, but checked, where they must agree.
+    `axes` maps each axis name to its size. An untyped scope (`check_rep=False`) does not track
+    variances: every type's variance is empty and no pbroadcast is inserted. An explicit scope
+    (`auto_pbroadcast=False`) inserts none into the user's operations, but checks that their operands agree.
     """
 
     __slots__ = ("axes", "typed", "explicit", "checks", "bottom", "views", "function", "transposed")
@@ -244,16 +244,16 @@ class Scope:
         self.axes = dict(axes)
         self.typed = typed
         self.explicit = explicit
-        self.checks = False  # whether what is applied now is the user's, in an explicit scope: see `checking`
+        self.checks = False  # in an explicit scope, whether the current operation is the user's: see `checking`
         self.bottom: Interpreter | None = None
-        self.function = ""  # the name of the function whose body it is
+        self.function = ""  # the name of the function that is the body
         self.views: dict = {}  # id of value -> (values, primitive, operand, params): see `remember`
-        self.transposed = 0  # how often, in this body, something was: see `transposes`
+        self.transposed = 0  # the number of transpositions in this body: see `transposes`
 
     def transposes(self) -> None:
-        """Keep in mind, also in the bodies around this one, that something is transposed.
+        """Count a transposition in this body and in the enclosing ones.
 
-        What comes of that depends on types: the cotangent of what is the same on all ranks is their sum.
+        Its result depends on types: the cotangent of a value that is the same on all ranks is a sum over the ranks.
         """
         self.transposed += 1
         outer = self.bottom.outer if self.bottom is not None else None
@@ -261,53 +261,53 @@ class Scope:
             outer.scope.transposes()
 
     def remember(self, outs: Sequence[Value], primitive: Primitive, operand: Value, params: dict) -> None:
-        """Keep in mind how views were made of a value that does not vary along all axes.
+        """Record how views of a value that does not vary along all axes were made.
 
-        Lifting the view is then lifting what it is a view of: a weight and its transpose are one value, not two.
-        And a view need not be kept for the backward pass: it can be made again.
+        A pbroadcast of a view then becomes a view of a pbroadcast, so that a weight and its transpose share one.
+        And the backward pass can recompute a view instead of keeping it.
         """
         if self.typed and len(variance_of(operand)) < len(self.axes):
             self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
     def view_of(self, x: Value) -> tuple[Sequence[Value], Primitive, Value, dict] | None:
-        """The results, operation, operand and parameters that made `x`, if it was remembered as a view."""
+        """The results, operation, operand and parameters of a remembered view `x`."""
         return self.views.get(id(x))
 
 
 class Interpreter:
-    """What operations mean while it is current. Subclasses implement `process`.
+    """The meaning of operations while it is current. Subclasses implement `process`.
 
-    `below` is the interpreter its rules run under; `scope` the `shard_map` body it works in. `outer`
-    is its counterpart outside that body, if there is one: a transformation *around* a `shard_map`
-    continues inside with an interpreter of its own, and `adopt` brings values across.
+    `below` is the interpreter that its rules run under, and `scope` is the `shard_map` body that it works
+    in. A transformation *around* a `shard_map` continues in the body with a second interpreter, whose
+    `outer` is the one outside. `adopt` converts values from outside.
     """
 
     name = "interpreter"
-    origin: tuple[str, str] | None = None  # the transformation and the function that errors speak of
-    ended = False  # whether the transformation is over: its tracers have no meaning any more
-    keeps_sources = False  # whether operations recorded above it are to know their line of the program
-    watch: Callable | None = None  # what derivative rules are applied by while `debug_nans` is on: see `debug.py`
+    origin: tuple[str, str] | None = None  # the transformation and the function that errors name
+    ended = False  # whether the transformation is over, so that its tracers are invalid
+    keeps_sources = False  # whether operations recorded above it keep their source line
+    watch: Callable | None = None  # applies derivative rules while `debug_nans` is on: see `debug.py`
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         self.below = below
         self.outer = outer
         self.scope: Scope | None = below.scope if below is not None else None
-        self.lifted: dict = {}  # (id of value, axes) -> (value, the value lifted along the axes)
+        self.lifted: dict = {}  # (id of value, axes) -> (value, its pbroadcast along the axes)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        """The result of an operation. What rules it needs, it runs under the interpreter `below`."""
+        """Apply an operation. Rules run under the interpreter `below`."""
         raise NotImplementedError
 
     def lower(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
-        """The results of a compiled tape on values of this interpreter; None if it has no way but to apply it."""
+        """Run a compiled tape as a whole; None if it must be applied op by op."""
         return None
 
     def adopt(self, x: Value) -> Value:
-        """A value that a `shard_map` body closes over, as a value of this interpreter's body.
+        """Convert a value that a `shard_map` body closes over to a value inside the body.
 
-        The user did not write it down as an argument, but an argument it is: an unmapped one. It is
-        adopted once, so that using it twice is using one value twice.
+        It becomes an implicit, unmapped argument of the body. It is adopted only once, so that two uses
+        of it are uses of the same value.
         """
         if not isinstance(x, Tracer) or x.interpreter.scope is self.scope:
             return x
@@ -326,11 +326,11 @@ class Interpreter:
         return self.below.adopt(x)
 
     def adopted(self) -> dict[int, Tracer]:
-        """The values that were adopted so far: id of the value here -> the one outside that it stands for."""
+        """The values adopted so far: id of the value inside -> the value outside."""
         return {id(here): outside for outside, here in self._adopted.values()}
 
     def end(self) -> None:
-        """The transformation is over. What it kept in mind goes at once: tracers and interpreters hold each other."""
+        """End the transformation, and break its reference cycles with tracers."""
         self.ended = True
         self.lifted.clear()
         self._adopted.clear()
@@ -339,12 +339,12 @@ class Interpreter:
             self.scope.views.clear()
 
     def adopt_own(self, x: Tracer) -> Value:
-        """The counterpart here of `x`, a tracer of `self.outer`."""
+        """Convert `x`, a tracer of `self.outer`, to a value of this interpreter."""
         raise NotImplementedError
 
 
 class Evaluate(Interpreter):
-    """The interpreter at the bottom of every stack: operations are applied to NumPy arrays."""
+    """The interpreter at the bottom of every stack: apply operations to NumPy arrays."""
 
     name = "evaluate"
 
@@ -366,7 +366,7 @@ class Evaluate(Interpreter):
 
 
 def name_of(f: Callable) -> str:
-    """What errors call a function."""
+    """The name of a function in error messages."""
     return getattr(f, "__name__", "f")
 
 
@@ -379,7 +379,7 @@ def leak_message(x: Tracer) -> str:
 
 
 def _origin(x: Tracer) -> str:
-    """Where a value comes from: `grad of loss`, `grad of loss, in shard_map of body`."""
+    """The origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
     interpreter: Interpreter | None = x.interpreter
     scope = x.interpreter.scope
     while interpreter is not None and interpreter.origin is None:
@@ -391,22 +391,22 @@ def _origin(x: Tracer) -> str:
 
 
 class MisfitError(ValueError):
-    """NumPy refused the operands of an operation: the error, with their types."""
+    """NumPy rejected the operands of an operation: its error, with their types."""
 
     def __init__(self, primitive: Primitive, args: Sequence[Value], reason: str = "they do not fit"):
         super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
 
 
 def shown(x: Any) -> str:
-    """An operand as errors show it: its type, or what it is."""
+    """An operand in error messages: its type, or else its class and value."""
     return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
 
 
 def is_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> bool:
-    """Whether NumPy refused an operation by an error that names neither it nor its operands' types.
+    """Whether NumPy's error names neither the operation nor the operands' types.
 
-    An error of the user's, in the body of an operation, stands as it is, with its cause and its context. Raises
-    TypeError where an operand is the reason.
+    An error that the user raises in the body of an operation is left unchanged, with its cause and context. Raise
+    TypeError where a non-array operand is the reason.
     """
     if primitive.is_higher_order:
         return False
@@ -420,7 +420,7 @@ EVALUATE = Evaluate(None)
 
 
 def _bottom() -> Evaluate:
-    """What every stack begins with: `EVALUATE`, or the interpreter that the environment asks for."""
+    """The bottom interpreter: `EVALUATE`, or the one that the environment selects."""
     if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0"):
         return EVALUATE
     from minidiff.debug import CheckFinite
@@ -429,18 +429,18 @@ def _bottom() -> Evaluate:
     return CheckFinite()
 
 
-#: Each thread has its own, and so has each asynchronous task.
-_current: ContextVar[Interpreter] = ContextVar("interpreter", default=_bottom())  # noqa: B039 (one for all is meant)
+#: Each thread and each asynchronous task has its own.
+_current: ContextVar[Interpreter] = ContextVar("interpreter", default=_bottom())  # noqa: B039 (sharing one is intended)
 
-#: `current_interpreter()` is the interpreter that gives operations their meaning right now.
+#: `current_interpreter()` returns the interpreter that is current.
 current_interpreter: Callable[[], Interpreter] = _current.get
 
-#: `become(interpreter)` makes it the current one: who calls it puts the previous one back, as `running` does.
+#: `become(interpreter)` makes it current. The caller must restore the previous one, as `running` does.
 become: Callable[[Interpreter], Any] = _current.set
 
 
 class running:
-    """`with running(interpreter):` makes it the current one, then puts the previous one back."""
+    """`with running(interpreter):` makes it current, then restores the previous one."""
 
     __slots__ = ("interpreter", "previous")
 
@@ -457,11 +457,11 @@ class running:
 
 
 def restores_interpreter(function: Callable) -> Callable:
-    """Decorate a function that installs interpreters, so that no interrupt can leave one of them current.
+    """Decorate a function to restore the current interpreter even after Ctrl-C.
 
     Ctrl-C raises KeyboardInterrupt at the start of a Python function or after a call. In `running` that may be after
     `__enter__` has called `become`, or before `__exit__` does; it cannot be before the first call of a `finally`
-    clause. The outermost function puts right what blocks within it left behind, so rules need not be decorated.
+    clause. Decorating the outermost function is enough, so rules need not be decorated.
     """
 
     @functools.wraps(function)
@@ -476,7 +476,7 @@ def restores_interpreter(function: Callable) -> Callable:
 
 
 class transforming(running):
-    """`with transforming(interpreter):` for the whole of a transformation: afterwards its tracers are dead."""
+    """`with transforming(interpreter):` as `running`, then invalidate its tracers."""
 
     __slots__ = ()
 
@@ -486,10 +486,10 @@ class transforming(running):
 
 
 class checking:
-    """`with checking(scope, yes):` says whether the operations in it are the user's, which an explicit scope checks.
+    """`with checking(scope, yes):` turn an explicit scope's checks on or off.
 
-    Those that carry out one of the user's (derivative rules, say) are not: they are lifted as in any scope, since the
-    user could not write it.
+    They are on for the user's operations, and off for those that implement one (in derivative rules, say). The latter
+    get pbroadcasts inserted as in any scope, since the user could not write them.
     """
 
     __slots__ = ("scope", "checks", "previous")
@@ -507,12 +507,12 @@ class checking:
 
 
 def current_scope() -> Scope | None:
-    """The innermost `shard_map` body that is running, or None outside one."""
+    """The innermost running `shard_map` body, or None outside one."""
     return current_interpreter().scope
 
 
 def enter(x: Value) -> Value:
-    """`x` as the running `shard_map` body sees it: closed-over tracers become unmapped inputs."""
+    """Make a tracer that the `shard_map` body closes over an unmapped input."""
     return current_interpreter().adopt(strong(x)) if isinstance(x, Tracer) else x
 
 
@@ -520,11 +520,11 @@ def enter(x: Value) -> Value:
 
 
 def _no_pbroadcast(x: Value, axes: frozenset) -> Value:
-    raise VarianceError(f"nothing is loaded that can lift {typeof(x)} along {sorted(axes)}")
+    raise VarianceError(f"cannot insert a pbroadcast of {typeof(x)} along {sorted(axes)}: import collectives first")
 
 
-#: One of the two threads that run upward through the layers: `collectives` puts here the function that types
-#: a value as varying along further axes, by a `pbroadcast`.
+#: Make a value vary along further axes, by a `pbroadcast`. A hook, which `collectives` sets: this layer does not
+#: import the ones above it.
 insert_pbroadcast: Callable[[Value, frozenset], Value] = _no_pbroadcast
 
 
@@ -534,8 +534,8 @@ def _no_dispatch(interpreter: Interpreter, primitive: Primitive, args: Sequence[
             raise LeakedTracerError(leak_message(x))
 
 
-#: The other one: `spmd` puts here what an operation is on values that lie on the ranks of a mesh, outside of any body:
-#: a `shard_map` of it, under the given interpreter. None where no operand is such a value.
+#: Apply an operation to sharded arrays outside any `shard_map` body: as a `shard_map` of it, under the given
+#: interpreter. None if no operand is sharded. A hook, which `spmd` sets.
 dispatch_to_shards: Callable[[Interpreter, Any, Sequence[Value], dict], Value] = _no_dispatch
 
 
@@ -545,13 +545,13 @@ def variance_of(x: Value) -> frozenset:
 
 
 def pbroadcast_to(x: Value, variance: frozenset) -> Value:
-    """`x`, lifted so that its type's variance is `variance`."""
+    """Insert a pbroadcast where `x` does not yet vary along all axes of `variance`."""
     missing = variance - variance_of(x)
     return insert_pbroadcast(x, missing) if missing else x
 
 
 def agree(args: Sequence[Value]) -> Sequence[Value]:
-    """The operands of an ordinary operation, lifted to the union of their variances (JEP, "typing rules")."""
+    """Insert pbroadcasts to the union of the variances (JEP, "typing rules")."""
     variances = [None if is_scalar_constant(x) else variance_of(x) for x in args]
     distinct = {v for v in variances if v is not None}
     if len(distinct) <= 1:
@@ -561,9 +561,9 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
 
 
 def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Value]:
-    """Operands in an explicit scope: constants agree with anything, and are lifted.
+    """As `agree`, in an explicit scope: insert pbroadcasts for constants only.
 
-    Raises VarianceError where traced values disagree.
+    Raise VarianceError where traced values disagree.
     """
     check_operands(operation.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
     return agree(args)
@@ -573,9 +573,9 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 
 def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
-    """Raise VarianceError where operands of these types, of the operation of this name, disagree in variance.
+    """Raise VarianceError if the operands of operation `name` disagree in variance.
 
-    None stands for a constant, which agrees with anything.
+    A type of None stands for a constant, which agrees with anything.
     """
     if len({t.variance for t in types if t is not None}) > 1:
         numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
@@ -584,32 +584,33 @@ def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
 
 
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
-    """The error for values that disagree in variance: `what` says so of them all, `labels` are names for each."""
+    """The error that values of these `labels` and `types` disagree in variance."""
     union = INVARIANT.union(*[t.variance for t in types])
     fewer: dict[str, list[str]] = {}
     for label, t in zip(labels, types):
         if t.variance != union:
             fewer.setdefault(show_axes(union - t.variance), []).append(label)
-    lifts = " and ".join(f"pbroadcast(x, {axes}) for {_listed(those)}" for axes, those in fewer.items())
-    return VarianceError(f"{what} disagree in variance: write {lifts}")
+    advice = " and ".join(f"pbroadcast(x, {axes}) for {_listed(names)}" for axes, names in fewer.items())
+    return VarianceError(f"{what} disagree in variance: write {advice}")
 
 
 def _listed(items: Sequence[object]) -> str:
-    """As in a sentence: `a`, `a and b`, `a, b and c`."""
+    """A list in a sentence: `a`, `a and b`, `a, b and c`."""
     *rest, last = map(str, items)
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def show_axes(axes: Sequence[str]) -> str:
-    """Mesh axes as a collective is called with them: `'i'`, or `('i', 'j')`."""
+    """Mesh axes, written as the argument of a collective: `'i'`, or `('i', 'j')`."""
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else tuple(sorted(axes))
     return repr(axes[0] if len(axes) == 1 else axes)
 
 
 def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) -> frozenset:
-    """The variance of values that will be lifted to their union; VarianceError where the user must write that.
+    """The union of the variances of values or types.
 
-    They are values or types; numbers agree with any variance. `what` and `labels` as in `disagreement`.
+    Raise VarianceError in an explicit scope where they disagree, since the user must write the pbroadcasts there.
+    Numbers agree with any variance. `what` and `labels` are as in `disagreement`.
     """
     scope = current_scope()
     if scope is not None and scope.checks:
@@ -623,9 +624,10 @@ def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) ->
 
 
 class Recording:
-    """How the derivative of an operation stands on a tape of linear parts: as what operation, and what that takes.
+    """How the derivative of an operation is recorded on a linear tape.
 
-    `keep` picks its operands out of `(type of the result, result, *operands, *names of tangents)`.
+    It is recorded as `operation`. `keep` picks its operands out of
+    `(type of the result, result, *operands, *names of tangents)`.
     """
 
     __slots__ = ("operation", "keep", "types")
@@ -633,72 +635,72 @@ class Recording:
     def __init__(self, operation: Primitive, keep: Callable):
         self.operation = operation
         self.keep = keep
-        #: The last types of both operands, and of their result. Without parameters it depends on nothing else.
+        #: A cache: the last operand types and result type. Without parameters nothing else determines the result type.
         self.types: tuple = (None, None, None)
 
     def type_of(self, out: Value, x: ShapedArray, y: ShapedArray | None) -> ShapedArray:
-        """The type of a result, a plain value, of operands of types x and y."""
+        """The type of a plain result of operands of types x and y, which is cached."""
         type = array_type(out.shape, out.dtype)
         self.types = x, y, type
         return type
 
 
 class Primitive:
-    """An operation, with all its rules. Kinds of operation are subclasses (`minidiff/ops/base.py`).
+    """An operation and its rules; `minidiff/ops/base.py` has the subclasses.
 
     `impl(*arrays, **params)`
         runs it with NumPy.
     `shape_rule(*types, **params)`
-        gives `(shape, dtype)` of the result; the result's variance is that of the operands.
+        returns `(shape, dtype)` of the result. The result's variance is the union of the operands' variances.
     `fits(*types, **params)`
-        says whether the operands and parameters go together, where `shape_rule` takes that for granted, since the
-        functions that users call made sure of it. Only `Tape.check` asks.
+        says whether the operands and parameters are compatible, if `shape_rule` assumes it because the public
+        functions have checked it. Only `Tape.check` calls it.
     `tangent(out, primals, tangents, params)`
-        gives the tangent of the result, in operations; a tangent that is zero is None. Kinds supply it.
+        returns the tangent of the result, in terms of operations. A zero tangent is None. Subclasses define it.
     `jvp(primals, tangents, params)`
-        gives the result and its tangent, where one is not computed without the other.
+        returns the result and its tangent, for operations that compute them together.
     `transpose(ct, operands, params)`
-        gives a cotangent for each operand. A linear operand is known by its type alone: in `operands`
-        a :class:`ShapedArray` stands where the others have their values.
+        returns a cotangent for each operand. A linear operand has no value: `operands` holds its type, a
+        :class:`ShapedArray`, in its place.
     `batch(args, batched, params)`
-        applies it along a new leading axis of those operands whose `batched` is true.
+        applies the operation along a new leading axis of the operands whose `batched` is true.
 
-    With `multiple_results` the rules take and give lists where others take and give one result.
+    With `multiple_results`, the rules take and return lists in place of one result.
     """
 
-    is_view = False  # it computes nothing: its result is its operand, differently arranged or typed
-    shares_memory = False  # its result may be (a part of) an operand's memory
-    is_higher_order = False  # a body is a function, or a tape, that the operation runs: shard_map, scan, checkpoint
-    is_inlined = False  # its body is a function of the user's, a part of the program around it
+    is_view = False  # it computes nothing: its result is its operand rearranged or retyped
+    shares_memory = False  # its result may share memory with an operand
+    is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
+    is_inlined = False  # its body is the user's function, and part of the surrounding program
     multiple_results = False
-    commutes = False  # the order of its operands, with the parameters `per_operand`, means nothing
-    per_operand: Sequence[str] = ()  # the parameters that have an entry for each operand
-    operands_agree = True  # operands that disagree in variance are lifted to their union
-    takes_types = False  # for an operand whose value it does not read, a type may stand
-    communicates = False  # it may: see `sends`
-    on_ranks = False  # it means something on ranks only
-    has_effect = False  # it does something besides giving results: see `minidiff.tape.has_effects`
-    each: Primitive | None = None  # what it does with each of its operands, which are several in one call
+    commutes = False  # its operands, with their `per_operand` parameters, may be reordered
+    per_operand: Sequence[str] = ()  # the parameters with one entry per operand
+    operands_agree = True  # pbroadcasts are inserted where operands' variances disagree
+    takes_types = False  # an operand may be a type, if its value is not read
+    communicates = False  # it may communicate between ranks: see `sends`
+    on_ranks = False  # it is only defined on ranks
+    has_effect = False  # it has a side effect: see `minidiff.tape.has_effects`
+    each: Primitive | None = None  # for a variadic operation, the one that it applies to each operand
     fits: Callable[..., bool] | None = None
 
     def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
         self.name = name
         self.impl = impl
-        self.run = impl  # the same, by a shorter way if there is one for numbers
+        self.run = impl  # the same, or a variant that is faster on numbers
         self.shape_rule = shape_rule
-        # Whether the tangent is computed from the result, which may then be computed elsewhere.
+        # Whether the tangent is computed from the result, so that the two can be computed separately.
         self.by_parts = type(self).jvp is Primitive.jvp and not self.is_higher_order
-        #: Which operands are active -> how the derivative in these is recorded; filled as it is needed. In binary the
-        #: key is a 1, then a 1 for each active operand and a 0 for each other one, the last one first.
+        #: Which operands are active -> how the derivative in these is recorded; filled on demand. The key in binary is
+        #: a 1, then for each operand, last one first, a 1 if it is active and a 0 if not.
         self.recorded: dict[int, Recording] = {}
-        #: What `transpose` does, for plain arrays: for each of the linear operands, which come after `count` others, a
-        #: function `(ct, *operands, **params)` whose result, once it is summed over what was broadcast and converted,
-        #: is that operand's cotangent. The linear operands are names, with a type. None where that is `ct` itself.
+        #: `transpose` for plain arrays: for each linear operand (they follow `count` others) a function
+        #: `(ct, *operands, **params)`. Its result, summed over the broadcast axes and converted, is the operand's
+        #: cotangent. It gets the linear operands as names with a type. None means that the result is `ct` itself.
         self.pulls: Sequence[Callable | None] | None = None
         self.count = 0
 
     def bind(self, *args: Value, **params) -> Value:
-        """Apply the operation: the current interpreter decides what that means."""
+        """Apply the operation under the current interpreter."""
         interpreter = current_interpreter()
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
@@ -712,17 +714,17 @@ class Primitive:
         return self.apply(interpreter, args, params)
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
-        """Operands of which none is a `WeakTracer`: each such number has the dtype that NumPy gives a Python number."""
-        from minidiff.ops.base import promoted  # which Python numbers among the arguments alone need
+        """Unwrap each `WeakTracer`, with the dtype to which NumPy promotes the number."""
+        from minidiff.ops.base import promoted  # only Python numbers need it
 
         return promoted(self, args)
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
-        """The operation on traced operands of which none is lifted: VarianceError where one had to be."""
+        """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
         if self.is_inlined:
             return self.apply(interpreter, args, params)
         if self.operands_agree and args and not self.is_higher_order and not any(isinstance(x, Tracer) for x in args):
-            with running(EVALUATE):  # what is computed from constants alone is a constant
+            with running(EVALUATE):  # the result of constants is a constant
                 return self.bind(*args, **params)
         if self.operands_agree and len(args) > 1:
             args = agree_as_written(self, args)
@@ -733,14 +735,14 @@ class Primitive:
             return self.apply(interpreter, args, params)
 
     def apply(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
-        """The operation under a given interpreter, on operands that are its own and agree."""
+        """Apply the operation under an interpreter, to operands that it has adopted."""
         out = interpreter.process(self, args, params)
         if self.is_view and interpreter.scope is not None:
             interpreter.scope.remember(out if self.multiple_results else [out], self, args[0], params)
         return out
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        """The types of the results, from the types of the operands (a Python number stands for its own type)."""
+        """Infer the result types from operand types, or from Python numbers."""
         results = self.shape_rule(*types, **params)
         variance = INVARIANT
         for t in types:
@@ -751,9 +753,9 @@ class Primitive:
         ]
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
-        """Raise an error where operands of these types, and these parameters, do not go together: see `fits`.
+        """Raise an error if operand types and parameters are incompatible: see `fits`.
 
-        `scope` is the `shard_map` body that the operation stands in, where that is known.
+        `scope` is the `shard_map` body that contains the operation, if it is known.
         """
         if self.impl is not None:
             check_call(self.impl, len(types), params)
@@ -761,19 +763,19 @@ class Primitive:
             raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
 
     def sends(self, params: dict) -> bool:
-        """Whether anything goes from rank to rank, with these parameters (what does at all says `communicates`)."""
+        """Whether it communicates between ranks, given these parameters."""
         return self.communicates
 
     def sums(self, params: dict) -> dict[int, dict]:
-        """Which results of its body are partial sums, that ranks add up: the parameters of the `psum` of each."""
+        """Map the body results that are partial sums to the parameters of their `psum`."""
         return {}
 
     def without_unused_results(self, eqn: Any, used: Sequence[bool]) -> Any:
-        """The equation with only those results that are used (perhaps more); a body loses what these do not need."""
+        """Eliminate dead code: unused results, and what only they need in a body."""
         return eqn
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
-        """Raise VarianceError where operands of these types break the typing rules of a typed tape."""
+        """Raise VarianceError if the operand types violate the typing rules."""
         if self.operands_agree:
             check_operands(self.name, types)
 
@@ -785,28 +787,29 @@ class Primitive:
         raise TypeError(f"{self.name} cannot be differentiated: it has no derivative rule")
 
     def linearized(self, out, type, primals, active, names, params) -> Any:
-        """The tangent as one linear equation: an operation, its operands and its parameters.
+        """The tangent as one linear equation: operation, operands and parameters.
 
-        `type` is that of `out`; `active` are the positions of the operands that have a tangent, `names` the names of
-        these on the tape. One of the names is returned where the tangent is just that, None where it takes more.
+        `type` is the type of `out`, `active` are the positions of the operands that have a tangent, and `names` are
+        the tangents' names on the tape. Return one of the names if the tangent equals it, and None if the tangent
+        takes more than one equation.
         """
         return None
 
     def transpose(self, ct, operands, params):
-        from minidiff.location import here  # which errors alone need, here
+        from minidiff.location import here  # only errors need it
 
         x, source = next(x for x in operands if isinstance(x, ShapedArray)), here()
         raise TypeError(
             f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
             + (f" ({source})" if source is not None else "")
-            + ". Only what is linear has a transpose: of another function, its derivative md.linearize(f, *args)[1]"
+            + ". Only a linear function has a transpose; else transpose the derivative, md.linearize(f, *args)[1]"
         )
 
     def batch(self, args, batched, params):
         raise TypeError(f"{self.name} cannot be vectorised: it has no batching rule")
 
     def show_params(self, params: dict) -> str:
-        """The parameters as tapes print them after the operands."""
+        """The parameters as tapes print them, after the operands."""
         shown = {k: dtype_name(v) if isinstance(v, numpy.dtype) else repr(v) for k, v in params.items()}
         return ", ".join(f"{k}={v}" for k, v in shown.items())
 
@@ -818,40 +821,40 @@ class Primitive:
 
 
 def check_call(function: Callable, count: int, names: Iterable[str]) -> None:
-    """Raise ValueError where a function does not take so many operands, with parameters of these names."""
+    """Raise ValueError unless a function takes these operands and parameters."""
     if not _takes(function, count, frozenset(names)):
         operands = "1 operand" if count == 1 else f"{count} operands"
-        raise ValueError(f"it does not take {operands} and {_listed(sorted(names)) if names else 'no'} as parameters")
+        raise ValueError(f"it does not take {operands} and the parameters ({', '.join(sorted(names))})")
 
 
 @functools.cache
 def _takes(function: Callable, count: int, names: frozenset[str]) -> bool:
-    import inspect  # which `Tape.check` alone needs, here
+    import inspect  # only `Tape.check` needs it
 
-    if isinstance(function, numpy.ufunc):  # one operand more would be what it writes into
+    if isinstance(function, numpy.ufunc):  # one more operand would be `out`
         return function.nin == count and not names
     try:
         inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
     except TypeError:
         return False
-    except ValueError:  # a function that does not say what it takes
+    except ValueError:  # a function without a signature
         return True
     return True
 
 
 # ---------------------------------------------------------------- tracers
 
-#: What a NumPy function means on tracers: filled by `implements`.
+#: NumPy function -> its implementation on tracers. `implements` fills it.
 NUMPY_FUNCTIONS: dict[Callable, Callable] = {}
 
-#: The operation that a ufunc is, where its function does nothing but to apply it.
+#: Ufunc -> its operation, if the implementation only binds that.
 OPERATIONS: dict[numpy.ufunc, Primitive] = {}
 
 NO_PARAMS: dict = {}
 
 
 def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
-    """Declare a function of this package to be what these NumPy functions mean on tracers."""
+    """Decorate the implementation of these NumPy functions on tracers."""
 
     def register(function):
         for f in numpy_functions:
@@ -863,22 +866,22 @@ def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
     return register
 
 
-#: What a concrete integer is needed for: shapes and sizes, indices of lists, `range`.
+#: Uses of a concrete integer, as errors list them.
 SIZE = "a size, an index of a list or range()"
 
 
 class Tracer:
-    """A value that an interpreter follows. It behaves as the array it stands for.
+    """A value traced by an interpreter. It behaves like the array it stands for.
 
-    Operators, indexing and methods are those of `numpy.ndarray` (they are attached in
-    `minidiff/ops/operators.py`), and NumPy's own functions may be called on it.
+    It has the operators, indexing and methods of `numpy.ndarray` (attached in
+    `minidiff/ops/operators.py`), and NumPy functions accept it.
     """
 
     __slots__ = ("interpreter", "__weakref__")
     __array_priority__ = 1000
     __hash__ = object.__hash__
 
-    if TYPE_CHECKING:  # what type checkers are told of those
+    if TYPE_CHECKING:  # declare the attached operators to type checkers
 
         def __getattr__(self, name: str) -> Any: ...
         def _operator(self, *operands: Any) -> Any: ...
@@ -921,16 +924,16 @@ class Tracer:
         return self.type.nbytes
 
     def check_alive(self) -> None:
-        """Raise LeakedTracerError if the transformation that this value belongs to is over."""
+        """Raise LeakedTracerError if this value's transformation has ended."""
         if self.interpreter.ended:
             raise LeakedTracerError(leak_message(self))
 
     def check_own(self, interpreter: Interpreter) -> None:
-        """Raise LeakedTracerError if this value has no meaning where only the interpreter at the bottom is left."""
+        """Raise LeakedTracerError if this value's interpreter is not running."""
         raise LeakedTracerError(leak_message(self))
 
     def concrete(self, use: str) -> numpy.ndarray:
-        """The array behind this value, for `use` (a Python `if`, say), or an error where there is none."""
+        """The concrete array for `use` (a Python `if`, say), or raise TracerError."""
         self.check_alive()
         raise TracerError(f"{use} needs a concrete value, but {self.type} is traced by {self.interpreter.name}")
 
@@ -956,14 +959,14 @@ class Tracer:
         return str(self)
 
     def __copy__(self) -> Tracer:
-        return self  # it never changes
+        return self  # it is immutable
 
     def __deepcopy__(self, memo: dict) -> Tracer:
         return self
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TracerError(
-            f"a traced value ({self.type}) cannot be pickled: it means something within its transformation only. "
+            f"a traced value ({self.type}) cannot be pickled: it is only valid within its transformation. "
             "Return it from the function, and pickle the result; or, for its plain number, x.item()"
         )
 
@@ -974,8 +977,8 @@ class Tracer:
 
     def __setitem__(self, index, value):
         raise TypeError(
-            f"a traced value ({self.type}) cannot be written into: x[i] = v would change the past of the "
-            "computation. Make the new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); of "
+            f"a traced value ({self.type}) cannot be written into: x[i] = v would change a value that is "
+            "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); for "
             "a plain array x, minidiff.numpy.at(x)[i].set(v)."
         )
 
@@ -991,7 +994,7 @@ class Tracer:
         )
 
     def _as_plain(self, dtype: numpy.dtype) -> numpy.ndarray:
-        """A plain array of whole numbers or booleans, which carry no derivative. Raises TracerError for others."""
+        """Convert to an integer or boolean array; TracerError for other dtypes."""
         why = "its derivative would be lost"
         if dtype.kind in "biu":
             try:
@@ -1007,7 +1010,7 @@ class Tracer:
         interpreter = current_interpreter()
         if interpreter is EVALUATE:
             self.check_own(interpreter)
-        if method == "__call__" and not kwargs:  # the way that nearly all calls take
+        if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
             primitive, function = OPERATIONS.get(ufunc), None
             try:
                 if primitive is not None and interpreter.scope is None:
@@ -1038,10 +1041,10 @@ class Tracer:
 
 
 def defers_to(x: Any) -> bool:
-    """Whether NumPy leaves an operation to the class of this operand, as a traced value then does too.
+    """Whether a tracer, like NumPy, defers an operation to this operand's class.
 
-    It does where the class has an `__array_ufunc__` of its own, or None for it, or else a higher `__array_priority__`.
-    Operations find such an operand by the error that it leads to: so what takes arrays alone does not look for one.
+    It defers if the class overrides `__array_ufunc__` (or sets it to None), or else has a higher `__array_priority__`.
+    Operations look for such an operand only after an error, so that the common case pays nothing.
     """
     if isinstance(x, Tracer):
         return False
@@ -1054,11 +1057,12 @@ def defers_to(x: Any) -> bool:
 
 
 class WeakTracer(Tracer):
-    """A traced Python number, around the tracer of its value. It promotes as Python numbers do in NumPy (NEP 50).
+    """A traced Python number, which wraps the tracer of its value.
 
-    Beside an array it takes the array's precision (2.0 beside float32 is float32); a Python operator on such numbers
-    alone gives another one (`minidiff/ops/operators.py`); anything else makes it float64, int64 or complex128. It is
-    what the user's function sees, and no more: interpreters and tapes get its `value`, converted (`Primitive.strong`).
+    It promotes as Python numbers do in NumPy (NEP 50). Combined with an array it takes the array's precision (2.0 with
+    float32 is float32); a Python operator on weak numbers gives a weak number (`minidiff/ops/operators.py`); anything
+    else makes it float64, int64 or complex128. Only the user's function sees it: interpreters and tapes get its
+    `value`, converted (`Primitive.strong`).
     """
 
     __slots__ = ("value", "is_bool")
@@ -1106,39 +1110,39 @@ _PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
 
 
 def python_type(x: Any) -> type:
-    """Of a value that promotes weakly, the type of the Python number that it is."""
+    """The type of the Python number that a weakly promoting value stands for."""
     return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
 
 
 def promoting(x: Value) -> Any:
-    """What `numpy.result_type` takes for a value: its dtype, or a Python number."""
+    """The argument for `numpy.result_type`: a dtype, or a Python number."""
     return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
 
 
 def are_weak(leaves: Iterable[Any]) -> list[bool]:
-    """Which of a function's arguments are Python numbers, traced or not: what `weak_where` is told."""
+    """Which arguments are Python numbers, traced or not, as `weak_where` takes it."""
     return [type(x) in WEAK_TYPES for x in leaves]
 
 
 def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
-    """The values that a transformation passes to a function, those that are `weak` as Python numbers again."""
+    """Convert the values marked as `weak` back to Python numbers."""
     return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
 
 
 def as_weak(x: Value) -> Value:
-    """A number as a Python number, or as a tracer that promotes like one."""
+    """Convert a number to a Python number, or a tracer to one that promotes like it."""
     kind = x.dtype.kind
     return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x
 
 
 def strong(x: Any) -> Any:
-    """What is in a `WeakTracer`; anything else as it is."""
+    """Unwrap a `WeakTracer`; return anything else unchanged."""
     return x.value if type(x) is WeakTracer else x
 
 
 def _in_another_form(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict):
-    """Arguments that `function` may take instead of those it refused; the error again, or a better one, if none."""
-    from minidiff.numpy import dispatch  # needed where something is wrong, and only there
+    """Convert rejected arguments to an accepted form, or raise an error."""
+    from minidiff.numpy import dispatch  # only needed after an error
 
     form = dispatch.in_another_form(func, function, args, kwargs)
     if form is None:

@@ -1,11 +1,11 @@
-"""What helps to find mistakes: `debug_nans`, which finds the operation that makes a NaN or an infinity, and `print`.
+"""Debugging aids: `debug_nans` finds what makes a NaN or an infinity; `print`.
 
-While `debug_nans` is on, another interpreter is at the bottom of the stack: it evaluates as `Evaluate` does, and checks
-each result. All that is there for speed (compiled programs, derivatives recorded whole) asks for `EVALUATE` itself, so
-operations are applied one by one here, and when it is off it costs nothing.
+While `debug_nans` is on, the bottom of the stack is another interpreter, which evaluates as `Evaluate` does and checks
+each result. All fast paths (compiled programs, derivatives recorded as one equation) require `EVALUATE` itself, so
+operations are applied one by one under this interpreter, and it costs nothing when it is off.
 
-Derivative rules compute with plain arrays where no transformation is around them. NumPy does that, not this
-interpreter, so it checks what a rule returns. What the user's own NumPy makes, NumPy's `errstate` finds.
+At the bottom of the stack, derivative rules compute on plain arrays by NumPy, which bypasses the interpreter, so it
+checks what a rule returns. NumPy's `errstate` covers NumPy calls in the user's own code.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy
 
-from minidiff import core  # which imports this module, where the environment asks for it
+from minidiff import core  # which imports this module if the environment variable is set
 
 FINITE, INFINITE, NAN = 0, 1, 2
 
 
 class CheckFinite(core.Evaluate):
-    """Operations are applied to NumPy arrays, and their results checked."""
+    """Apply operations to NumPy arrays, and check the results."""
 
     keeps_sources = True
 
@@ -31,7 +31,7 @@ class CheckFinite(core.Evaluate):
         self.inf = inf
 
     def process(self, primitive: core.Primitive, args: Sequence[core.Value], params: dict) -> core.Value:
-        if primitive.is_higher_order or any(isinstance(x, core.Tracer) for x in args):  # those consist of operations
+        if primitive.is_higher_order or any(isinstance(x, core.Tracer) for x in args):  # checked per operation
             return super().process(primitive, args, params)
         with numpy.errstate(all="ignore"):
             out = super().process(primitive, args, params)
@@ -48,7 +48,7 @@ class CheckFinite(core.Evaluate):
         return out
 
     def watch_sweep(self, sweep: Any) -> None:
-        """Check what derivatives are recorded with: the factors that rules compute in the forward sweep of `grad`."""
+        """Check the factors that derivative rules compute in the forward sweep of `grad`."""
         process = sweep.process
 
         def checked(primitive: core.Primitive, args: Sequence[core.Value], params: dict) -> core.Value:
@@ -64,18 +64,18 @@ class CheckFinite(core.Evaluate):
         sweep.process = checked
 
     def check(self, name: str, args: Any, params: dict, out: Any) -> None:
-        """Raise FloatingPointError where results are worse than operands and parameters."""
+        """Raise FloatingPointError if results are worse than operands and parameters."""
         made = worst(out)
         if made and self.is_wrong(worst((args, params)), made):
             raise error_for(name, args, made)
 
     def is_wrong(self, given: int, made: int) -> bool:
-        """Whether there is a NaN where none was, or an infinity where all was finite."""
+        """Whether there is a new NaN, or an infinity from finite operands only."""
         return made > given and (made == NAN or self.inf)
 
 
 def worst(x: Any) -> int:
-    """The worst that values hold: NAN, INFINITE or FINITE. Whatever is not a number is finite."""
+    """The worst state of nested values: NAN, INFINITE or FINITE (also non-numbers)."""
     if isinstance(x, (list, tuple)):
         return max(map(worst, x), default=FINITE)
     if isinstance(x, dict):
@@ -96,7 +96,7 @@ def state(x: Any) -> numpy.ndarray:
 
 
 def error_for(name: str, args: Any, made: int, where: str = "") -> FloatingPointError:
-    """The error for an operation that made such a number: its operands, its line, and `where` it ran."""
+    """The error for a new NaN or infinity: the operands, the line and the ranks."""
     from minidiff.location import here
 
     source = here()
@@ -110,22 +110,23 @@ def error_for(name: str, args: Any, made: int, where: str = "") -> FloatingPoint
 
 
 def _shown(args: Any) -> list[str]:
-    """The operands, as errors show them; those that are types alone, or missing, are left out."""
+    """The operands as errors show them, without types and missing ones."""
     if isinstance(args, (list, tuple)):
         return [text for x in args for text in _shown(x)]
     return [] if args is None or isinstance(args, core.ShapedArray) else [core.shown(args)]
 
 
 def print(fmt: str, *args: Any, **kwargs: Any) -> None:
-    """Print `fmt.format(*args, **kwargs)` when the program runs: traced arguments as their values.
+    """Print `fmt.format(*args, **kwargs)` when the program runs, with traced values.
 
-    Python's `print` shows of a traced value what is known while a function is recorded; this is an operation of the
-    program. Under `jit` it prints in each call; in a loop in each step; under `vmap` once for each element; in the body
-    of a `shard_map` on each rank, after the rank's name. Prints come in the order of the program (under MPI, those of
-    one rank do), and none is left out. Under derivatives the values are printed, once.
+    Python's `print` runs once, while a function is recorded, and shows only what is known of a traced value then; this
+    print is an operation of the program. Under `jit` it prints in each call; in a loop, in each step; under `vmap`,
+    once for each element; in the body of a `shard_map`, on each rank, after the rank's name. Prints appear in the order
+    of the program (under MPI, in order for each rank), and none is dropped. Under differentiation it prints the primal
+    values, once.
 
-    Arguments are trees of arrays and of anything else, such as text. Raises TypeError for an argument that `fmt` does
-    not use, IndexError or KeyError for one that is missing.
+    Arguments are trees of arrays and other objects, such as text. Raise TypeError for an argument that `fmt` does not
+    use, and IndexError or KeyError for a missing one.
 
     >>> from minidiff import jit
     >>> @jit
@@ -135,23 +136,23 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
     >>> y = f(1.0)
     x = 1.00, 2.0
     """
-    from minidiff.ops.printing import debug_print  # above `core`, which may import this module
+    from minidiff.ops.printing import debug_print  # imports `core`, which may import this module
 
     debug_print(fmt, *args, **kwargs)
 
 
 @contextmanager
 def debug_nans(*, inf: bool = True) -> Iterator[None]:
-    """`with debug_nans():` raise FloatingPointError at the operation that makes a NaN or an infinity.
+    """`with debug_nans():` raise FloatingPointError where a NaN or infinity appears.
 
-    An operation makes a NaN if its result has one and no operand does, and an infinity if its operands are all finite:
-    what enters as a constant (the `-inf` of a mask, say) is no error. `inf=False` leaves infinities alone. The error
-    names the operation, its operands' types, whether it belongs to the forward or to the backward pass, the line of the
-    program, and in the body of a `shard_map` the ranks. NumPy's own functions on plain arrays raise NumPy's error.
+    An operation makes a NaN if its result has one and no operand does. It makes an infinity if the result has one and
+    all operands are finite. A constant (the `-inf` of a mask, say) is therefore no error. `inf=False` ignores
+    infinities. The error names the operation, its operands' types, the forward or backward pass, the line of the
+    program, and in the body of a `shard_map` the ranks. NumPy functions on plain arrays raise NumPy's own error.
 
-    Operations are applied one by one meanwhile, those of compiled programs too. It is on in the thread that enters it;
-    the environment variable `MINIDIFF_DEBUG_NANS=1` turns it on in all. Raises RuntimeError inside a function that is
-    being transformed: what surrounds that is running already.
+    Meanwhile operations are applied one by one, even those of compiled programs. It applies to the current thread; the
+    environment variable `MINIDIFF_DEBUG_NANS=1` applies it to all threads. Raise RuntimeError inside a function that is
+    being transformed, since the outer interpreters are already running.
 
     >>> import numpy as np
     >>> from minidiff import grad

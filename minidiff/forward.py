@@ -1,4 +1,4 @@
-"""Forward mode: derivatives pushed through a function together with its values."""
+"""Forward mode: push tangents through a function together with its values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from minidiff.ops.base import zeros_like
 
 
 class JVPTracer(Tracer):
-    """A value and its tangent: a dual number, whose parts belong to the interpreter below."""
+    """A dual number: a primal and a tangent, both values of the interpreter below."""
 
     __slots__ = ("primal", "tangent")
 
@@ -71,8 +71,8 @@ class JVPTracer(Tracer):
         return self._lose_derivative("complex()")
 
     def _lose_derivative(self, use: str) -> NoReturn:
-        """Raise the error for writing into a NumPy array, and for functions of `math`: they lose a derivative."""
-        self.concrete(use)  # where there is no value, its error says so
+        """Raise TracerError: NumPy assignment and `math` would lose the derivative."""
+        self.concrete(use)  # raises its own error if there is no value
         number = "x.item()" if self.size == 1 else "x[i].item(), for a list of them x.tolist()"
         raise TracerError(
             f"{use} of a value that is being differentiated ({self.type}) would lose its derivative. For the plain "
@@ -90,7 +90,7 @@ class JVPTracer(Tracer):
 
 
 class JVP(Interpreter):
-    """Every operation is applied to values, and its derivative to their tangents. A zero tangent is None."""
+    """Apply each operation to primals and its derivative to tangents (None is zero)."""
 
     name = "a derivative"
 
@@ -117,7 +117,7 @@ class JVP(Interpreter):
         return self.join(out, tangent)
 
     def split(self, args: Sequence[Value]) -> tuple[list[Value], list[Value | None]]:
-        """The primals of `args`, and their tangents: None for what is constant here."""
+        """Split `args` into primals and tangents; the tangent of a constant is None."""
         primals, tangents = [], []
         for x in args:
             if type(x) is JVPTracer and x.interpreter is self:
@@ -137,14 +137,14 @@ class JVP(Interpreter):
 
 @restores_interpreter
 def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value | None], forward: JVP):
-    """`f` of flat primals, with tangents pushed through: lists of results and of their tangents (None for zero)."""
+    """Apply `f` to dual numbers: lists of results and of tangents (None is zero)."""
     with transforming(forward):
         outs = f(*[forward.join(p, t) for p, t in zip(primals, tangents)])
     return forward.split(outs)
 
 
 def as_value(x: Any) -> Value:
-    """A leaf as an array or a tracer: Python numbers become NumPy's, other machines' byte orders this one's."""
+    """Convert a leaf to an array in native byte order, a NumPy scalar, or a tracer."""
     if type(x) is float:
         return numpy.float64(x)
     if type(x) is numpy.ndarray and x.dtype in NATIVE:
@@ -160,7 +160,7 @@ def as_value(x: Any) -> Value:
 
 
 def as_named_value(x: Any, what: str, advice: str = "") -> Value:
-    """`as_value`, of what errors call `what`; `advice` is what to write instead."""
+    """As `as_value`; a TypeError begins with `what` and ends with `advice`."""
     try:
         return as_value(x)
     except LeakedTracerError:
@@ -170,7 +170,7 @@ def as_named_value(x: Any, what: str, advice: str = "") -> Value:
 
 
 def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
-    """Leaves as arrays or tracers, in a call of `what`. Raises TypeError for one that is neither, and says which."""
+    """Convert leaves to arrays or tracers; a TypeError names `what` and the leaf."""
     try:
         return list(map(as_value, leaves))
     except TypeError:
@@ -180,9 +180,9 @@ def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str
 def result_values(
     origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
 ) -> list[Value]:
-    """The leaves of a function's result as arrays or tracers; `origin` is who called which function, as in errors.
+    """Convert the leaves of a function's result to arrays or tracers.
 
-    Raises TypeError for a leaf that is neither, and says which: `root` is what it calls the result.
+    Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
     """
     try:
         return [as_value(x) for x in leaves]
@@ -191,7 +191,7 @@ def result_values(
 
 
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:
-    """Raise TypeError where primals and tangents are not in sequences: a single array would be taken to pieces."""
+    """Raise TypeError unless both are sequences: a bare array would be iterated."""
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
         raise TypeError(
             f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
@@ -200,10 +200,10 @@ def check_sequences(what: str, primals: Any, tangents: Any) -> None:
 
 
 class Flat:
-    """A function of trees as a function of lists of leaves; its results' structure is kept when it has run.
+    """A function of trees as one of leaves; a call stores the result's structure.
 
-    With `has_aux` it returns the leaves of the value, then those of what comes with it: whatever they are, they pass
-    through the transformation too, so that no traced value gets out of it. `weak` says which leaves are Python numbers.
+    With `has_aux` it returns the leaves of the value, then the leaves of aux. The latter may be anything, and pass
+    through the transformation too, so that no tracer leaks. `weak` says which leaves are Python numbers.
     """
 
     def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
@@ -228,19 +228,19 @@ class Flat:
         return outs
 
     def split(self, leaves: Sequence[Value]) -> tuple:
-        """The leaves of the value; and with `has_aux` the tree of what comes with it, whose leaves follow these."""
+        """Split off the leaves of the value and, with `has_aux`, the aux tree."""
         count = self.out_structure.size
         aux = (tree.unflatten(self.aux_structure, leaves[count:]),) if self.has_aux else ()
         return leaves[:count], *aux
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
-    """The value of `f` and its derivative in one direction: `(f(*primals), df(*primals) · tangents)`.
+    """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
 
-    `primals` and `tangents` are sequences of as many trees of arrays as `f` has arguments, of the
-    same structure, shapes and dtypes. The results are trees of the structure that `f` returns. Integers have
-    tangents of dtype `float0`, which has no values. With `has_aux`, `f` returns a pair of what is differentiated and
-    anything else: `(value, tangent, aux)`. Raises TypeError where primals and tangents do not match.
+    `primals` and `tangents` are sequences with one tree of arrays per argument of `f`, with the same structures,
+    shapes and dtypes. The results have the structure of the result of `f`. Integers have tangents of dtype `float0`,
+    which holds no data. With `has_aux`, `f` returns a pair `(value, aux)`, where aux is anything that is not
+    differentiated, and the result is `(value, tangent, aux)`. Raise TypeError if primals and tangents do not match.
 
     >>> import numpy as np
     >>> value, tangent = jvp(np.sin, (0.0,), (2.0,))
@@ -259,14 +259,14 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     forward.origin = "jvp", name_of(f)
     outs, out_tangents = push_forward(flat, flat_primals, flat_tangents, forward)
     outs, *aux = flat.split(outs)
-    outs = list(map(as_value, outs))  # a result may be no plain array: one multiplied by a duration
+    outs = list(map(as_value, outs))  # a result may not be a plain array, if it was multiplied by a duration
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
     return tree.unflatten(flat.out_structure, outs), tree.unflatten(flat.out_structure, out_tangents), *aux
 
 
 def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
-    """A tangent that fits its primal, called `path` where it does not; None for that of an integer."""
+    """Validate a tangent against the primal at `path`; None for an integer's."""
     tangent, p = as_value(tangent), typeof(primal)
     t = typeof(tangent)
     if not is_differentiable(p.dtype):
@@ -284,7 +284,7 @@ def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
 
 
 def instantiate(tangent: Value | None, like: Value) -> Value:
-    """A tangent or cotangent as a value: where it is None, zeros of the type of `like` (of `float0` for integers)."""
+    """Replace a None tangent or cotangent by zeros (of `float0` for integers)."""
     if tangent is not None:
         return tangent
     t = typeof(like)

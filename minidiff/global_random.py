@@ -1,7 +1,8 @@
-"""NumPy's global random generator, in functions where it does not do what one expects of it.
+"""Warn of NumPy's global random generator where its use is probably a mistake.
 
-A function that is recorded runs once: what it draws is a constant of the program. The body of a `shard_map` runs on
-every rank, each with a global generator of its own. Both are found by comparing the generator's state before and after.
+A recorded function runs once, so the numbers that it draws become constants of the program. The body of a `shard_map`
+runs on every rank, and each has its own global generator. To detect both, compare the generator's state before and
+after.
 """
 
 from __future__ import annotations
@@ -10,28 +11,29 @@ import ctypes
 
 from minidiff.location import here, warn_at
 
-_MT19937_BYTES = 625 * 4  # 624 words of state, and how many of them are used
+_MT19937_BYTES = 625 * 4  # 624 words of state, and the position in them
 
-_warnings = 0  # how many were asked for
+_warnings = 0  # the number of warnings so far
 
 
 def random_state() -> tuple:
-    """The state of NumPy's global random generator, in a microsecond: `numpy.random.get_state` takes a hundred.
+    """The number of warnings, and the state of NumPy's global random generator.
 
-    It is that of the generator of bits. Normal variates are made in pairs: drawing the second alone does not move it.
+    It takes a microsecond; `numpy.random.get_state` takes a hundred. The state is that of the bit generator. Normal
+    variates are drawn in pairs, and drawing the second of a pair does not change it.
     """
-    import numpy.random  # which NumPy, too, loads when it is first used
+    import numpy.random  # loaded lazily, as NumPy does
 
     generator = numpy.random.get_bit_generator()
     if type(generator) is numpy.random.MT19937:
         return _warnings, ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    return _warnings, repr(generator.state)  # a user has put another one in its place
+    return _warnings, repr(generator.state)  # the user has replaced the generator
 
 
 def warn_if_random(before: tuple, function: str, why: str) -> None:
-    """Warn, in the user's line that called it, where the global generator has moved while a function ran.
+    """Warn at the user's line if the global generator was used since `before`.
 
-    `why` says what comes of that. Where there was a warning of a function that this one called, that is enough.
+    `why` explains the consequence. Do not warn again if there was a warning inside the function.
     """
     global _warnings
     count, state = random_state()

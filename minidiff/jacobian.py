@@ -1,4 +1,4 @@
-"""Whole derivatives: Jacobians, Hessians, and their products with vectors. Each is one vectorised pass."""
+"""Jacobians, Hessians and Hessian-vector products, each in one vectorized pass."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Argnums = int | Sequence[int]
 
 @transformation
 def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
-    """The Jacobian of `f`, column by column: forward mode, best where the results are more than the arguments.
+    """The Jacobian of `f` by forward mode, column by column: for tall Jacobians.
 
-    Its result is the tree of `f`'s result, with at each leaf, of shape `(*out,)`, the tree of the argument, whose
-    leaves have shape `(*out, *in)`. `argnums` says in which arguments: an int gives one such tree, a tuple of ints a
-    tuple of them at each leaf. With `has_aux` `f` returns a pair (value, aux), and the result is (Jacobian, aux).
+    It is cheaper than `jacrev` if the results have more elements than the arguments. The result has the tree of the
+    result of `f`. In place of each leaf of shape `(*out,)` it has the tree of the argument, with leaves of shape
+    `(*out, *in)`. `argnums` selects the arguments: an int gives one such tree per leaf, a tuple of ints a tuple of
+    trees. With `has_aux`, `f` returns a pair (value, aux), and the result is (Jacobian, aux).
 
-    Raises TypeError for arguments or results that are integers. A complex argument has a Jacobian if `f` is
-    `holomorphic`, and says so.
+    Raise TypeError for integer arguments or results, and for complex arguments without `holomorphic=True`.
 
     >>> import numpy as np
     >>> jacfwd(lambda x: x ** 2)(np.array([1.0, 2.0]))
@@ -46,10 +46,10 @@ def jacfwd(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 
 @transformation
 def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
-    """The Jacobian of `f`, row by row: reverse mode, best where the arguments are more than the results.
+    """The Jacobian of `f` by reverse mode, row by row: for wide Jacobians.
 
-    Its result is that of `jacfwd`. Raises TypeError for arguments or results that are integers. A complex result has
-    a Jacobian if `f` is `holomorphic`, and says so.
+    It is cheaper than `jacfwd` if the arguments have more elements than the results, and returns the same. Raise
+    TypeError for integer arguments or results, and for complex results without `holomorphic=True`.
 
     >>> import numpy as np
     >>> jacrev(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
@@ -68,9 +68,9 @@ def jacrev(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic
 
 @transformation
 def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphic: bool = False) -> Callable:
-    """The second derivatives of `f`: forward mode over reverse mode, `jacfwd(jacrev(f))`.
+    """The Hessian of `f` by forward mode over reverse mode: `jacfwd(jacrev(f))`.
 
-    Leaves have the shape `(*out, *in, *in)`, in trees as `jacfwd` nests them.
+    Leaves have shape `(*out, *in, *in)`, in trees nested as by `jacfwd`.
 
     >>> import numpy as np
     >>> hessian(lambda x: x[0] ** 2 * x[1])(np.array([1.0, 2.0]))
@@ -83,10 +83,10 @@ def hessian(f: Callable, argnums: Argnums = 0, has_aux: bool = False, holomorphi
 
 
 def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """The Hessian of a scalar function times a vector, at the cost of a few evaluations: forward mode over reverse.
+    """The Hessian of a scalar function times a vector, by forward over reverse mode.
 
-    `primals` and `tangents` are sequences with an entry for each argument, as for `jvp`. The result is like the
-    argument where there is one, and a tuple of such where there are several.
+    It costs a few evaluations of `f`. `primals` and `tangents` are sequences with an entry for each argument, as for
+    `jvp`. The result is a tree like the argument if there is only one, else a tuple of such trees.
 
     >>> import numpy as np
     >>> hvp(lambda x: (x ** 3).sum(), (np.array([1.0, 2.0]),), (np.array([1.0, 1.0]),))
@@ -97,11 +97,11 @@ def hvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
     return jvp(grad(f, argnums), primals, tangents)[1]
 
 
-# ---------------------------------------------------------------- the parts
+# ---------------------------------------------------------------- implementation
 
 
 class _Linearized:
-    """`f`, linearised in some of its arguments, as functions of flat tangents and cotangents."""
+    """`f` linearized in some arguments, as functions of flat tangents or cotangents."""
 
     def __init__(self, what: str, f: Callable, args: tuple, kwargs: dict, argnums: Argnums, has_aux: bool):
         name = name_of(f)
@@ -138,7 +138,7 @@ class _Linearized:
         return [instantiate(ct, like) for ct, like in zip(cts, self.in_types)]
 
     def result(self, parts: Sequence[Sequence[Value]]) -> Any:
-        """The Jacobian as a tree, from the derivatives of each leaf of the result in each leaf of the arguments."""
+        """Build the Jacobian's tree from its blocks, `parts[output leaf][input leaf]`."""
         inner = [tree.unflatten(self.structure, p) for p in parts]
         jacobian = tree.unflatten(self.flat.out_structure, [p[0] if self.single else tuple(p) for p in inner])
         return (jacobian, tree.unflatten(self.flat.aux_structure, self.aux)) if self.has_aux else jacobian
@@ -149,9 +149,10 @@ def _size(types: Sequence[ShapedArray]) -> int:
 
 
 def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
-    """All unit vectors of a list of arrays, counted by a new first axis: for each array its part of them.
+    """The standard basis of a list of arrays along a new axis: a slice per array.
 
-    They vary as the arrays do, for vmap makes traced values of them, which agree with none but their like.
+    Each slice varies along the same mesh axes as its array: under vmap it is traced, and no longer a constant that
+    agrees with any variance.
     """
     total, start = _size(types), 0
     for t in types:
@@ -160,7 +161,7 @@ def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
 
 
 def _parts(x: Value, types: Sequence[ShapedArray], axis: int) -> list[Value]:
-    """An array whose first or last axis counts the basis of a list of arrays, as one array for each of that list."""
+    """Split the first or last axis, of the size of the basis, into the arrays' axes."""
     ends = list(itertools.accumulate((t.size for t in types), initial=0))
     if axis == 0:
         return [x[i:j].reshape((*t.shape, *x.shape[1:])) for t, i, j in zip(types, ends, ends[1:])]

@@ -1,6 +1,6 @@
-"""Function transformations as decorators, and errors that say what to write instead of an unknown keyword.
+"""Function transformations as decorators, and advice for unknown keywords.
 
-A transformation is called as `grad(f, argnums=1)`, and is a decorator, with options or without:
+A transformation is called as `grad(f, argnums=1)`, or used as a decorator, with or without options:
 
 >>> @transformation
 ... def times(f, factor=2):
@@ -25,7 +25,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 def no_counterpart(why: str) -> str:
-    """The advice for a keyword that has no counterpart here."""
+    """The advice for a keyword of another library that has no counterpart here."""
     return f"it has no counterpart here, so leave it out ({why})"
 
 
@@ -35,14 +35,12 @@ _INTEGERS = no_counterpart(
 )
 _REDUCE_AXES = no_counterpart("the types of a shard_map's body say where its cotangents are summed over ranks")
 _UNROLL = no_counterpart("loops are never unrolled")
-_CPU = no_counterpart("programs run on NumPy, on the processor; ranks are those of spmd.make_mesh")
+_CPU = no_counterpart("programs run on NumPy, on the CPU; spmd.make_mesh chooses the ranks")
 _SHARDINGS = no_counterpart(
-    "arguments are taken as they are split: split them by spmd.distribute, results by spmd.reshard, or say both in the "
+    "arguments keep their shardings: shard them by spmd.distribute, results by spmd.reshard, or give both in the "
     "in_specs and out_specs of a spmd.shard_map"
 )
-_DONATE = no_counterpart(
-    "a compiled program uses the memory of its own intermediate results again, never an argument's"
-)
+_DONATE = no_counterpart("a compiled program reuses the memory of its own intermediate results, never an argument's")
 _DERIVATIVES = {"allow_int": _INTEGERS, "argnum": "write argnums="}
 _GRADIENTS = {
     **_DERIVATIVES,
@@ -50,7 +48,7 @@ _GRADIENTS = {
     "reduce_axes": _REDUCE_AXES,
 }
 
-#: What to write instead of keywords that functions of these names take in other libraries.
+#: Function -> keyword of the same function in other libraries -> what to write instead.
 INSTEAD: dict[str, dict[str, str]] = {
     "jit": {
         "donate_argnums": _DONATE,
@@ -62,7 +60,7 @@ INSTEAD: dict[str, dict[str, str]] = {
         "keep_unused": no_counterpart("an argument that the program does not use is accepted, and ignored"),
         "inline": no_counterpart("a jit is always inlined in another transformation"),
         "abstracted_axes": no_counterpart("a program is compiled for each shape"),
-        "compiler_options": "write without=, the names of rewrites that are not to be made",
+        "compiler_options": "write without=, the names of the rewrites to skip",
     },
     "grad": _GRADIENTS,
     "value_and_grad": _GRADIENTS,
@@ -72,7 +70,7 @@ INSTEAD: dict[str, dict[str, str]] = {
     "vmap": {
         "in_dims": "write in_axes=",
         "out_dims": "write out_axes=",
-        "spmd_axis_name": no_counterpart("the mapped axis of a sharded array stays split over the mesh as it is"),
+        "spmd_axis_name": no_counterpart("the mapped axis of a sharded array stays sharded over the mesh"),
     },
     "checkpoint": {
         "static_argnums": _CLOSE_OVER + "checkpoint(lambda x: f(x, n))(x)",
@@ -88,31 +86,31 @@ INSTEAD: dict[str, dict[str, str]] = {
     "fori_loop": {"unroll": _UNROLL},
     "cond": {
         "operand": "operands follow the functions: cond(pred, true_fun, false_fun, x)",
-        "linear": no_counterpart("which operands a branch is linear in is known from its tape"),
+        "linear": no_counterpart("a branch's tape shows in which operands it is linear"),
     },
     "switch": {"operand": "operands follow the functions: switch(index, branches, x)"},
     "shard_map": {
         "check_vma": "write check_rep=",
-        "auto": "write axis_names=, the set of all other axes: those that it maps over",
+        "auto": "write axis_names=, the set of the other axes, which it maps over",
     },
     "make_mesh": {
         "devices": no_counterpart(
             "the ranks are the launcher's, mpirun -n 8; comm=, an MPI communicator, chooses some"
         ),
         "axis_types": no_counterpart(
-            "shard_map maps over the axes in its axis_names, arrays are split along the others"
+            "shard_map maps over the axes in its axis_names; arrays are sharded along the others"
         ),
     },
 }
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
-    """What is added to the error for an unknown name, where there is one much like it.
+    """Suggest a similar known name in an error message, if there is one.
 
     >>> did_you_mean('batches', ('batch', 'model'))
     ". Did you mean 'batch'?"
     """
-    import difflib  # which errors alone need
+    import difflib  # only errors need it
 
     known = tuple(known)
     found = difflib.get_close_matches(str(name).lower(), {name.lower(): name for name in known}, 1)
@@ -120,7 +118,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def check_keywords(what: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError where a call of `what` is given keywords that are not known."""
+    """Raise TypeError if a call of `what` has unknown keywords."""
     known, advice = tuple(known), INSTEAD.get(what, {})
     problems = [
         f"{what} takes no {name}=: {advice[name]}"
@@ -141,7 +139,7 @@ def _check_call(function: Callable, given: Iterable[str]) -> None:
 
 
 def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a function, so that a keyword which it does not take is an error that says what to write instead."""
+    """Decorate a function so that the error for an unknown keyword has advice."""
 
     @functools.wraps(function)
     def call(*args: P.args, **options: P.kwargs) -> R:
@@ -153,18 +151,18 @@ def explains_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def named_like(f: Callable, transformed: R) -> R:
-    """`transformed`, with the name, the docstring and the signature of `f`."""
-    try:  # as functools.update_wrapper, in half the time: `grad(f)(x)` comes here in each step of a program
+    """Give `transformed` the name, the docstring and the signature of `f`."""
+    try:  # half the time of functools.update_wrapper: a program may call `grad(f)(x)` in each step
         transformed.__name__, transformed.__qualname__ = f.__name__, f.__qualname__
         transformed.__doc__, transformed.__module__ = f.__doc__, f.__module__
         transformed.__wrapped__ = f
-    except AttributeError:  # of an object that is no function, but can be called
+    except AttributeError:  # a callable that is not a function
         functools.update_wrapper(transformed, f, updated=())
     return transformed
 
 
 class Transformation(Protocol[P, R_co]):
-    """A transformation, as type checkers see it: of a function, or of options alone, which is a decorator."""
+    """The type of a transformation, called with a function or with options only."""
 
     __wrapped__: Callable[..., R_co]
 
@@ -175,10 +173,10 @@ class Transformation(Protocol[P, R_co]):
 
 
 def transformation(function: Callable[Concatenate[Callable, P], R]) -> Transformation[P, R]:
-    """Decorate a function transformation, `function(f, **options)`, to be a decorator, with options or without.
+    """Make `function(f, **options)` a decorator, with or without options.
 
-    What it returns has the name, the docstring and the signature of `f`. A keyword that it does not take is an error
-    that says what to write instead.
+    Its result has the name, the docstring and the signature of `f`. The error for an unknown keyword says what to write
+    instead.
     """
 
     @functools.wraps(function)

@@ -1,9 +1,9 @@
-"""Where an operation on a tape comes from: the line of the program that asked for it.
+"""Source locations: the line of the program that applied an operation on a tape.
 
-A tape is written while the program runs, so the line is on the stack: the nearest frame that is not the library's.
-Where a tape is run again, or transposed, operations come from those on that tape: the functions that do so are marked
-(`@replays`, `@transposes`), and the equation that they are at, their local variable `eqn`, says where it is from. Of a
-compiled program its own table says it.
+A tape is recorded while the program runs, so the line is on the call stack: the innermost frame outside the library.
+When a tape is replayed or transposed, its equations supply the locations: the functions that do so are marked
+(`@replays`, `@transposes`), and their local variable `eqn` is the current equation. A compiled program has a table of
+locations.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy
 
 
 class Location(NamedTuple):
-    """A line of a program. `backward` says whether the operation is there for its sake, in the backward pass.
+    """A line of a program. `backward` is true in the backward pass of that line.
 
-    Where one operation does what several lines asked for, this is the line of the first operand, and `others` are those
-    of the others, in order; empty if they are the same.
+    If an operation stems from several lines (it is variadic, say), this is the line of the first operand, and `others`
+    are the lines of the other operands, in order. `others` is empty if they are all the same.
     """
 
     filename: str
@@ -33,62 +33,62 @@ class Location(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The line itself, where it can be found."""
-        import linecache  # which reports alone need
+        """The source text of the line, or an empty string."""
+        import linecache  # only reports need it
 
         return linecache.getline(self.filename, self.line).strip()
 
     def on_the_way_back(self) -> Location:
-        """The same line, or lines, of what is there for their sake in the backward pass."""
+        """The same line or lines, in the backward pass."""
         others = tuple(other and other.on_the_way_back() for other in self.others)
         return self if self.backward and others == self.others else self._replace(backward=True, others=others)
 
     def __str__(self) -> str:
         name = os.path.basename(self.filename)
-        # What was typed into a session has no file, and in a notebook one that nobody has heard of.
+        # Code typed into a session has no file, and that of a notebook cell has a meaningless name.
         typed = self.filename.startswith("<") or "ipykernel_" in self.filename
         place = f"line {self.line}" if typed else f"{name}:{self.line}"
         return f"{place}: {self.text}" if self.text else place
 
 
 def joined(sources: Sequence[Location | None]) -> Location | None:
-    """Where an operation comes from that does what several did, each of one operand."""
+    """The location of a variadic operation that replaces one per operand."""
     first, *others = [line for source in sources for line in lines_of(source)]
     return first and first._replace(others=tuple(others) if any(other != first for other in others) else ())
 
 
 def merged(sources: Sequence[Location | None]) -> Location | None:
-    """Where an operation comes from that stands for several, of one operand."""
+    """The location of one operation that replaces several equal ones."""
     return joined([*dict.fromkeys(line for source in sources for line in lines_of(source))])
 
 
 def lines_of(source: Location | None) -> list[Location | None]:
-    """The lines that an operation comes from, each for itself."""
+    """Split a location into one per line."""
     return [source._replace(others=()), *source.others] if source else [None]
 
 
 def parted(source: Location | None, operands: int) -> list[Location | None]:
-    """Where each operand's part of an operation comes from: what `joined` put together."""
+    """The location for each operand: the inverse of `joined`."""
     lines = lines_of(source)
     return lines if len(lines) == operands else lines[:1] * operands
 
 
 _NUMPY = os.path.dirname(os.path.abspath(numpy.__file__)) + os.sep
 
-#: Folders whose frames are not the program's. Packages that stand on this one add theirs.
+#: Folders of library code. Packages that build on this one add theirs.
 LIBRARY: list[str] = [os.path.dirname(os.path.abspath(__file__)) + os.sep, _NUMPY]
 
-#: Programs that come with a library are programs: examples, and networks on many ranks.
+#: Subfolders of a library whose code counts as user code: examples, and parallel networks.
 _PROGRAMS = (f"examples{os.sep}", f"parallel{os.sep}")
 
-ASKED_FOR = "__asked_for__"  # in a compiled program: what lines of a user's it has, by its own
+ASKED_FOR = "__asked_for__"  # in a compiled program's globals: its line number -> the user's location
 
 _is_library: dict[str, bool] = {}
-_marked: dict[int, str] = {}  # id of a function's code -> what it is marked as
+_marked: dict[int, str] = {}  # id of a function's code -> its mark
 
 
 def add_library(file: str) -> None:
-    """Declare the folder of this file to be a library's."""
+    """Declare the folder of this file to be library code."""
     LIBRARY.append(os.path.dirname(os.path.abspath(file)) + os.sep)
     _is_library.clear()
 
@@ -101,23 +101,23 @@ def _mark(name: str) -> Callable[[Callable], Callable]:
     return mark
 
 
-#: A function that applies the operation of an equation, its variable `eqn`, once more.
+#: Mark a function that applies the equation in its variable `eqn` again.
 replays = _mark("replays")
 
-#: A function that transposes equations, one after the other: its variable `eqn`.
+#: Mark a function that transposes the equations of a tape, one by one, in its variable `eqn`.
 transposes = _mark("transposes")
 
-#: A function that begins a tape. What is above it on the stack is no part of the program.
+#: Mark a function that begins a tape. Its callers on the stack are not part of the program.
 begins = _mark("begins")
 
 
 def here() -> Location | None:
-    """Where the operation that is running comes from. None where the library has nobody to blame but itself."""
+    """The location of the running operation; None if no frame is the user's."""
     return location_of(sys._getframe(1))
 
 
 def location_of(frame: FrameType | None) -> Location | None:
-    """As `here`, for what runs in this frame."""
+    """As `here`, for the code that runs in this frame."""
     found: Location | None = None
     while found is None and frame is not None:
         code = frame.f_code
@@ -133,7 +133,7 @@ def location_of(frame: FrameType | None) -> Location | None:
         frame = frame.f_back
     if found is None or found.backward:
         return found
-    while frame is not None:  # whether that is on the way back
+    while frame is not None:  # is this the backward pass?
         mark = _marked.get(id(frame.f_code))
         if mark == "transposes":
             return found.on_the_way_back()
@@ -154,20 +154,20 @@ def _belongs_to_library(filename: str) -> bool:
 
 
 def is_library(frame: FrameType) -> bool:
-    """Whether a frame is the library's or NumPy's, or of a program that was compiled."""
+    """Whether a frame belongs to the library, NumPy, or a compiled program."""
     return _belongs_to_library(frame.f_code.co_filename) or ASKED_FOR in frame.f_globals
 
 
 def is_own(frame: FrameType) -> bool:
-    """Whether a frame is the library's itself: not NumPy's, nor of Python's import system."""
+    """Whether a frame belongs to the library itself, not to NumPy or `importlib`."""
     return is_library(frame) and not frame.f_code.co_filename.startswith((_NUMPY, "<frozen "))
 
 
-_warned: dict[str, dict] = defaultdict(dict)  # by file, what `warnings` keeps in mind to warn once a line
+_warned: dict[str, dict] = defaultdict(dict)  # file -> the registry with which `warnings` warns only once per line
 
 
 def warn_at(source: Location | None, message: str | Warning, category: type[Warning] = UserWarning) -> None:
-    """Warn of what a line of the program does. Without a line, of what this function's caller was called for."""
+    """Warn at a line of the program; without one, at the caller's caller."""
     if source is None:
         warnings.warn(message, category, stacklevel=3)
     else:

@@ -1,4 +1,4 @@
-"""Functions of neural networks: activations, softmax and its like. Names and arguments are those of `jax.nn`.
+"""Neural network functions, with the API of `jax.nn`.
 
 Values and derivatives are finite wherever they should be: at large numbers, at infinities, at ties.
 """
@@ -27,7 +27,7 @@ __all__ = [
 
 
 def _of_numbers(f: Callable[[float], float]) -> Callable:
-    """A function of Python's `math`, which is accurate to the last digit, on arrays."""
+    """Apply a function of `math`, which is accurate to the last digit, to arrays."""
 
     def impl(x: numpy.ndarray) -> numpy.ndarray:
         x = numpy.asarray(x)
@@ -60,9 +60,9 @@ def erfc(x: Value) -> Value:
 
 # ---------------------------------------------------------------- activations
 
-# gelu, silu and mish are x times a gate that goes from 0 to 1. Beyond these limits it is there, so nothing is 0 * inf.
-_LIMIT = 40.0  # of gelu; its cube is a number in half precision, too
-_FAR = 1e4  # of silu and mish
+# gelu, silu and mish are x times a gate from 0 to 1. Clip x where the gate has reached 0 or 1, to avoid 0 * inf.
+_LIMIT = 40.0  # for gelu; its cube is finite in half precision, too
+_FAR = 1e4  # for silu and mish
 
 
 def _tanh_gate(x: Value) -> Value:
@@ -119,7 +119,7 @@ def relu(x: Value) -> Value:
 
 
 def gelu(x: Value, approximate: bool = True) -> Value:
-    """x times the normal distribution function of x, or the usual approximation of it by a tanh.
+    """x times the standard normal CDF of x, or by default its tanh approximation.
 
     >>> round(float(gelu(1.0, approximate=False)), 12)
     0.841344746069
@@ -160,7 +160,9 @@ def mish(x: Value) -> Value:
 
 
 def glu(x: Value, axis: int = -1) -> Value:
-    """`a * sigmoid(b)` of the two halves a, b of x along an axis: half as long there. ValueError for an odd length.
+    """`a * sigmoid(b)`, where a and b are the two halves of x along an axis.
+
+    The result is half as long along that axis. Raise ValueError for an odd length.
 
     >>> glu(numpy.array([1.0, 2.0, 0.0, 0.0]))
     array([0.5, 1. ])
@@ -174,13 +176,13 @@ def glu(x: Value, axis: int = -1) -> Value:
 
 
 def elu(x: Value, alpha: Value = 1.0) -> Value:
-    """x where it is positive, else `alpha * (exp(x) - 1)`."""
+    """`where(x > 0, x, alpha * (exp(x) - 1))`."""
     positive = elementwise.greater(x, 0)
     return where(positive, x, elementwise.multiply(alpha, expm1(where(positive, 0.0, x))))
 
 
 def celu(x: Value, alpha: Value = 1.0) -> Value:
-    """x where it is positive, else `alpha * (exp(x / alpha) - 1)`: its derivative at 0 is 1 for any alpha.
+    """`where(x > 0, x, alpha * (exp(x / alpha) - 1))`, with derivative 1 at 0.
 
     >>> round(float(celu(-1.0, alpha=2.0)), 12)
     -0.786938680575
@@ -191,7 +193,7 @@ def celu(x: Value, alpha: Value = 1.0) -> Value:
 
 
 def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
-    """x, times `negative_slope` where it is negative."""
+    """`where(x >= 0, x, negative_slope * x)`."""
     return where(elementwise.greater_equal(x, 0), x, elementwise.multiply(negative_slope, x))
 
 
@@ -199,7 +201,7 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 
 
 def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """The largest x along the axes, and x minus that: at most 0, and 0 somewhere, even if all are infinite."""
+    """The maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
     largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
     return largest, elementwise.difference_of(x, largest)
 
@@ -216,13 +218,13 @@ def _log_softmax(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
 
 def _logsumexp(x: numpy.ndarray, axes: tuple[int, ...]) -> numpy.ndarray:
     largest, shifted = _shifted(x, axes)
-    with numpy.errstate(divide="ignore"):  # of no numbers at all the sum is 0
+    with numpy.errstate(divide="ignore"):  # the sum over an empty axis is 0
         total = numpy.log(numpy.sum(numpy.exp(shifted), axis=axes, keepdims=True)) + largest
     return numpy.squeeze(total, axes)[()]
 
 
 class _AlongAxes(Primitive):
-    """An operation of one operand and the axes along which it works: `tangent(out, x, t, axes)` is its derivative."""
+    """An operation on one operand along axes, with rule `tangent(out, x, t, axes)`."""
 
     def __init__(self, name: str, impl: Callable, tangent: Callable, reduces: bool = False):
         super().__init__(name, impl, self._shape)
@@ -260,9 +262,10 @@ logsumexp_p = _AlongAxes(
 
 
 def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
-    """`exp(x) / sum(exp(x))` along an axis, several, or all (None): shape as x. 0 where the mask `where` does not hold.
+    """`exp(x) / sum(exp(x))` along an axis, several, or all (None).
 
-    Infinities share what there is: softmax([inf, inf, 0]) is [0.5, 0.5, 0].
+    The result has the shape of x, and is 0 where the mask `where` is False. Infinities share the total of 1:
+    softmax([inf, inf, 0]) is [0.5, 0.5, 0].
 
     >>> softmax(numpy.array([1e3, 1e3, -1e3]))
     array([0.5, 0.5, 0. ])
@@ -272,7 +275,10 @@ def softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
 
 
 def log_softmax(x: Value, axis: Any = -1, where: Value | None = None) -> Value:
-    """`log(softmax(x))` along an axis, several, or all (None): shape as x. -inf where `where` does not hold."""
+    """`log(softmax(x))` along an axis, several, or all (None).
+
+    The result has the shape of x, and is -inf where the mask `where` is False.
+    """
     y = _along_axes(log_softmax_p, x, axis, where)
     return y if where is None else elementwise.where(where, y, -numpy.inf)
 
@@ -285,9 +291,10 @@ def logsumexp(
     return_sign: bool = False,
     where: Value | None = None,
 ) -> Any:
-    """`log(sum(b * exp(a)))` along an axis, several, or all (None), of those numbers for which `where` holds.
+    """`log(sum(b * exp(a)))` along an axis, several, or all (None).
 
-    With `return_sign` the logarithm of the absolute value, and the sign: a pair.
+    The sum is over the elements where the mask `where` is True. With `return_sign`, return the pair of the logarithm of
+    the absolute value and the sign.
 
     >>> float(logsumexp(numpy.array([1000.0, 1000.0])))
     1000.6931471805599
@@ -309,7 +316,7 @@ def logsumexp(
 
 
 def _floating(x: Value, mask: Value | None = None) -> Value:
-    """x as floating-point numbers, -inf where the mask does not hold."""
+    """Convert x to floating point, and set it to -inf where the mask is False."""
     x = x if is_differentiable(typeof(x).dtype) else elementwise.convert(x, float)
     return x if mask is None else where(mask, x, -numpy.inf)
 
@@ -320,7 +327,7 @@ def _along_axes(primitive: _AlongAxes, x: Value, axis: Any, mask: Value | None) 
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = float, axis: int = -1) -> Value:
-    """Integers as vectors along a new axis: 1 at the place that the integer says, else 0 (all 0 if there is none).
+    """One-hot vectors of integers along a new axis (all 0 for one out of range).
 
     >>> one_hot(numpy.array([0, 2]), 3)
     array([[1., 0., 0.],
@@ -346,13 +353,14 @@ def dot_product_attention(
     scale: float | None = None,
     is_causal: bool = False,
 ) -> Value:
-    """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`, for each batch and head.
+    """Scaled dot-product attention: `softmax(query @ key.T * scale + bias) @ value`.
 
-    Shapes: `query` is (B, T, N, H), `key` and `value` are (B, S, K, H), the result is (B, T, N, H); all three without
-    B, the result too. B counts batches, T queries, S keys, N and K heads, H features. N is a multiple of K: each head
-    of `key` and `value` serves N / K consecutive heads of `query`. `bias` and the boolean `mask` broadcast to
-    (B, N, T, S); a query attends to the keys for which the mask holds, and with `is_causal` to those up to its own
-    position. `scale` is 1 / sqrt(H) by default. Raises ValueError for shapes that do not fit.
+    It is computed for each batch and head. Shapes: `query` is (B, T, N, H), `key` and `value` are (B, S, K, H), the
+    result is (B, T, N, H). If all three lack B, so does the result. B is the number of batches, T of queries, S of
+    keys, N and K of heads, H of features. N is a multiple of K: each head of `key` and `value` serves N / K consecutive
+    heads of `query`. `bias` and the boolean `mask` broadcast to (B, N, T, S). A query attends to the keys where the
+    mask is True, and with `is_causal` only to those up to its own position. `scale` is 1 / sqrt(H) by default. Raise
+    ValueError for incompatible shapes.
 
     >>> x = numpy.arange(8.0).reshape(1, 4, 1, 2)
     >>> dot_product_attention(x, x, x, is_causal=True)[0, 0, 0]  # the first query attends to the first key alone
@@ -367,13 +375,13 @@ def dot_product_attention(
     (_, t, n, h), (_, s, k, _) = types[0].shape, types[1].shape
     if n != k:
         key, value = numpy.repeat(key, n // k, axis=2), numpy.repeat(value, n // k, axis=2)
-    # In half precision large sums of products would overflow.
+    # Large sums of products would overflow in half precision.
     wide = numpy.result_type(types[0].dtype, types[1].dtype, numpy.float32)
     logits = numpy.einsum("btnh,bsnh->bnts", elementwise.convert(query, wide), elementwise.convert(key, wide))
     logits = elementwise.multiply(logits, 1 / math.sqrt(h) if scale is None else scale)
     if bias is not None:
         logits = elementwise.add(logits, bias)
-    # A finite number, so that a query that may attend to no key at all gets a mean of the values, and no NaN.
+    # Finite, so that a query that attends to no key gets the mean of the values, not a NaN.
     lowest = -0.7 * float(numpy.finfo(wide).max)
     if mask is not None:
         if typeof(mask).dtype != bool:
@@ -386,7 +394,7 @@ def dot_product_attention(
 
 
 def _check_attention(query: ShapedArray, key: ShapedArray, value: ShapedArray) -> None:
-    """Raise ValueError where `query` is not (B, T, N, H), or `key` and `value` are not alike (B, S, K, H)."""
+    """Raise ValueError unless shapes are (B, T, N, H), (B, S, K, H), (B, S, K, H)."""
     if query.ndim == key.ndim == 4 and key.shape == value.shape:
         (b, _, n, h), (of_keys, _, k, width) = query.shape, key.shape
         if (b, h) == (of_keys, width) and k and n % k == 0:

@@ -1,9 +1,9 @@
-"""Reverse mode: linearise, then transpose.
+"""Reverse mode: linearize, then transpose.
 
-The forward sweep runs the function in forward mode, on tangents that are not values but names on a
-tape: what it needs of the primal values it computes, what is linear in the tangents it records. The
-backward sweep walks that tape from its end and transposes each equation. So reverse mode has no rules
-of its own, and what can be linearised to any order can be differentiated in reverse to any order.
+The forward sweep runs the function in forward mode, on tangents that are variables on a tape: it
+computes the primal values, and records the operations that are linear in the tangents. The backward
+sweep walks the tape from its end and transposes each equation. So reverse mode needs no rules of its
+own, and every function that can be linearized can be differentiated in reverse, to any order.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step,
 
 
 class Linearize(Recorder):
-    """Operations on tangents are recorded; those on values alone are left to the interpreter below."""
+    """Record operations on tangents; pass all others to the interpreter below."""
 
     name = "the linear part of a derivative"
 
@@ -70,10 +70,10 @@ _new = object.__new__
 
 
 class Sweep(JVP):
-    """Forward mode on top of a `Linearize`: values are computed, and the tape of their derivatives is written.
+    """Forward mode on top of a `Linearize`: compute values, and record tangents.
 
-    It is what every operation goes through under `grad`. A tangent is nothing but a name on the tape; where it can, an
-    operation's derivative is recorded whole, and its factors are computed when, and if, it is transposed or applied.
+    Every operation under `grad` goes through it. A tangent is a variable on the tape. If possible, an operation's
+    derivative is recorded as one equation, whose factors are computed only when it is transposed or applied.
     """
 
     def __init__(self, below: Linearize, outer: Interpreter | None = None):
@@ -82,8 +82,8 @@ class Sweep(JVP):
         self.equations = below.equations
 
     def process(self, primitive, args, params):
-        # This runs for every operation under `grad`. Nearly all have one operand or two, of plain values and of this
-        # sweep, and a derivative whose place on the tape is known: they are done here, with no step that can be spared.
+        # The fast path, which runs for every operation under `grad`. Nearly all have one or two operands, which are
+        # plain values or this sweep's tracers, and a derivative with a known `Recording`. Unrolled for speed.
         if not self.on_arrays:
             return self.process_any(primitive, args, params)
         try:
@@ -121,7 +121,7 @@ class Sweep(JVP):
                         type_ = recorded.type_of(out, name.type, other.type)
                     inputs = recorded.keep((type_, out, a, b, name, other))
                 else:
-                    if type(out) is complex:  # which Python makes of its own complex number and a real one of NumPy's
+                    if type(out) is complex:  # of a Python complex number and a real NumPy scalar
                         out = numpy.complex128(out)
                     type_ = array_type(out.shape, out.dtype)
                     inputs = recorded.keep((type_, out, a, b, name))
@@ -131,7 +131,7 @@ class Sweep(JVP):
             if is_misfit(primitive, args, error):
                 raise MisfitError(primitive, args, str(error).strip()) from None
             raise
-        step = _new(Step)  # made without their constructors, which would take as long as the rest
+        step = _new(Step)  # skip the constructors, which would take as long as all the rest
         step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
         self.equations.append(step)
         tracer = _new(JVPTracer)
@@ -139,7 +139,7 @@ class Sweep(JVP):
         return tracer
 
     def process_any(self, primitive, args, params):
-        """The result of any operation, on values of any kind: see `process`."""
+        """The general path of `process`: any operation on any values."""
         if WeakTracer in map(type, args):
             return self.process(primitive, primitive.strong(args), params)
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
@@ -147,13 +147,13 @@ class Sweep(JVP):
             out = super().process(primitive, args, params)
             for x in out if primitive.multiple_results else (out,):
                 if type(x) is JVPTracer and isinstance(x.primal, Tracer):
-                    self.on_arrays = False  # it lies on the ranks of a mesh
+                    self.on_arrays = False  # the result is sharded over a mesh
             if hasattr(primitive, "body_scope"):
-                self.on_arrays = False  # of a shard_map's results, or of its operands' cotangents, some may
+                self.on_arrays = False  # a shard_map's results, or its operands' cotangents, may be sharded
             return out
         out = core.dispatch_to_shards(self, primitive, args, params)
         if out is not None:
-            self.on_arrays = False  # as all will that comes of it
+            self.on_arrays = False  # the result is sharded
             return out
         recorder = self.below
         primals = [x.primal if yes else x for x, yes in zip(args, mine)]
@@ -184,7 +184,7 @@ class Sweep(JVP):
         return primals, [None if t is None else RecordedTracer(self.below, t) for t in tangents]
 
     def join(self, primal, tangent):
-        # A tangent that is no name on the tape depends on none of its inputs: linear in them, it is zero.
+        # A tangent that is not a variable on the tape does not depend on its inputs. It is linear in them, so zero.
         return JVPTracer(self, primal, tangent.variable) if self.below.owns(tangent) else primal
 
     def adopt_own(self, x):
@@ -194,10 +194,10 @@ class Sweep(JVP):
 def linearize_flat(
     f: Callable, primals: Sequence[Value], active: Sequence[bool], origin: tuple[str, str] | None = None
 ) -> tuple[list[Value], Tape]:
-    """The results of `f`, and its derivative there in the `active` primals: a linear tape.
+    """Return the results of `f`, and its derivative in `active` primals as a tape.
 
-    The tape's outputs are None where a result does not depend on an active primal. `origin` is who asks, of which
-    function: errors speak of it.
+    The tape is linear. Its output is None for a result that does not depend on an active primal. `origin` names the
+    transformation and the function in errors.
     """
     recorder = Linearize(current_interpreter())
     sweep = Sweep(recorder)
@@ -217,7 +217,7 @@ def linearize_flat(
             value, p = p, _new(JVPTracer)
             p.interpreter, p.primal, p.tangent = sweep, value, name
         args.append(p)
-    try:  # as `with running(sweep)`, in a step less, and nothing can interrupt between its steps
+    try:  # as `with running(sweep)`, but faster, and an interrupt cannot leave `sweep` current
         become(sweep)
         results = f(*args)
     finally:
@@ -241,10 +241,10 @@ def linearize_flat(
 def backward_pass(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
-    """Cotangents of the inputs of `tape` that are `linear`, from cotangents of its outputs.
+    """Map cotangents of a tape's outputs to cotangents of its `linear` inputs.
 
-    `values` are those of all inputs (ignored where linear). A cotangent that is zero is None. With
-    `consume` the tape is emptied on the way, so that what it holds can be freed.
+    `values` are the values of all inputs (ignored where linear). A zero cotangent is None. With `consume`,
+    equations drop their operands once they are transposed, which frees memory.
     """
     interpreter = current_interpreter()
     scope = interpreter.scope
@@ -255,7 +255,7 @@ def backward_pass(
                 return backward_pass(tape, linear, values, cts, consume)
     env, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
     adjoints: dict[Var, Value] = {}
-    owned: set[Var] = set()  # those whose adjoint is a sum that nobody else has seen
+    owned: set[Var] = set()  # variables whose adjoint is a sum made here, which may be added to in place
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and isinstance(a, Var) and a not in env:
             _accumulate(adjoints, owned, a, ct)
@@ -274,7 +274,7 @@ def backward_pass(
                 for pull in pulls:
                     a, ct = inputs[i], out_ct
                     i += 1
-                    if not isinstance(a, Var):  # a zero, written down
+                    if not isinstance(a, Var):  # a constant zero tangent
                         continue
                     if pull is not None:
                         ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
@@ -308,20 +308,20 @@ def backward_pass(
     return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
-#: What `backward_pass` is in a body with types, of a tape that was recorded in it: `collectives` puts here one that
-#: sums less often.
+#: `backward_pass` in a typed `shard_map` body, for a tape recorded there. A hook: `collectives` sets a version with
+#: fewer sums over ranks.
 backward_pass_on_ranks: Callable = backward_pass
 
 
 def pull_back(tape: Tape, cts: Sequence[Value | None], consume: bool = False) -> list[Value | None]:
-    """The cotangents of the inputs of a tape that is linear in all of them."""
+    """Map output cotangents to input cotangents, for a tape linear in all inputs."""
     scope, count = current_scope(), len(tape.inputs)
     pull = backward_pass_on_ranks if scope is not None and scope.typed else backward_pass
     return pull(tape, [True] * count, [None] * count, cts, consume)
 
 
 def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) -> None:
-    """Add a cotangent to what the name has already."""
+    """Add a cotangent to the adjoint of a variable."""
     if a.type.variance or isinstance(ct, Tracer):
         ct = agreeing(ct, a.type)
     if a not in adjoints:
@@ -339,7 +339,7 @@ def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) 
 def evaluate_constants(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value]
 ) -> tuple[dict[Var, Value], list[Equation]]:
-    """The values that do not depend on linear inputs, and the equations that do."""
+    """Compute what does not depend on linear inputs; return also the other equations."""
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
     equations = []
@@ -353,7 +353,7 @@ def evaluate_constants(
 
 
 def agreeing(ct: Value, type: ShapedArray) -> Value:
-    """A cotangent has the variance of what it is a cotangent of."""
+    """Give a cotangent the variance of its primal, or raise VarianceError."""
     variance = variance_of(ct)
     if variance == type.variance:
         return ct
@@ -362,22 +362,22 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
         axes = show_axes(extra)
         raise VarianceError(
             f"a cotangent of type {typeof(ct)} for a value of type {type} varies along {axes}, where the value does "
-            f"not: sum it, psum(ct, {axes}), if each rank has its part of it; or, if each has its own, let the value "
-            f"vary too: what it is computed from is pbroadcast(x, {axes}) then"
+            f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
+            f"the value vary too: compute it from pbroadcast(x, {axes})"
         )
     return pbroadcast_to(ct, type.variance)
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
-    """The value of `f` and its derivative there as a linear function: `(f(*primals), f_linear)`.
+    """The value and the derivative as a linear function: `(f(*primals), f_linear)`.
 
-    `f_linear(*tangents)` takes trees like the primals and returns one like `f`'s result. It holds what it needs
-    of the primal values, so that `f` is not run again for further tangents; copies of what you may write into
-    (arguments, results, arrays that `f` closes over), so that it stays the derivative where `f` was linearised.
-    With `has_aux`, `f` returns a pair of what is differentiated and anything else: `(value, f_linear, aux)`.
+    `f_linear(*tangents)` takes trees like the primals and returns one like the result of `f`. It stores the primal
+    values that it needs, so it does not run `f` again. It copies those that you may write into (arguments, results,
+    arrays that `f` closes over), so it remains the derivative at the point of linearization. With `has_aux`, `f`
+    returns a pair `(value, aux)`, and the result is `(value, f_linear, aux)`.
 
     >>> import numpy as np
     >>> value, f_linear = linearize(np.sin, 0.0)
@@ -408,10 +408,10 @@ def linearize(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     """The value of `f` and its pullback: `(f(*primals), pullback)`.
 
-    `pullback(ct)` takes a cotangent like `f`'s result (same structure, shapes, dtypes) and returns a tuple of
-    cotangents, one for each primal. Integers get cotangents of dtype `float0`. It may be called again, also when
-    arguments, results, or arrays that `f` closes over have been written into since: it has copies of those it needs.
-    With `has_aux`, `f` returns a pair of what is differentiated and anything else: `(value, pullback, aux)`.
+    `pullback(ct)` takes a cotangent like the result of `f` (same structure, shapes, dtypes) and returns a tuple with a
+    cotangent for each primal. Integers get cotangents of dtype `float0`. It may be called several times, even after
+    arguments, results, or arrays that `f` closes over have been overwritten: it has copies of those that it needs.
+    With `has_aux`, `f` returns a pair `(value, aux)`, and the result is `(value, pullback, aux)`.
 
     >>> import numpy as np
     >>> value, pullback = vjp(lambda x, y: x * y, 2.0, 3.0)
@@ -440,7 +440,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
 
 
 def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
-    """The leaves of a cotangent, for results of these types and this structure; None for those of integers."""
+    """Flatten and validate a cotangent of these results; None for integer leaves."""
     paths, given = tree.flatten_with_paths(ct, "ct")
     if given != structure:
         raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
@@ -448,7 +448,7 @@ def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tre
 
 
 def resharded(ct: Value, type: ShapedArray) -> Value:
-    """A cotangent, laid out over the ranks of a mesh as what it is a cotangent of, where that is."""
+    """Reshard a cotangent like its primal's type, if that is sharded."""
     return ct if type.sharding is None else type.sharding.resharded(ct)
 
 
@@ -464,12 +464,12 @@ _FLOAT64 = numpy.dtype(float)
 
 @transformation
 def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
-    """A function that returns the value of `f` and its gradient: `(value, grads)`.
+    """Return a function that computes the value of `f` and its gradient.
 
-    `f` returns a real scalar (with `has_aux`, a pair of that and anything else, which is passed through: the
-    result is then `((value, aux), grads)`). `argnums` says in which arguments: an int gives one gradient, a
-    tuple of ints a tuple. Gradients have the structure, shapes and dtypes of the arguments. Raises TypeError
-    for a result that is no real scalar, or an argument of integers.
+    It returns `(value, grads)`. `f` returns a real scalar; with `has_aux` it returns a pair of the scalar and anything
+    else, and the result is `((value, aux), grads)`. `argnums` selects the arguments: an int gives one gradient, a tuple
+    of ints a tuple of gradients. Gradients have the structure, shapes and dtypes of the arguments. Raise TypeError for
+    a result that is not a real scalar, or an integer argument.
 
     >>> import numpy as np
     >>> value, g = value_and_grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
@@ -518,15 +518,15 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
 
 @transformation
 def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable:
-    """The gradient of a scalar function: a function of the same arguments. As `value_and_grad`, without the value.
+    """Return a function that computes the gradient of a scalar function.
 
-    With `has_aux` the result is `(grads, aux)`.
+    It is `value_and_grad` without the value. With `has_aux` the result is `(grads, aux)`.
 
     >>> import numpy as np
     >>> grad(lambda x: (x ** 2).sum())(np.array([1.0, 2.0]))
     array([2., 4.])
     """
-    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # whose name nobody sees
+    both = value_and_grad.__wrapped__(f, argnums, has_aux)  # skips `named_like`: the name is not visible
 
     def gradient(*args: Any, **kwargs: Any) -> Any:
         value, grads = both(*args, **kwargs)
@@ -546,7 +546,7 @@ def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]
 
 
 def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
-    """Those arguments of a function of that name that `numbers` choose."""
+    """The arguments selected by `numbers`; `what` and `name` are for errors."""
     return [args[n] for n in _positions(what, len(args), numbers, name)]
 
 
@@ -561,7 +561,7 @@ def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tu
 
 
 def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
-    """A leaf of chosen arguments, by its path among them, in words."""
+    """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
     index, _, rest = path[1:].partition("]")
     return f"argument {numbers[int(index)]}{rest} of {name}"
 
@@ -575,7 +575,7 @@ def _not_differentiable(argument: str, x: Value) -> str:
 
 
 def _check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
-    """The one real number that the function returned, or an error."""
+    """Return the one real scalar that the function returned, or raise TypeError."""
     if structure is not tree.LEAF:
         raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
     value = outs[0]

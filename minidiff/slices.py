@@ -1,9 +1,9 @@
-"""Slices of a known size that start where a value says: `dynamic_slice` and its like, as `jax.lax` names them.
+"""Slices of static size at dynamic starts, with the API of `jax.lax`.
 
-`x[i : i + n]` needs to know i when a program is written down; here i may be traced: it may be computed on the way,
-differ from rank to rank (`axis_index`) or from element to element of a `vmap`. A start that is known makes an ordinary
-slice, of `x[…]` or `x.at[…]`; one that is traced is an operand, of one operation for each axis. Where starts differ
-along a batch, a slice is a gather at indices, `i + arange(n)`.
+`x[i : i + n]` needs a concrete i when the program is recorded. Here i may be traced: computed by the program, different
+on each rank (`axis_index`) or for each element of a `vmap`. A concrete start makes an ordinary slice, of `x[…]` or
+`x.at[…]`. A traced start is an operand, of one operation per axis. If the starts differ along a batch, the slice
+becomes a gather at the indices `i + arange(n)`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def _place(start: Any, size: int, length: int) -> slice:
-    """Where a slice of this size lies on an axis: counted from the end where it starts below zero, and moved inside."""
+    """The bounds of a slice; a negative start counts from the end, then is clamped."""
     start = int(start)
     first = min(max(start + length if start < 0 else start, 0), length - size)
     return slice(first, first + size)
@@ -70,14 +70,14 @@ def _update_transpose(ct, operands, axis):
 
 
 def _batched(args: Sequence[Value], batched: Sequence[bool]) -> tuple[list[Value], Value]:
-    """The arrays, all with the batch in front, and the start."""
+    """Give all arrays a leading batch axis; return them and the start."""
     *arrays, start = args
     many = next(a.shape[0] for a, b in zip(args, batched) if b)
     return [a if b else broadcast_to(a, (many, *a.shape)) for a, b in zip(arrays, batched)], start
 
 
 def _indices(start: Value, size: int, length: int) -> list[Value]:
-    """Where slices lie whose starts differ: as indices of the batch, and of an axis of this length."""
+    """Gather indices of a batch of slices: along the batch, and along the axis."""
     start = convert(start, numpy.dtype(numpy.intp))
     many = typeof(start).shape[0]
     start = reshape(where(less(start, 0), add(start, length), start), (many, 1))
@@ -109,7 +109,7 @@ def _batch_update(primitive, args, batched, axis):
     return moveaxis(scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1])), 1, axis + 1)
 
 
-#: The `size` elements of x that begin at `start` along an axis.
+#: The `size` elements of x from `start` on, along an axis.
 dynamic_slice_p = Linear(
     "dynamic_slice",
     lambda x, start, axis, size: x[_at(start, size, x, axis)],
@@ -123,7 +123,7 @@ dynamic_slice_p = Linear(
 
 dynamic_slice_p.shares_memory = True
 
-#: The transpose of `dynamic_slice`: zeros, of this `length` along the axis, with x at `start`.
+#: The transpose of `dynamic_slice`: zeros of the given `length` along the axis, with x at `start`.
 dynamic_unslice_p = Linear(
     "dynamic_unslice",
     _unslice_impl,
@@ -133,7 +133,7 @@ dynamic_unslice_p = Linear(
     linear_operands=1,
 )
 
-#: x, with v in place of its elements that begin at `start` along an axis.
+#: x, with its elements from `start` on along an axis replaced by v.
 dynamic_update_p = Linear(
     "dynamic_update",
     _update_impl,
@@ -143,17 +143,17 @@ dynamic_update_p = Linear(
     linear_operands=2,
 )
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_sizes: Sequence[int]) -> Value:
-    """The part of `operand`, of shape `slice_sizes`, that begins at `start_indices`: an integer for each axis.
+    """The slice of `operand` of shape `slice_sizes` that starts at `start_indices`.
 
-    The sizes are known; the starts may be traced. A negative start counts from the end; then a start is moved so far
-    that the slice lies within the array (nothing is ever out of bounds). Differentiable in `operand`.
+    There is one integer start per axis. The sizes are static; the starts may be traced. A negative start counts from
+    the end. Starts are then clamped so that the slice is within bounds. Differentiable in `operand`.
 
-    Raises ValueError where a slice is larger than the array or numbers of axes disagree, TypeError for a start
-    that is no integer.
+    Raise ValueError if a slice is larger than the array or the numbers of axes differ, and TypeError for a start that
+    is not an integer.
 
     >>> import numpy as np
     >>> x = np.arange(12.0).reshape(3, 4)
@@ -176,9 +176,9 @@ def dynamic_slice(operand: Value, start_indices: Sequence[Value] | Value, slice_
 
 
 def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[Value] | Value) -> Value:
-    """`operand`, with `update` in place of its part of that shape that begins at `start_indices`.
+    """Replace the slice of `operand` that starts at `start_indices` by `update`.
 
-    The starts are those of :func:`dynamic_slice`. `update` has as many axes as `operand`, and takes its dtype.
+    The starts are as in :func:`dynamic_slice`. `update` has as many axes as `operand`, and is cast to its dtype.
     Differentiable in both.
 
     >>> import numpy as np
@@ -194,9 +194,9 @@ def dynamic_update_slice(operand: Value, update: Value, start_indices: Sequence[
 
 
 def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, axis: int = 0) -> Value:
-    """`operand[start_index : start_index + slice_size]`, along an axis; the start may be traced.
+    """`operand[start_index : start_index + slice_size]`, along an axis.
 
-    It is moved as :func:`dynamic_slice` says, so that the slice lies within the array.
+    The start may be traced. It is clamped as in :func:`dynamic_slice`, so that the slice is within bounds.
 
     >>> import numpy as np
     >>> dynamic_slice_in_dim(np.arange(5), 3, 2), dynamic_slice_in_dim(np.arange(5), 4, 2)
@@ -210,9 +210,9 @@ def dynamic_slice_in_dim(operand: Value, start_index: Value, slice_size: int, ax
 
 
 def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Value, axis: int) -> Value:
-    """`operand`, with `update` in place of its part that begins at `start_index` along an axis.
+    """Replace the slice of `operand` at `start_index` along an axis by `update`.
 
-    Along the other axes that part begins at 0.
+    Along the other axes the slice starts at 0.
 
     >>> import numpy as np
     >>> dynamic_update_slice_in_dim(np.zeros(5), np.ones(2), 3, 0)
@@ -228,7 +228,7 @@ def dynamic_update_slice_in_dim(operand: Value, update: Value, start_index: Valu
 
 
 def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: bool = True) -> Value:
-    """The element of `operand` at `index` along an axis, which stays, of size 1, unless `keepdims` is false.
+    """The element of `operand` at `index` along an axis, kept with size 1 by default.
 
     >>> import numpy as np
     >>> dynamic_index_in_dim(np.eye(2), 1), dynamic_index_in_dim(np.eye(2), 1, keepdims=False)
@@ -241,9 +241,9 @@ def dynamic_index_in_dim(operand: Value, index: Value, axis: int = 0, keepdims: 
 
 
 def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axis: int) -> Value:
-    """`operand`, with `update` in place of its element at `index` along an axis.
+    """Replace the element of `operand` at `index` along an axis by `update`.
 
-    `update` has as many axes as `operand`, that one of size 1; or it lacks it.
+    In `update` that axis has size 1 or is missing.
 
     >>> import numpy as np
     >>> dynamic_update_index_in_dim(np.zeros((2, 3)), np.ones(3), 1, 0)
@@ -270,7 +270,7 @@ def dynamic_update_index_in_dim(operand: Value, update: Value, index: Value, axi
 def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
     t = typeof(x)
     if not 0 <= size <= t.shape[axis]:
-        raise ValueError(f"{what}: a slice of size {size} does not lie in axis {axis} of a value of type {t}")
+        raise ValueError(f"{what}: a slice of size {size} does not fit axis {axis} of a value of type {t}")
     if size == t.shape[axis]:
         return x
     if isinstance(start, Tracer):
@@ -279,24 +279,24 @@ def _slice(what: str, x: Value, start: Value, size: int, axis: int) -> Value:
 
 
 def _update(what: str, x: Value, update: Value, starts: list[tuple[int, Value]]) -> Value:
-    """x, with `update` at the starts, which stand with their axes: along those that are not named it is whole."""
+    """Write `update` into x at pairs (axis, start); it spans the other axes."""
     shape, sizes = typeof(x).shape, typeof(update).shape
     starts = [(axis, start) for axis, start in starts if sizes[axis] != shape[axis]]
     if not starts:
         return at(x)[...].set(update)
     (axis, start), *others = starts
-    if others:  # of the slice along this axis, what the other axes leave stays
+    if others:  # read the slice along this axis, and update it along the other axes
         update = _update(what, _slice(what, x, start, sizes[axis], axis), update, others)
     if isinstance(start, Tracer):
         return dynamic_update_p.bind(x, update, start, axis=axis)
     return at(x)[_at(start, sizes[axis], x, axis)].set(update)
 
 
-# ---------------------------------------------------------------- what they are given
+# ---------------------------------------------------------------- validation of arguments
 
 
 def _start(what: str, start: Value) -> Any:
-    """A start as a plain number, or as a traced one."""
+    """Validate a start: return an int or a tracer."""
     t = typeof(start)
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"{what}: a start is one integer, got a value of type {t}")
@@ -304,7 +304,7 @@ def _start(what: str, start: Value) -> Any:
 
 
 def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
-    """A start for each axis, from a sequence of numbers or an array of them."""
+    """Validate the starts: one per axis, from a sequence or a 1-d array."""
     t: ShapedArray = typeof(operand)
     if not isinstance(starts, (list, tuple)):
         starts = as_array(starts)
@@ -317,10 +317,10 @@ def _starts(what: str, operand: Value, starts: Sequence[Value] | Value) -> list:
 
 
 def _fitting(what: str, update: Value, operand: Value) -> Value:
-    """An update that lies in `operand`, in its dtype."""
+    """Cast an update to the dtype of `operand`; raise an error if it does not fit."""
     own, whole = typeof(update), typeof(operand)
     if own.ndim != whole.ndim or any(m > n for m, n in zip(own.shape, whole.shape)):
-        raise ValueError(f"{what}: an update of type {own} does not lie in a value of type {whole}")
+        raise ValueError(f"{what}: an update of type {own} does not fit in a value of type {whole}")
     if not numpy.can_cast(own.dtype, whole.dtype, "same_kind"):
         raise TypeError(
             f"{what}: an update of type {own} cannot go into a value of type {whole} without loss; convert one of them "

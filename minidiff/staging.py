@@ -1,4 +1,4 @@
-"""Staging: a function run on types alone, and recorded."""
+"""Staging: run a function on types alone, and record it on a tape."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from minidiff.tape import Equation, Recorder, Tape
 
 
 class Stage(Recorder):
-    """Every operation is recorded: values are names, of which only the type is known."""
+    """Record every operation. Values are variables with a type and no data."""
 
     keeps_sources = True
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None, name: str = "make_tape"):
         super().__init__(below, outer)
         self.name = name
-        self.next_look = LONG  # when there are so many equations, see whether a loop makes them
+        self.next_look = LONG  # at this number of equations, check whether a Python loop creates them
 
     def process(self, primitive, args, params):
         if WeakTracer in map(type, args):
@@ -51,12 +51,12 @@ class Stage(Recorder):
         return out
 
 
-#: A program of so many equations takes seconds to compile. Where a line has run so often, it is in a loop.
+#: A program of LONG equations takes seconds to compile. A line that was recorded OFTEN times is in a loop.
 LONG, OFTEN = 1 << 14, 1000
 
 
 def warn_of_loop(equations: Sequence[Equation]) -> bool:
-    """Where a Python loop makes a program long, warn in the user's line that was recorded most often."""
+    """Warn at the most recorded line if a Python loop makes the program long."""
     lines = Counter(source._replace(others=()) for eqn in equations if (source := eqn.source) is not None)
     line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
     if times < OFTEN:
@@ -70,14 +70,14 @@ def warn_of_loop(equations: Sequence[Equation]) -> bool:
     return True
 
 
-#: What becomes of random numbers that a recorded function draws.
+#: Why a recorded function should not draw random numbers.
 CONSTANTS = "it is recorded once, and what it drew is a constant of the program"
 
 
 @restores_interpreter
 @begins
 def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[Tape, tree.Structure, tree.Structure]:
-    """The tape of `f`, and the structures of its arguments and of its result. `name` is what errors call it."""
+    """Record `f`: return its tape, and the structures of arguments and result."""
     leaves, structure = tree.flatten(examples)
     stage = Stage(current_interpreter(), name=name)
     stage.origin = name, name_of(f)
@@ -93,7 +93,7 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
 
 
 def check_function(name: str, f: Any, args: tuple = ()) -> None:
-    """Raise TypeError where what should read `name(f)(*args)` does not."""
+    """Raise TypeError if a call is not of the form `name(f)(*args)`."""
     if not callable(f):
         raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {name}(f)(x), not {name}(f(x))")
     if args:
@@ -102,11 +102,11 @@ def check_function(name: str, f: Any, args: tuple = ()) -> None:
 
 @transformation
 def make_tape(f: Callable) -> Callable[..., Tape]:
-    """A function that returns the tape of `f` for arguments of given types: `make_tape(f)(*args) -> Tape`.
+    """Return a function that records `f`: `make_tape(f)(*args) -> Tape`.
 
-    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Python numbers
-    promote as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Printing the tape shows
-    the typed program; bodies of `shard_map` are indented beneath their equation.
+    The arguments are trees of arrays, whose values are ignored, or of :class:`ShapedArray`\\ s. Python numbers promote
+    as in NumPy: where one is converted to an array's dtype, the tape has a `convert`. Printing the tape shows the typed
+    program, with the bodies of `shard_map` indented below their equation.
 
     >>> from minidiff import grad
     >>> print(make_tape(grad(lambda x: x * x))(3.0))
@@ -126,10 +126,10 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:
-    """The types of the results of `f(*args, **kwargs)`, without computing them: a tree of `ShapedArray`s.
+    """The types of the results of `f(*args, **kwargs)`: a tree of `ShapedArray`s.
 
-    The arguments are trees of arrays, of which only the types matter, or of :class:`ShapedArray`\\ s. Raises what `f`
-    raises for arguments of these types, and TracerError where it needs a value.
+    Nothing is computed. The arguments are trees of arrays, whose values are ignored, or of :class:`ShapedArray`\\ s.
+    Raise what `f` raises for arguments of these types, and TracerError where it needs a value.
 
     >>> from minidiff import ShapedArray
     >>> eval_shape(lambda x, w: {'y': x @ w}, ShapedArray((8, 3), 'float32'), ShapedArray((3, 2), 'float32'))

@@ -1,4 +1,4 @@
-"""The tape: a typed straight-line program (a Wengert list), and the interpreters that write one.
+"""The tape, a typed straight-line program (a Wengert list), and its recorder.
 
 >>> import numpy as np
 >>> from minidiff import make_tape
@@ -40,7 +40,7 @@ from minidiff.location import Location, here, replays
 
 
 class Var:
-    """A name on a tape: nothing but a type and an identity."""
+    """A variable on a tape: a type and an identity."""
 
     __slots__ = ("type",)
 
@@ -50,13 +50,13 @@ class Var:
 
 _PYTHON_NUMBERS = (bool, int, float, complex)
 
-WIDTH = 112  # of printed tapes, within the outermost body
+WIDTH = 112  # of the lines of a printed tape, before bodies are indented
 
-Atom = Any  # what an equation takes: a Var, a constant's value itself, or a type where no value is needed
+Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
 
 
 class Equation:
-    """`outputs = primitive(inputs, **params)`. `source` is where in the program it comes from, where that is known."""
+    """`outputs = primitive(inputs, **params)`, with its source line if known."""
 
     __slots__ = ("primitive", "inputs", "params", "outputs", "source")
 
@@ -76,7 +76,7 @@ class Equation:
 
 
 class Step(Var):
-    """An equation of one result, and the name of that result: one object where thousands are made."""
+    """An equation with one result that is also its own output variable."""
 
     __slots__ = ("primitive", "inputs", "params")
 
@@ -88,13 +88,13 @@ class Step(Var):
 
 
 class LocatedStep(Step):
-    """A step on the way to the tape of a program: it knows where in the program it comes from."""
+    """A step that keeps its source line, for the tape of a program."""
 
     __slots__ = ("source",)
 
 
 class Tape:
-    """Inputs, equations in order, outputs. Constants stand in the equations that use them.
+    """A typed program: inputs, equations in order, outputs. Constants are inline.
 
     A tape is a function of its flat inputs: `tape(*values)` returns the list of its outputs.
     """
@@ -103,8 +103,8 @@ class Tape:
         self.inputs = list(inputs)
         self.equations = equations
         self.outputs = list(outputs)
-        self.linear = False  # whether every equation is known to depend on the inputs, linearly
-        self.may_be_sharded = False  # whether, of a linear one, values or cotangents may lie on the ranks of a mesh
+        self.linear = False  # whether every equation is known to be linear in the inputs
+        self.may_be_sharded = False  # for a linear tape, whether values or cotangents may be sharded over a mesh
 
     @property
     def in_types(self) -> list[ShapedArray]:
@@ -116,17 +116,17 @@ class Tape:
 
     @property
     def constants(self) -> list[Value]:
-        """The arrays that the tape holds itself, each once. Numbers are not counted: they are written in place."""
+        """The distinct constant arrays on the tape; numbers do not count."""
         atoms = itertools.chain(*(eqn.inputs for eqn in self.equations), self.outputs)
         found = {id(a): a for a in atoms if not (isinstance(a, (Var, ShapedArray)) or is_scalar_constant(a))}
         return list(found.values())
 
     def __call__(self, *values: Value) -> list[Value]:
-        # A Python number would promote weakly, and has no methods; the tape was made for a NumPy one.
+        # A Python number would promote weakly and has no methods; the tape was recorded for a NumPy scalar.
         return self.apply(*[numpy.asarray(x)[()] if type(x) in _PYTHON_NUMBERS else x for x in values])
 
     def apply(self, *values: Value) -> list[Value]:
-        """Apply the operations one by one, whatever they mean at present."""
+        """Apply the operations one by one, under the current interpreter."""
         if len(values) != len(self.inputs):
             raise TypeError(f"the tape takes {len(self.inputs)} values, got {len(values)}")
         env = dict(zip(self.inputs, values))
@@ -135,7 +135,7 @@ class Tape:
         return [a.copy() if isinstance(a, numpy.ndarray) else read(env, a) for a in self.outputs]
 
     def close(self) -> tuple[Tape, list[Value]]:
-        """The tape with its constants as further inputs, put first, and the constants themselves."""
+        """Turn the constants into leading inputs; return the tape and the constants."""
         constants = self.constants
         names = {id(c): Var(typeof(c)) for c in constants}
 
@@ -146,12 +146,12 @@ class Tape:
         return Tape([*names.values(), *self.inputs], equations, named(self.outputs)), constants
 
     def check(self, typed: bool = True) -> None:
-        """Derive every type again, from the inputs' types and the operations' rules; raise TypeError if one is wrong.
+        """Infer every type again by the operations' rules; TypeError if one is wrong.
 
-        Bodies are checked too, and whether parameters fit the operands, and the mesh. The error names the operation,
-        and the type on the tape as well as that of the rules. `typed` says whether operands must also agree in
-        variance: they need not in the body of a `shard_map` with `check_rep=False`, nor on a tape made in a `vmap` with
-        a named axis, along which nothing is typed.
+        This also checks bodies, and that parameters fit the operands and the mesh. The error names the operation, the
+        type on the tape and the type that the rules give. `typed` says whether operands must also agree in variance.
+        Pass False for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a
+        named axis, whose variances are not tracked.
         """
         _check(self, typed, None)
 
@@ -160,12 +160,12 @@ class Tape:
 
         Both are simplified first (`minidiff.compiler.simplify.simplified`). Then they are equal if they compute the
         same results from the same inputs by the same operations. The order of independent equations does not matter,
-        nor the order of the terms of a sum, of the factors of a product and of the operands of a `shard_map`, nor how
-        often a value is computed. A `checkpoint`, or a function with a rule of its own, is what its body computes.
+        nor the order of the terms of a sum, of the factors of a product or of the operands of a `shard_map`, nor how
+        often a value is computed. A `checkpoint`, or a function with a custom rule, equals its body inlined.
         """
         if not isinstance(other, Tape):
             return NotImplemented
-        from minidiff.compiler.equality import same  # it stands above the operations
+        from minidiff.compiler.equality import same  # imported late: that module imports this one
 
         return same(self, other)
 
@@ -177,14 +177,14 @@ class Tape:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """As printed, with the types set back, and in these the axes in their colours."""
-        from minidiff.show.colours import types_as_html  # which notebooks alone need
+        """The printed tape, with gray types and each axis in its own color."""
+        from minidiff.show.colours import types_as_html  # only notebooks need it
 
         return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
 
 
 def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
-    """Another tape of the same inputs and outputs."""
+    """Return a tape with the same inputs and outputs, and other equations."""
     out = Tape(tape.inputs, equations, tape.outputs)
     out.linear = tape.linear
     return out
@@ -195,12 +195,12 @@ def atom_type(a: Atom) -> ShapedArray:
 
 
 def operand_type(a: Atom) -> Any:
-    """Python numbers stay what they are for the typing rules: they promote weakly."""
+    """The type of an operand, or the Python number itself, which promotes weakly."""
     return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
 
 
 def _check(tape: Tape, typed: bool, scope: Scope | None) -> None:
-    """`Tape.check`, of a tape that is (in) the body of a `shard_map`, where `scope` says so."""
+    """Implement `Tape.check`, in the `scope` of the enclosing body, if any."""
     known: set[Var] = set()
     for v in tape.inputs:
         if v in known:
@@ -212,15 +212,15 @@ def _check(tape: Tape, typed: bool, scope: Scope | None) -> None:
     for a in tape.outputs:
         if isinstance(a, Var) and a not in known:
             raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
-        if a is not None and not isinstance(a, Var):  # None: of a derivative, one that is zero
+        if a is not None and not isinstance(a, Var):  # None is a zero derivative
             _constant(a, "the tape returns")
 
 
 def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | None) -> None:
-    """What `Tape.check` asks of one equation, where `known` are the names defined before it."""
+    """Check one equation; `known` are the variables defined before it."""
     p, params, inside = eqn.primitive, eqn.params, scope
-    types: list[Any] = []  # of the operands, as the rules take them: a Python number stands for its own
-    arrays: list[ShapedArray] = []  # of those that are no numbers
+    types: list[Any] = []  # of the operands, as the rules take them: a Python number is its own type
+    arrays: list[ShapedArray] = []  # of the operands that are not numbers
     for a in eqn.inputs:
         if isinstance(a, Var):
             if a not in known:
@@ -260,23 +260,23 @@ def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | 
 
 
 def _constant(a: Atom, what: str, types_too: bool = False) -> Atom:
-    """What stands in the place of a name: a value, or a type for a rule that reads no more. TypeError if it is none."""
-    if isinstance(a, (list, tuple)):  # the tape of a derivative may hold what NumPy takes for an array
+    """Return a constant; TypeError unless it is a value or, if allowed, a type."""
+    if isinstance(a, (list, tuple)):  # the tape of a derivative may hold array-likes
         return numpy.asarray(a)
     is_value = hasattr(a, "dtype") or type(a) in _PYTHON_NUMBERS
     if not is_value or (isinstance(a, ShapedArray) and not types_too):
-        raise TypeError(f"{what} {a!r:.60}, which is no array and no number")
+        raise TypeError(f"{what} {a!r:.60}, which is neither an array nor a number")
     return a
 
 
 def _refused(eqn: Equation, types: Sequence[Any], error: Exception) -> TypeError:
-    """The error for operands or parameters that an operation's rules refuse, or fail on in whatever way."""
+    """The error for operands or parameters that an operation's rules reject."""
     if isinstance(error, VarianceError) or (
         isinstance(error, TypeError) and str(error).startswith(f"{eqn.primitive}: ")
     ):
         return error
     given = _listed(types)
-    if not isinstance(error, ValueError):  # a parameter that is something else altogether
+    if not isinstance(error, ValueError):  # a parameter may be of the wrong type
         given += "".join(f", {k}={v!r}" for k, v in eqn.params.items() if not isinstance(v, Tape))
     return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
 
@@ -291,7 +291,7 @@ def read(env: dict[Var, Value], a: Atom) -> Value:
 
 @replays
 def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
-    """Apply one equation's operation to the values in `env`, and put its results there."""
+    """Apply one equation to the values in `env`, and store its results there."""
     out = eqn.primitive.bind(*[read(env, a) for a in eqn.inputs], **eqn.params)
     env.update(zip(eqn.outputs, out if eqn.primitive.multiple_results else [out]))
 
@@ -300,7 +300,7 @@ def evaluate_equation(eqn: Equation, env: dict[Var, Value]) -> None:
 
 
 class RecordedTracer(Tracer):
-    """A value that is known only as a name on a tape."""
+    """A value of which only a variable on a tape is known."""
 
     __slots__ = ("variable",)  # not `var`, which is a method of arrays
 
@@ -339,9 +339,9 @@ class RecordedTracer(Tracer):
 
 
 class Recorder(Interpreter):
-    """An interpreter that writes operations on a tape."""
+    """An interpreter that records operations on a tape."""
 
-    # `keeps_sources` says whether its tape is a program for people to read.
+    # `keeps_sources` says whether its tape is a program that people read.
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
@@ -367,7 +367,7 @@ class Recorder(Interpreter):
         return RecordedTracer(self, outputs[0])
 
     def source(self) -> Location | None:
-        """Where what is being recorded comes from: looked up only where it will get on to the tape of a program."""
+        """The current source line, if this or a lower interpreter keeps sources."""
         interpreter: Interpreter | None = self
         while interpreter is not None:
             if interpreter.keeps_sources:
@@ -395,7 +395,7 @@ class Recorder(Interpreter):
 
 
 def letters(reserved: frozenset = frozenset()) -> Iterator[str]:
-    """a, b, …, z, aa, ab, …, without those that mean something else."""
+    """Generate a, b, …, z, aa, ab, …, without keywords and reserved names."""
     for length in itertools.count(1):
         for combination in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length):
             name = "".join(combination)
@@ -404,7 +404,7 @@ def letters(reserved: frozenset = frozenset()) -> Iterator[str]:
 
 
 def names_of(tape: Tape, names: Iterator[str]) -> dict[Any, str]:
-    """A name for everything on a tape: of constants by their id. Those of bodies come after their equation's."""
+    """Name every variable, and every constant by its id, bodies included."""
     known: dict[Any, str] = {v: next(names) for v in tape.inputs}
     known |= {id(c): next(names) for c in tape.constants}
     for eqn in tape.equations:
@@ -425,12 +425,12 @@ def tapes_of(params: dict) -> list[Tape]:
 
 
 def has_effects(eqn: Equation) -> bool:
-    """Whether an equation, or one in its bodies, has an effect: it is kept, in its place, if no result needs it."""
+    """Whether an equation or one in its bodies has a side effect, so must be kept."""
     return eqn.primitive.has_effect or any(has_effects(e) for body in bodies_of(eqn) for e in body.equations)
 
 
 def without_effects(eqn: Equation) -> Equation:
-    """An equation without what has an effect in its bodies: for what is computed once more."""
+    """Remove side effects from an equation's bodies, to recompute it."""
     if not has_effects(eqn):
         return eqn
     params = dict(eqn.params)
@@ -442,7 +442,7 @@ def without_effects(eqn: Equation) -> Equation:
 
 
 def show_params(primitive: Primitive, params: dict) -> str:
-    """The parameters as they are printed behind the operands, without bodies."""
+    """The parameters as printed after the operands, without bodies."""
     return primitive.show_params({k: v for k, v in params.items() if not isinstance(v, Tape)})
 
 
@@ -475,7 +475,7 @@ def _lines(tape: Tape, known: dict[Any, str]) -> Iterator[str]:
 
 
 def _wrapped(line: str, indent: str) -> list[str]:
-    """A line, continued on further ones where it is long."""
+    """Wrap a long line, with a deeper indent from its second line on."""
     return textwrap.wrap(
         line,
         WIDTH,

@@ -1,10 +1,10 @@
-"""Text that notebooks and sessions show as it is printed."""
+"""Multi-line text that notebooks and sessions show as printed."""
 
 from __future__ import annotations
 
 
 class Text(str):
-    """A string of several lines whose `repr` is the lines themselves: what a notebook shows of a cell's value.
+    """A multi-line string whose `repr` is the text itself, for notebook output.
 
     >>> Text('def f(x):\\n    return x')
     def f(x):

@@ -1,13 +1,13 @@
 """Tracebacks and warnings that show the user's lines, not the library's.
 
-An exception may pass through forty frames of the library on its way through three of the user's. They are left out
-where it is displayed: by Python, where it ends a program or a thread; by IPython and Jupyter; by pytest. The exception
-keeps all its frames: no operation runs slower, and debuggers, `traceback.print_exc` and `logging` see every frame. So
-does everyone with `MINIDIFF_TRACEBACK=full` in the environment, which is read when something is displayed.
+An exception may pass through forty library frames and only three of the user's. The library frames are hidden when the
+exception is displayed: by Python at the end of a program or a thread, by IPython and Jupyter, and by pytest. The
+exception itself keeps all its frames, so nothing runs slower, and debuggers, `traceback.print_exc` and `logging` see
+every frame. `MINIDIFF_TRACEBACK=full` in the environment shows them all; it is read at display time.
 
-NumPy warns of an overflow at the line that called its function, and that is a line of the library. Where the warning is
-displayed it gets the user's line, and is displayed once for each of these. (`warnings.catch_warnings(record=True)`
-displays nothing, and records the library's line.)
+NumPy reports an overflow at the line that called its function, which is a library line. When the warning is displayed,
+the user's line replaces it, and it is displayed once per user line. (`warnings.catch_warnings(record=True)` displays
+nothing, and records the library's line.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _shows_all() -> bool:
 
 
 def _hidden(trace: TracebackType | None) -> list[TracebackType]:
-    """The entries of a traceback to leave out: the library's and NumPy's, or none where only NumPy's are in it."""
+    """The entries to hide: the library's and NumPy's; none if only NumPy's are there."""
     library = []
     while trace is not None:
         if is_library(trace.tb_frame):
@@ -42,7 +42,7 @@ def _hidden(trace: TracebackType | None) -> list[TracebackType]:
 
 
 def _shortened(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the library's frames. None where there are no others."""
+    """Remove the library's frames from a traceback; None if there are no others."""
     hidden, shown = _hidden(trace), []
     while trace is not None:
         if trace not in hidden:
@@ -54,7 +54,7 @@ def _shortened(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _displayed(error: BaseException | None) -> list[BaseException]:
-    """An exception, and all those that are displayed with it: causes, contexts, members of groups."""
+    """An exception and those displayed with it: causes, contexts, group members."""
     found: dict[int, BaseException] = {}
     waiting = [error]
     while waiting:
@@ -68,16 +68,17 @@ def _displayed(error: BaseException | None) -> list[BaseException]:
 
 @contextlib.contextmanager
 def short(error: BaseException | None) -> Iterator[None]:
-    """Leave the library's frames out of an exception's traceback, and those it came of, while it is displayed.
+    """Hide the library's frames of an exception while it is displayed.
 
-    A context without any other frames is one that the library dealt with: it is not displayed at all.
+    This includes its causes and contexts. A context that has only library frames was handled by the library, and is not
+    displayed at all.
     """
     whole = [] if _shows_all() else [(e, e.__traceback__, e.__suppress_context__) for e in _displayed(error)]
     try:
-        for e, trace, _ in reversed(whole):  # those that it came of first
+        for e, trace, _ in reversed(whole):  # causes and contexts first
             e.__traceback__ = _short_or_whole(trace) if e is error else _shortened(trace)
             if e.__context__ is not None and e.__context__.__traceback__ is None:
-                e.__suppress_context__ = True  # a cause is displayed all the same
+                e.__suppress_context__ = True  # a cause is displayed anyway
         yield
     finally:
         for e, trace, suppresses in whole:
@@ -85,12 +86,12 @@ def short(error: BaseException | None) -> Iterator[None]:
 
 
 def _short_or_whole(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback as it is displayed: whole where the library runs a program of its own, and all frames are its."""
+    """Shorten a traceback, unless all of its frames are the library's own."""
     return trace if _shows_all() else _shortened(trace) or trace
 
 
 def displays_short(show: Callable) -> Callable:
-    """What displays an exception, given its type, itself and its traceback; made to leave out the library's frames."""
+    """Wrap `show(type, exception, traceback)` so that it hides the library's frames."""
 
     def show_short(kind: Any = None, error: Any = None, trace: Any = None, *args: Any, **kwargs: Any) -> Any:
         with short(error):
@@ -120,18 +121,18 @@ def _at_users_line(show: Callable) -> Callable:
         if source is None:
             show(message, category, filename, lineno, *args, **kwargs)
             return
-        # What says that this line of the library has warned would silence the user's other lines.
+        # The registry entry for the library's line would silence the warning at other user lines.
         frame.f_globals.get("__warningregistry__", {}).clear()
         warn_at(source, message, category)
 
     return show_at_users_line
 
 
-# ---------------------------------------------------------------- what displays both
+# ---------------------------------------------------------------- installation
 
 
 def install() -> None:
-    """Leave out the library's frames of what Python and IPython display from now on, whoever displays it now."""
+    """Wrap the display hooks of Python and IPython to hide the library's frames."""
     sys.excepthook = displays_short(sys.excepthook)
     threading.excepthook = _displays_short_in_thread(threading.excepthook)
     warnings.showwarning = _at_users_line(warnings.showwarning)
@@ -140,16 +141,16 @@ def install() -> None:
         shell.InteractiveTB.structured_traceback = displays_short(shell.InteractiveTB.structured_traceback)
 
 
-# This module is a plugin of pytest, too, which knows it by the entry point in `setup.cfg`.
+# This module is also a pytest plugin, through an entry point in `setup.cfg`.
 
 
 def pytest_runtest_makereport(item: Any, call: Any) -> None:
-    """Mark the library's frames of a test's exception as pytest hides them."""
+    """Mark the library's frames of a test's exception for pytest to hide."""
     for e in [] if call.excinfo is None or _shows_all() else _displayed(call.excinfo.value):
         for entry in _hidden(e.__traceback__):
             entry.tb_frame.f_locals["__tracebackhide__"] = True
 
 
 def pytest_runtest_setup(item: Any) -> None:
-    """Give the warnings of a test the user's lines: pytest records them instead of displaying them, until it ends."""
+    """Move a test's warnings to the user's lines: pytest replaces `showwarning`."""
     warnings.showwarning = _at_users_line(warnings.showwarning)

@@ -1,7 +1,7 @@
 """Transposition: a function from tapes to tapes.
 
-A tape that is linear in some of its inputs is a matrix; its transpose is the tape of the transposed matrix. It is
-what the backward sweep of reverse mode does, done with names in place of values.
+A tape that is linear in some of its inputs represents a matrix, and its transpose is a tape of the transposed matrix.
+To transpose a tape is to run the backward sweep of reverse mode on variables in place of values.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from minidiff.tape import Tape, Var
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
-    """The transpose of a tape: a tape of cotangents of its linear inputs, from cotangents of its outputs.
+    """Transpose a tape: map cotangents of its outputs to those of its linear inputs.
 
-    `linear` are the positions of the inputs in which the tape is linear, jointly: all of them by default. The others
-    stay inputs. The cotangents of the outputs take the places of the linear inputs, from the first of these on (where
-    there are fewer outputs, the last places fall away; where there are more, they follow the last place), with the
-    outputs' types; the results have the linear inputs' types. A constant term has no part in the transpose.
+    `linear` are the positions of the inputs in which the tape is jointly linear: all of them by default. The others
+    remain inputs. The cotangents of the outputs replace the linear inputs, in order, and have the outputs' types. (If
+    there are fewer outputs, the last positions are dropped; if there are more, the rest follow the last position.) The
+    results have the linear inputs' types. A constant term does not appear in the transpose.
 
-    Bodies are transposed too, that of a `shard_map` with its specs exchanged. The result is simplified
+    Bodies are transposed too; that of a `shard_map` has its in_specs and out_specs swapped. The result is simplified
     (`minidiff.compiler.simplify.simplified`). Transposing twice gives a tape of the same function. It is `== tape` (see
-    `Tape.__eq__`) where every operation is the transpose of its transpose, as every collective is; of `np.where` of two
-    operands, say, it has the sum of two of one.
+    `Tape.__eq__`) if every operation is the transpose of its transpose, as every collective is. An `np.where` of two
+    operands, say, is not: it becomes a sum of two `np.where`, of one operand each.
 
-    Raises TypeError, naming the operation and the type of its operand, where the tape is not linear in those inputs.
+    Raise TypeError, with the operation and the type of its operand, if the tape is not linear in those inputs.
 
     >>> import numpy as np
     >>> from minidiff import make_tape
@@ -66,7 +66,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
 
 @restores_interpreter
 def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
-    """The transpose of a tape that is linear in those inputs."""
+    """Transpose a tape in the inputs marked as linear."""
     stage = Stage(current_interpreter(), name="transpose")
     stage.origin = "transpose", "a tape"
     values, cts = [], []
@@ -77,7 +77,7 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
             count = len(waiting) if i == last else min(1, len(waiting))
             cts += [stage.new_input(t) for t in waiting[:count]]
             del waiting[:count]
-    cts += [stage.new_input(t) for t in waiting]  # of a tape without inputs
+    cts += [stage.new_input(t) for t in waiting]  # for a tape without linear inputs
     wanted = [t for t, yes in zip(tape.in_types, linear) if yes]
     with transforming(stage):
         found = backward_pass(tape, linear, values, cts)
@@ -86,7 +86,7 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
 
 
 def _checked(tape: Tape, linear: Any) -> tuple[int, ...]:
-    """The positions of linear inputs, in order."""
+    """Validate the positions of the linear inputs, and sort them."""
     count = len(tape.inputs)
     try:
         positions = tuple(sorted(map(operator.index, linear if isinstance(linear, Sequence) else [linear])))
@@ -109,12 +109,12 @@ def _checked(tape: Tape, linear: Any) -> tuple[int, ...]:
 
 
 def linear_transpose(f: Callable, *examples: Any) -> Callable:
-    """The transpose of a linear function: `f_t(ct)` is the tuple of cotangents of `f`'s arguments.
+    """Transpose a linear function: `f_t(ct)` is the tuple of arguments' cotangents.
 
-    It is `transpose` of the tape of `f`. A constant term, which makes `f` affine, has no part in it.
+    It applies `transpose` to the tape of `f`. A constant term, which makes `f` affine, is ignored.
 
-    `examples` give the types of the arguments: arrays, or :class:`ShapedArray`. Raises TypeError, naming the
-    operation, where `f` is not linear.
+    `examples`, arrays or :class:`ShapedArray`, give the types of the arguments. Raise TypeError, with the operation,
+    if `f` is not linear.
 
     >>> import numpy as np
     >>> from minidiff import ShapedArray
@@ -128,7 +128,7 @@ def linear_transpose(f: Callable, *examples: Any) -> Callable:
     def f_t(ct: Any) -> tuple:
         cts = checked_cotangents(ct, out_types, out_structure)
         values = [agreeing(zeros_like(t) if x is None else x, t) for x, t in zip(cts, out_types)]
-        # A zero that stands on the tape is the tape's: the caller gets one of his own.
+        # A zero that is a constant of the tape belongs to the tape: give the caller a copy.
         known = [isinstance(a, Var) and is_differentiable(a.type.dtype) for a in transposed.outputs]
         found = zip(transposed(*values), tape.in_types, known)
         results = [resharded(instantiate(x if yes else None, t), t) for x, t, yes in found]

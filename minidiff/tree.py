@@ -1,13 +1,13 @@
-"""Trees of values: containers, nested, with arrays at the leaves.
+"""Trees of values: nested containers with arrays at the leaves.
 
 Trees are tuples, lists, dicts, `OrderedDict`, `defaultdict`, `SimpleNamespace`, named tuples, dataclasses, attrs
-classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf; so is
-one of a subclass of dict or list, which may be made in another way.
+classes, `None` (a tree without leaves), and classes given to `register`. An object of any other class is a leaf. This
+includes subclasses of dict and list, whose constructors may differ.
 
-A dataclass or attrs class has its fields for children, and is made anew as by `dataclasses.replace` or `attrs.evolve`:
-its `__init__` gets the fields, and computes those that have `init=False`. A field declared with
-`metadata={'static': True}` is a setting, such as a name or a function: it is no leaf but a part of the structure, and
-must be hashable where structures are compared.
+The children of a dataclass or attrs object are its fields. It is rebuilt as by `dataclasses.replace` or `attrs.evolve`:
+`__init__` gets the fields, and computes those with `init=False`. A field declared with `metadata={'static': True}` is a
+setting, such as a name or a function: it is part of the structure, not a leaf, and must be hashable if structures are
+compared.
 
 >>> leaves({'w': 1.0, 'b': [2.0, 3.0]})
 [2.0, 3.0, 1.0]
@@ -39,18 +39,18 @@ import numpy
 
 # ---------------------------------------------------------------- classes
 
-MANY = 1024  # orders of keys, and structures, are remembered
+MANY = 1024  # the size of the caches of key orders and of structures
 
-#: How a path names a child, and how a structure shows one: by its index, by a key, or as a field.
+#: Formats of a child in a path and in a printed structure: by index, by key, or as a field.
 INDEX, KEY, FIELD = ("[{0}]", "{1}"), ("[{0!r}]", "{0!r}: {1}"), (".{0}", "{0}={1}")
 
 
 class Class(NamedTuple):
-    """How trees of one class are taken apart, made and shown.
+    """How to flatten, unflatten and print trees of one class.
 
     `parts(x)` returns the names of the children, the children, and a tuple of settings. `maker(names, settings)`
-    returns a function that makes a tree of a list of children, which it may keep. `brackets` stand around these when
-    the structure is shown.
+    returns a function that builds a tree from a list of children, which it may keep. `brackets` enclose the children
+    in a printed structure.
     """
 
     parts: Callable[[Any], tuple[tuple, Sequence, tuple]]
@@ -70,7 +70,7 @@ def _dict_parts(x: dict) -> tuple[tuple, Sequence, tuple]:
 
 @functools.lru_cache(maxsize=MANY, typed=True)
 def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
-    """A dict's keys in order, and what reads its values in that order."""
+    """A dict's keys in order, and a function that reads its values in that order."""
     found = tuple(_sorted(keys))
     if len(found) > 1:
         return found, operator.itemgetter(*found)
@@ -78,7 +78,7 @@ def _ordered(*keys: Any) -> tuple[tuple, Callable[[dict], Sequence]]:
 
 
 def _sorted(keys: Iterable) -> list:
-    """Keys in an order that does not depend on how the dict was made; those that do not compare as they are."""
+    """Sort keys, by type first if they do not compare; else keep their order."""
     try:
         return sorted(keys)
     except TypeError:
@@ -89,7 +89,7 @@ def _sorted(keys: Iterable) -> list:
         return list(keys)
 
 
-#: The classes whose objects are trees. Those of a family are added when the first object of them is met.
+#: The classes whose objects are trees. A class of a family is added at its first use.
 _CLASSES: dict[type, Class] = {
     tuple: Class(_sequence_parts, lambda names, settings: tuple, INDEX, ("(", ")")),
     list: Class(_sequence_parts, lambda names, settings: lambda children: children, INDEX, ("[", "]")),
@@ -115,10 +115,10 @@ _CLASSES: dict[type, Class] = {
     types.NoneType: Class(lambda x: ((), (), ()), lambda names, settings: lambda children: None, INDEX, ("None", "")),
 }
 
-#: Types whose objects are leaves, known at sight. Further ones are added when they are met.
+#: The types whose objects are leaves. Further ones are added at their first use.
 _LEAVES = {float, int, complex, bool, str, numpy.ndarray, numpy.float64, numpy.float32, numpy.int64}
 
-_GIVEN = {*_CLASSES, *_LEAVES}  # what `register` does not take
+_GIVEN = {*_CLASSES, *_LEAVES}  # classes that `register` rejects
 
 
 def _named_tuple(kind: type) -> Class:
@@ -128,7 +128,7 @@ def _named_tuple(kind: type) -> Class:
 
 
 def _dataclass(kind: type) -> Class:
-    import dataclasses  # which takes its time to load
+    import dataclasses  # slow to import
 
     return _record(kind, [(f, f.name) for f in dataclasses.fields(kind) if f.init])
 
@@ -138,7 +138,7 @@ def _attrs_class(kind: type) -> Class:
 
 
 def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
-    """A class of fields, each with the argument of `__init__` that sets it."""
+    """A class with fields, each given with the `__init__` argument that sets it."""
     static = [(f.name, argument) for f, argument in fields if f.metadata.get("static")]
     dynamic = [(f.name, argument) for f, argument in fields if not f.metadata.get("static")]
     names, settings = (tuple([name for name, _ in some]) for some in (dynamic, static))
@@ -154,7 +154,7 @@ def _record(kind: type, fields: Sequence[tuple[Any, str]]) -> Class:
 
 
 def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]:
-    """`make`, whose exceptions say that it was to make a tree, and how to make it in another way."""
+    """Wrap `make` to add advice on `register` to its exceptions."""
 
     def explained(children: list) -> Any:
         try:
@@ -162,8 +162,8 @@ def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]
         except Exception as error:
             if hasattr(error, "add_note"):  # since Python 3.11
                 error.add_note(
-                    f"This was raised while a {kind.__name__} was made of the leaves of a tree, which may be traced "
-                    f"values or gradients. Where its __init__ does not take these, tell how to make it: "
+                    f"This was raised while a {kind.__name__} was built from the leaves of a tree, which may be traced "
+                    f"values or gradients. If its __init__ does not accept these, say how to build it: "
                     f"md.tree.register({kind.__name__}, flatten, unflatten)"
                 )
             raise
@@ -171,7 +171,7 @@ def _explained(kind: type, make: Callable[[list], Any]) -> Callable[[list], Any]
     return explained
 
 
-#: Families of classes that are trees: what they are called, which classes belong to one, and how those are made.
+#: Families of classes that are trees: the name, a test for membership, and the function that makes a `Class`.
 _FAMILIES: tuple[tuple[str, Callable[[type], bool], Callable[[type], Class]], ...] = (
     ("named tuples", lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"), _named_tuple),
     ("dataclasses", lambda kind: hasattr(kind, "__dataclass_fields__"), _dataclass),
@@ -180,7 +180,7 @@ _FAMILIES: tuple[tuple[str, Callable[[type], bool], Callable[[type], Class]], ..
 
 
 def _class_of(kind: type) -> Class | None:
-    """How trees of a class that is met for the first time are taken apart; None where its objects are leaves."""
+    """Classify a class at its first use: its `Class`, or None if it is a leaf."""
     for _, holds, make in _FAMILIES:
         if holds(kind):
             return _CLASSES.setdefault(kind, make(kind))
@@ -189,7 +189,7 @@ def _class_of(kind: type) -> Class | None:
 
 
 def class_names() -> list[str]:
-    """What trees are made of, as errors list it.
+    """The names of the classes and families that are trees, for error messages.
 
     >>> class_names()[:4], class_names()[-3:]
     (['tuple', 'list', 'dict', 'OrderedDict'], ['named tuples', 'dataclasses', 'attrs classes'])
@@ -199,13 +199,13 @@ def class_names() -> list[str]:
 
 
 def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatten: Callable[[Any, tuple], Any]) -> None:
-    """Make trees of the objects of a class.
+    """Register a class whose objects are trees.
 
-    `flatten(x)` returns the children of `x`, arrays or trees, and its settings: whatever else is needed to make it
-    anew, hashable, and compared by `==`. `unflatten(settings, children)` is the inverse, for children of any kind:
-    traced values, gradients, partition specs. Subclasses are classes of their own. What was decided for a dataclass
-    or attrs class is replaced. Raises TypeError for what is not a class, and ValueError for one that is registered
-    already, or whose objects are trees or leaves in any case.
+    `flatten(x)` returns the children of `x`, which are arrays or trees, and its settings: a hashable object with
+    everything else that is needed to rebuild it, compared by `==`. `unflatten(settings, children)` is the inverse, for
+    children of any kind: traced values, gradients, partition specs. Subclasses must be registered separately. For a
+    dataclass or attrs class this overrides the default. Raise TypeError if `cls` is not a class, and ValueError if it
+    is already registered, or is a built-in tree or leaf class.
 
     >>> class Interval:
     ...     def __init__(self, low, high):
@@ -219,7 +219,7 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
             f"tree.register takes a class, and two functions: register(cls, flatten, unflatten); got {cls!r}"
         )
     if cls in _GIVEN:
-        raise ValueError(f"tree.register: it is known already how a {cls.__name__} is flattened; a class is given once")
+        raise ValueError(f"tree.register: {cls.__name__} is registered already, or is a built-in tree or leaf")
 
     def parts(x: Any) -> tuple[tuple, Sequence, tuple]:
         found = flatten(x)
@@ -244,9 +244,10 @@ def register(cls: type, flatten: Callable[[Any], tuple[Iterable, Any]], unflatte
 
 
 class Structure:
-    """The shape of a tree: the class of a node, the names of its children, their structures, its settings.
+    """The structure of a tree: its class, the names and structures of its children.
 
-    A leaf has no node. Trees may be nested deeper than Python's functions: all but `repr` works without recursion.
+    `settings` are those of the node. `node`, the class, is None for a leaf. Trees may be nested deeper than Python's
+    recursion limit: everything except `repr` is iterative.
     """
 
     __slots__ = ("node", "keys", "children", "flat", "settings", "size", "_below", "_key", "_hash", "_steps")
@@ -262,9 +263,9 @@ class Structure:
         self.node = node
         self.keys = keys
         self.children = children
-        self.flat = builtins.all(child.node is None for child in children) if flat is None else flat  # leaves alone
+        self.flat = builtins.all(child.node is None for child in children) if flat is None else flat  # only leaves
         self.settings = settings
-        #: How many leaves a tree of this structure has.
+        #: The number of leaves.
         self.size: int = 1 if node is None else len(keys) if self.flat else sum([child.size for child in children])
         self._below: list[Structure] | None = None
         self._key: tuple | None = None
@@ -272,7 +273,7 @@ class Structure:
         self._steps: list[tuple] | None = None
 
     def below(self) -> list[Structure]:
-        """The structures in this one, each node before its children, from left to right; none in a flat one."""
+        """The structures below this one, in preorder; none for a flat one."""
         if self._below is None:
             self._below, waiting = [], [self]
             while waiting:
@@ -284,15 +285,16 @@ class Structure:
         return self._below
 
     def key(self) -> tuple:
-        """What structures are compared by. Raises TypeError for a setting that is not hashable."""
+        """The key for comparison and hashing; TypeError for an unhashable setting."""
         if self._key is None:
             self._key = tuple([(s.node, s.keys, s.flat, _settings_key(s)) for s in (self, *self.below())])
         return self._key
 
     def steps(self) -> list[tuple]:
-        """How a tree is made, from the right to the left, children first: what makes a node, of how many children.
+        """The steps that build a tree, children first and from right to left.
 
-        A leaf is made by None. The number is negative where children are trees made before, and not leaves.
+        Each is a pair of the function that makes a node and its number of children. The function is None for a leaf.
+        The number is negative if the children are trees built in previous steps, and not all leaves.
         """
         if self._steps is None:
             self._steps = []
@@ -332,7 +334,7 @@ def _settings_key(s: Structure) -> tuple:
 
 
 def _types(settings: Any) -> Any:
-    """The types in tuples of settings: 1, 1.0 and True are equal, but a function may do something else with each."""
+    """The types in settings: 1, 1.0 and True are equal, but not interchangeable."""
     return tuple(builtins.map(_types, settings)) if type(settings) is tuple else type(settings)
 
 
@@ -352,18 +354,18 @@ LEAF = Structure(None)
 
 @functools.lru_cache(maxsize=256)
 def _sequence(kind: type, count: int) -> Structure:
-    """The structure of a tuple or list of so many leaves: made once, since most trees are such."""
+    """The structure of a tuple or list of `count` leaves, the most common trees."""
     return Structure(kind, tuple(range(count)), (LEAF,) * count, flat=True)
 
 
-#: Structures by their nodes, which are made once. Trees with settings, or with keys that may equal others of another
-#: type (1 and True), are not among them: a structure would have the keys of the tree before.
+#: A cache: nodes -> structure. It excludes trees with settings, and with keys that may equal keys of another type (1
+#: and True), since the cached structure would have the keys of another tree.
 _KNOWN: dict[tuple, Structure] = {}
 
 
 def _structure_of(nodes: Sequence) -> Structure:
-    """The structure of these nodes, each before its children: (class, names, whether all are leaves, settings)."""
-    built: list[Structure] = []  # from the right to the left: the first child of a node is the last one here
+    """Build a structure from nodes (class, names, flat, settings) in preorder."""
+    built: list[Structure] = []  # a stack, from right to left: the first child of a node is on top
     for node in reversed(nodes):
         if node is None:
             built.append(LEAF)
@@ -375,7 +377,7 @@ def _structure_of(nodes: Sequence) -> Structure:
         else:
             children = tuple(built[: -count - 1 : -1])
             del built[-count:]
-        built.append(Structure(kind, keys, children, flat or None, settings))  # a leaf may be of a type first met there
+        built.append(Structure(kind, keys, children, flat or None, settings))  # flat is False for a new leaf type, too
     return built[0]
 
 
@@ -384,10 +386,10 @@ def _has_plain_keys(node: tuple | None) -> bool:
 
 
 def flatten(tree: Any) -> tuple[list, Structure]:
-    """The leaves of a tree, and its structure. `None` is a node without leaves; dicts are read in order of key.
+    """The leaves of a tree, and its structure.
 
-    Keys that do not compare are ordered by type first. An `OrderedDict` keeps its own order, which is a part of the
-    structure.
+    `None` is a node without leaves. Dicts are read in sorted key order; keys that do not compare are sorted by type
+    first. An `OrderedDict` keeps its own order, which is part of the structure.
     """
     kind = type(tree)
     if kind in _LEAVES:
@@ -427,13 +429,13 @@ def flatten(tree: Any) -> tuple[list, Structure]:
 
 
 def children(tree: Any) -> list | None:
-    """The children of a node: what a flattened tree's `structure.children` are the structures of. None for a leaf."""
+    """The children of a node, in the order of `structure.children`; None for a leaf."""
     how = _CLASSES.get(type(tree)) or _class_of(type(tree))
     return None if how is None else list(how.parts(tree)[1])
 
 
 def paths(structure: Structure, root: str = "") -> list[str]:
-    """Where the leaves of a tree of this structure stand: `root[0]['w']`."""
+    """The paths of the leaves of a tree of this structure: `root[0]['w']`."""
     found, waiting = [], [(structure, root)]
     while waiting:
         s, path = waiting.pop()
@@ -447,7 +449,7 @@ def paths(structure: Structure, root: str = "") -> list[str]:
 
 
 def advice_on(path: str) -> str:
-    """What an error adds about a leaf that is not an array of the right kind: as a field it may be a setting.
+    """Advice for an error about a leaf that is a field, and may be a setting.
 
     >>> advice_on("argument 0.name of loss"), advice_on("args[0]")
     ("; a field that is a setting is declared with metadata={'static': True}", '')
@@ -457,13 +459,13 @@ def advice_on(path: str) -> str:
 
 
 def flatten_with_paths(tree: Any, root: str = "") -> tuple[list[tuple[str, Any]], Structure]:
-    """As `flatten`, but each leaf with where it stands: `root[0]['w']`."""
+    """As `flatten`, but pair each leaf with its path: `root[0]['w']`."""
     found, structure = flatten(tree)
     return list(zip(paths(structure, root), found)), structure
 
 
 def unflatten(structure: Structure, leaves: Iterable) -> Any:
-    """The tree of this structure with these leaves. Raises ValueError where there are fewer of them than it has."""
+    """Build the tree of a structure from its leaves; ValueError if too few."""
     if structure.node is None:
         return next(iter(leaves))
     found = list(itertools.islice(leaves, structure.size))
@@ -472,7 +474,7 @@ def unflatten(structure: Structure, leaves: Iterable) -> Any:
     steps = structure._steps or structure.steps()
     if structure.flat:
         return steps[0][0](found)
-    built: list = []  # from the right to the left: the first child of a node is the last one here
+    built: list = []  # a stack, from right to left: the first child of a node is on top
     for make, count in steps:
         if make is None:
             built.append(found.pop())
@@ -498,13 +500,13 @@ def structure(tree: Any) -> Structure:
 
 
 def map(function: Callable, tree: Any, *rest: Any) -> Any:
-    """A tree of `function(leaf, *leaves of rest)`; all trees must have one structure."""
+    """Map `function(leaf, *leaves of rest)` over trees of the same structure."""
     found, shape = flatten(tree)
     return unflatten(shape, builtins.map(function, found, *_leaves_of_like("map", shape, rest)))
 
 
 def map_with_path(function: Callable, tree: Any, *rest: Any) -> Any:
-    """A tree of `function(path, leaf, *leaves of rest)`; all trees must have one structure. A path is a string.
+    """As `map`, of `function(path, leaf, *leaves of rest)`. A path is a string.
 
     >>> map_with_path(lambda path, x: f"{path} = {x}", {'w': 1.0, 'b': [2.0]})
     {'b': ["['b'][0] = 2.0"], 'w': "['w'] = 1.0"}
@@ -527,7 +529,7 @@ _NO_VALUE: Any = object()
 
 
 def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE) -> Any:
-    """All leaves combined by `function(value so far, leaf)`, from `initializer` on, or else from the first leaf.
+    """Fold the leaves by `function(accumulated, leaf)`, from `initializer` if given.
 
     >>> reduce(lambda total, x: total + x ** 2, {'w': 3.0, 'b': 4.0}, 0.0)
     25.0
@@ -536,7 +538,7 @@ def reduce(function: Callable, tree: Any, initializer: Any = _NO_VALUE) -> Any:
 
 
 def all(tree: Any) -> bool:
-    """Whether all leaves are true; so they are where there is none.
+    """Whether all leaves are true; True for a tree without leaves.
 
     >>> all({'w': True, 'b': [True, False]})
     False
@@ -545,9 +547,10 @@ def all(tree: Any) -> bool:
 
 
 def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], what: str) -> list:
-    """One leaf of `prefix` for each leaf of `tree`: a leaf of the prefix counts for the whole subtree beneath it.
+    """Broadcast a prefix to one entry per leaf of `tree`.
 
-    Raises ValueError, calling the prefix `what`, where the two do not match.
+    A leaf of the prefix applies to the whole subtree below it. Raise ValueError, in which the prefix is called `what`,
+    if the two do not match.
     """
     out: list = []
     waiting = [(prefix, tree, what)]
@@ -561,7 +564,7 @@ def broadcast_prefix(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool], wha
 
 
 def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any, str]]:
-    """The children of a prefix, with what each stands against, and where it stands."""
+    """Pair each child of a prefix with its subtree of `tree` and its path."""
     kind, other = [_CLASSES.get(type(x)) or _class_of(type(x)) for x in (prefix, tree)]
     if prefix is None and tree is not None:
         what = "a single array" if other is None else _a(tree)
@@ -587,6 +590,6 @@ def _children_of_both(prefix: Any, tree: Any, path: str) -> list[tuple[Any, Any,
 
 
 def _a(x: Any) -> str:
-    """A node of a tree in words: `a dict`."""
+    """The class of a node, with an article: `a dict`."""
     name = type(x).__name__
     return f"a{'n' * (name[0] in 'AEIOUaeio')} {name}"

@@ -1,4 +1,4 @@
-"""vmap: a function of one element, applied along an axis of its arguments."""
+"""vmap: apply a function of one element along an axis of its arguments."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ AxisName = Hashable
 
 
 class BatchTracer(Tracer):
-    """One element of a batch, standing for all: `value` has the batch along its axis `axis`."""
+    """One element of a batch. `value` is the whole batch, along its axis `axis`."""
 
     __slots__ = ("value", "axis")
 
@@ -72,7 +72,7 @@ class BatchTracer(Tracer):
 
 
 class Batch(Interpreter):
-    """Every operation is applied once, along the batch axis of the operands that have one."""
+    """Apply each operation once, along the batch axis of the batched operands."""
 
     name = "vmap"
 
@@ -93,26 +93,26 @@ class Batch(Interpreter):
                 return primitive.batch_along(self, args, params)
             batched = [self.owns(x) for x in args]
             for x, yes in zip(args, batched):
-                if not yes and type(x) not in PLAIN:  # rules ask for shapes
+                if not yes and type(x) not in PLAIN:  # rules read shapes
                     plain_operand(x)
             if not any(batched):
                 return self.below.process(primitive, args, params)
             values = [moveaxis(x.value, x.axis, 0) if b else x for x, b in zip(args, batched)]
             try:
                 out = primitive.batch(values, batched, params)
-            except MisfitError:  # it speaks of batches
+            except MisfitError:  # its message has the types of batches, not of elements
                 raise MisfitError(primitive, args) from None
             return [BatchTracer(self, x, 0) for x in out] if primitive.multiple_results else BatchTracer(self, out, 0)
 
     def runs_along(self, primitive: Primitive, params: dict) -> bool:
-        """Whether it is a collective over the axis of this batch. Such a one has a rule of its own, `batch_along`."""
+        """Whether it is a collective over this batch's axis, with a `batch_along` rule."""
         return hasattr(primitive, "batch_along") and params["axes"] == (self.axis_name,)
 
     def owns(self, x: Value) -> bool:
         return type(x) is BatchTracer and x.interpreter is self
 
     def in_front(self, x: Value) -> Value:
-        """The batch behind `x`, along its first axis; what is no batch as it is."""
+        """Move the batch axis of `x` to the front; return a constant unchanged."""
         return moveaxis(x.value, x.axis, 0) if self.owns(x) else x
 
     def adopt_own(self, x: BatchTracer) -> Value:
@@ -120,7 +120,7 @@ class Batch(Interpreter):
 
 
 def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
-    """The axes that the vmaps around an interpreter have named, and their sizes."""
+    """The axis names of the enclosing vmaps, and their sizes."""
     axes: dict[AxisName, int] = {}
     while interpreter is not None:
         if isinstance(interpreter, Batch) and interpreter.axis_name is not None:
@@ -133,13 +133,13 @@ def named_axes(interpreter: Interpreter | None) -> dict[AxisName, int]:
 def vmap(
     f: Callable, in_axes: Any = 0, out_axes: Any = 0, axis_name: AxisName | None = None, axis_size: int | None = None
 ) -> Callable:
-    """`f`, applied along an axis of its arguments at once, its results stacked.
+    """Vectorize `f`: apply it along an axis of its arguments, and stack the results.
 
-    `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each, itself an int,
-    None, or a tree of them that is a prefix of the argument. Arguments given by keyword are mapped along their first
-    axis. `out_axes` says likewise where the results' new axis stands. In `f`, collectives may be used over the
-    `axis_name`: the elements are its ranks. `axis_size` says how many there are where no argument is mapped. Raises
-    ValueError where mapped axes differ in size.
+    `in_axes` is an int or None (not mapped) for all arguments, or a tuple with an entry for each: an int, None, or a
+    tree of these that is a prefix of the argument. Keyword arguments are mapped along their first axis. `out_axes` is
+    the position of the new axis in the results, in the same form. `f` may use collectives over the axis `axis_name`,
+    whose ranks are the elements. `axis_size` is the number of elements, needed if no argument is mapped. Raise
+    ValueError if mapped axes differ in size.
 
     >>> import numpy as np
     >>> vmap(lambda x, y: x * y, in_axes=(0, None))(np.arange(3.0), 2.0)
@@ -183,7 +183,7 @@ def vmap(
 
 @restores_interpreter
 def _applied(call: Callable[[], Any], batch: Batch) -> tuple[Any, list[Value], tree.Structure]:
-    """The result of a call under `batch`, its leaves as values, and its structure."""
+    """Call under `batch`: return the result, its leaves as values, its structure."""
     with transforming(batch):
         out = call()
         outs, structure = tree.flatten(out)
@@ -203,7 +203,7 @@ def _is_axis(x: Any) -> bool:
 
 
 def stacked(batch: Batch, x: Value, axis: int | None) -> Value:
-    """A result of a batch's function with the batch along `axis`: repeated, where it does not depend on the batch."""
+    """Move a result's batch axis to `axis`; broadcast a result that has none."""
     if axis is not None:
         axis = normalize_axis(axis, typeof(x).ndim + 1, "vmap: out_axes")
     if not batch.owns(x):

@@ -323,7 +323,7 @@ NO_VALUES = (md.ShapedArray((4, 2), float), "x", {})
 def test_what_is_no_value_is_refused(no_value):
     """A type may stand for a value that a derivative does not read, and nowhere else."""
     tape = md.make_tape(lambda x: np.sin(x) + 1.0)(X)
-    message = rf"{re.escape(repr(no_value))}, which is no array and no number$"
+    message = rf"{re.escape(repr(no_value))}, which is neither an array nor a number$"
     for eqn in tape.equations:
         inputs = eqn.inputs
         for k in range(len(inputs)):

@@ -153,7 +153,7 @@ def test_each_rank_has_its_own_start():
 # ---------------------------------------------------------------- errors
 
 ERRORS = {
-    "larger": (lambda: md.dynamic_slice_in_dim(X, 0, 5, 1), ValueError, r"size 5 does not lie in axis 1 .* f64\[3,4\]"),
+    "larger": (lambda: md.dynamic_slice_in_dim(X, 0, 5, 1), ValueError, r"size 5 does not fit axis 1 .* f64\[3,4\]"),
     "starts": (lambda: md.dynamic_slice(X, (1,), (1, 1)), ValueError, r"1 starts for the 2 axes .* f64\[3,4\]"),
     "sizes": (lambda: md.dynamic_slice(X, (1, 1), (1,)), ValueError, r"1 sizes for the 2 axes .* f64\[3,4\]"),
     "matrix": (
@@ -166,12 +166,12 @@ ERRORS = {
     "update": (
         lambda: md.dynamic_update_slice(X, np.ones(3), (0, 0)),
         ValueError,
-        r"type f64\[3\] does not lie in a value of type f64\[3,4\]",
+        r"type f64\[3\] does not fit in a value of type f64\[3,4\]",
     ),
     "larger update": (
         lambda: md.dynamic_update_slice_in_dim(X, np.ones((3, 5)), 0, 1),
         ValueError,
-        r"f64\[3,5\] does not lie",
+        r"f64\[3,5\] does not fit",
     ),
     "loss": (
         lambda: md.dynamic_update_slice(X, 1j * X, (0, 0)),

@@ -369,9 +369,9 @@ def test_a_prefix_that_does_not_match_is_named(prefix, t, message):
 
 
 BAD_CLASSES = [
-    (Given, ValueError, "it is known already how a Given is flattened"),
-    (dict, ValueError, "known already how a dict"),
-    (type(W), ValueError, "known already how a ndarray"),
+    (Given, ValueError, "Given is registered already"),
+    (dict, ValueError, "dict is registered already, or is a built-in tree"),
+    (type(W), ValueError, "ndarray is registered already, or is a built-in tree"),
     (Given(1, 2), TypeError, "takes a class, and two functions: register"),
 ]
 

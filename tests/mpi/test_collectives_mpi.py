@@ -216,7 +216,7 @@ def check_branch(mesh, axes):
 @pytest.mark.parallel(2)
 @pytest.mark.parametrize(
     ("dtype", "advice"),
-    [(object, "to one of numbers"), ("M8[D]", "count from a moment"), ("m8[s]", "divide it by a unit")],
+    [(object, "to one of numbers"), ("M8[D]", "subtract a reference time"), ("m8[s]", "divide it by a unit")],
 )
 def test_arrays_that_are_not_of_numbers_are_refused(dtype, advice):
     """What moves is bytes; those of an object are an address, which means nothing elsewhere."""
