@@ -1014,7 +1014,7 @@ LENGTHS = {
         r"scan: xs\[1\] has type f64\[\], which has no axis",
     ),
     "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
-    "branches": (lambda x: md.switch(0, [], x), "switch: there must be a branch"),
+    "branches": (lambda x: md.switch(0, [], x), "switch: branches must hold at least one function"),
 }
 
 
