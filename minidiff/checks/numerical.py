@@ -1,4 +1,4 @@
-"""Finite differences: a check of the derivative rules, and the reason to prefer rules.
+"""Finite differences: a check of the rules, and the reason to prefer rules.
 
 A difference quotient has two errors. Its *truncation* error is the rest of the Taylor series, and falls with the step:
 as `h` for one-sided differences, as `h**2` for central ones. Its *round-off* error is due to the subtraction of nearly
@@ -69,7 +69,7 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
 
 
 def default_step(scheme: str, x: Any) -> float:
-    """The step that balances truncation and round-off if a function and its derivatives are near 1."""
+    """The step that balances both errors if `f` and its derivatives are near 1."""
     precision = max((_precision(leaf) for leaf in tree.leaves(x)), default=0.0) or numpy.finfo(float).eps
     return float(precision ** (1 / (SCHEMES[scheme][1] + 1)))
 
@@ -116,7 +116,7 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
         zeros[i] = direction.reshape(x.shape)[()]
         out = _directional(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
         if not numpy.isscalar(out) and not isinstance(out, numpy.ndarray):
-            raise TypeError("partial derivatives need a function with one result; give a direction for a result of several")
+            raise TypeError("partial derivatives are those of one array; give a direction for a result of several")
         return numpy.asarray(out)
 
     def partial(entry: int) -> numpy.ndarray:
@@ -156,7 +156,7 @@ def gathered(x: Any) -> Any:
 
 
 class Errors(NamedTuple):
-    """Errors of each scheme at each of `steps`, ready to plot; optimal and best steps.
+    """Errors of each scheme at each of `steps`, and the optimal and best steps.
 
     `optimal` estimates the step with the least error, from the function's exact value and higher derivatives; `best` is
     the one of `steps` with the least measured error. Both are dicts by scheme.
@@ -205,7 +205,7 @@ def _derivative(f: Callable, tangents: list, x: list) -> Any:
 
 
 def _derivatives(f: Callable, leaves: list, tangents: list, order: int) -> list:
-    """The value of `f` and its derivatives along `tangents` up to `order`, by the rules."""
+    """The value of `f` and its derivatives along `tangents`, by the rules."""
     functions = [f]
     for _ in range(order):
         functions.append(functools.partial(_derivative, functions[-1], tangents))
@@ -213,7 +213,7 @@ def _derivatives(f: Callable, leaves: list, tangents: list, order: int) -> list:
 
 
 def _optimal(order: int, lost: float, next_derivative: float) -> float:
-    """The step that minimises the total error: `h/2 d2f + 2 lost/h`, or `h**2/6 d3f + lost/h`."""
+    """The minimiser of `h/2 d2f + 2 lost/h`, or of `h**2/6 d3f + lost/h`."""
     if not next_derivative:
         return float("inf")
     return 2 * (lost / next_derivative) ** 0.5 if order == 1 else (3 * lost / next_derivative) ** (1 / 3)

@@ -19,7 +19,7 @@ from minidiff.tape import evaluate_equation, read
 
 
 class Tolerance(NamedTuple):
-    """The step of the differences, and the tolerance: `atol + rtol * abs(difference)`."""
+    """The step of the differences; `atol + rtol * abs(difference)` is allowed."""
 
     eps: float
     rtol: float
@@ -79,7 +79,7 @@ def check_grads(
 
 
 class _Subject(NamedTuple):
-    """The function to check, from arrays to a list of arrays; its arguments; and names of both."""
+    """A function from arrays to a list of arrays, its arguments, and names of both."""
 
     f: Callable
     values: Sequence[Any]
@@ -88,7 +88,7 @@ class _Subject(NamedTuple):
 
 
 def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The differentiable leaves with their paths; TypeError if there are leaves, but none is differentiable."""
+    """The differentiable leaves with their paths; TypeError if no leaf is one."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
     if paths and not found:
@@ -114,7 +114,7 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
 
 
 def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: Tolerance) -> tuple[list, list]:
-    """The results' tangents, or their pairing with cotangents: by the rules, and by differences."""
+    """Results' tangents, or their pairing with cotangents: by rules, by differences."""
     f, values = subject.f, list(subject.values)
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":
@@ -131,7 +131,7 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
 
 
 def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
-    """The cotangents of the arguments, gathered: a shard_map gives a whole array a sharded cotangent."""
+    """The arguments' cotangents, gathered: those of a shard_map may be sharded."""
     return list(map(gathered, vjp(f, *xs)[1](cts)))
 
 
@@ -163,14 +163,14 @@ def _message(actual: Any, expected: Any, title: str, tolerance: Tolerance) -> st
 
 
 def _explanation(subject: _Subject, cts: list, mode: str, tolerance: Tolerance) -> str:
-    """Further lines of the message: the argument and the operation that cause a disagreement."""
+    """Further lines of the message: the argument and operation that disagree."""
     rng = numpy.random.default_rng(0)
     argument = _first_wrong(subject, cts, mode, tolerance, rng)
     return "".join(f"\n {line}" for line in (argument, _wrong_operation(subject, mode, tolerance, rng)) if line)
 
 
 def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
-    """The first argument with respect to which the derivative is wrong, with both numbers."""
+    """The first argument whose derivative is wrong, with both numbers."""
     zeros = [numpy.zeros_like(x)[()] for x in subject.values]
     for i, (name, x) in enumerate(zip(subject.arguments, subject.values)):
         for part, t in _directions(_random_like(x, rng)):
@@ -194,7 +194,7 @@ def _on_list(f: Callable, *xs: Any) -> Any:
 
 
 def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
-    """The first operation on the function's tape whose derivative disagrees with differences."""
+    """The first operation on the tape whose derivative differs from differences."""
     try:
         tape = stage_flat(subject.f, tuple(subject.values))[0]
     except TracerError:

@@ -1,1 +1,1 @@
-"""The compiler of `jit`: simplify tapes, group operations, and generate NumPy source."""
+"""The compiler of `jit`: simplify tapes, group operations, generate source."""

@@ -83,12 +83,12 @@ HELD_ARRAYS = 2
 
 
 def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
-    """The ufunc that implements an operation, which can write its result into a given array; else None."""
+    """The ufunc that implements an operation, if it is one."""
     return primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
 
 
 def _writes(eqn: Equation) -> bool:
-    """Whether an operation can write its result into given memory, and the result is large enough."""
+    """Whether an operation can write its result, a large one, into given memory."""
     if _ufunc(eqn.primitive) is None and eqn.primitive is not linalg.matmul_p:
         return False
     out = eqn.outputs[0].type
@@ -99,7 +99,7 @@ def _writes(eqn: Equation) -> bool:
 
 
 class Memory:
-    """Liveness: the last use of each name, and of the memory that other values share with it."""
+    """Liveness: the last use of each name, and of the memory it shares."""
 
     def __init__(self, tape: Tape):
         self.roots = sharing(tape)
@@ -226,7 +226,7 @@ class Source:
         return self._call(eqn, operands)
 
     def _call(self, eqn: Equation, operands: list[str]) -> str:
-        """`name(operands, parameters)`; parameters that cannot be written out are bound to the function."""
+        """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
             function = functools.partial(_evaluated, primitive)
@@ -241,7 +241,7 @@ class Source:
         return f"{name}({call})"
 
     def _compiled(self, primitive: Primitive, key: str, value: Any) -> Any:
-        """Compile a parameter that is a tape, and add its source to `bodies`; return others unchanged."""
+        """Compile a parameter that is a tape, and add its source to `bodies`."""
         if not isinstance(value, Tape):
             return value
         name = first = f"{primitive.name}_{key}"
@@ -282,7 +282,7 @@ class Source:
     # ------------------------------------------------ memory
 
     def _memory_for(self, eqn: Equation, ending: list[Var]) -> str | None:
-        """The name of an array to write the result into: an operand's at its last use, or a free one's."""
+        """The name of an array to reuse for the result: a dying operand's, or a free one."""
         if not _writes(eqn):
             return None
         (out,) = eqn.outputs
@@ -329,7 +329,7 @@ def _types(outputs: Sequence[Var]) -> str:
 
 
 def _comment(eqn: Equation) -> str:
-    """A line's comment: the types of the results, and the parameters that could not be written out."""
+    """A line's comment: the results' types, and parameters not written out."""
     params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
     if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
         return _types(eqn.outputs)
@@ -344,14 +344,17 @@ def _all_equations(tape: Tape) -> Iterator[Equation]:
 
 
 def _is_shown(value: Any) -> bool:
-    """Whether a parameter is written out: a plain number, a string, a tuple of these, or a compiled body."""
+    """Whether a parameter is written out: a number, string, tuple of these, or body."""
     if isinstance(value, tuple):
         return all(map(_is_shown, value))
     return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
 
 
 def _reads_back(text: str) -> bool:
-    """Whether a complex number's text evaluates to it: "-1j" has another sign of zero, "infj" is a name."""
+    """Whether a complex number's text evaluates to it.
+
+    "-1j" has another sign of zero, "infj" is a name.
+    """
     try:
         return repr(eval(text, {})) == text
     except NameError:
@@ -363,7 +366,10 @@ def _is_number(x: Any) -> bool:
 
 
 def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
-    """Whether a Python number can replace this NumPy scalar, since another operand gives it the same dtype."""
+    """Whether a Python number can replace this NumPy scalar.
+
+    It can if promotion with another operand gives it the same dtype.
+    """
     promoting = eqn.inputs[1:] if eqn.primitive is elementwise.where_p else eqn.inputs
     alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in promoting)
     return alike and is_elementwise(eqn.primitive)

@@ -23,7 +23,7 @@ def same(one: Tape, two: Tape) -> bool:
 
 
 class _ValueNumbers:
-    """Value numbers, shared by the tapes compared: equal for the same operation on equal operands."""
+    """Value numbers: equal for the same operation on equal operands."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, int] = {}
@@ -74,7 +74,7 @@ class _ValueNumbers:
         return [self.number("result", k, call, v.type) for k, v in enumerate(eqn.outputs)]
 
     def sum(self, eqn: Equation, operands: list[int], signs: Sequence[int]) -> int:
-        """The number of a sum, flattened: terms, and terms of nested sums, may come in any order."""
+        """The number of a sum, with nested sums flattened and terms in any order."""
         terms: Counter = Counter()
         for a, n, sign in zip(eqn.inputs, operands, signs):
             whole = n not in self.terms or atom_type(a) != eqn.outputs[0].type  # not a sum, or broadcast or converted

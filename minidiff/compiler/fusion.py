@@ -1,4 +1,4 @@
-"""Group equations of a tape that can run together, without making the program cyclic."""
+"""Group equations that can run together without making the program cyclic."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _effects_before(tape: Tape) -> dict[Equation, Equation | None]:
 
 
 class Groups:
-    """Groups of equations of a tape with equal keys (`members`), such that no group depends on itself.
+    """Groups of equations with equal keys, `members`; no group depends on itself.
 
     Only equations of the same `key` share a group, in the order of the tape (key None: in no group), while the sum of
     their sizes is at most `limit`. `inside(maker, a, user)` says whether an operand may pass within a group, from the
@@ -77,7 +77,7 @@ class Groups:
         return self._sizes[k] + self._size(eqn) <= self._limit and not self._waits_for(self._needed(eqn, k), k)
 
     def _needed(self, eqn: Equation, k: int | None = None) -> int:
-        """The equations that `eqn` depends on, except members of group k that pass it an operand."""
+        """The equations `eqn` depends on, except those in group k that pass it operands."""
         needs = 0
         for a in self._takes(eqn):
             made = self._maker.get(a)
@@ -86,16 +86,16 @@ class Groups:
         return needs
 
     def _takes(self, eqn: Equation) -> list[Var | Equation]:
-        """The names an equation depends on, and the previous equation with an effect if it has one itself."""
+        """The names that an equation depends on, and any previous effect."""
         names = [a for a in eqn.inputs if isinstance(a, Var)]
         return [*names, self._before[eqn]] if self._before.get(eqn) else names
 
     def _gives(self, eqn: Equation) -> Sequence[Var | Equation]:
-        """The names that others may depend on: its results, and the equation itself if it has an effect."""
+        """The names of an equation's results, and the equation if it has an effect."""
         return [*eqn.outputs, eqn] if eqn in self._before else eqn.outputs
 
     def _waits_for(self, needs: int, k: int) -> bool:
-        """Whether depending on the equations `needs`, and on all groups they are in, means depending on group k."""
+        """Whether depending on these equations and their groups means depending on k."""
         before = None
         while needs != before:
             before = needs

@@ -77,7 +77,7 @@ class Static(NamedTuple):
 
 
 def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str]) -> Static:
-    """Resolve `static_argnums` and `static_argnames` against the signature of a function.
+    """Resolve `static_argnums` and `static_argnames` against a signature.
 
     Raises TypeError if they are not integers and strings, ValueError for a name that is not a parameter's.
     """
@@ -134,7 +134,7 @@ def _compiled(f: Callable, args: Any, name: str, options: dict) -> Program:
 
 
 class Inlined:
-    """A function recorded for arguments of given types, whose tape runs under another transformation."""
+    """A function recorded for given types, to run under another transformation."""
 
     def __init__(self, f: Callable, args: Any, name: str):
         scope = current_scope()
@@ -162,7 +162,7 @@ def key_of(x: Any) -> Any:
 
 
 class Jitted:
-    """The function that `jit` returns; `.source(*args)` shows the program for arguments of these types."""
+    """The function that `jit` returns; `.source(*args)` shows its program."""
 
     def __init__(self, f: Callable, static: Static, options: dict):
         self.f = f
@@ -180,7 +180,7 @@ class Jitted:
         return f"<jit of {self.name}{self.static or ''}: {count} program{'s' * (count != 1)} compiled>"
 
     def __reduce__(self) -> Any:
-        """Pickle a decorated function by its name, as Python does; any other without its programs."""
+        """Pickle a decorated function by name, as Python does; others without programs."""
         found: Any = sys.modules.get(self.__module__)
         for name in getattr(self, "__qualname__", "").split("."):
             found = getattr(found, name, None)
@@ -228,7 +228,7 @@ class Jitted:
             ) from None
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
-        """The recorded function, for use within another transformation, where its operations run one by one."""
+        """The recorded function, whose operations run one by one."""
         scope = current_scope()
         settings = tuple(setting() for setting in DEPENDS_ON)
         key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
@@ -254,7 +254,7 @@ class Jitted:
             self.numbers[tuple(map(type, args))] = _converting(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
-        """Split a call into a function of its dynamic arguments, these arguments, and the static ones."""
+        """A call's function of dynamic arguments, these arguments, and static ones."""
         if not self.static:
             return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
         fixed = self.static.among(args, kwargs, self.name)
@@ -277,7 +277,7 @@ class Jitted:
         return f, (dynamic, {name: x for name, x in kwargs.items() if name not in fixed}), settings
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The Python source that runs for arguments of these types: a string that prints line by line."""
+        """The Python source for arguments of these types, as a string."""
         return Text(self.program(*args, **kwargs).source.text)
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
@@ -303,7 +303,7 @@ def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callabl
     return lambda *xs: run(*[c(x) if c else x for c, x in zip(converters, xs)])
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @transformation
@@ -315,7 +315,7 @@ def jit(
     without: Sequence[str] = (),
     **settings: Any,
 ) -> Jitted:
-    """Compile `f` to a NumPy program whenever it is called with arguments of new types.
+    """Compile `f` to a NumPy program for each new set of argument types.
 
     For each new structure and types of arguments, `f` is traced once on abstract arrays; the tape is simplified and
     written out as Python source (`.source(*args)`). Python side effects happen only during tracing. Arrays that `f`

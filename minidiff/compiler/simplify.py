@@ -1,4 +1,4 @@
-"""Simplify tapes: constant folding, common subexpressions, dead code, and rewrite rules.
+"""Simplify tapes: rewrite rules, common subexpressions, dead code.
 
 Every pass takes a tape and returns a tape of the same function, with the same types. The table `REWRITES` holds all
 rewrites by name; this module and the modules that declare operations fill it. Declare a rule for equations of some
@@ -86,7 +86,7 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
 def rewrites_tapes(
     first: bool = False, in_scope: bool = False, **settings: Any
 ) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
-    """Declare a pass `(tape, **settings) -> tape`, with its settings and their defaults.
+    """Declare a pass `(tape, **settings) -> tape`, with defaults of its settings.
 
     With `in_scope` it also takes the `scope` in which the tape is rewritten. With `first` it runs before the rules.
     """
@@ -112,7 +112,7 @@ def optimize(
     without: Sequence[str] = (),
     **settings: Any,
 ) -> Tape:
-    """Optimise a tape and the bodies of its operations. `scope` is given if it is the body of a `shard_map`.
+    """Optimise a tape and its bodies. `scope` is that of a `shard_map` body.
 
     Rewrites named in `without` are left out; `settings` override the defaults in `SETTINGS`. Raises ValueError for a
     name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
@@ -133,7 +133,7 @@ def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings
 
 
 def simplified(tape: Tape) -> Tape:
-    """Apply the `IDENTITIES`, and nothing else, to a tape and the bodies of its operations.
+    """Apply the `IDENTITIES`, and nothing else, to a tape and its bodies.
 
     Common subexpressions are not merged, and communication stays as it is.
 
@@ -181,7 +181,7 @@ def _same_equations(one: Tape, two: Tape) -> bool:
 
 
 def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
-    """Apply `_optimized` to the tapes among the equations' parameters. A loop and its body share a scope."""
+    """Apply `_optimized` to the bodies. A loop and its body share a scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
@@ -195,7 +195,7 @@ def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], s
 
 
 class WriteOut(Stage):
-    """Record a tape again, with calls inlined and derivatives expanded into operations."""
+    """Record a tape again with calls inlined and derivatives expanded."""
 
     def process(self, primitive, args, params):
         if isinstance(primitive, Call) and params["body"] is not None:
@@ -251,14 +251,14 @@ def sharing(tape: Tape) -> dict[Any, frozenset]:
 
 
 def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether the bodies of an operation allocate separate memory for each of its results."""
+    """Whether the bodies of an operation allocate each result separately."""
     bodies = bodies_of(eqn)
     may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # then it returns its operands
     return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
 
 
 def _shared_results(tape: Tape) -> list[int]:
-    """The indices of results that may share memory with an input, a constant, or an earlier result."""
+    """Results that may share memory with an input, a constant or earlier result."""
     roots, found = sharing(tape), []
     cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
     taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
@@ -272,7 +272,7 @@ def _shared_results(tape: Tape) -> list[int]:
 
 
 def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
-    """Whether an equation splits its operands into results that share no memory with each other."""
+    """Whether an equation splits its operands into results without shared memory."""
     if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
         return False
     operands = [roots_of(a, roots) for a in eqn.inputs]
@@ -287,7 +287,7 @@ def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
 
 
 def _with_results_copied(tape: Tape) -> Tape:
-    """Copy results that share memory with an argument, a constant or another result: see `aliasing`."""
+    """Copy results that share memory with other values: see `aliasing`."""
     equations, outputs = list(tape.equations), list(tape.outputs)
     for k in _shared_results(tape):
         copied = Var(atom_type(outputs[k]))
@@ -339,7 +339,7 @@ class Program:
         return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]
 
     def results(self, eqn: Equation) -> Sequence[Atom]:
-        """Rewrite an equation: its results as existing names, constants, or the outputs of a new equation.
+        """The rewritten results of an equation: names, constants, or new outputs.
 
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
@@ -390,7 +390,7 @@ def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> lis
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:
-    """Constant folding: compute the results of an operation on constants; None if it cannot be folded."""
+    """Fold constants: the results of an operation on constants, or None."""
     p = eqn.primitive
     if (
         not eqn.inputs
@@ -409,7 +409,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
 
 
 def _key(eqn: Equation) -> Any:
-    """The key for common subexpressions: equal for equations that can be merged; None if they must not be."""
+    """The key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
     atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
@@ -417,7 +417,10 @@ def _key(eqn: Equation) -> Any:
 
 
 def hashable(value: Any) -> Any:
-    """A number or parameter as part of a key, with its type (1 == True == 1.0) and its sign (0.0 == -0.0)."""
+    """A number or parameter as part of a key, with type and sign.
+
+    1 == True == 1.0, and 0.0 == -0.0, but they are different constants.
+    """
     if isinstance(value, numpy.generic):
         return type(value), value.tobytes()
     if isinstance(value, (float, complex)):
@@ -443,7 +446,7 @@ negative_p = elementwise.negative.primitive
 
 
 def _number(a: Atom) -> Any:
-    """The number that all elements of a constant equal, to the bit; None if there is none."""
+    """The number that all elements of a constant equal to the bit, or None."""
     if isinstance(a, Var):
         return None
     if is_scalar_constant(a):
@@ -455,7 +458,7 @@ def _number(a: Atom) -> Any:
 
 @simplifies(add_p, subtract_p, multiply_p, divide_p)
 def _narrow_operands(program, eqn):
-    """Replace a broadcast operand by its unbroadcast value: a constant array by a number, a broadcast by its operand.
+    """Replace a broadcast operand by its unbroadcast value, a constant by a number.
 
     The other operand must have the shape of the result.
     """
@@ -472,7 +475,10 @@ def _narrow_operands(program, eqn):
 
 @simplifies(copy_p)
 def _copied_within(program, eqn):
-    """Drop a copy: no equation writes into a named value, and results are copied at the end."""
+    """Drop a copy: no equation writes into a named value.
+
+    Results are copied at the end.
+    """
     return eqn.inputs[0]
 
 
@@ -482,7 +488,7 @@ def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
 
 
 def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
-    """The neutral element for a dtype: of floats, -0.0 for addition, since -0.0 + 0.0 is 0.0."""
+    """The neutral element: for sums of floats -0.0, since -0.0 + 0.0 is 0.0."""
     if primitive is add_p:
         return -0.0 if dtype.kind == "f" else 0
     return 0 if primitive is subtract_p else 1
@@ -490,7 +496,10 @@ def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
 
 @simplifies(add_p, subtract_p, multiply_p, divide_p)
 def _neutral_operand(program, eqn):
-    """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex: products and quotients mix its parts."""
+    """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex.
+
+    Complex products and quotients mix real and imaginary parts.
+    """
     dtype = eqn.outputs[0].type.dtype
     for x, y in _orders(eqn) if dtype.kind != "c" else ():
         number = _number(y)
@@ -515,7 +524,10 @@ def _times_minus_one(program, eqn):
 
 @simplifies(add_p, subtract_p)
 def _negated_term(program, eqn):
-    """x + (-y) is x - y, and x - (-y) is x + y, if y has the result's dtype (a smaller one could wrap around)."""
+    """x + (-y) is x - y, and x - (-y) is x + y, if y has the result's dtype.
+
+    A smaller dtype could wrap around.
+    """
     other = subtract_p if eqn.primitive is add_p else add_p
     for x, y in _orders(eqn):
         negated = program.made_by(y, negative_p)
@@ -558,7 +570,10 @@ def _transposed_twice(program, eqn):
 
 @simplifies(shape.broadcast_to_p)
 def _broadcast_of_reshape(program, eqn):
-    """Drop a reshape that only adds leading axes of size 1; make a broadcast that repeats nothing a reshape."""
+    """Drop a reshape before a broadcast; a broadcast of equal size is a reshape.
+
+    The reshape only adds leading axes of size 1, as broadcasting does by itself.
+    """
     (x,), out = eqn.inputs, eqn.outputs[0].type
     if atom_type(x).size == out.size:
         return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
@@ -569,7 +584,7 @@ def _broadcast_of_reshape(program, eqn):
 
 
 def _before_broadcasting(program, a):
-    """The operand of which an atom is a broadcast, or a reshape that broadcasting can do; None if there is none."""
+    """The operand of a broadcast, or of a reshape that broadcasting can do, or None."""
     made = program.producer.get(a) if isinstance(a, Var) else None
     if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):
         return None
@@ -582,7 +597,7 @@ def _before_broadcasting(program, a):
 
 @simplifies(shape.reshape_p)
 def _sum_reshaped(program, eqn):
-    """Use the sum's `keepdims` instead of a reshape that adds or removes the summed axes."""
+    """Use a sum's `keepdims` instead of a reshape that adds or drops summed axes."""
     before = program.made_by(eqn.inputs[0], reduction.sum_p)
     for params in ({}, {"keepdims": True}) if before is not None else ():
         params = {"axes": before.params["axes"], **params}

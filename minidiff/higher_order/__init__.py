@@ -1,4 +1,4 @@
-"""Control flow: `cond`, `switch`, `scan`, `while_loop` and others, as in `jax.lax`.
+"""Control flow: `cond`, `switch`, `scan`, `while_loop`, as in `jax.lax`.
 
 On concrete values, each runs like the Python statement it is named after: `cond` runs one branch, `scan` is a `for`
 loop. Derivatives and everything else follow from the operations that run. On abstract values (under `make_tape`), each

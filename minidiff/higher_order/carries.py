@@ -1,4 +1,4 @@
-"""The carries of a loop, whose types are a fixpoint, whether steps run or are recorded."""
+"""The carries of a loop: their types are a fixpoint, run or recorded."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from minidiff.tape import Tape
 
 
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
-    """The type of a carry that starts as `old` (a value or a type) and is `new` after a step.
+    """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
     A `number` takes whatever variance a step gives it, as numbers do everywhere.
     """
     try:
         a, b = typeof(old), typeof(new)
     except TypeError:
-        as_named_value(new, f"{what}: what a step makes of {path}")
+        as_named_value(new, f"{what}: the step's result for {path}")
         raise
     variance = a.variance | b.variance
     if not number:
-        labels = f"what {path} starts as", "what a step makes of it"
-        variance = joint_variance(f"{what}: {path} has type {a}, a step makes it {b}; these", labels, (old, new))
+        labels = f"the initial {path}", "the step's result"
+        variance = joint_variance(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
     if a.shape == b.shape:
         if a.dtype == b.dtype or fits_weakly(new, a.dtype):
             return a.update(variance=variance)
         if fits_weakly(old, b.dtype):
             return b.update(variance=variance)
     raise TypeError(
-        f"{what} must keep the type of what it carries: {path} has type {a}, but a step makes it {b}; convert one of "
-        "them (with .astype, say, or np.broadcast_to)"
+        f"{what} must keep the types of its carries: {path} has type {a}, but a step returns {b}; convert one of them "
+        "(with .astype, say, or np.broadcast_to)"
     )
 
 
@@ -58,7 +58,7 @@ def as_carried(x: Any, t: ShapedArray) -> Value:
 
 
 class Carry:
-    """A loop's carries: their initial leaves and paths, and the checks of each step's results."""
+    """A loop's carries: initial leaves, paths, and checks of each step's results."""
 
     def __init__(self, what: str, f: Callable, name: str, init: Any):
         self.what = what
@@ -80,8 +80,8 @@ class Carry:
         leaves, structure = tree.flatten(new)
         if structure != self.structure:
             raise TypeError(
-                f"{self.what} must keep the structure of what it carries: {self.name} is {self.structure}, but a step "
-                f"makes it {structure}"
+                f"{self.what} must keep the structure of its carries: {self.name} is {self.structure}, but a step "
+                f"returns {structure}"
             )
         return leaves
 
@@ -90,7 +90,7 @@ class Carry:
         return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def eagerly(self, step: Callable, *args: Any) -> tuple[list[Value], list[ShapedArray], Any]:
-        """Run the first step: the carries it starts with, their types, and what it returns.
+        """Run the first step: initial carries, their types, and the step's results.
 
         Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
         also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
@@ -120,7 +120,7 @@ class Carry:
         return init, types, (self.resharded(types, new), rest)
 
     def resharded(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
-        """Check a step's results against the types of the carries, and cast them where needed."""
+        """Check a step's results against the types of the carries; cast if needed."""
         out = []
         for path, x, t in zip(self.paths, new, types):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
@@ -135,7 +135,7 @@ class Carry:
     def results(
         self, step: Callable, values: Sequence[Value], others: Sequence[ShapedArray] = (), ys: Sequence[Value] = ()
     ) -> tuple[list[Value], list[Value]]:
-        """The final carries and stacked results, with the variance that a recorded loop would give them."""
+        """The final carries and stacked results, with the variance of a recorded loop."""
         scope = current_scope()
         if scope is None or not scope.typed:
             return list(values), list(ys)
@@ -151,7 +151,7 @@ class Carry:
     def recorded(
         self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
     ) -> tuple[TracedBody, list[ShapedArray]]:
-        """Trace a step of the carries and `others` until the carries' types are a fixpoint; return body and types.
+        """Trace a step of carries and `others` until the carries' types are a fixpoint.
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
         """
@@ -183,7 +183,7 @@ class Carry:
 def jvp_of_body(
     outside: JVP, body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]
 ):
-    """Trace the jvp of a loop's body: results and their tangents, and which inputs have tangents.
+    """Trace the jvp of a loop's body; find which inputs have tangents.
 
     Inputs and tangents are given in groups, the carries in the second; the traced body takes each group followed by its
     tangents.

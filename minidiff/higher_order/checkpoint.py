@@ -1,4 +1,4 @@
-"""Checkpointing: the backward sweep recomputes intermediate values instead of saving them.
+"""Checkpointing: recompute intermediate values instead of saving them.
 
 In reverse mode a checkpointed function runs under three interpreters of its own. `Known` evaluates the primal
 operations and records them on a tape that does not hold the values; `LinearInside` above it records the linear
@@ -66,7 +66,7 @@ class KnownTracer(RecordedTracer):
 
 
 class Known(Stage):
-    """Run operations under the interpreter below and record them; keep the results that the policy saves."""
+    """Run operations below and record them; keep results that the policy saves."""
 
     name = "checkpoint"
     keeps_sources = False
@@ -196,7 +196,7 @@ class Checkpoint(Call):
         return outs
 
     def linearize_body(self, outside, args, params):
-        """Linearise a checkpoint that is on a tape (in a loop's body, say): its linear part is one equation too."""
+        """Linearise a taped checkpoint (in a loop, say): one linear equation again."""
         linear = [outside.owns(x) for x in args]
         if not isinstance(params["body"], Tape) or not any(linear):
             return super().linearize_body(outside, args, params)
@@ -267,7 +267,7 @@ checkpoint_p = Checkpoint("checkpoint")
 
 
 def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var]) -> dict[Var, Value]:
-    """Evaluate the equations and return the values of `wanted`; free the others after their last use."""
+    """The values of `wanted`; others are freed after their last use."""
     last: dict[Var, int] = {}
     for i, eqn in enumerate(equations):
         last.update((a, i) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var))
@@ -280,7 +280,7 @@ def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var])
 
 
 def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
-    """Substitute values for names, so that a value is freed together with the last equation that uses it."""
+    """Substitute values for names, so that each is freed with its last equation."""
     return [
         Equation(
             e.primitive,
@@ -293,7 +293,7 @@ def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list
     ]
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @transformation
@@ -333,7 +333,7 @@ remat = checkpoint
 
 
 class Name(Primitive):
-    """The identity with a label, which a policy can recognise, or which keeps recomputed values distinct."""
+    """The identity with a label, for policies and to keep recomputed values apart."""
 
     shares_memory = True
 
@@ -357,12 +357,15 @@ recompute_p = Name("recompute")
 
 
 def _for_recompute(x: Any) -> Any:
-    """Mark an operand of a recomputation, which tapes keep distinct from the original value."""
+    """Mark an operand of a recomputation, distinct from the original value."""
     return recompute_p.bind(x) if isinstance(x, Tracer) else x
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """Name `x`, a tree of arrays, so that `checkpoint_policies.save_only_these_names(name)` saves it."""
+    """Name `x`, a tree of arrays, for `checkpoint_policies`.
+
+    `checkpoint_policies.save_only_these_names(name)` saves it.
+    """
     return tree.map(lambda leaf: name_p.bind(as_value(leaf), name=name), x)
 
 

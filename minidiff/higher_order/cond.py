@@ -66,8 +66,9 @@ from minidiff.vmap import BatchTracer
 
 
 class Cond(BodyOperation):
-    """`cond` and `switch`: parameters are the branches' tapes; operands are a selector and the branches' operands.
+    """`cond` and `switch`: a selector picks one of the branches' tapes.
 
+    Parameters are the branches' tapes; operands are the selector and the branches' operands.
     `choose(selector)` is the number of the branch; `matches(selector, i)` is the traceable test whether it is i.
     """
 
@@ -121,7 +122,7 @@ class Cond(BodyOperation):
         return Equation(self, inputs, dict(zip(eqn.params, tapes)), chosen(eqn.outputs, used), eqn.source)
 
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
-        """Bind this operation to other branches, given as tapes with the values they close over."""
+        """Bind this operation to other branches: tapes and the values they close over."""
         tapes, constants = merge([by_id(pair) for pair in closed])
         if not (tapes[0].outputs or any(has_effects(eqn) for tape in tapes for eqn in tape.equations)):
             return []
@@ -164,31 +165,31 @@ class Cond(BodyOperation):
         found = []
         for p in parts:
             tape, residuals = p.linear_tape(is_linear)
-            there, kept = [], {}  # residuals available outside: (name, key, value); residuals to save, by slot
+            outer, saved = [], {}  # residuals available outside: (name, key, value); residuals to save, by slot
             for var, x in zip(tape.inputs, residuals):
                 i = p.input_number(x)
                 if i is not None:
-                    there.append((var, i, operands[i]))
+                    outer.append((var, i, operands[i]))
                 elif p.stage.owns(x):
-                    kept[_free_slot(slots, kept, x.type)] = (var, x)
+                    saved[_free_slot(slots, saved, x.type)] = (var, x)
                 else:
-                    there.append((var, ("outside", id(x)), x))
-            found.append((p, tape, there, kept))
+                    outer.append((var, ("outside", id(x)), x))
+            found.append((p, tape, outer, saved))
 
         keeping = [
-            p.known_tape([*chosen(p.outs, known), *[kept[k][1] if k in kept else t for k, t in enumerate(slots)]])
-            for p, _, _, kept in found
+            p.known_tape([*chosen(p.outs, known), *[saved[k][1] if k in saved else t for k, t in enumerate(slots)]])
+            for p, _, _, saved in found
         ]
         results = self.bind_branches(selector, keeping, chosen(operands, [not yes for yes in linear]), params)
         outs, residuals = cut(results, sum(known))
 
-        def linear_branch(tape: Tape, there: list, kept: dict) -> tuple[Tape, list]:
-            names = [var for var, _, _ in there]
-            names += [kept[k][0] if k in kept else Var(t) for k, t in enumerate(slots)]
-            inputs = [*names, *tape.inputs[len(there) + len(kept) :]]
-            return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in there]
+        def linear_branch(tape: Tape, outer: list, saved: dict) -> tuple[Tape, list]:
+            names = [var for var, _, _ in outer]
+            names += [saved[k][0] if k in saved else Var(t) for k, t in enumerate(slots)]
+            inputs = [*names, *tape.inputs[len(outer) + len(saved) :]]
+            return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in outer]
 
-        linear_tapes, values = merge([linear_branch(tape, there, kept) for _, tape, there, kept in found])
+        linear_tapes, values = merge([linear_branch(tape, outer, saved) for _, tape, outer, saved in found])
         part = LinearPart(
             [
                 *[(None, x) for x in [selector, *values, *residuals]],
@@ -257,7 +258,7 @@ switch_p = Cond("switch", int, equal)
 
 
 def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
-    """The leaves of `operands`, and `f` as a function of them that returns (leaves with paths, structure)."""
+    """The leaves of `operands`; `f` from leaves to (leaves with paths, structure)."""
     leaves, structure = tree.flatten(operands)
     weak = are_weak(leaves)
 
@@ -268,7 +269,7 @@ def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
 
 
 def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
-    """The common types of the branches' results, which may differ only in Python numbers and variance."""
+    """The common types of branches' results, up to Python numbers and variance."""
     structure = results[0][1]
     for name, (_, other) in zip(names, results):
         if other != structure:
@@ -334,7 +335,7 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
 def _typed_choice(
     primitive: Cond, number: int, names: Sequence[str], branches: Sequence[Callable], operands: tuple
 ) -> Any:
-    """Run one branch, and give its results the variance that a recorded `cond` would give them.
+    """Run one branch, and give its results the variance of a recorded `cond`.
 
     So a program that typechecks for these values typechecks for any others.
     """
@@ -352,7 +353,7 @@ def _typed_choice(
 
 
 def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
-    """Unflatten the chosen values; a leaf is a Python number if it is one in every branch."""
+    """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
     return tree.unflatten(results[0][1], weak_where(weak, values))
 
@@ -363,9 +364,9 @@ def _traced_body(
     return TracedBody(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
-_BETWEEN_VALUES = ": between values that are there, np.where chooses"
+_BETWEEN_VALUES = "; to choose between values use np.where"
 
 
 @explains_keywords

@@ -66,7 +66,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 class Guard(Interpreter):
-    """Pass operations to the interpreter below; raise if a rule closes over a value being differentiated."""
+    """Pass operations on; raise if a rule closes over a differentiated value."""
 
     name = "a custom rule"
 
@@ -121,8 +121,9 @@ def closed_over(what: str, x: Value) -> TypeError:
 
 
 class Custom(Call):
-    """A call of a function with a rule. Parameters: its name `what`; `body`; the rules, on leaves; `consts`.
+    """A call of a function with a rule.
 
+    Parameters: its name `what`; `body`; the rules, functions of leaves; `consts`.
     On tapes the body takes the `consts` values that it closes over before the arguments; the rules do not take them.
     """
 
@@ -155,7 +156,10 @@ class Custom(Call):
 
 
 class CustomJVP(Custom):
-    """A call with a rule `jvp`: leaves and tangents to results, then their tangents (None for zero)."""
+    """A call with a jvp rule on leaves.
+
+    The rule `jvp` maps leaves and tangents to the results, then their tangents (None for zero).
+    """
 
     rules = ("jvp",)
 
@@ -171,8 +175,9 @@ class CustomJVP(Custom):
 
 
 class CustomVJP(Custom):
-    """A call of a function with a backward rule. Its derivative runs `fwd`, then applies one `linear_call`.
+    """A call of a function with a backward rule.
 
+    Its derivative runs `fwd`, then applies one `linear_call`.
     The rules are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals
     and cotangents; `jvp` is a rule as in `CustomJVP`, or None.
     """
@@ -225,8 +230,9 @@ class CustomVJP(Custom):
 
 
 def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], arguments: dict[int, bool]) -> Callable:
-    """Vectorise a backward rule over the leading axis of all cotangents and of the batched residuals.
+    """Vectorise a backward rule over cotangents and batched residuals.
 
+    The batch axis is the first axis of all cotangents and of the residuals that are batched.
     `arguments` says which arguments are batched; the cotangents of the others are summed over that axis.
     """
 
@@ -243,7 +249,7 @@ def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], argume
 
 
 class LinearCall(Custom):
-    """The derivative of a function with a backward rule: a linear map of tangents, whose transpose is `bwd`.
+    """The derivative of a function with a backward rule; its transpose is `bwd`.
 
     The operands are, in order: `consts` values that the body closes over; `residuals` many residuals; the primals, if
     there is a body; the tangents of the `active` arguments. The body takes all of them and applies the jvp rule.
@@ -313,11 +319,11 @@ custom_vjp_p = CustomVJP("custom_vjp")
 linear_call_p = LinearCall("linear_call")
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 class _Function:
-    """The common part of `custom_jvp` and `custom_vjp`: a function, some of whose arguments may be static."""
+    """The common part of `custom_jvp` and `custom_vjp`."""
 
     jvp: Callable | None = None
 
@@ -331,8 +337,9 @@ class _Function:
         return self if instance is None else functools.partial(self, instance)
 
     def defjvp(self, jvp: Callable) -> Callable:
-        """Declare the forward rule: `jvp(*nondiff_args, primals, tangents)` returns (result, tangent).
+        """Declare the forward rule `jvp`.
 
+        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent).
         `primals` and `tangents` are tuples of the arguments and of their tangents, which have the arguments' structure
         and types (zeros for a constant argument; dtype `float0` for integers). The result's tangent has the structure
         and type of the result, and is linear in `tangents`. Using the rule raises TypeError if it returns anything
@@ -343,7 +350,10 @@ class _Function:
         return jvp
 
     def defjvps(self, *jvps: Callable | None) -> None:
-        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None if it contributes nothing."""
+        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None.
+
+        None stands for an argument that does not contribute.
+        """
         if self.nondiff_argnums:
             raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
 
@@ -369,7 +379,7 @@ class _Function:
         return rule
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
-        """Bind all arguments by position and fill in defaults: rules take positional arguments."""
+        """Bind arguments by position, as rules take them, and fill in defaults."""
         try:
             bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
         except ValueError:  # a function written in C has no signature; ufuncs are excluded for their `out` and `where`
@@ -383,7 +393,7 @@ class _Function:
 
 
 class _Call:
-    """One call of a function with a rule: which arguments are static, and the tree structure of the others.
+    """One call of a function with a rule: static arguments, structure of the others.
 
     It does not hold the leaves themselves: rules live as long as the tapes that hold them.
     """
@@ -424,7 +434,7 @@ class _Call:
         return outs
 
     def results(self, out: Any, who: str) -> list[Value]:
-        """The leaves of the function's result, computed by the function itself or by one of its rules."""
+        """The leaves of the result, whether the function or a rule computed it."""
         leaves, structure = tree.flatten(out)
         if self.out_structure is not None and structure != self.out_structure:
             raise TypeError(
@@ -434,7 +444,7 @@ class _Call:
         return result_values([who], leaves, structure)
 
     def results_of_rule(self, out: Any, who: str) -> list[Value]:
-        """The leaves of a rule's result, checked against the function's types where these are known."""
+        """The leaves of a rule's result, checked against the function's types."""
         outs = self.results(out, who)
         if self.out_types is None:
             return outs
@@ -447,8 +457,9 @@ def _name(rule: Callable) -> str:
 
 
 def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
-    """Cast a tangent or cotangent `x` to the type `like`, by a pbroadcast if it varies along fewer axes.
+    """Cast a tangent or cotangent `x` to the type `like`.
 
+    It inserts a pbroadcast if `x` varies along fewer axes.
     The tangent of a Python number (`weak`) may have the precision of the arrays beside it.
 
     Raises TypeError, beginning with `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x`
@@ -471,7 +482,7 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
 
 
 class custom_jvp(_Function):
-    """A function whose derivative is given by a rule, in forward and reverse mode alike.
+    """A function with a derivative rule, for forward and reverse mode alike.
 
     Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are
     non-array arguments, functions for instance: rules take them first.
@@ -529,7 +540,7 @@ def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
 
 
 class custom_vjp(_Function):
-    """A function whose derivative in reverse mode is given by two rules, `fwd` and `bwd`.
+    """A function with two rules for reverse mode, `fwd` and `bwd`.
 
     Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a forward rule is
     declared too, with `defjvp` or `defjvps` as for a `custom_jvp`. The two must agree: `bwd` is the transpose of the
@@ -614,7 +625,7 @@ _IN_THE_BACKWARD_PASS = (
 
 @contextlib.contextmanager
 def _runs_later(who: str, message: str) -> Iterator[None]:
-    """Add advice to the error that a rule raises if it closes over a tracer of a finished transformation."""
+    """Explain how to pass a value that a rule closes over, if its tracer has ended."""
     try:
         yield
     except LeakedTracerError as error:
@@ -627,7 +638,7 @@ def _residual(x: Any, who: str) -> Value:
 
 
 def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
-    """Check what a backward rule returned: a cotangent for each leaf of the arguments, None for zero."""
+    """Check a backward rule's result: a cotangent (None: zero) for each leaf."""
     count = len(call.moving)
     if not (isinstance(cts, (tuple, list)) and len(cts) == count):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Operations whose body is a function that runs inline: `checkpoint`, and functions with custom rules.
+"""Operations whose body runs inline: `checkpoint` and custom rules.
 
 To the current interpreter, the body is part of the program around it: under evaluation it runs on concrete values, and
 Python's `if` sees them. It may close over traced values. These are further inputs, which the interpreters that continue
@@ -36,7 +36,7 @@ Body = Callable[..., list]  # leaves -> leaves
 
 
 class Continued:
-    """An interpreter that continues its `outer` one inside a body, and adopts its tracers."""
+    """An interpreter that continues its `outer` one inside a body."""
 
     def process(self, primitive, args, params):
         if WeakTracer in map(type, args):
@@ -70,7 +70,7 @@ class BatchInside(Continued, Batch):
 
 
 def batched_body(body: Body, outside: Batch, batched: Sequence[bool]) -> Body:
-    """Vectorise a body over the leading axis of the arguments that are `batched`; all results have that axis."""
+    """Vectorise a body over the first axis of batched arguments and all results."""
 
     def vectorised(*values):
         inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
@@ -101,7 +101,7 @@ class Call(Primitive):
             return params["body"](*args)
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run the body, whose operations on tangents are linear and are recorded as they run."""
+        """Run the body: its operations on tangents are linear, and recorded."""
         if not any(outside.owns(x) for x in args):
             return self.bind(*args, **params)
         with running(outside):
@@ -129,7 +129,7 @@ class Call(Primitive):
         return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
 
     def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
-        """The parameters with the body as a tape, which takes `constants` values before its arguments."""
+        """The parameters with the body as a tape that takes its constants first."""
         return {**params, "body": tape}
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:

@@ -1,4 +1,4 @@
-"""`map` and `associative_scan`: apply a function to the elements of arrays along an axis."""
+"""`map` and `associative_scan`: apply a function along an axis of arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, s
 
 
 def map(f: Callable, xs: Any) -> Any:
-    """Apply `f` to each element of `xs` along its first axis, one by one; stack the results.
+    """Apply `f` to each element of `xs` along its first axis; stack the results.
 
     `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
     that. Raises ValueError if arrays of `xs` differ in length.
@@ -30,7 +30,7 @@ def map(f: Callable, xs: Any) -> Any:
 
 
 def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """Compute all prefixes of an associative `f`: `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
+    """Compute all prefixes `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
 
     `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `f(a, b)` takes two
     such trees, each with several elements along that axis, and combines them elementwise; it is called about
@@ -75,7 +75,7 @@ def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int =
 
 
 def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
-    """Prefixes along the first axis: those at odd positions are the prefixes of combined neighbouring pairs."""
+    """Prefixes along the first axis; combined pairs give those at odd positions."""
     if length < 2:
         return xs
     pairs = length // 2
@@ -88,7 +88,7 @@ def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
 
 
 def _interleaved(even: Value, odd: Value, pairs: int) -> Value:
-    """Interleave `even` and `odd`, which has as many elements or one fewer, along the first axis."""
+    """Interleave `even` and `odd` (as long, or one shorter) along the first axis."""
     both = stack([even[:pairs], odd], axis=1)
     both = reshape(both, (2 * pairs, *typeof(odd).shape[1:]))
     return both if typeof(even).shape[0] == pairs else concatenate([both, even[pairs:]])

@@ -1,4 +1,4 @@
-"""Tapes as bodies of operations (loops and branches), and their partial evaluation.
+"""Operations with tapes as bodies (loops, branches); partial evaluation.
 
 A body is a closed :class:`Tape`: values that the function closes over are its first inputs. An operation with such
 bodies as parameters (:class:`BodyOperation`) states its rules on tapes. To differentiate, vectorise or transpose a
@@ -40,7 +40,7 @@ from minidiff.vmap import Batch, BatchTracer
 
 
 class TracedBody:
-    """A function traced to a tape of its own, whose outputs are chosen later, by `close`.
+    """A function traced to a tape of its own; `close` chooses the outputs later.
 
     One traced `for_types` is never closed, so its equations do not record source lines.
     """
@@ -66,7 +66,7 @@ class TracedBody:
 
     @restores_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
-        """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.
+        """The closed tape of `outputs(result)`, and the values of its first inputs.
 
         With `prune`, equations that the outputs do not need are dropped.
         """
@@ -80,7 +80,10 @@ def entered(x: Any) -> Value:
 
 
 def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
-    """Insert a pbroadcast wherever a type varies along more axes. (A type among the values is linear, and stays.)"""
+    """Insert a pbroadcast wherever a type varies along more axes.
+
+    A type among the values stands for a linear one, and stays.
+    """
     return [x if isinstance(x, ShapedArray) else pbroadcast_to(x, t.variance) for x, t in zip(values, types)]
 
 
@@ -94,7 +97,7 @@ def zeros(t: ShapedArray) -> Value:
 
 
 def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
-    """Repeat `attempt`, adding what it marks to the mask, until the mask stays: its last result, and the mask."""
+    """Repeat `attempt`, adding what it marks to the mask, until the mask stays."""
     mask = list(mask)
     while True:
         result, more = attempt(mask)
@@ -135,7 +138,7 @@ def cut(values: Sequence[Any], *counts: int) -> list[list]:
 
 
 def prune_tape(tape: Tape, effects: bool = True) -> Tape:
-    """Eliminate dead code: equations that the outputs do not need, also in the bodies of other equations.
+    """Eliminate dead code, also in the bodies of equations.
 
     Equations with an effect are kept, unless `effects` is False because the effect happened elsewhere.
     """
@@ -145,7 +148,7 @@ def prune_tape(tape: Tape, effects: bool = True) -> Tape:
 def needed_equations(
     equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
 ) -> tuple[list[Equation], set[Var]]:
-    """The equations that `outputs` depend on if some values are `given`, and all names that occur in them.
+    """The equations `outputs` need if some values are `given`; all names in them.
 
     They are for recomputation and have no effects, unless `effects` keeps the equations that have one.
     """
@@ -178,7 +181,9 @@ def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
 
 
 def merge(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
-    """Make tapes that close over different values take all these values; return the tapes and the values.
+    """Make tapes that close over different values take all of these values.
+
+    Returns the tapes and the values.
 
     Each comes with a pair of a key and a value for each of its first inputs; equal keys mean the same value.
     """
@@ -196,7 +201,7 @@ def by_id(closed: tuple[Tape, list[Value]]) -> tuple[Tape, list[tuple[Any, Value
 
 
 class PartialEval:
-    """A tape split into a known part, independent of its `linear` inputs, and a part that is linear in them.
+    """A tape split into a known part and a part linear in its `linear` inputs.
 
     The known part is on the tape of `stage`; `linear_tape` gives the linear part, once the caller has decided which
     outputs belong to it.
@@ -212,7 +217,7 @@ class PartialEval:
         self.number = dict(zip(self.stage.inputs, positions(not yes for yes in linear)))
 
     def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
-        """The tape of the chosen outputs, whose first inputs are its residuals; and these, on the tape of `stage`."""
+        """The tape of the chosen outputs, and its first inputs' values, the residuals."""
         return self.recorder.tape(chosen(self.outs, outputs)).close()
 
     def input_number(self, x: Value) -> int | None:
@@ -220,13 +225,13 @@ class PartialEval:
         return self.number.get(x.variable) if self.stage.owns(x) else None
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
-        """The closed tape of known outputs and residuals; a type stands for zeros of that type."""
+        """The closed tape of known outputs and residuals; a type stands for zeros."""
         with transforming(self.stage):
             values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
             return prune_tape(self.stage.tape(values)).close()
 
     def invariant(self, count: int) -> set[Var]:
-        """The names on the tape of `stage` that depend only on the first `count` inputs of the original tape."""
+        """The names on `stage`'s tape that depend on the first `count` inputs alone."""
         found = {v for v, i in self.number.items() if i < count}
         for eqn in self.stage.equations:
             if all(a in found for a in eqn.inputs if isinstance(a, Var)):
@@ -234,7 +239,7 @@ class PartialEval:
         return found
 
     def before(self, count: int, args: Sequence[Value], wanted: list[Var]) -> list[Value]:
-        """Compute the values of `wanted`, a subset of `invariant(count)`, from the original operands `args`."""
+        """Compute `wanted`, names in `invariant(count)`, from the operands `args`."""
         if not wanted:
             return []
         inputs = {v: args[i] for v, i in self.number.items() if i < count}
@@ -243,7 +248,7 @@ class PartialEval:
 
 @dataclass
 class LinearPart:
-    """The linear equation that remains of an operation once its known part has run; not yet recorded."""
+    """The linear equation that remains once the known part has run."""
 
     operands: list[tuple[int | None, Value]]  # each with its index among the original operands, or None
     params: dict
@@ -254,7 +259,7 @@ class LinearPart:
 
 
 class BodyOperation(Primitive):
-    """An operation whose parameters hold tapes; its operands have exactly the types of the tapes' inputs.
+    """An operation with tapes as parameters, whose types its operands match exactly.
 
     `jvp_operands(outside, primals, tangents, params)` and `batch_operands(outside, args, batched, params)`
         differentiate and vectorise it, for the interpreter `outside`, if at least one operand is active.
@@ -292,7 +297,7 @@ class BodyOperation(Primitive):
         return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
 
     def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """The indices of the `count` operands that each body takes; the last body gives the results.
+        """The operands (by index) that each body takes; the last body gives the results.
 
         None if a body takes elements of operands.
         """
@@ -309,14 +314,14 @@ def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
 
 
 def in_front(x: Value, size: int, batch: Batch | None = None) -> Value:
-    """Move the batch axis of a value to the front; broadcast a value that is not a tracer of `batch`."""
+    """Move the batch axis to the front; broadcast what `batch` does not own."""
     if batch is not None and batch.owns(x):
         return moveaxis(x.value, x.axis, 0)
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
 def run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Sequence[bool]):
-    """Run a tape on values with a leading batch axis: the results, likewise, and which of them are batched."""
+    """Run a tape on values batched along axis 0: results, and which are batched."""
     inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
     with transforming(inside):
         outs = tape(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])

@@ -128,7 +128,10 @@ class Scan(BodyOperation):
         return part.params["body"].in_types
 
     def bind_loop(self, closed: tuple[Tape, list], groups: Sequence[Sequence], params: dict, **changes) -> list[Value]:
-        """Bind this loop with another body, closed over further values; `groups` are constants, carries, arrays."""
+        """Bind this loop with another body, which closes over further values.
+
+        `groups` are constants, carries and arrays.
+        """
         tape, constants = closed
         if not (tape.outputs or any(map(has_effects, tape.equations))):
             return []
@@ -193,7 +196,7 @@ class Scan(BodyOperation):
 
         # A residual that is the same in all steps is not stacked: it is an operand, or computed once.
         invariant = parts.invariant(n)
-        shared, once, elements, kept = [], [], [], []
+        shared, once, elements, saved = [], [], [], []
         for var, x in zip(tape.inputs, residuals):
             i = parts.input_number(x)
             if not parts.stage.owns(x):
@@ -205,15 +208,15 @@ class Scan(BodyOperation):
             elif i is not None and i >= n + m:
                 elements.append((None, var, args[i]))
             else:
-                kept.append((var, x))
+                saved.append((var, x))
 
-        closed = parts.known_tape([*chosen(parts.outs, known), *[x for _, x in kept]])
+        closed = parts.known_tape([*chosen(parts.outs, known), *[x for _, x in saved]])
         groups = cut(args, n, m)
         fixed = cut([not yes for yes in mask], n, m)
         results = self.bind_loop(closed, [chosen(g, yes) for g, yes in zip(groups, fixed)], params)
         outs, stacked = cut(results, sum(known))
         shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.variable for _, x in once]))]
-        elements += [(None, var, x) for (var, _), x in zip(kept, stacked)]
+        elements += [(None, var, x) for (var, _), x in zip(saved, stacked)]
 
         own = [(i, var, args[i]) for i, var in zip(positions(mask), tape.inputs[len(residuals) :])]
         consts = [*shared, *[entry for entry in own if entry[0] < n]]
@@ -278,7 +281,7 @@ class Scan(BodyOperation):
         return [*placed(totals, linear[:n]), *ct_carry, *placed(placed(ct_xs, wanted), linear[n + m :])]
 
     def _transpose_after_split(self, cts, operands, linear, params):
-        """Compute the carries that do not depend on linear operands first, save their residuals, then transpose."""
+        """Compute the carries that no linear operand affects, then transpose the rest."""
         _, part = self.split(operands, linear, params)
         out: list[Value | None] = [None] * len(operands)
         if part.results:
@@ -321,20 +324,21 @@ def rounds(eqn: Equation) -> int:
     return eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @explains_keywords
 def scan(
     f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
 ) -> tuple[Any, Any]:
-    """Loop over the first axis of `xs`: `carry, y = f(carry, x)`; return `(carry, ys)`.
+    """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
-    `xs` and `ys` are trees of arrays, `ys` stacked from the steps' results; `carry` starts as `init`, a tree whose
-    structure and types must not change (a Python number takes the dtype that a step gives it). With `xs=None`, `length`
-    is the number of steps. `reverse` goes from the last element to the first. `unroll` is accepted and ignored: a loop
-    runs step by step, and is recorded (under `make_tape`) as one operation with the body of one step. (In a typed
-    `shard_map` the first step runs again if it took derivatives and made a carry vary that was invariant before.)
+    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays, `ys` stacked from the steps' results; `carry` starts as
+    `init`, a tree whose structure and types must not change (a Python number takes the dtype that a step gives it).
+    With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. `unroll` is
+    accepted and ignored: a loop runs step by step, and is recorded (under `make_tape`) as one operation, its body one
+    step. (In a typed `shard_map` the first step runs again if it took derivatives and made a carry vary that was
+    invariant before.)
 
     Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ.
 
@@ -349,7 +353,7 @@ def scan(
 
 
 def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int]:
-    """The tree `xs` with arrays for leaves, over whose first axes `what` loops, and their length.
+    """The tree `xs` with arrays for leaves, and their length along the first axis.
 
     Raises ValueError if a leaf has no axis, or lengths are missing or differ.
     """

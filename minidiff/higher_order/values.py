@@ -1,4 +1,4 @@
-"""Checks and casts of predicates and of user functions' results: concrete? invariant? which type?"""
+"""Checks and casts of predicates, carries and branches' results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def staging() -> bool:
 
 
 def if_known(x: Value, use: str) -> Any:
-    """The number `x`, or None if it is abstract or batched; VarianceError if it may differ between ranks."""
+    """The number `x`, or None if it is abstract or batched.
+
+    Raises VarianceError if it may differ between ranks.
+    """
     try:
         return concrete_value(x, use)
     except TracerError:
@@ -46,7 +49,7 @@ def if_known(x: Value, use: str) -> Any:
 
 
 def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
-    """Raise TypeError if one of them is not callable; `otherwise` says what to write instead."""
+    """Raise TypeError for a non-function; `otherwise` says what to write instead."""
     for name, f in functions.items():
         if not callable(f):
             raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
@@ -63,12 +66,12 @@ def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
 
 
 def is_weak(x: Any) -> bool:
-    """Whether `x` is a Python number, traced or not, whose dtype gives way to an array's."""
+    """Whether `x` is a Python number, traced or not, of weak dtype."""
     return type(x) in WEAK_TYPES and python_type(x) is not bool
 
 
 def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
-    """Whether `x` is a Python number that promotes to this dtype beside an array of it."""
+    """Whether `x` is a Python number that promotes to this dtype."""
     return is_weak(x) and numpy.result_type(dtype, promoting(x)) == dtype
 
 
@@ -80,13 +83,13 @@ def numeric(x: Any, t: ShapedArray) -> Value:
 
 
 def as_type(x: Any, t: ShapedArray) -> Value:
-    """Cast `x` to type `t`: set the dtype of a Python number, and insert a pbroadcast if `t` varies more."""
+    """Cast a Python number to the dtype of `t`; insert a pbroadcast to its variance."""
     return pbroadcast_to(enter(numeric(x, t)), t.variance)
 
 
 @contextlib.contextmanager
 def for_types_alone() -> Iterator[None]:
-    """Ignore exceptions in code that is traced for its types and may never run (it may need concrete values).
+    """Ignore exceptions in code traced for its types, which may never run.
 
     A VarianceError is raised even so: types must agree whichever branch runs.
     """
@@ -99,6 +102,6 @@ def for_types_alone() -> Iterator[None]:
 
 
 def vary_everywhere(values: Iterable[Value]) -> bool:
-    """Whether all values vary along all axes already (never, if the scope requires explicit types)."""
+    """Whether all values vary along all axes (False under explicit types)."""
     scope = current_scope()
     return not scope.explicit and all(len(typeof(x).variance) == len(scope.axes) for x in values)

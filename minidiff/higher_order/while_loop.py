@@ -54,7 +54,7 @@ _NO_REVERSE = (
 
 
 class ForwardOnly(Linear):
-    """The identity on the results of a loop of unknown length; its transpose raises TypeError."""
+    """The identity on results of `while_loop`; its transpose raises TypeError."""
 
     shares_memory = True
 
@@ -67,7 +67,10 @@ class ForwardOnly(Linear):
 
 
 class While(BodyOperation):
-    """Loop while a condition holds: operands are `cond_consts` values, `body_consts` values, and the carries."""
+    """Loop while a condition holds.
+
+    Operands are `cond_consts` values, `body_consts` values, and the carries.
+    """
 
     def evaluate(self, args, params):
         cond_consts, body_consts, carry = cut(args, params["cond_consts"], params["body_consts"])
@@ -122,7 +125,7 @@ class While(BodyOperation):
         return outs, placed(out_tangents, moving)
 
     def split(self, args, linear, params):
-        """Compute the known carries now; the linear part is the whole loop, since no residuals can be saved."""
+        """Compute the known carries; the linear part reruns the loop, without residuals."""
         cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
 
         def attempt(carry_linear):
@@ -199,7 +202,7 @@ CONDITION = "the condition of while_loop"
 forward_only_p = ForwardOnly()
 while_p = While("while_loop")
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @explains_keywords
@@ -259,23 +262,26 @@ def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) 
 
 
 def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
-    """The closed tape of a loop's condition; VarianceError, naming the carries that cause it, if it varies."""
+    """The closed tape of a loop's condition.
+
+    Raises VarianceError, naming the carries that cause it, if the condition varies.
+    """
     tape, constants = condition.close(lambda r: r)
     t = tape.out_types[0]
     causes = []
     for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
         if now.variance & t.variance and any(depends(tape, [i == k for k in range(len(tape.inputs))])):
-            causes.append(f"{path} does, which starts as {typeof(start)} and which a step makes {now}")
-    check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over what does"))
+            causes.append(f"{path} does ({typeof(start)} at first, {now} after a step)")
+    check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over a value that does"))
     return tape, constants
 
 
 @explains_keywords
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
-    """Start at `init_val` and repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
+    """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
-    `val` is a tree whose structure and types must not change. With known bounds it is a `scan`; else a `while_loop`,
-    which reverse mode does not differentiate.
+    `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
+    `scan`; else a `while_loop`, which reverse mode does not differentiate.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0

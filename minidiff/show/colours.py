@@ -1,4 +1,4 @@
-"""Colours of mesh axes, for values that may vary along them, in pictures and in printed types.
+"""Colours of mesh axes, in pictures and in printed types.
 
 Colour-blind readers can tell the hues apart (they are Okabe and Ito's, but lighter), and the first few also differ in
 greyscale. Colour repeats what the type's text says, and adds nothing.
@@ -19,12 +19,12 @@ _known: dict[str, str] = {}
 
 
 def colour_of(axis: str) -> str:
-    """The colour of an axis: the next free one when the axis is first shown, and the same from then on."""
+    """The colour of an axis: the next free one when the axis is first shown."""
     return _known.setdefault(str(axis), COLOURS[len(_known) % len(COLOURS)])
 
 
 def show_axes(axes: Iterable[str]) -> None:
-    """Assign colours to these axes in sorted order, before several are shown together."""
+    """Assign colours to these axes in order, before several are shown together."""
     for axis in sorted(set(map(str, axes))):
         colour_of(axis)
 
@@ -35,7 +35,7 @@ def colours_of(variance: Iterable[str]) -> list[str]:
 
 
 def types_as_html(text: str, around: str = "") -> str:
-    """Convert text to HTML with coloured axes in its types; each type gets the style `around`."""
+    """Text as HTML with coloured axes in its types, which get the style `around`."""
     show_axes(axis for found in _TYPE.finditer(text) for axis in _axes(found))
     return "".join(_parts(text, around))
 

@@ -1,4 +1,4 @@
-"""Draw tapes with Graphviz: operations as boxes, values with the names of the printed tape.
+"""Draw tapes with Graphviz: operations as boxes, values by printed names.
 
 A value's colours are the mesh axes along which it may vary from rank to rank: white for none, two colours for two axes;
 a dashed border means that it is not known, because there are no types. A collective has a double border, an arrow, and
@@ -81,7 +81,10 @@ def draw(f: Callable | Tape, *args: Any) -> Any:
 
 
 class Drawing:
-    """A picture of a tape. Notebooks show it inline; `render` writes it to a file; `source` is its DOT text."""
+    """A picture of a tape.
+
+    Notebooks show it inline; `render` writes it to a file; `source` is its DOT text.
+    """
 
     def __init__(self, tape: Tape):
         self.graph = _Drawer().draw(tape)
@@ -95,8 +98,9 @@ class Drawing:
         return self.source
 
     def render(self, filename: str | os.PathLike) -> Path:
-        """Write the picture in the format of the file's suffix: `.svg`, `.pdf`, `.png`; `.gv` for the DOT text.
+        """Write the picture in the format of the file's suffix.
 
+        That is `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
         Raises RuntimeError if the format needs Graphviz and it is missing, ValueError if there is no suffix.
         """
         path = Path(filename)
@@ -137,7 +141,7 @@ def _graphviz() -> Any:
 
 
 class _Drawer:
-    """Draw one tape and its bodies into one graph. Values are named in the order in which tapes print them."""
+    """Draw a tape and its bodies into one graph, with the printed tape's names."""
 
     def __init__(self):
         self.graphviz = _graphviz()
@@ -161,7 +165,7 @@ class _Drawer:
         return graph
 
     def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
-        """Draw a tape into a graph or cluster; return the nodes of its inputs and of its outputs."""
+        """Draw a tape into a graph or cluster; return its input and output nodes."""
         inputs = [self.declare(graph, v, "input") for v in tape.inputs]
         for c in tape.constants:
             self.declare(graph, c, "constant")
@@ -197,7 +201,7 @@ class _Drawer:
         self.source.update((v, node) for v in eqn.outputs)
 
     def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
-        """Draw an operation as its body, with edges from operands to its inputs and from its outputs to results."""
+        """Draw an operation as its body, between its operands and results."""
         scope_of, outside = getattr(eqn.primitive, "body_scope", None), (self.typed, self.times)
         self.typed, self.times = self.typed and (not scope_of or scope_of(eqn.params).typed), self.times * rounds(eqn)
         with self.cluster(graph, text) as part:
@@ -216,7 +220,7 @@ class _Drawer:
     def collective(
         self, graph: Any, eqn: Equation, text: str, operands: Sequence[Atom], named: list[str], results: Sequence[Atom]
     ) -> str:
-        """Add a node for a collective, with the bytes that each rank passes to it each time."""
+        """Add a node for a collective, with the bytes per rank."""
         self.communicates = True
         nbytes = sum(atom_type(a).nbytes for a in operands)
         often = f", {self.times:,} times" if self.times > 1 else ""
@@ -237,7 +241,7 @@ class _Drawer:
     def node(
         self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
     ) -> str:
-        """Add a node with these lines of text for these values; its tooltip is the source line."""
+        """Add a node with these lines for these values; its tooltip is the source."""
         node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
         self.axes.update(map(str, variance))
         self.untyped = self.untyped or not self.typed
@@ -250,7 +254,7 @@ class _Drawer:
         return node
 
     def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
-        """Add one edge per value, even if an operation takes it twice; none for numbers, which are in the label."""
+        """Add one edge per value, even if it is used twice; none for numbers."""
         for key, node in dict.fromkeys(zip(map(_key, atoms), nodes)):
             if key in self.source:
                 graph.edge(self.source[key], node)
@@ -265,7 +269,7 @@ class _Drawer:
 
 
 def _key(a: Atom) -> Any:
-    """The key of a value; None for a number, which is written where it is used and has no node."""
+    """The key of a value; None for a number, which has no node."""
     return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
 
 

@@ -1,4 +1,4 @@
-"""Trace tables, as in textbooks: each value beside its tangent, or beside its adjoint.
+"""Trace tables: each value beside its tangent or its adjoint.
 
 This module has no derivative rules: it stages the function, and differentiates each equation of its tape separately, on
 a tape of its own. The table shows that tape: its equations as a formula, its results as the values.
@@ -34,7 +34,10 @@ _SIGN, _CALL, _NAME = 2, 8, 9  # the precedence of a sign, of a call without par
 
 
 class Step(NamedTuple):
-    """One line, `name = rule = formula = value`; `formula` is the chain `rule` as it was computed."""
+    """One line, `name = rule = formula = value`.
+
+    `formula` is the chain `rule` as it was computed.
+    """
 
     name: str
     formula: str
@@ -122,7 +125,7 @@ class TraceTable:
 
 
 def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None, digits: int = 3) -> TraceTable:
-    """Tabulate every intermediate value of `f` at `args` beside its tangent or adjoint.
+    """Tabulate the values of `f` at `args` beside their tangents or adjoints.
 
     With `mode="forward"`, `seed` is the direction: a tuple of trees like `args` (by default ones for the first
     differentiable argument, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like `f`'s result
@@ -175,7 +178,7 @@ def _first_ones(values: Sequence[Value]) -> list[Value]:
 
 
 def _seed(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
-    """The seed's leaves, cast to the dtypes of `like`; ValueError if structure or shapes differ."""
+    """The seed's leaves, with the dtypes of `like`; ValueError if they do not match."""
     if seed is None:
         return default
     leaves, given = tree.flatten(seed)
@@ -219,7 +222,10 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
 
 
 def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
-    """Compute the rows of reverse mode (derivative steps in order of computation), and the inputs' adjoints."""
+    """Compute the rows of reverse mode, and the adjoints of the inputs.
+
+    The derivative steps of a row are in order of computation.
+    """
     adjoints: dict[Var, Value] = {}
 
     def add(v: Var, rule: str, formula: str, ct: Value) -> Step:
@@ -256,7 +262,7 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
 
 
 class Local:
-    """One equation as a function of its operands, differentiated with respect to the differentiable ones."""
+    """One equation as a function, differentiated in its differentiable operands."""
 
     def __init__(self, eqn: Equation):
         self.eqn = eqn
@@ -273,7 +279,7 @@ class Local:
         return [x for x in outs if is_differentiable(typeof(x).dtype)]
 
     def forward(self, names: _Names) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape from operands and active operands' tangents to (results, tangents); and its names."""
+        """The tape from operands and tangents to (results, tangents); and its names."""
 
         def step(others, active, tangents):
             return jvp(lambda *xs: self.apply(others, xs), active, tangents)
@@ -281,7 +287,7 @@ class Local:
         return self._stage(names, step, self.active, [_linear(names.dot(v)) for v in self.active])
 
     def reverse(self, names: _Names, adjoints: dict) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape from operands and results' adjoints to (results, active operands' adjoints); and its names."""
+        """The tape from operands and adjoints to (results, adjoints); and its names."""
 
         def step(others, active, cts):
             outs, pullback = vjp(lambda *xs: self.apply(others, xs), *active)
@@ -306,14 +312,14 @@ def subscript(i: int) -> str:
 
 
 def accent(name: str, mark: str) -> str:
-    """Put a dot or a bar over a one-letter name; spell out "tangent of" or "adjoint of" for any other."""
+    """Put a dot or bar over a one-letter name; describe any other in words."""
     if re.fullmatch(r"\w[₀-₉₋]*", name):
         return unicodedata.normalize("NFC", name[0] + mark) + name[1:]
     return f"{'tangent' if mark == DOT else 'adjoint'} of {name}"
 
 
 def _input_names(f: Callable, args: tuple) -> list[str]:
-    """Names of the arguments' leaves: from the function's signature, else `x₁`, `x₂`, …."""
+    """Names of the arguments' leaves, from the signature or `x₁`, `x₂`, …."""
     try:
         bound = inspect.signature(f).bind(*args).arguments
         roots = []
@@ -331,7 +337,7 @@ def _pretty(name: str) -> str:
 
 
 class _Names:
-    """Names of values: inputs v₁₋ₙ … v₀, results v₁, v₂, … in order; array constants c₁, c₂, …."""
+    """Names: inputs v₁₋ₙ … v₀, results v₁, v₂, …; array constants c₁, c₂, …."""
 
     def __init__(self, tape: Tape, inputs: list[str], output_paths: Sequence[tuple[str, Any]]):
         self.inputs = inputs
@@ -383,7 +389,7 @@ class _Text(NamedTuple):
     inverse: _Text | None = None  # x, if the formula is 1 / x
 
     def within(self, binds: int) -> str:
-        """The text as an operand of an operation of precedence `binds`, in parentheses if needed."""
+        """The text as an operand: in parentheses if it binds less strongly."""
         return self.text if self.binds >= binds else f"({self.text})"
 
 
@@ -395,7 +401,7 @@ def _linear(name: str) -> _Text:
 
 
 def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
-    """The definition of `atom` on a tape as one formula in the given names; None if it is too long."""
+    """The definition of `atom` as one formula in the names; None if it is too long."""
     texts = dict(names)
 
     def text(a: Atom) -> _Text:
@@ -457,7 +463,7 @@ def _infix(name: str, left: _Text, right: _Text) -> _Text:
 
 
 def show_value(x: Value, digits: int) -> str:
-    """Show a number with `digits` decimals; an array by its type and its numbers, or their range if there are many."""
+    """Show a number with `digits` decimals, an array by type and numbers or range."""
     a = numpy.asarray(x)
     if not a.shape:
         return _number(a.item(), digits)
@@ -485,7 +491,7 @@ def _number(x: Any, digits: int) -> str:
 
 
 def width(text: str) -> int:
-    """The number of columns of a text: an accent over a letter takes none, a wide character two."""
+    """The columns a text takes: none for an accent, two for a wide character."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
