@@ -88,7 +88,7 @@ class _Subject(NamedTuple):
 
 
 def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The differentiable leaves with their paths; TypeError if no leaf is one."""
+    """The differentiable leaves with their paths; TypeError if no leaf is such."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
     if paths and not found:

@@ -86,7 +86,7 @@ class Groups:
         return needs
 
     def _takes(self, eqn: Equation) -> list[Var | Equation]:
-        """The names that an equation depends on, and any previous effect."""
+        """The names an equation depends on; for an effect, also the previous effect."""
         names = [a for a in eqn.inputs if isinstance(a, Var)]
         return [*names, self._before[eqn]] if self._before.get(eqn) else names
 

@@ -254,7 +254,7 @@ class Jitted:
             self.numbers[tuple(map(type, args))] = _converting(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
-        """A call's function of dynamic arguments, these arguments, and static ones."""
+        """Split a call: a function of dynamic arguments, these, and the static ones."""
         if not self.static:
             return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
         fixed = self.static.among(args, kwargs, self.name)

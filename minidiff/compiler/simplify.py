@@ -167,7 +167,7 @@ def check_options(without: Sequence[str], settings: dict) -> None:
         raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
     for name in without:
         if name not in REWRITES:
-            raise ValueError(f"there is no rewrite {name!r} to do without; there are {', '.join(sorted(REWRITES))}")
+            raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(REWRITES))}")
     for name in settings:
         if name not in SETTINGS:
             raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(SETTINGS) or 'none'}")
@@ -258,7 +258,7 @@ def _bodies_make_all(eqn: Equation) -> bool:
 
 
 def _shared_results(tape: Tape) -> list[int]:
-    """Results that may share memory with an input, a constant or earlier result."""
+    """Indices of results that may share memory with inputs, constants or others."""
     roots, found = sharing(tape), []
     cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
     taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results

@@ -352,7 +352,7 @@ class Name(Primitive):
 
 name_p = Name("name")
 
-#: The identity that marks operands of a recomputation, so that equations behind it are not merged with the first ones.
+#: The identity that marks operands of a recomputation, so that it is not merged with the original computation.
 recompute_p = Name("recompute")
 
 

@@ -108,7 +108,7 @@ class Drawing:
             path.write_text(self.source)
         else:
             if not path.suffix:
-                raise ValueError(f"render: the file's ending names the format, as in {path}.svg")
+                raise ValueError(f"render: the file's suffix names the format, as in {path}.svg")
             picture = self._pipe(path.suffix[1:])
             if picture is None:
                 raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
