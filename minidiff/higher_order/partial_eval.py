@@ -183,7 +183,7 @@ def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
 def merge(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
     """Make tapes that close over different values take all of these values.
 
-    Each tape comes with a pair of a key and a value for each of its first inputs; equal keys mean the same value. Returns
+    Each tape comes with a pair of a key and a value for each of its first inputs; equal keys mean equal values. Returns
     the tapes and the values.
     """
     values = {key: x for _, pairs in closed for key, x in pairs}
