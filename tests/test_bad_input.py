@@ -347,11 +347,11 @@ MISFITS = {
     "linear_transpose": (lambda: md.linear_transpose(np.sin, X)(X), "sin cannot be transposed: it is not linear"),
     "scan, structure": (
         lambda: md.scan(lambda c, x: ((c, c), x), 0.0, X),
-        r"init is \*, but a step makes it \(\*, \*\)",
+        r"init is \*, but a step returns \(\*, \*\)",
     ),
     "scan, type": (
         lambda: md.scan(lambda c, x: (X * c, x), 0.0, X),
-        r"init has type f64\[\], but a step makes it f64\[3\]",
+        r"init has type f64\[\], but a step returns f64\[3\]",
     ),
     "hvp, no tuples": (
         lambda: md.hvp(total, X, X),
@@ -620,15 +620,15 @@ def with_rule(f):
 
 
 STEPS = {
-    "scan, carry": (lambda: md.scan(lambda c, x: ("a", x), 0.0, X), "scan: what a step makes of init: .* got str: 'a'"),
+    "scan, carry": (lambda: md.scan(lambda c, x: ("a", x), 0.0, X), "scan: the step's result for init: .* str: 'a'"),
     "scan, y": (lambda: md.scan(lambda c, x: (c, {"y": "a"}), 0.0, X), r"scan of <lambda>: a step's y\['y'\]: .*: 'a'"),
     "fori_loop": (
         lambda: md.fori_loop(0, 2, lambda i, c: {"c": "a"}, {"c": 1.0}),
-        r"fori_loop: what a step makes of init_val\['c'\]: expected an array or a number, got str: 'a'",
+        r"fori_loop: the step's result for init_val\['c'\]: expected an array or a number, got str: 'a'",
     ),
     "while_loop": (
         lambda: md.while_loop(lambda c: c < 1, lambda c: "a", 0.0),
-        "what a step makes of init_val: .*: 'a'",
+        "the step's result for init_val: .*: 'a'",
     ),
 }
 

@@ -635,16 +635,16 @@ def test_a_branch_may_call_itself_as_long_as_a_value_says():
 CONDITIONS = {
     "a carry": (
         lambda x: md.while_loop(lambda s: s["n"] < 2, lambda s: {"n": s["n"] + x.sum(), "m": s["m"] * x}, INIT),
-        r"bool\[\]\{i\} varies along 'i', because init_val\['n'\] does, which starts as f64\[\] and which a step makes "
-        r"f64\[\]\{i\}: .*psum, pmax or pmin over 'i'",
+        r"bool\[\]\{i\} varies along 'i', because init_val\['n'\] does \(f64\[\] at first, "
+        r"f64\[\]\{i\} after a step\): .*psum, pmax or pmin over 'i'",
     ),
     "two carries": (
         lambda x: md.while_loop(lambda s: s[0] < s[1], lambda s: (s[0] + x.sum(), s[1] + axis_index("j")), (0.0, 1)),
-        r"'i', 'j', because init_val\[0\] does, which starts as f64\[\] .* and init_val\[1\] does, .*i64\[\]\{j\}",
+        r"'i', 'j', because init_val\[0\] does \(f64\[\] at first.* and init_val\[1\] does \(.*i64\[\]\{j\} after a",
     ),
     "closed over": (
         lambda x: md.while_loop(lambda n: n < x.sum(), lambda n: n + 1, 0.0),
-        r"bool\[\]\{i\} varies along 'i', because cond_fun closes over what does: .*psum, pmax or pmin",
+        r"bool\[\]\{i\} varies along 'i', because cond_fun closes over a value that does: .*psum, pmax or pmin",
     ),
     "a bound": (
         lambda x: md.fori_loop(0, axis_index("j"), lambda i, x: 2 * x, x),
@@ -656,11 +656,11 @@ CONDITIONS = {
     ),
     "a shape": (
         lambda x: md.scan(lambda c, _: ({"a": np.concatenate([c["a"], x])}, None), {"a": np.ones(2)}, length=2),
-        r"init\['a'\] has type f64\[2\], but a step makes it f64\[4\]\{i\}; convert",
+        r"init\['a'\] has type f64\[2\], but a step returns f64\[4\]\{i\}; convert",
     ),
     "a dtype": (
         lambda x: md.scan(lambda c, _: ({"a": c["a"] * x}, None), {"a": np.ones(2, np.float32)}, length=2),
-        r"init\['a'\] has type f32\[2\], but a step makes it f64\[2\]\{i\}; convert .*astype",
+        r"init\['a'\] has type f32\[2\], but a step returns f64\[2\]\{i\}; convert .*astype",
     ),
 }
 INIT = {"n": 0.0, "m": np.ones(2)}
@@ -955,19 +955,19 @@ def both_ways(f, *args):
 CARRIES = {
     "shape": (
         lambda x: md.scan(lambda c, _: ({"h": c["h"][None]}, None), {"h": x}, None, length=2),
-        r"scan must keep the type of what it carries: init\['h'\] has type f64\[3\], but a step makes it f64\[1,3\]",
+        r"scan must keep the types of its carries: init\['h'\] has type f64\[3\], but a step returns f64\[1,3\]",
     ),
     "dtype": (
         lambda x: md.scan(lambda c, _: (c * 0.5, None), np.arange(3), x),
-        r"scan .*: init has type i64\[3\], but a step makes it f64\[3\]; convert",
+        r"scan .*: init has type i64\[3\], but a step returns f64\[3\]; convert",
     ),
     "structure": (
         lambda x: md.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1], x), (0, x)),
-        r"while_loop must keep the structure of what it carries: init_val is \(\*, \*\), but a step makes it",
+        r"while_loop must keep the structure of its carries: init_val is \(\*, \*\), but a step returns",
     ),
     "later": (
         lambda x: md.fori_loop(0, 3, lambda i, c: c.astype(np.float32), x),
-        r"fori_loop must keep the type of what it carries: init_val has type f64\[3\], but a step makes it f32\[3\]",
+        r"fori_loop must keep the types of its carries: init_val has type f64\[3\], but a step returns f32\[3\]",
     ),
     "no pair": (lambda x: md.scan(lambda c, v: c, x, x), r"scan: a step returns a pair \(carry, y\), got "),
     "not boolean": (
@@ -979,11 +979,11 @@ CARRIES = {
     "bounds": (lambda x: md.fori_loop(0, x[0], lambda i, c: c, x), r"fori_loop: lower and upper must be integers, got"),
     "a value for a branch": (
         lambda x: md.cond(x[0] > 0, x, np.cos),
-        r"cond: true_fun must be a function, got .*: between values that are there, np.where chooses",
+        r"cond: true_fun must be a function, got .*; to choose between values use np.where",
     ),
     "a value among branches": (
         lambda x: md.switch(0, [np.sin, 1.0], x),
-        r"switch: branches\[1\] must be a function, got float: between values",
+        r"switch: branches\[1\] must be a function, got float; to choose between values",
     ),
     "a value for a step": (lambda x: md.scan(1.0, x, x), "scan: f must be a function, got float"),
     "a value for a condition": (
@@ -1014,7 +1014,7 @@ LENGTHS = {
         r"scan: xs\[1\] has type f64\[\], which has no axis",
     ),
     "negative": (lambda x: md.scan(lambda c, v: (c, v), x, length=-1), "scan: length is the number of steps, got -1"),
-    "branches": (lambda x: md.switch(0, [], x), "switch: there must be a branch"),
+    "branches": (lambda x: md.switch(0, [], x), "switch: branches must hold at least one function"),
 }
 
 

@@ -311,7 +311,7 @@ def test_with_the_program_there_is_a_picture(drawing, monkeypatch, tmp_path):
 
 
 def test_the_ending_names_the_format(drawing):
-    with pytest.raises(ValueError, match=r"the file's ending names the format, as in picture.svg"):
+    with pytest.raises(ValueError, match=r"the file's suffix names the format, as in picture.svg"):
         drawing.render("picture")
 
 

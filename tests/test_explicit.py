@@ -296,8 +296,8 @@ def test_carries(run):
 
     def message(loop, leaf):
         return (
-            rf"^{loop}: {leaf} has type f64\[2\], a step makes it f64\[2\]\{{i\}}; these disagree in variance: write "
-            rf"pbroadcast\(x, 'i'\) for what {leaf} starts as$"
+            rf"^{loop}: {leaf} has type f64\[2\], a step returns f64\[2\]\{{i\}}; these disagree in variance: write "
+            rf"pbroadcast\(x, 'i'\) for the initial {leaf}$"
         )
 
     with pytest.raises(md.VarianceError, match=message("scan", "init")):
@@ -308,7 +308,7 @@ def test_carries(run):
         by(lambda x, w: md.fori_loop(0, np.sum(w).astype(int), lambda i, c: {"b": x}, {"b": w})["b"])(X, W)
     with pytest.raises(md.VarianceError, match=message("while_loop", "init_val")):
         by(lambda x, w: md.while_loop(lambda c: np.array(True), lambda c: x, w))(X, W)
-    with pytest.raises(md.VarianceError, match=r"for what a step makes of it$"):
+    with pytest.raises(md.VarianceError, match=r"for the step's result$"):
         by(lambda x, w: md.scan(lambda c, _: (w, None), x, length=2)[0])(X, W)
 
 

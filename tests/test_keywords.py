@@ -269,7 +269,7 @@ EXAMPLES = {
     ),
     "shard_map, auto": (lambda: spmd.shard_map(mesh=MESH, auto={"i"}), "takes no auto=: write axis_names="),
     "make_mesh": (lambda: spmd.make_mesh((2,), ("i",), axis_types=None), "make_mesh takes no axis_types=: it has no"),
-    "rewrites": (lambda: md.jit(energy, without=("fuse sums",)), "there is no rewrite 'fuse sums' to do without"),
+    "rewrites": (lambda: md.jit(energy, without=("fuse sums",)), "there is no rewrite 'fuse sums' to leave out"),
 }
 
 

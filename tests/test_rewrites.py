@@ -306,7 +306,7 @@ def test_what_is_used_again_is_kept():
 
 def test_unknown_names():
     f = mapped(lambda x: psum(x, "i"))
-    with pytest.raises(ValueError, match=r"there is no rewrite 'fuse sums' to do without; there are .*fuse psums"):
+    with pytest.raises(ValueError, match=r"there is no rewrite 'fuse sums' to leave out; there are .*fuse psums"):
         spmd.rewritten(f, without=("fuse sums",))
     with pytest.raises(TypeError, match=r"got the string 'fuse psums'; write \('fuse psums',\)"):
         spmd.rewritten(f, without="fuse psums")

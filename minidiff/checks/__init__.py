@@ -1,4 +1,4 @@
-"""Derivatives checked against numbers: `minidiff.testing`, and `minidiff.numerical`, the differences it uses."""
+"""Numerical checks of derivatives: `minidiff.testing` and `minidiff.numerical`."""
 
 from minidiff.checks import numerical, testing
 

@@ -1,9 +1,9 @@
-"""Derivatives by differences: what the rules are checked against, and why one wants rules.
+"""Finite differences: a check of the rules, and the reason to prefer rules.
 
-A difference quotient is wrong twice over. Its *truncation* error is the rest of a Taylor series that it leaves out,
-and falls with the step: as `h` where it looks to one side, as `h**2` where it looks to both. Its *round-off* error
-is what is lost when nearly equal numbers are subtracted, and grows as `1/h`. Between them lies a valley, and its
-bottom is far above the machine's precision. :func:`errors` measures it.
+A difference quotient has two errors. Its *truncation* error is the rest of the Taylor series, and falls with the step:
+as `h` for one-sided differences, as `h**2` for central ones. Its *round-off* error is due to the subtraction of nearly
+equal numbers, and grows as `1/h`. The total error has its minimum between the two, far above machine precision.
+:func:`errors` measures it.
 
 >>> import numpy as np
 >>> float(central_difference(np.sin, 0.0, 1e-4))
@@ -22,7 +22,7 @@ from minidiff import tree
 from minidiff.core import is_differentiable, typeof
 from minidiff.forward import as_value, jvp
 
-#: (at how many steps from x, with which weight) of each scheme, and the order of its truncation error.
+#: By scheme: pairs (offset from x in steps, weight), and the order of the truncation error.
 SCHEMES = {
     "forward": (((1, 1.0), (0, -1.0)), 1),
     "backward": (((0, 1.0), (-1, -1.0)), 1),
@@ -31,7 +31,9 @@ SCHEMES = {
 
 
 def forward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
-    """The derivative of `f` at `x` as `(f(x + step) - f(x)) / step`. Arguments and result as `central_difference`.
+    """Differentiate `f` at `x` by `(f(x + step) - f(x)) / step`.
+
+    Arguments and result are as for `central_difference`.
 
     >>> float(forward_difference(lambda x: x * x, 3.0, 0.5))
     6.5
@@ -40,7 +42,9 @@ def forward_difference(f: Callable, x: Any, step: float | None = None, direction
 
 
 def backward_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
-    """The derivative of `f` at `x` as `(f(x) - f(x - step)) / step`. Arguments and result as `central_difference`.
+    """Differentiate `f` at `x` by `(f(x) - f(x - step)) / step`.
+
+    Arguments and result are as for `central_difference`.
 
     >>> float(backward_difference(lambda x: x * x, 3.0, 0.5))
     5.5
@@ -49,14 +53,14 @@ def backward_difference(f: Callable, x: Any, step: float | None = None, directio
 
 
 def central_difference(f: Callable, x: Any, step: float | None = None, direction: Any = None) -> Any:
-    """The derivative of `f` at `x` as `(f(x + step) - f(x - step)) / (2 step)`.
+    """Differentiate `f` at `x` by `(f(x + step) - f(x - step)) / (2 step)`.
 
-    `x` is a number, an array or a tree of them; whole numbers and booleans in it are held constant. With a
-    `direction`, a tree like `x`, the result is the derivative along it: a tree like `f`'s result. Without one it is
-    all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result, an array, followed by
-    its own; a gradient, if `f` returns a number. (Of complex numbers x + iy it is df/dx - i df/dy where `f` is
-    real, as in `grad`; where it is not, it must be holomorphic.) Two calls of `f` for each number in `x`, then.
-    The default step is where the two errors balance for a function whose derivatives are near 1.
+    `x` is a number, an array or a tree of them; integers and booleans in it are held constant. With a `direction`, a
+    tree like `x`, the result is the directional derivative: a tree like `f`'s result. Without one, `f` must return one
+    array, and the result holds all partial derivatives: a tree like `x`, where each array has the shape of `f`'s result
+    followed by its own; so it is a gradient if `f` returns a number. That takes two calls of `f` for each number in
+    `x`. (With respect to a complex number x + iy it is df/dx - i df/dy if `f` is real, as in `grad`; otherwise `f` must
+    be holomorphic.) The default step balances the two errors for a function whose derivatives are near 1.
 
     >>> central_difference(lambda x: (x ** 2).sum(), numpy.array([1.0, 2.0]), 0.5)
     array([2., 4.])
@@ -65,7 +69,7 @@ def central_difference(f: Callable, x: Any, step: float | None = None, direction
 
 
 def default_step(scheme: str, x: Any) -> float:
-    """The step that balances truncation and round-off where a function and its derivatives are all near 1."""
+    """The step that balances both errors if `f` and its derivatives are near 1."""
     precision = max((_precision(leaf) for leaf in tree.leaves(x)), default=0.0) or numpy.finfo(float).eps
     return float(precision ** (1 / (SCHEMES[scheme][1] + 1)))
 
@@ -79,12 +83,12 @@ def _difference(scheme: str, f: Callable, x: Any, step: float | None, direction:
     step = default_step(scheme, x) if step is None else step
     f, x = on_whole_arrays(f, x)
     if direction is not None:
-        return _along(scheme, f, x, tree.map(gathered, direction), step)
+        return _directional(scheme, f, x, tree.map(gathered, direction), step)
     leaves, structure = tree.flatten(x)
     return tree.unflatten(structure, [_partials(scheme, f, leaves, structure, i, step) for i in range(len(leaves))])
 
 
-def _along(scheme: str, f: Callable, x: Any, direction: Any, step: float) -> Any:
+def _directional(scheme: str, f: Callable, x: Any, direction: Any, step: float) -> Any:
     (at_one, one), (at_other, other) = SCHEMES[scheme][0]
 
     def at(steps: int) -> Any:
@@ -100,24 +104,24 @@ def _moved(x: Any, step: float, direction: Any) -> Any:
 
 
 def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure, i: int, step: float) -> Any:
-    """The partial derivatives in all numbers of leaf `i`."""
+    """The partial derivatives with respect to all numbers of leaf `i`."""
     x = numpy.asarray(leaves[i])
     if not is_differentiable(x.dtype):
         return numpy.zeros(x.shape)[()]
 
-    def along(entry: int, unit: complex) -> numpy.ndarray:
+    def directional(entry: int, unit: complex) -> numpy.ndarray:
         direction = numpy.zeros(x.size, x.dtype)
         direction[entry] = unit
         zeros = [0.0] * len(leaves)
         zeros[i] = direction.reshape(x.shape)[()]
-        out = _along(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
+        out = _directional(scheme, f, tree.unflatten(structure, leaves), tree.unflatten(structure, zeros), step)
         if not numpy.isscalar(out) and not isinstance(out, numpy.ndarray):
-            raise TypeError("all partial derivatives are those of one array; give a direction for a result of several")
+            raise TypeError("partial derivatives are those of one array; give a direction for a result of several")
         return numpy.asarray(out)
 
     def partial(entry: int) -> numpy.ndarray:
-        real = along(entry, 1.0)
-        return real - 1j * along(entry, 1j) if x.dtype.kind == "c" and real.dtype.kind != "c" else real
+        real = directional(entry, 1.0)
+        return real - 1j * directional(entry, 1j) if x.dtype.kind == "c" and real.dtype.kind != "c" else real
 
     if not x.size:
         out = numpy.asarray(f(tree.unflatten(structure, leaves)))
@@ -127,9 +131,10 @@ def _partials(scheme: str, f: Callable, leaves: list, structure: tree.Structure,
 
 
 def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
-    """`f` and `x` with whole arrays in the place of sharded ones, which numbers can be compared with on every rank.
+    """Make `f` take and return whole arrays instead of sharded ones, and gather `x`.
 
-    What the function is given it splits as `x` is; what `f` returns is gathered. Both have derivatives.
+    So every rank can compare numbers. The function shards its argument like `x`, and gathers `f`'s result. Both steps
+    are differentiable.
     """
     shardings = [typeof(leaf).sharding for leaf in tree.leaves(x)]
 
@@ -142,19 +147,19 @@ def on_whole_arrays(f: Callable, x: Any) -> tuple[Callable, Any]:
 
 
 def gathered(x: Any) -> Any:
-    """An array as it is, a sharded one whole, on every rank."""
+    """Gather a sharded array on every rank; return any other unchanged."""
     sharding = typeof(x).sharding
     return x if sharding is None else sharding.gathered(x)
 
 
-# ---------------------------------------------------------------- how wrong they are
+# ---------------------------------------------------------------- their errors
 
 
 class Errors(NamedTuple):
-    """Errors of each scheme at each of `steps`, ready to plot; and the steps at which they should be, and are, least.
+    """Errors of each scheme at each of `steps`, and the optimal and best steps.
 
-    `optimal` is the estimate where truncation and round-off are equal, from the function's exact value and higher
-    derivatives; `best` is the one of `steps` at which the error was least. Both are by scheme.
+    `optimal` estimates the step with the least error, from the function's exact value and higher derivatives; `best` is
+    the one of `steps` with the least measured error. Both are dicts by scheme.
     """
 
     steps: numpy.ndarray
@@ -166,10 +171,10 @@ class Errors(NamedTuple):
 
 
 def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction: Any = None) -> Errors:
-    """How far differences are from the exact derivative of `f` at `x`, for each scheme and step.
+    """Measure the error of differences of `f` at `x`, for each scheme and step.
 
-    The derivative is that along `direction` (by default ones, for each number in `x`), the error the largest in
-    any number of the result; `steps` are by default 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
+    The derivative is taken along `direction` (by default ones, for each number in `x`); the error is the largest in any
+    number of the result; `steps` are by default 1, 10**-0.25, …, 10**-16. Plot with logarithmic axes:
     `plt.loglog(e.steps, e.forward)`.
 
     >>> e = errors(numpy.exp, 1.0)
@@ -186,7 +191,7 @@ def errors(f: Callable, x: Any, steps: Sequence[float] | None = None, direction:
     steps = numpy.logspace(0, -16, 65) if steps is None else numpy.asarray(steps, float)
     value, *exact = _derivatives(f, leaves, tangents, 3)
     found = {
-        scheme: numpy.array([_distance(_along(scheme, f, leaves, tangents, h), exact[0]) for h in steps])
+        scheme: numpy.array([_distance(_directional(scheme, f, leaves, tangents, h), exact[0]) for h in steps])
         for scheme in SCHEMES
     }
     lost = max(map(_precision, leaves)) * (_size(value) + _size(leaves) * _size(exact[0]))
@@ -200,7 +205,7 @@ def _derivative(f: Callable, tangents: list, x: list) -> Any:
 
 
 def _derivatives(f: Callable, leaves: list, tangents: list, order: int) -> list:
-    """The value of `f` and its first, second, … derivatives along `tangents`, by the rules."""
+    """The value of `f` and its derivatives along `tangents`, by the rules."""
     functions = [f]
     for _ in range(order):
         functions.append(functools.partial(_derivative, functions[-1], tangents))
@@ -208,7 +213,7 @@ def _derivatives(f: Callable, leaves: list, tangents: list, order: int) -> list:
 
 
 def _optimal(order: int, lost: float, next_derivative: float) -> float:
-    """The step at which the sum of both errors is least: of `h/2 d2f + 2 lost/h`, or `h**2/6 d3f + lost/h`."""
+    """The minimiser of `h/2 d2f + 2 lost/h`, or of `h**2/6 d3f + lost/h`."""
     if not next_derivative:
         return float("inf")
     return 2 * (lost / next_derivative) ** 0.5 if order == 1 else (3 * lost / next_derivative) ** (1 / 3)
@@ -223,10 +228,10 @@ def _distance(x: Any, y: Any) -> float:
 
 
 def of_active(f: Callable, x: Any) -> tuple[Callable, list, Callable]:
-    """`f` with whole numbers and booleans held constant, both in its argument and its result.
+    """Restrict `f` to differentiable leaves; hold integers and booleans constant.
 
-    The first result is a function of the list of those leaves of `x` that carry derivatives, and returns the list of
-    those of `f`'s result; the second is that list at `x`; the third picks it from any tree like `x`.
+    Returns a function from the list of differentiable leaves of `x` to the list of those of `f`'s result; that list for
+    `x`; and a function that picks it from any tree like `x`.
     """
     leaves, structure = tree.flatten(x)
     values = [as_value(leaf) for leaf in leaves]

@@ -1,4 +1,4 @@
-"""Checks of derivatives against numbers."""
+"""Check derivatives against finite differences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minidiff.tape import evaluate_equation, read
 
 
 class Tolerance(NamedTuple):
-    """The step of the differences, and how near to them a derivative must be: `atol + rtol * abs(difference)`."""
+    """The step of the differences; `atol + rtol * abs(difference)` is allowed."""
 
     eps: float
     rtol: float
@@ -35,17 +35,17 @@ def check_grads(
     rtol: float | None = None,
     atol: float | None = None,
 ) -> None:
-    """Compare derivatives of `f` at `args` with central differences, to `order`, in forward and reverse mode.
+    """Compare derivatives of `f` at `args` up to `order` with central differences.
 
     `args` is a sequence of trees of arrays. Floating-point and complex numbers are varied, complex ones in real and
-    imaginary direction; whole numbers and booleans are held constant. Compared are tangents in forward mode, and in
-    reverse mode the pairing `Re(sum(cotangent * tangent))`. Each order checks the derivative functions of the order
-    before. Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results
-    may be sharded arrays; under MPI every rank calls it.
+    imaginary direction; integers and booleans are held constant. Forward mode compares tangents; reverse mode compares
+    the pairing `Re(sum(cotangent * tangent))`. Each order checks the derivative functions of the previous order.
+    Directions are random but the same in each run; `eps` is the step of the differences. Arguments and results may be
+    sharded arrays; under MPI every rank calls it.
 
-    Raises AssertionError, naming the mode, the order and the result with both numbers; the argument it is due to; and
-    the first operation whose own derivative is wrong, where there is one. Raises TypeError if no argument or no result
-    carries a derivative; TracerError for a traced argument, as in the body of a `shard_map`.
+    Raises AssertionError, naming the mode, the order and the result with both numbers; the argument that causes it; and
+    the first operation whose own derivative is wrong, if there is one. Raises TypeError if no argument or no result is
+    differentiable; TracerError for a traced argument, as in the body of a `shard_map`.
 
     >>> import numpy as np
     >>> check_grads(lambda x: np.sin(x).sum(), (np.ones(3),))
@@ -79,7 +79,7 @@ def check_grads(
 
 
 class _Subject(NamedTuple):
-    """What is checked: a function of arrays that returns a list of arrays, where, and what both are called."""
+    """A function from arrays to a list of arrays, its arguments, and names of both."""
 
     f: Callable
     values: Sequence[Any]
@@ -88,7 +88,7 @@ class _Subject(NamedTuple):
 
 
 def _varied(of: Any, root: str) -> list[tuple[str, Any]]:
-    """The leaves that carry derivatives, with where they stand; TypeError if there are leaves, but no such one."""
+    """The differentiable leaves with their paths; TypeError if no leaf is such."""
     paths = tree.flatten_with_paths(of, root)[0]
     found = [(path, x) for path, x in paths if is_differentiable(typeof(x).dtype)]
     if paths and not found:
@@ -114,7 +114,7 @@ def _check(subject: _Subject, order: int, modes: tuple, rng, tolerance: Toleranc
 
 
 def _both(subject: _Subject, tangents: list, cts: list, mode: str, tolerance: Tolerance) -> tuple[list, list]:
-    """The derivative by the rules, and by differences: the results' tangents, or their pairing with cotangents."""
+    """Results' tangents, or their pairing with cotangents: by rules, by differences."""
     f, values = subject.f, list(subject.values)
     differences = central_difference(lambda xs: f(*xs), values, tolerance.eps, tangents)
     if mode == "fwd":
@@ -131,7 +131,7 @@ def _derivative(subject: _Subject, tangents: list, cts: list, mode: str) -> _Sub
 
 
 def _pulled_back(f: Callable, xs: Sequence, cts: list) -> list:
-    """The cotangents of the arguments. One of a whole array may be sharded, as where a shard_map splits that."""
+    """The arguments' cotangents, gathered: those of a shard_map may be sharded."""
     return list(map(gathered, vjp(f, *xs)[1](cts)))
 
 
@@ -147,7 +147,7 @@ def _inner(xs: Sequence, ys: Sequence) -> float:
     return sum(numpy.sum(numpy.asarray(x) * numpy.asarray(y)).real for x, y in zip(xs, ys, strict=True))
 
 
-# ---------------------------------------------------------------- what went wrong
+# ---------------------------------------------------------------- explaining a failure
 
 
 def _agree(actual: Any, expected: Any, tolerance: Tolerance) -> bool:
@@ -163,14 +163,14 @@ def _message(actual: Any, expected: Any, title: str, tolerance: Tolerance) -> st
 
 
 def _explanation(subject: _Subject, cts: list, mode: str, tolerance: Tolerance) -> str:
-    """The argument that a disagreement is due to, and the operation: further lines of the message."""
+    """Further lines of the message: the argument and operation that disagree."""
     rng = numpy.random.default_rng(0)
     argument = _first_wrong(subject, cts, mode, tolerance, rng)
     return "".join(f"\n {line}" for line in (argument, _wrong_operation(subject, mode, tolerance, rng)) if line)
 
 
 def _first_wrong(subject: _Subject, cts: list, mode: str, tolerance: Tolerance, rng) -> str:
-    """The first argument in which alone the derivative is wrong, with both numbers."""
+    """The first argument whose derivative is wrong, with both numbers."""
     zeros = [numpy.zeros_like(x)[()] for x in subject.values]
     for i, (name, x) in enumerate(zip(subject.arguments, subject.values)):
         for part, t in _directions(_random_like(x, rng)):
@@ -194,7 +194,7 @@ def _on_list(f: Callable, *xs: Any) -> Any:
 
 
 def _wrong_operation(subject: _Subject, mode: str, tolerance: Tolerance, rng) -> str:
-    """The first operation on the function's tape whose own derivative is not that of its values."""
+    """The first operation on the tape whose derivative differs from differences."""
     try:
         tape = stage_flat(subject.f, tuple(subject.values))[0]
     except TracerError:

@@ -1,1 +1,1 @@
-"""The compiler of `jit`: tapes are simplified, their operations grouped, and written out as NumPy source."""
+"""The compiler of `jit`: simplify tapes, group operations, generate source."""

@@ -1,7 +1,7 @@
-"""Source transformation: a tape written out as straight-line NumPy source, and compiled.
+"""Code generation: write a tape as straight-line NumPy source, and compile it.
 
-One line an operation, named as on the tape. Results that are not needed any more lend their memory to later ones,
-where the tape proves that nobody else looks at it.
+Each operation is one line, with the tape's names. Later results reuse the memory of dead values if the tape proves that
+no other value shares it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from minidiff.ops.base import is_elementwise
 from minidiff.staging import stage_flat
 from minidiff.tape import Atom, Equation, Tape, Var, bodies_of, letters, names_of
 
-# ---------------------------------------------------------------- how operations are written
+# ---------------------------------------------------------------- source of single operations
 
 
 def _infix(sign: str) -> Callable:
@@ -60,7 +60,7 @@ def _summed(x: str, axes: tuple[int, ...], keepdims: bool = False) -> str:
     return f"add.reduce({x}, axis={axes[0] if len(axes) == 1 else axes}{', keepdims=True' if keepdims else ''})"
 
 
-#: How an operation is written, where that is not `name(operands, parameter=…)`.
+#: The source of operations that are not written as `name(operands, parameter=…)`.
 SOURCES: dict[Primitive, Callable[..., str]] = {
     elementwise.add.primitive: _infix("+"),
     elementwise.subtract.primitive: _infix("-"),
@@ -75,20 +75,20 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
     recompute_p: lambda x: x,
 }
 
-#: Smaller results are not worth writing into memory that is there: NumPy finds new memory for them as fast.
+#: Reuse memory for results of at least this size; for smaller ones NumPy allocates as fast.
 REUSED_BYTES = 4096
 
-#: How many arrays of a type are held for that: where more are free, they are let go.
+#: Hold at most this many free arrays of one type for reuse; delete any more.
 HELD_ARRAYS = 2
 
 
 def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
-    """The ufunc that an operation is: it can write its result into a given array."""
+    """The ufunc that implements an operation, if it is one."""
     return primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
 
 
 def _writes(eqn: Equation) -> bool:
-    """Whether an operation can write its result into memory that it is given, and that is worth while."""
+    """Whether an operation can write its result, a large one, into given memory."""
     if _ufunc(eqn.primitive) is None and eqn.primitive is not linalg.matmul_p:
         return False
     out = eqn.outputs[0].type
@@ -99,11 +99,11 @@ def _writes(eqn: Equation) -> bool:
 
 
 class Memory:
-    """When nobody looks at the memory of a value any more, and at which moments a name is used last."""
+    """Liveness: the last use of each name, and of the memory it shares."""
 
     def __init__(self, tape: Tape):
         self.roots = sharing(tape)
-        #: Values whose memory the program made itself, for them alone.
+        #: Values whose memory the program allocated for them alone.
         self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.is_higher_order)
                       for v in e.outputs}  # fmt: skip
         last: dict[Var, int] = {}
@@ -117,7 +117,7 @@ class Memory:
             if isinstance(a, Var):
                 last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
         given = set(tape.inputs)
-        #: By equation: the names that are used there last, and (of owned ones) whose memory is.
+        #: By equation: the names whose last use it is, views of their memory included.
         self.ending: dict[int, list[Var]] = defaultdict(list)
         for v, k in last.items():
             if v not in given:
@@ -128,11 +128,11 @@ class Memory:
 
 
 class Source:
-    """The text of a tape as a Python function, and the names that the text takes for granted.
+    """The source of a tape as a Python function, and the namespace in which it runs.
 
-    `foreign` says which inputs may be no plain arrays: nothing is written into what is made of them, and NumPy's
-    functions are called on them. `bodies` collects the texts of the functions that operations run. `options` are those
-    of `optimize`, for programs that are made of the tape's bodies when they run.
+    `foreign` says which inputs may not be plain arrays: results that depend on them are computed by NumPy's functions
+    and their memory is not reused. `bodies` collects the source of the functions that operations run. `options` are
+    those of `optimize`, for programs compiled from the tape's bodies when they run.
     """
 
     def __init__(
@@ -154,29 +154,29 @@ class Source:
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
         self.memory = Memory(tape)
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
-        self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # values whose memory nobody looks at
-        self.earlier: dict[Var, list[str]] = {}  # the names that a value's memory had before
-        self.handed_on: set[Var] = set()  # values whose memory is another value's now
-        #: The last equation that could write into free memory of a type.
+        self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # dead values whose memory can be reused
+        self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
+        self.reused: set[Var] = set()  # values whose memory belongs to another value now
+        #: By type: the last equation that could write into free memory.
         self.wanted = {e.outputs[0].type: k for k, e in enumerate(tape.equations) if _writes(e)}
         self._numbers: dict[str, int] = {}
-        #: By line of the text: the line of the program that asked for what is done there.
+        #: By line of the generated source: the user's line that it comes from.
         self.asked_for: dict[int, Location | None] = {}
         self.own_text = "\n".join(self._lines())
 
     @property
     def text(self) -> str:
-        """The function, below the functions that its operations run."""
+        """The source of the function, below that of the functions its operations run."""
         return "\n".join([*(f"{body}\n" for body in self.bodies.values()), self.own_text])
 
     @functools.cached_property
     def function(self) -> Callable:
-        """The compiled function: of one result, or of a tuple of them."""
+        """The compiled function, which returns one result or a tuple of results."""
         return self._compile(self.own_text)
 
     @functools.cached_property
     def results(self) -> Callable[..., list[Value]]:
-        """The compiled function, its results always a list."""
+        """The compiled function, which always returns a list."""
         head, _, last = self.own_text.rpartition("    return ")
         return self._compile(f"{head}    return [{'' if last == '()' else last}]")
 
@@ -212,7 +212,7 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or hasattr(primitive, "body_scope"):  # a shard_map's results may be distributed
+        if foreign or hasattr(primitive, "body_scope"):  # a shard_map's results may be sharded
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
         if primitive is copy_p:
@@ -220,13 +220,13 @@ class Source:
         out = self._memory_for(eqn, ending)
         if out is not None:
             return f"{self._bind(primitive.name, primitive.impl)}({', '.join(operands)}, out={out})"
-        # Python's operators make a Python number of a complex one and NumPy's float64.
+        # Python's operators return a Python number for a Python complex and a NumPy float64.
         if primitive in SOURCES and not (complex in map(type, eqn.inputs) and not eqn.outputs[0].type.shape):
             return SOURCES[primitive](*operands, **eqn.params)
         return self._call(eqn, operands)
 
     def _call(self, eqn: Equation, operands: list[str]) -> str:
-        """`name(operands, parameters)`: parameters that are no plain numbers and names are bound to the function."""
+        """`name(operands, parameters)`; other parameters are bound to the function."""
         primitive, params = eqn.primitive, eqn.params
         if primitive.is_higher_order:
             function = functools.partial(_evaluated, primitive)
@@ -241,13 +241,13 @@ class Source:
         return f"{name}({call})"
 
     def _compiled(self, primitive: Primitive, key: str, value: Any) -> Any:
-        """A parameter: a tape as a compiled one, its text among the `bodies`."""
+        """Compile a parameter that is a tape, and add its source to `bodies`."""
         if not isinstance(value, Tape):
             return value
         name = first = f"{primitive.name}_{key}"
         while name in self.bodies:
             name = f"{first}_{self._next(first)}"
-        self.bodies[name] = ""  # taken; those within it come first
+        self.bodies[name] = ""  # reserve the name; nested bodies come first
         compiled = CompiledTape(value, name, self.bodies, self.options)
         del self.bodies[name]
         self.bodies[name] = compiled.source.own_text + "\n"
@@ -258,7 +258,7 @@ class Source:
         return number
 
     def _bind(self, name: str, value: Any) -> str:
-        """A name for a value: `name` itself, or where that is taken for another one, with a number."""
+        """Bind a value to `name`, or to `name` with a number if another value has it."""
         first = name = name if name.isidentifier() else "function"
         while self.namespace.setdefault(name, value) is not value:
             name = f"{first}_{self._next(first)}"
@@ -282,33 +282,33 @@ class Source:
     # ------------------------------------------------ memory
 
     def _memory_for(self, eqn: Equation, ending: list[Var]) -> str | None:
-        """The name of an array that the result can be written into: an operand's, used here for the last time."""
+        """The name of an array to reuse for the result: a dying operand's, or a free one."""
         if not _writes(eqn):
             return None
         (out,) = eqn.outputs
         if _ufunc(eqn.primitive) is not None:
             for a in eqn.inputs:
-                if isinstance(a, Var) and a.type == out.type and a in ending and self._is_own(a):
-                    return self._handed_on(a, out)
+                if isinstance(a, Var) and a.type == out.type and a in ending and self._is_reusable(a):
+                    return self._reuse(a, out)
         free = self.free[out.type]
-        return self._handed_on(free.pop(), out) if free else None
+        return self._reuse(free.pop(), out) if free else None
 
-    def _is_own(self, v: Var) -> bool:
-        return v in self.memory.owned and v not in self.handed_on and v not in self.foreign
+    def _is_reusable(self, v: Var) -> bool:
+        return v in self.memory.owned and v not in self.reused and v not in self.foreign
 
-    def _handed_on(self, v: Var, out: Var) -> str:
-        """The memory of a value becomes that of another one."""
-        self.handed_on.add(v)
+    def _reuse(self, v: Var, out: Var) -> str:
+        """Give the memory of a dead value to `out`; return its name."""
+        self.reused.add(v)
         self.earlier[out] = names = self.earlier.pop(v, [])
         names.append(self.names[v])
         return self.names[v]
 
     def _released(self, v: Var, k: int) -> list[str]:
-        """The names to forget of a value that nobody looks at any more, unless its memory has a further use."""
-        if v.type.nbytes < REUSED_BYTES or v in self.handed_on:
+        """The names of a dead value to delete; none if its memory is held for reuse."""
+        if v.type.nbytes < REUSED_BYTES or v in self.reused:
             return []
         free = self.free[v.type]
-        if self._is_own(v) and v.type.shape and self.wanted.get(v.type, -1) > k and len(free) < HELD_ARRAYS:
+        if self._is_reusable(v) and v.type.shape and self.wanted.get(v.type, -1) > k and len(free) < HELD_ARRAYS:
             free.append(v)
             return []
         return [*self.earlier.get(v, ()), self.names[v]]
@@ -320,7 +320,7 @@ class Source:
 
 
 def _reserved(tape: Tape) -> frozenset:
-    """Names that values do not get: those of functions in the text."""
+    """Names that values must not take: those of functions in the source."""
     return frozenset(e.primitive.name for e in _all_equations(tape)) | {"add", "inf", "nan"}
 
 
@@ -329,7 +329,7 @@ def _types(outputs: Sequence[Var]) -> str:
 
 
 def _comment(eqn: Equation) -> str:
-    """The types of the results, and what the parameters are that could not be written out."""
+    """A line's comment: the results' types, and parameters not written out."""
     params = {k: v for k, v in eqn.params.items() if not isinstance(v, Tape)}
     if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
         return _types(eqn.outputs)
@@ -344,14 +344,17 @@ def _all_equations(tape: Tape) -> Iterator[Equation]:
 
 
 def _is_shown(value: Any) -> bool:
-    """Whether a parameter is written out: plain numbers, names and tuples of them, and compiled bodies."""
+    """Whether a parameter is written out: a number, string, tuple of these, or body."""
     if isinstance(value, tuple):
         return all(map(_is_shown, value))
     return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
 
 
 def _reads_back(text: str) -> bool:
-    """Whether the text of a complex number gives that number: "-1j" has another sign of zero, "infj" is a name."""
+    """Whether a complex number's text evaluates to it.
+
+    "-1j" has another sign of zero, "infj" is a name.
+    """
     try:
         return repr(eval(text, {})) == text
     except NameError:
@@ -363,7 +366,10 @@ def _is_number(x: Any) -> bool:
 
 
 def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
-    """Whether a Python number may stand for this NumPy one: another operand has its dtype, and gives it to that."""
+    """Whether a Python number can replace this NumPy scalar.
+
+    It can if promotion with another operand gives it the same dtype.
+    """
     promoting = eqn.inputs[1:] if eqn.primitive is elementwise.where_p else eqn.inputs
     alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in promoting)
     return alike and is_elementwise(eqn.primitive)
@@ -373,14 +379,14 @@ def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
 
 
 class CompiledTape(Tape):
-    """A tape that runs as compiled source where it is applied to plain arrays."""
+    """A tape that runs as compiled source on plain arrays."""
 
     def __init__(self, tape: Tape, name: str, bodies: dict[str, str], options: dict):
         super().__init__(tape.inputs, tape.equations, tape.outputs)
         self.name = name
         self.options = options
         self.source = Source(self, name, bodies=bodies, options=options)
-        self.lowered: dict[Any, Any] = {}  # what interpreters made of it
+        self.lowered: dict[Any, Any] = {}  # lowered forms, cached by interpreters
 
     def __call__(self, *values: Value) -> list[Value]:
         interpreter = current_interpreter()
@@ -398,7 +404,7 @@ def _evaluated(primitive: Primitive, *args: Value, **params: Any) -> list[Value]
 
 
 class Program:
-    """A function compiled for arguments of one type: its `tape`, and its `source`."""
+    """A function compiled for arguments of given types: its `tape` and its `source`."""
 
     def __init__(self, f: Callable, args: Any, name: str, options: dict):
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
@@ -408,7 +414,7 @@ class Program:
         self.function = self._with_structure()
 
     def _with_structure(self) -> Callable:
-        """The compiled function, its flat results put together again; where they need no putting, itself."""
+        """The compiled function, its results unflattened where they have a structure."""
         structure = self.out_structure
         if structure is tree.LEAF:
             return self.source.function

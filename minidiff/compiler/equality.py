@@ -1,4 +1,4 @@
-"""Equality of tapes: both are simplified, and each value on them gets a number."""
+"""Equality of tapes: simplify both, and compare them by value numbering."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 def same(one: Tape, two: Tape) -> bool:
     """Whether two tapes are the same program: see `Tape.__eq__`."""
-    numbers = _Numbers()
+    numbers = _ValueNumbers()
     return numbers.program(simplified(one)) == numbers.program(simplified(two))
 
 
-class _Numbers:
-    """A number for each value of the tapes that are compared: the same for the same operation on the same values."""
+class _ValueNumbers:
+    """Value numbers: equal for the same operation on equal operands."""
 
     def __init__(self) -> None:
         self.known: dict[Hashable, int] = {}
-        self.effects: list[int] = []  # the numbers of the calls that have one, in their order
-        self.terms: dict[int, Counter] = {}  # of the numbers of sums: how often which sign and number
+        self.effects: list[int] = []  # the numbers of the calls with an effect, in order
+        self.terms: dict[int, Counter] = {}  # a sum's number -> the count of each of its terms (sign, number)
 
     def number(self, *key: Hashable) -> int:
         return self.known.setdefault(key, len(self.known))
@@ -41,7 +41,7 @@ class _Numbers:
         return tuple(tape.in_types), tuple(tape.out_types), tuple(results), tuple(effects)
 
     def results(self, tape: Tape, inputs: Sequence[int]) -> list[int]:
-        """The numbers of a tape's results, from those of its inputs."""
+        """Compute the numbers of a tape's results from those of its inputs."""
         env = dict(zip(tape.inputs, inputs))
         for eqn in tape.equations:
             env.update(zip(eqn.outputs, self.outputs(eqn, [self.atom(a, env) for a in eqn.inputs])))
@@ -55,7 +55,7 @@ class _Numbers:
         return self.number("constant", typeof(a), None if isinstance(a, ShapedArray) else numpy.asarray(a).tobytes())
 
     def outputs(self, eqn: Equation, operands: list[int]) -> list[int]:
-        """The numbers of an equation's results, from those of its operands."""
+        """Compute the numbers of an equation's results from those of its operands."""
         p, params = eqn.primitive, eqn.params
         if isinstance(p, Call) and isinstance(params["body"], Tape):
             return self.results(params["body"], operands)
@@ -63,7 +63,7 @@ class _Numbers:
             return operands
         if isinstance(p, Sum):
             return [self.sum(eqn, operands, p.signs)]
-        if p.each is not None:  # one call on several values, each for itself
+        if p.each is not None:  # a variadic operation: number each value as if by a call of its own
             return [self.outputs(Equation(p.each, (), params, [v]), [n])[0] for v, n in zip(eqn.outputs, operands)]
         if p.commutes:
             operands, params = _sorted(p, operands, params)
@@ -74,10 +74,10 @@ class _Numbers:
         return [self.number("result", k, call, v.type) for k, v in enumerate(eqn.outputs)]
 
     def sum(self, eqn: Equation, operands: list[int], signs: Sequence[int]) -> int:
-        """The number of a sum: its terms may come in any order, and those of sums in it."""
+        """The number of a sum, with nested sums flattened and terms in any order."""
         terms: Counter = Counter()
         for a, n, sign in zip(eqn.inputs, operands, signs):
-            whole = n not in self.terms or atom_type(a) != eqn.outputs[0].type  # or it is broadcast, or converted
+            whole = n not in self.terms or atom_type(a) != eqn.outputs[0].type  # not a sum, or broadcast or converted
             for (s, m), count in ({(1, n): 1} if whole else self.terms[n]).items():
                 terms[sign * s, m] += count
         number = self.number("sum", eqn.outputs[0].type, frozenset(terms.items()))
@@ -86,7 +86,7 @@ class _Numbers:
 
 
 def _sorted(primitive: Primitive, operands: list[int], params: dict) -> tuple[list[int], dict]:
-    """Operands in the order of their numbers, and the parameters that go with that."""
+    """Sort operands by their numbers, and reorder the parameters to match."""
     order = sorted(range(len(operands)), key=lambda i: operands[i])
     changes: dict[str, Any] = {k: tuple([params[k][i] for i in order]) for k in primitive.per_operand}
     for k, v in params.items():

@@ -1,4 +1,4 @@
-"""Equations of a tape put into groups, each of which can be done in one place."""
+"""Group equations that can run together without making the program cyclic."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ def _nothing(*args: Any) -> int:
 
 
 def _effects_before(tape: Tape) -> dict[Equation, Equation | None]:
-    """Of each equation with an effect, the one with an effect before it."""
+    """For each equation with an effect, the previous one with an effect, or None."""
     effects = [eqn for eqn in tape.equations if has_effects(eqn)]
     return dict(zip(effects, [None, *effects]))
 
 
 class Groups:
-    """`members`, lists of equations of a tape that are alike, so chosen that no group waits for itself.
+    """Groups of equations with equal keys, `members`; no group depends on itself.
 
-    Only equations of the same `key` come together, in the order of the tape (None: they come to nobody), as long as
-    the sum of their sizes is no more than `limit`. `inside(maker, a, user)` says that an operand may be handed over
-    within a group, from the member that makes it to one that takes it; otherwise no member depends on another one.
+    Only equations of the same `key` share a group, in the order of the tape (key None: in no group), while the sum of
+    their sizes is at most `limit`. `inside(maker, a, user)` says whether an operand may pass within a group, from the
+    member that makes it to the one that uses it; otherwise no member depends on another.
 
     Equations with effects keep their order: each depends on the one before it.
 
-    Sets of equations are integers, with a bit for each that has a key: what depends on what is found in one walk.
+    Sets of equations are integers, with a bit for each equation that has a key, so one walk finds all dependencies.
     """
 
     def __init__(
@@ -42,11 +42,11 @@ class Groups:
         self.tape = tape
         self.members: list[list[Equation]] = []
         self._size, self._limit, self._inside = size, limit, inside
-        self._number: dict[Equation, int] = {}  # of an equation's group
+        self._number: dict[Equation, int] = {}  # the number of an equation's group
         self._needs: list[int] = []  # by group: the equations that it depends on
         self._bits: list[int] = []  # by group: the equations in it
         self._sizes: list[int] = []
-        self._filling: dict[Any, int] = {}  # by key: the group that has room
+        self._filling: dict[Any, int] = {}  # by key: the group that is being filled
         self._depends: dict[Var | Equation, int] = {}
         self._maker: dict[Var | Equation, Equation] = {}
         self._before = _effects_before(tape)
@@ -59,7 +59,7 @@ class Groups:
             self._maker.update((v, eqn) for v in self._gives(eqn))
 
     def _put(self, eqn: Equation, key: Any) -> int:
-        """Put an equation into a group: the set of it alone."""
+        """Put an equation into a group; return the set of this equation alone."""
         k, bit = self._filling.get(key), 1 << len(self._number)
         if k is None or not self._fits(eqn, k):
             self._filling[key] = k = len(self.members)
@@ -77,7 +77,7 @@ class Groups:
         return self._sizes[k] + self._size(eqn) <= self._limit and not self._waits_for(self._needed(eqn, k), k)
 
     def _needed(self, eqn: Equation, k: int | None = None) -> int:
-        """The equations that one depends on; within group k, not those that hand something over to it."""
+        """The equations `eqn` depends on, except those in group k that pass it operands."""
         needs = 0
         for a in self._takes(eqn):
             made = self._maker.get(a)
@@ -86,16 +86,16 @@ class Groups:
         return needs
 
     def _takes(self, eqn: Equation) -> list[Var | Equation]:
-        """What an equation waits for: names, and the equation with an effect that comes before it."""
+        """The names an equation depends on; for an effect, also the previous effect."""
         names = [a for a in eqn.inputs if isinstance(a, Var)]
         return [*names, self._before[eqn]] if self._before.get(eqn) else names
 
     def _gives(self, eqn: Equation) -> Sequence[Var | Equation]:
-        """What others wait for: the names of results, and the equation itself, if it has an effect."""
+        """The names of an equation's results, and the equation if it has an effect."""
         return [*eqn.outputs, eqn] if eqn in self._before else eqn.outputs
 
     def _waits_for(self, needs: int, k: int) -> bool:
-        """Whether what depends on these equations, and so on all that is in a group with them, depends on group k."""
+        """Whether depending on these equations and their groups means depending on k."""
         before = None
         while needs != before:
             before = needs
@@ -105,9 +105,9 @@ class Groups:
         return bool(needs & self._bits[k])
 
     def in_order(self) -> Iterator[list[Equation]]:
-        """Groups, and all other equations by themselves, each when what it takes is there.
+        """Yield groups and single equations in topological order.
 
-        That is the tape's order, where it can be; a group has the place of the last of its equations.
+        That is the tape's order where possible; a group takes the place of its last equation.
         """
         parts: dict[int, list[Equation]] = {}
         for place, eqn in enumerate(self.tape.equations):

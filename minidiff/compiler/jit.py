@@ -1,7 +1,7 @@
-"""jit: a function staged to a tape, made cheaper (`optimize`), written out as NumPy source, and compiled (`source`).
+"""`jit`: stage a function to a tape, optimise it, and compile it to NumPy source.
 
-This is differentiation's other implementation, source transformation, for the course to look at: `jit(grad(f))` is a
-Python program that computes the gradient, and `jit(grad(f)).source(*args)` shows it.
+This also shows the other way to implement differentiation, source transformation: `jit(grad(f))` is a Python program
+that computes the gradient, and `jit(grad(f)).source(*args)` shows it.
 
 >>> import numpy as np
 >>> from minidiff import grad
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 class Static(NamedTuple):
-    """Which arguments of a function are settings: by position, and by name.
+    """The static arguments of a function, by position and by name.
 
-    A parameter that can be passed in both ways is in both, where the function's signature is known.
+    If the function's signature is known, a parameter that can be passed either way is in both.
     """
 
     positions: tuple[int, ...] = ()
@@ -77,9 +77,9 @@ class Static(NamedTuple):
 
 
 def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | Sequence[str]) -> Static:
-    """What `static_argnums` and `static_argnames` say of the arguments of a function.
+    """Resolve `static_argnums` and `static_argnames` against a signature.
 
-    Raises TypeError where they are not integers and strings, ValueError for a name that is none of a parameter.
+    Raises TypeError if they are not integers and strings, ValueError for a name that is not a parameter's.
     """
     if argnums == () == argnames:
         return Static()
@@ -92,11 +92,11 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
         raise TypeError(f"jit: static_argnames must be a string or a tuple of strings, got {argnames!r}")
     if not (positions or names):
         return Static()
-    import inspect  # which static arguments alone need
+    import inspect  # only needed for static arguments
 
     try:
         known = inspect.signature(f).parameters.values()
-    except (TypeError, ValueError):  # of a function written in C
+    except (TypeError, ValueError):  # a function written in C
         return Static(positions, names)
     kinds = {p.name: p.kind for p in known}
     if inspect.Parameter.VAR_KEYWORD not in kinds.values():
@@ -108,7 +108,7 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
                 )
     ordered = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = tuple(p for p, kind in kinds.items() if kind in ordered)
-    if inspect.Parameter.VAR_POSITIONAL not in kinds.values():  # else negative ones count from the end of the call's
+    if inspect.Parameter.VAR_POSITIONAL not in kinds.values():  # else negative ones count from the end of each call
         positions = tuple(n + len(parameters) if -len(parameters) <= n < 0 else n for n in positions)
     by_name = tuple(parameters.index(name) for name in names if name in parameters)
     by_position = tuple(parameters[n] for n in positions if 0 <= n < len(parameters))
@@ -117,24 +117,24 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
 
 # ---------------------------------------------------------------- compiled functions
 
-#: Python's numbers as NumPy's, where a program that was compiled for these is called with those.
+#: NumPy scalar types for Python numbers: compiled programs take NumPy scalars.
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
 _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
 
 
-#: What a recorded function depends on besides its arguments and where it is called. Layers above add to it.
+#: Global settings that a recorded function depends on, besides its arguments and scope. Layers above add to it.
 DEPENDS_ON: list[Callable[[], Any]] = []
 
 
 def _compiled(f: Callable, args: Any, name: str, options: dict) -> Program:
-    from minidiff.compiler.codegen import Program  # what compiles is imported when there is something to compile
+    from minidiff.compiler.codegen import Program  # import the compiler only when there is something to compile
 
     return Program(f, args, name, options)
 
 
 class Inlined:
-    """A function recorded for arguments of one type, to be applied under a transformation, operation by operation."""
+    """A function recorded for given types, to run under another transformation."""
 
     def __init__(self, f: Callable, args: Any, name: str):
         scope = current_scope()
@@ -149,12 +149,12 @@ class Inlined:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it holds no traced values, and can be used again."""
+        """Whether it holds no traced values, so that it can be cached."""
         return not any(isinstance(c, Tracer) for c in self.tape.constants)
 
 
 def key_of(x: Any) -> Any:
-    """What of a leaf a program depends on: its type, and how it is distributed."""
+    """The cache key of a leaf: its type and sharding."""
     if type(x) is numpy.ndarray:
         return x.shape, x.dtype
     t = typeof(x)
@@ -162,7 +162,7 @@ def key_of(x: Any) -> Any:
 
 
 class Jitted:
-    """A function as `jit` returns it: `.source(*args)` shows its program for arguments like these."""
+    """The function that `jit` returns; `.source(*args)` shows its program."""
 
     def __init__(self, f: Callable, static: Static, options: dict):
         self.f = f
@@ -171,7 +171,7 @@ class Jitted:
         self.options = options
         self.programs: dict[Any, Program] = {}
         self.inlined: dict[Any, Inlined] = {}
-        #: Programs of plain numbers by their types, and of arrays too by shapes and dtypes: the short way.
+        #: The fast path: programs by the types of plain numbers, and by shapes and dtypes if there are arrays.
         self.numbers: dict[Any, Callable] = {}
         self.arrays: dict[Any, Callable] = {}
 
@@ -180,7 +180,7 @@ class Jitted:
         return f"<jit of {self.name}{self.static or ''}: {count} program{'s' * (count != 1)} compiled>"
 
     def __reduce__(self) -> Any:
-        """Pickle a decorated function by its name, as Python does; another one without its programs."""
+        """Pickle a decorated function by name, as Python does; others without programs."""
         found: Any = sys.modules.get(self.__module__)
         for name in getattr(self, "__qualname__", "").split("."):
             found = getattr(found, name, None)
@@ -195,7 +195,7 @@ class Jitted:
             if run is not None:
                 try:
                     return run(*args)
-                except OverflowError:  # a Python integer that needs another type than those before
+                except OverflowError:  # a Python integer too large for the type the program was compiled for
                     pass
         return self._call(args, kwargs)
 
@@ -223,12 +223,12 @@ class Jitted:
             return as_value(x)
         except TypeError as error:
             raise TypeError(
-                f"jit: {self.name} was called with what is no array: {error}; an argument that is a setting of the "
-                "program is named by static_argnums"
+                f"jit: {self.name} was called with a non-array argument: {error}; name arguments that are settings of "
+                "the program in static_argnums"
             ) from None
 
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
-        """Within another transformation: the same program, its operations applied one by one."""
+        """The recorded function, whose operations run one by one."""
         scope = current_scope()
         settings = tuple(setting() for setting in DEPENDS_ON)
         key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
@@ -240,11 +240,11 @@ class Jitted:
         return found
 
     def _remember(self, args: tuple, values: list[Value], run: Callable) -> None:
-        """The next call with arguments like these finds its program at once."""
+        """Put a program on the fast path for arguments of these types."""
         arrays = [type(x) is numpy.ndarray for x in args]
         converters = [None if type(x) in (numpy.ndarray, type(v)) else _SCALARS[type(x)] for x, v in zip(args, values)]
         if any(c is not None and c is not type(v) for c, v in zip(converters, values)):
-            return  # an integer that is too large for the type of others
+            return  # a Python integer that needed a larger type than others
         if any(yes and not x.dtype.isnative for yes, x in zip(arrays, args)):
             return
         if any(arrays):
@@ -254,7 +254,7 @@ class Jitted:
             self.numbers[tuple(map(type, args))] = _converting(run, converters)
 
     def _split(self, args: tuple, kwargs: dict) -> tuple[Callable, Any, Any]:
-        """The function of what is no setting, those arguments, and the settings."""
+        """Split a call: a function of dynamic arguments, these, and the static ones."""
         if not self.static:
             return lambda args, kwargs: self.f(*args, **kwargs), (args, kwargs), ()
         fixed = self.static.among(args, kwargs, self.name)
@@ -277,11 +277,11 @@ class Jitted:
         return f, (dynamic, {name: x for name, x in kwargs.items() if name not in fixed}), settings
 
     def source(self, *args: Any, **kwargs: Any) -> str:
-        """The Python source that runs for arguments of these types: a string, shown line by line."""
+        """The Python source for arguments of these types, as a string."""
         return Text(self.program(*args, **kwargs).source.text)
 
     def program(self, *args: Any, **kwargs: Any) -> Program:
-        """What was compiled for arguments of these types: its `tape`, and its `source`."""
+        """The program compiled for arguments of these types: its `tape` and its `source`."""
         f, dynamic, settings = self._split(args, kwargs)
         leaves, structure = tree.flatten(dynamic)
         values = [self._value(x) for x in leaves]
@@ -291,7 +291,7 @@ class Jitted:
 
 
 def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
-    """A program, called with Python's numbers."""
+    """A program that converts Python numbers to NumPy scalars first."""
     if not any(converters):
         return run
     if len(converters) == 1:
@@ -303,7 +303,7 @@ def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callabl
     return lambda *xs: run(*[c(x) if c else x for c, x in zip(converters, xs)])
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @transformation
@@ -315,22 +315,21 @@ def jit(
     without: Sequence[str] = (),
     **settings: Any,
 ) -> Jitted:
-    """`f`, compiled when it is called with arguments of new types: the same function, at NumPy's speed.
+    """Compile `f` to a NumPy program for each new set of argument types.
 
-    The function is run once for each structure and types of arguments, on names in the place of arrays, and what it
-    does is recorded, simplified and written out as Python source (`.source(*args)`). Python's own side effects happen
-    then only. Arrays that it closes over are constants. Python numbers promote as in NumPy: there is one program for
-    `2.0`, and another for `np.float64(2.0)`. A Python branch on a value raises TracerError. On a method, `self` is the
-    first argument.
+    For each new structure and types of arguments, `f` is traced once on abstract arrays; the tape is simplified and
+    written out as Python source (`.source(*args)`). Python side effects happen only during tracing. Arrays that `f`
+    closes over are constants. Python numbers promote as in NumPy: there is one program for `2.0`, and another for
+    `np.float64(2.0)`. A Python branch on a traced value raises TracerError. On a method, `self` is the first argument.
 
-    Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they are hashable,
-    the program is compiled for their values, and Python may branch on them.
+    Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
+    hashable, the program is compiled for their values, and Python may branch on them.
 
-    Rewrites named in `without` (those of `minidiff.compiler.simplify.REWRITES`) are not made; `settings` are what
-    rewrites can be told (`minidiff.compiler.simplify.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An
-    unknown name is an error.
+    `without` names rewrites to leave out (see `minidiff.compiler.simplify.REWRITES`); `settings` are options of
+    rewrites (see `minidiff.compiler.simplify.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown
+    name is an error.
 
-    It works on derivatives (`jit(grad(f))`), and can be differentiated, mapped and staged itself.
+    `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 
     >>> import numpy as np
     >>> @jit(static_argnames="n")
@@ -341,7 +340,7 @@ def jit(
     """
     check_function("jit", f)
     if settings or without:
-        from minidiff.compiler.simplify import SETTINGS, check_options  # what compiles is imported when it is needed
+        from minidiff.compiler.simplify import SETTINGS, check_options  # import the compiler only when needed
 
         own = ("static_argnums", "static_argnames", "without")
         check_keywords("jit", settings, (*own, *SETTINGS))

@@ -1,15 +1,15 @@
-"""Tapes made cheaper: what is constant is computed once, what is the same is computed once, what is unused is not.
+"""Simplify tapes: rewrite rules, common subexpressions, dead code.
 
-Every pass takes a tape and gives a tape of the same function, with the same types. What may be rewritten into
-something cheaper is a table: `REWRITES`, by name, filled from here and from wherever operations are declared. Rules
-for equations of some operations are declared with `simplifies`, passes over whole tapes with `rewrites_tapes`. Each has
-the name of its function, and can be left out by it: `optimize(tape, without=("reshaped twice",))`.
+Every pass takes a tape and returns a tape of the same function, with the same types. The table `REWRITES` holds all
+rewrites by name; this module and the modules that declare operations fill it. Declare a rule for equations of some
+operations with `simplifies`, a pass over whole tapes with `rewrites_tapes`. Each takes the name of its function, by
+which `optimize(tape, without=("reshaped twice",))` leaves it out.
 
-Rules preserve values to the bit, signed zeros, infinities and overflow included, and each says when it does. (Those of
-`collectives` change the order in which ranks' terms are added up, and nothing else.) That a rule preserves the type is
-checked in one place, `Program.results`: what has another shape, dtype or variance than the result is not used.
+Rules preserve values to the bit, signed zeros, infinities and overflow included, and each states its conditions. (Those
+of `collectives` change only the order in which ranks' terms are summed.) One place checks that a rule preserves the
+type, `Program.results`: it discards a result of another shape, dtype or variance.
 
-`simplified` applies the rules of this file alone. Transposition ends with it, and `==` of tapes begins with it.
+`simplified` applies only the rules of this file. Transposition ends with it, and `==` of tapes begins with it.
 
 >>> import numpy as np
 >>> from minidiff import grad, make_tape
@@ -51,24 +51,24 @@ from minidiff.ops.base import Differential
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
 
-#: A rule takes an equation and the program so far, and gives an Atom that is its result, an Equation in its place
-#: (`Program.rewrite`), or None where it does not apply.
+#: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
+#: replaces it (see `Program.results`), or None if it does not apply.
 Rule = Callable[["Program", Equation], Any]
 
 RULES: dict[Primitive, list[Rule]] = {}
 
-#: All rewrites, by the names by which they can be left out: rules for equations, and passes over tapes.
+#: All rewrites by name (as in `without=`): rules for equations, and passes over tapes.
 REWRITES: dict[str, Callable] = {}
 
-#: Those of them that take a whole tape, and give another one: before the rules, and once these have nothing more to
-#: say. With each, the names of the settings that it takes.
+#: The passes over whole tapes: those that run before the rules, and those that run after the rules' fixpoint. With
+#: each, the names of the settings that it takes.
 FIRST: dict[Callable[..., Tape], tuple[str, ...]] = {}
 LAST: dict[Callable[..., Tape], tuple[str, ...]] = {}
 
-#: What rewrites can be told, and what they take it to be where they are not told: `bucket_bytes`, say.
+#: The settings of rewrites and their defaults, such as `bucket_bytes`.
 SETTINGS: dict[str, Any] = {}
 
-FOLDED_BYTES = 1 << 20  # results of constants are kept if they are no larger
+FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 
 
 def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
@@ -86,9 +86,9 @@ def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
 def rewrites_tapes(
     first: bool = False, in_scope: bool = False, **settings: Any
 ) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
-    """Declare a pass `(tape, **settings) -> tape`, with the settings that it takes and what they are by default.
+    """Declare a pass `(tape, **settings) -> tape`, with defaults of its settings.
 
-    With `in_scope` it takes the `scope` that the tape is rewritten in, too.
+    With `in_scope` it also takes the `scope` in which the tape is rewritten. With `first` it runs before the rules.
     """
 
     def register(rewrite: Callable[..., Tape]) -> Callable[..., Tape]:
@@ -101,7 +101,7 @@ def rewrites_tapes(
 
 
 def name_of_rewrite(rewrite: Callable) -> str:
-    """The name of a rewrite in `REWRITES`: its function's, in words."""
+    """The name of a rewrite in `REWRITES`: its function's name, as words."""
     return rewrite.__name__.strip("_").replace("_", " ")
 
 
@@ -112,17 +112,17 @@ def optimize(
     without: Sequence[str] = (),
     **settings: Any,
 ) -> Tape:
-    """The same function, cheaper; the bodies of its operations too. `scope` is the `shard_map` body that it is.
+    """Optimise a tape and its bodies. `scope` is that of a `shard_map` body.
 
-    Rewrites named in `without` are left out; `settings` are for this tape what `SETTINGS` are for all. Raises
-    ValueError for a name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
+    Rewrites named in `without` are left out; `settings` override the defaults in `SETTINGS`. Raises ValueError for a
+    name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
     """
     check_options(without, settings)
-    return _keeping_memory_apart(_optimized(tape, scope, without, settings))
+    return _with_results_copied(_optimized(tape, scope, without, settings))
 
 
 def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
-    """`optimize`, of a program or of a body in one: what bodies return, the program around them may share."""
+    """`optimize` for a program or for a body in one, whose results may share memory."""
     smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
     smaller = _bodies_optimized(prune_tape(smaller), scope, without, settings)
     while True:
@@ -133,9 +133,9 @@ def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings
 
 
 def simplified(tape: Tape) -> Tape:
-    """The same function by fewer operations: the `IDENTITIES` alone, in the bodies of its operations too.
+    """Apply the `IDENTITIES`, and nothing else, to a tape and its bodies.
 
-    Nothing else is done. What is computed twice stays so, and what ranks send stays as it is.
+    Common subexpressions are not merged, and communication stays as it is.
 
     >>> from minidiff import make_tape
     >>> print(simplified(make_tape(lambda x: -(-x) + x.reshape(6).reshape(2, 3))(numpy.ones((2, 3)))))
@@ -148,7 +148,7 @@ def simplified(tape: Tape) -> Tape:
 
 
 def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:
-    """The equation with each of its bodies rewritten."""
+    """Rewrite each body of an equation."""
     params = {k: rewritten(v) if isinstance(v, Tape) else v for k, v in eqn.params.items()}
     return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
 
@@ -162,12 +162,12 @@ def _passed(passes: dict, tape: Tape, scope: Scope | None, without: Sequence[str
 
 
 def check_options(without: Sequence[str], settings: dict) -> None:
-    """Raise an error for names that no rewrite, and no setting, has."""
+    """Raise ValueError for an unknown rewrite, TypeError for an unknown setting."""
     if isinstance(without, str):
         raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
     for name in without:
         if name not in REWRITES:
-            raise ValueError(f"there is no rewrite {name!r} to do without; there are {', '.join(sorted(REWRITES))}")
+            raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(REWRITES))}")
     for name in settings:
         if name not in SETTINGS:
             raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(SETTINGS) or 'none'}")
@@ -181,7 +181,7 @@ def _same_equations(one: Tape, two: Tape) -> bool:
 
 
 def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
-    """The tape with `_optimized` applied to the tapes among its parameters. A loop and its body have one scope."""
+    """Apply `_optimized` to the bodies. A loop and its body share a scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
@@ -191,11 +191,11 @@ def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], s
     return with_equations(tape, equations)
 
 
-# ---------------------------------------------------------------- what stands for several operations
+# ---------------------------------------------------------------- inlining calls and derivatives
 
 
 class WriteOut(Stage):
-    """Recording once more: of operations that stand for others, those others are recorded."""
+    """Record a tape again with calls inlined and derivatives expanded."""
 
     def process(self, primitive, args, params):
         if isinstance(primitive, Call) and params["body"] is not None:
@@ -206,7 +206,7 @@ class WriteOut(Stage):
 
 
 def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
-    """The tape with derivatives as the operations that they are made of, and calls as what they call."""
+    """Inline the calls on a tape, and expand its derivatives into operations."""
     if not any(isinstance(e.primitive, (Differential, Call)) for e in tape.equations):
         return tape
     stage = WriteOut(None, name="optimize")
@@ -225,14 +225,14 @@ def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
 copy_p = elementwise.copy.primitive
 
 
-#: Their results are views that NumPy does not let anyone write into.
-READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag: of real numbers
+#: Operations whose results are read-only views in NumPy.
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
 
 
 def sharing(tape: Tape) -> dict[Any, frozenset]:
-    """For each name, whose memory it may look at: that of names that were given some.
+    """Alias analysis: for each name, the names whose memory it may share.
 
-    Memory that must not be written into stands there by an id: that of a constant, or of the equation that says so.
+    Read-only memory is represented by an id: that of a constant, or of the equation whose result is read-only.
     """
     roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
     for eqn in tape.equations:
@@ -251,17 +251,17 @@ def sharing(tape: Tape) -> dict[Any, frozenset]:
 
 
 def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether all results of an operation with bodies are in memory that is made in these, each in its own."""
+    """Whether the bodies of an operation allocate each result separately."""
     bodies = bodies_of(eqn)
-    may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # it returns its operands then
+    may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # then it returns its operands
     return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
 
 
 def _shared_results(tape: Tape) -> list[int]:
-    """Which results may share memory with an input, a constant, or a result before them."""
+    """Indices of results that may share memory with inputs, constants or others."""
     roots, found = sharing(tape), []
     cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
-    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation of which the results there are parts
+    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
     for k, a in enumerate(tape.outputs):
         mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
         if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
@@ -272,7 +272,7 @@ def _shared_results(tape: Tape) -> list[int]:
 
 
 def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
-    """Whether the results of an equation are parts of its operands, of which no two look at the same memory."""
+    """Whether an equation splits its operands into results without shared memory."""
     if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
         return False
     operands = [roots_of(a, roots) for a in eqn.inputs]
@@ -280,14 +280,14 @@ def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
 
 
 def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
-    """The memory that an atom may look at."""
+    """The memory that an atom may share."""
     if isinstance(a, Var):
         return roots[a]
     return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
 
 
-def _keeping_memory_apart(tape: Tape) -> Tape:
-    """Results that share memory with an argument, a constant or another result are copied: see `aliasing`."""
+def _with_results_copied(tape: Tape) -> Tape:
+    """Copy results that share memory with other values: see `aliasing`."""
     equations, outputs = list(tape.equations), list(tape.outputs)
     for k in _shared_results(tape):
         copied = Var(atom_type(outputs[k]))
@@ -299,28 +299,28 @@ def _keeping_memory_apart(tape: Tape) -> Tape:
 
 
 class Program:
-    """A tape as it is rewritten, equation by equation."""
+    """A tape being rewritten, equation by equation."""
 
     def __init__(self, tape: Tape, without: Sequence[str] = (), only: Mapping[Primitive, Sequence[Rule]] | None = None):
         self.tape = tape
-        self.only = only  # these rules, and nothing else: no constant is folded, nothing shared
+        self.only = only  # if given, apply these rules alone: no constant folding, no common subexpressions
         self.rules = RULES if only is None else only
         self.without = {REWRITES[name] for name in without}
-        self.atoms: dict[Var, Atom] = {}  # what stands for a name of the old tape
-        self.producer: dict[Var, Equation] = {}  # of the new one
+        self.atoms: dict[Var, Atom] = {}  # name on the old tape -> its replacement
+        self.producer: dict[Var, Equation] = {}  # name on the new tape -> the equation that defines it
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
         self.equations: list[Equation] = []
-        self.source: Location | None = None  # of the equation that is being rewritten
+        self.source: Location | None = None  # the source of the equation being rewritten
 
     @functools.cached_property
     def uses(self) -> Counter:
-        """How often a name is used, on the old tape or the new one."""
+        """How often each name is used, on the old tape or the new one."""
         atoms = itertools.chain(*[e.inputs for e in self.tape.equations], self.tape.outputs)
         return Counter(a for a in atoms if isinstance(a, Var))
 
     @functools.cached_property
     def user(self) -> dict[Var, Equation]:
-        """The last equation that uses a name, on the old tape."""
+        """The last equation on the old tape that uses each name."""
         return {a: e for e in self.tape.equations for a in e.inputs if isinstance(a, Var)}
 
     def simplified(self) -> Tape:
@@ -339,9 +339,9 @@ class Program:
         return [self.atoms.get(a, a) if isinstance(a, Var) else a for a in atoms]
 
     def results(self, eqn: Equation) -> Sequence[Atom]:
-        """What the results of an equation are: names already there, constants, or those of a new equation.
+        """The rewritten results of an equation: names, constants, or new outputs.
 
-        Whatever takes its place has exactly its types: what a rule gives is not used if it has others.
+        A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
         folded = _folded(eqn) if self.only is None else None
         if folded is not None and [*map(atom_type, folded)] == [v.type for v in eqn.outputs]:
@@ -359,7 +359,7 @@ class Program:
         return self._written(eqn)
 
     def _written(self, eqn: Equation) -> Sequence[Atom]:
-        """The results of an equation as it is: of one that is there already, or of this one."""
+        """Add an equation unless an equal one exists; return the results of either."""
         key = _key(eqn) if self.only is None else None
         if key is not None and key in self.known:
             return self.known[key]
@@ -372,12 +372,12 @@ class Program:
         return eqn.outputs
 
     def made_by(self, atom: Atom, primitive: Primitive) -> Equation | None:
-        """The equation that defines `atom`, if it is of this operation."""
+        """The equation that defines `atom`, if it applies `primitive`; else None."""
         eqn = self.producer.get(atom) if isinstance(atom, Var) else None
         return eqn if eqn is not None and eqn.primitive is primitive else None
 
     def add(self, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Atom:
-        """A further equation, simplified: its result."""
+        """Add a simplified equation and return its result."""
         (type,) = _types_of(primitive, inputs, params)
         (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
         if isinstance(out, Var):
@@ -390,7 +390,7 @@ def _types_of(primitive: Primitive, inputs: Sequence[Atom], params: dict) -> lis
 
 
 def _folded(eqn: Equation) -> list[Atom] | None:
-    """The results of an operation on constants, computed here and now."""
+    """Fold constants: the results of an operation on constants, or None."""
     p = eqn.primitive
     if (
         not eqn.inputs
@@ -409,7 +409,7 @@ def _folded(eqn: Equation) -> list[Atom] | None:
 
 
 def _key(eqn: Equation) -> Any:
-    """What makes two equations the same; None where that cannot be told, or they are meant to stay apart."""
+    """The key of a common subexpression; None if it must not be merged."""
     if eqn.primitive.is_higher_order or eqn.primitive.has_effect or eqn.primitive is recompute_p:
         return None
     atoms = tuple([hashable(a) if is_scalar_constant(a) else id(a) for a in eqn.inputs])
@@ -417,7 +417,10 @@ def _key(eqn: Equation) -> Any:
 
 
 def hashable(value: Any) -> Any:
-    """A number or a parameter as a part of a key: its type too, since 1 == True == 1.0, and of 0.0 == -0.0 the sign."""
+    """A number or parameter as part of a key, with type and sign.
+
+    1 == True == 1.0, and 0.0 == -0.0, but they are different constants.
+    """
     if isinstance(value, numpy.generic):
         return type(value), value.tobytes()
     if isinstance(value, (float, complex)):
@@ -443,7 +446,7 @@ negative_p = elementwise.negative.primitive
 
 
 def _number(a: Atom) -> Any:
-    """The number that a constant is everywhere, to the bit; None if it is not one number."""
+    """The number that all elements of a constant equal to the bit, or None."""
     if isinstance(a, Var):
         return None
     if is_scalar_constant(a):
@@ -455,34 +458,37 @@ def _number(a: Atom) -> Any:
 
 @simplifies(add_p, subtract_p, multiply_p, divide_p)
 def _narrow_operands(program, eqn):
-    """What broadcasting makes of an operand it makes of less: a number for an array of it, or what was broadcast.
+    """Replace a broadcast operand by its unbroadcast value, a constant by a number.
 
     The other operand must have the shape of the result.
     """
     for i, j in ((0, 1), (1, 0)):
         a, other = eqn.inputs[i], eqn.inputs[j]
-        narrow = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
-        if narrow is None or narrow is a or is_scalar_constant(other):
+        smaller = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
+        if smaller is None or smaller is a or is_scalar_constant(other):
             continue
         if atom_type(other).shape == eqn.outputs[0].type.shape:
-            inputs = [narrow, other] if i == 0 else [other, narrow]
+            inputs = [smaller, other] if i == 0 else [other, smaller]
             return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
     return None
 
 
 @simplifies(copy_p)
 def _copied_within(program, eqn):
-    """Nothing in a program writes into a value that it has a name for. Results are copied in the end."""
+    """Drop a copy: no equation writes into a named value.
+
+    Results are copied at the end.
+    """
     return eqn.inputs[0]
 
 
 def _orders(eqn: Equation) -> tuple[Sequence[Atom], ...]:
-    """The two operands of an equation, in each order in which they may be."""
+    """The operands of an equation, in both orders if it commutes."""
     return (eqn.inputs, eqn.inputs[::-1]) if eqn.primitive.commutes else (eqn.inputs,)
 
 
 def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
-    """What leaves each number of a dtype as it is: to add 0.0 makes a zero of -0.0, to subtract it does not."""
+    """The neutral element: for sums of floats -0.0, since -0.0 + 0.0 is 0.0."""
     if primitive is add_p:
         return -0.0 if dtype.kind == "f" else 0
     return 0 if primitive is subtract_p else 1
@@ -490,7 +496,10 @@ def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
 
 @simplifies(add_p, subtract_p, multiply_p, divide_p)
 def _neutral_operand(program, eqn):
-    """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex: products and quotients mix its parts."""
+    """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex.
+
+    Complex products and quotients mix real and imaginary parts.
+    """
     dtype = eqn.outputs[0].type.dtype
     for x, y in _orders(eqn) if dtype.kind != "c" else ():
         number = _number(y)
@@ -515,7 +524,10 @@ def _times_minus_one(program, eqn):
 
 @simplifies(add_p, subtract_p)
 def _negated_term(program, eqn):
-    """x + (-y) is x - y, and x - (-y) is x + y, where y has the dtype of the result: no smaller one wraps around."""
+    """x + (-y) is x - y, and x - (-y) is x + y, if y has the result's dtype.
+
+    A smaller dtype could wrap around.
+    """
     other = subtract_p if eqn.primitive is add_p else add_p
     for x, y in _orders(eqn):
         negated = program.made_by(y, negative_p)
@@ -526,27 +538,27 @@ def _negated_term(program, eqn):
 
 @simplifies(negative_p)
 def _negative_twice(program, eqn):
-    """-(-x) is x; of integers too, which wrap around."""
+    """-(-x) is x, also for integers, which wrap around."""
     negated = program.made_by(eqn.inputs[0], negative_p)
     return negated and negated.inputs[0]
 
 
 @simplifies(shape.reshape_p, shape.broadcast_to_p)
 def _same_shape(program, eqn):
-    """What is given the shape that it has is as it was."""
+    """Drop a reshape or broadcast to the shape that the operand has."""
     return eqn.inputs[0]
 
 
 @simplifies(shape.reshape_p)
 def _reshaped_twice(program, eqn):
-    """What is reshaped twice has the last shape."""
+    """Merge two reshapes into one, to the last shape."""
     before = program.made_by(eqn.inputs[0], eqn.primitive)
     return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
 
 
 @simplifies(shape.transpose_p)
 def _transposed_twice(program, eqn):
-    """Axes that are where they were need no transpose; permuted twice, they are permuted once."""
+    """Drop an identity transpose; merge two transposes into one."""
     axes = eqn.params["axes"]
     if axes == tuple(range(len(axes))):
         return eqn.inputs[0]
@@ -558,18 +570,21 @@ def _transposed_twice(program, eqn):
 
 @simplifies(shape.broadcast_to_p)
 def _broadcast_of_reshape(program, eqn):
-    """Broadcasting puts axes of size 1 in front by itself; where it puts no other, it is a reshape."""
+    """Drop a reshape before a broadcast; a broadcast of equal size is a reshape.
+
+    The reshape only adds leading axes of size 1, as broadcasting does by itself.
+    """
     (x,), out = eqn.inputs, eqn.outputs[0].type
     if atom_type(x).size == out.size:
         return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
-    narrow = _before_broadcasting(program, x)
-    if narrow is None or atom_type(narrow).ndim > out.ndim:
+    smaller = _before_broadcasting(program, x)
+    if smaller is None or atom_type(smaller).ndim > out.ndim:
         return None
-    return Equation(eqn.primitive, [narrow], eqn.params, eqn.outputs)
+    return Equation(eqn.primitive, [smaller], eqn.params, eqn.outputs)
 
 
 def _before_broadcasting(program, a):
-    """What an atom is made of by nothing but what broadcasting does by itself; None if there is no such thing."""
+    """The operand of a broadcast, or of a reshape that broadcasting can do, or None."""
     made = program.producer.get(a) if isinstance(a, Var) else None
     if made is None or made.primitive not in (shape.broadcast_to_p, shape.reshape_p):
         return None
@@ -582,7 +597,7 @@ def _before_broadcasting(program, a):
 
 @simplifies(shape.reshape_p)
 def _sum_reshaped(program, eqn):
-    """A sum keeps the axes that it is over, or does not: no reshape need put them there or take them away."""
+    """Use a sum's `keepdims` instead of a reshape that adds or drops summed axes."""
     before = program.made_by(eqn.inputs[0], reduction.sum_p)
     for params in ({}, {"keepdims": True}) if before is not None else ():
         params = {"axes": before.params["axes"], **params}
@@ -593,7 +608,7 @@ def _sum_reshaped(program, eqn):
 
 @simplifies(divide_p)
 def _sum_divided(program, eqn):
-    """A sum divided by how many numbers each of its own is the sum of is their mean."""
+    """A sum divided by its number of terms is a mean."""
     x, y = eqn.inputs
     before = program.made_by(x, reduction.sum_p)
     if before is None or atom_type(before.inputs[0]).dtype.kind not in "fc":
@@ -604,5 +619,5 @@ def _sum_divided(program, eqn):
     return Equation(reduction.mean_p, before.inputs, before.params, eqn.outputs)
 
 
-#: The rules for what a single rank computes: those of this file.
+#: The rules of this file, which concern the computation of a single rank.
 IDENTITIES = {p: tuple(rules) for p, rules in RULES.items()}

@@ -1,27 +1,27 @@
-"""Control flow: `cond`, `switch`, `while_loop`, `scan` and its like, with the names and the meaning of `jax.lax`.
+"""Control flow: `cond`, `switch`, `scan`, `while_loop`, as in `jax.lax`.
 
-Where values are concrete, each is the Python statement that it is called after: `cond` runs one branch, `scan` is a
-`for`. Derivatives and everything else follow from the operations that are run. Where values are only names (under
-`make_tape`), each is an operation whose parameters are tapes:
+On concrete values, each runs like the Python statement it is named after: `cond` runs one branch, `scan` is a `for`
+loop. Derivatives and everything else follow from the operations that run. On abstract values (under `make_tape`), each
+is an operation whose parameters are tapes:
 
 =========== =================================================================================================
 evaluate    run the tapes
-jvp         the tapes' jvp; which carries move is a fixpoint
-linearise   what is known runs now, and keeps (`scan`: stacks) what the linear part needs; that part is recorded
-transpose   the linear tapes transposed; a `scan` runs the other way, adding up the cotangents of what it shares
-batch       the tapes vectorised; a batched predicate is a choice, element by element, among all branches
+jvp         apply jvp to the tapes; a fixpoint finds which carries have tangents
+linearise   run the known part now, save (`scan`: stack) its residuals, and record the linear part
+transpose   transpose the linear tapes; a `scan` runs in reverse and sums the cotangents of its constants
+batch       vectorise the tapes; a batched predicate runs all branches and selects elementwise
 =========== =================================================================================================
 
-Tapes are closed: values that a function closes over are operands, put first.
+Tapes are closed: values that a function closes over are its first operands.
 
-=========== =================================================================================================
-`choices`   `cond` and `switch`: the operation, how the types of branches are joined, what users call
-`scans`     `scan`, likewise
-`loops`     `while_loop`, likewise, and `fori_loop`, which is a `scan` where its bounds are known
-`over_axis` `map`, which is a `scan`, and `associative_scan`, which is no loop
-`carries`   what loops share: the types of what a step hands to the next, a fixpoint
-`values`    what all share: is a value known, may ranks disagree about it, what type does a Python number take?
-=========== =================================================================================================
+============ =================================================================================================
+`cond`       `cond` and `switch`: the operation, the common type of the branches' results, the public functions
+`scan`       `scan`, likewise
+`while_loop` `while_loop`, likewise, and `fori_loop`, which is a `scan` if its bounds are known
+`over_axis`  `map`, which is a `scan`, and `associative_scan`, which is not a loop
+`carries`    shared by the loops: the types of the carries, a fixpoint
+`values`     shared by all: whether a value is known, whether ranks may disagree about it, Python numbers' types
+============ =================================================================================================
 """
 
 from minidiff.higher_order.cond import Cond, cond, cond_p, switch, switch_p

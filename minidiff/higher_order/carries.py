@@ -1,4 +1,4 @@
-"""What a loop carries from step to step: its types are a fixpoint, of steps as they run and as they are recorded."""
+"""The carries of a loop: their types are a fixpoint, run or recorded."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from minidiff.tape import Tape
 
 
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
-    """The type of a carry that starts as `old` (a value or a type), of which one step made `new`.
+    """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
     A `number` takes whatever variance a step gives it, as numbers do everywhere.
     """
     try:
         a, b = typeof(old), typeof(new)
     except TypeError:
-        as_named_value(new, f"{what}: what a step makes of {path}")
+        as_named_value(new, f"{what}: the step's result for {path}")
         raise
     variance = a.variance | b.variance
     if not number:
-        labels = f"what {path} starts as", "what a step makes of it"
-        variance = joint_variance(f"{what}: {path} has type {a}, a step makes it {b}; these", labels, (old, new))
+        labels = f"the initial {path}", "the step's result"
+        variance = joint_variance(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
     if a.shape == b.shape:
         if a.dtype == b.dtype or fits_weakly(new, a.dtype):
             return a.update(variance=variance)
         if fits_weakly(old, b.dtype):
             return b.update(variance=variance)
     raise TypeError(
-        f"{what} must keep the type of what it carries: {path} has type {a}, but a step makes it {b}; convert one of "
-        "them (with .astype, say, or np.broadcast_to)"
+        f"{what} must keep the types of its carries: {path} has type {a}, but a step returns {b}; convert one of them "
+        "(with .astype, say, or np.broadcast_to)"
     )
 
 
 def as_carried(x: Any, t: ShapedArray) -> Value:
-    """`x` as a carry of type `t`: of what `as_type` makes of it, the one that lies on the ranks as `t` does."""
+    """Cast `x` to the type `t`, then reshard it like `t`."""
     x = as_type(x, t)
     have = typeof(x).sharding
     if have == t.sharding or (have is not None and have.is_element):
@@ -58,7 +58,7 @@ def as_carried(x: Any, t: ShapedArray) -> Value:
 
 
 class Carry:
-    """What a loop carries: the leaves it starts with, where they stand, and how a step's results are checked."""
+    """A loop's carries: initial leaves, paths, and checks of each step's results."""
 
     def __init__(self, what: str, f: Callable, name: str, init: Any):
         self.what = what
@@ -67,21 +67,21 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
-        self.seen: list[ShapedArray] = []  # the types that the carries have had, while they are known
-        self.last: list[ShapedArray] = []  # those that they had last
-        self.fixed = False  # whether a step that took what was `seen` made nothing else of it, as no further one will
-        self.lifted = False  # whether the carries are lifted to their types before each step, the first one too
+        self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
+        self.last: list[ShapedArray] = []  # the types of the most recent carries
+        self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
+        self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included
 
     def tree(self, leaves: Iterable[Value]) -> Any:
         return tree.unflatten(self.structure, leaves)
 
     def leaves(self, new: Any) -> list:
-        """The leaves of what a step returns to be carried on."""
+        """The leaves of the carry that a step returns."""
         leaves, structure = tree.flatten(new)
         if structure != self.structure:
             raise TypeError(
-                f"{self.what} must keep the structure of what it carries: {self.name} is {self.structure}, but a step "
-                f"makes it {structure}"
+                f"{self.what} must keep the structure of its carries: {self.name} is {self.structure}, but a step "
+                f"returns {structure}"
             )
         return leaves
 
@@ -90,16 +90,16 @@ class Carry:
         return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
     def eagerly(self, step: Callable, *args: Any) -> tuple[list[Value], list[ShapedArray], Any]:
-        """The first step: the carries it starts with, their types, and what it returns.
+        """Run the first step: initial carries, their types, and the step's results.
 
-        A Python number shows only now of what dtype it must be; if that is another than its own, the step is repeated.
-        So it is where it takes derivatives, and carries will vary along more axes: what they are depends on that.
+        Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
+        also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
         """
         start, scope = self.init, current_scope()
         before = scope and scope.transposed
         try:
             new, rest = step(start, *args)
-        except (AttributeError, TypeError):  # a step may want of a number what only arrays have
+        except (AttributeError, TypeError):  # a step may use attributes that only arrays have
             if not any(map(is_weak, start)):
                 raise
             start = list(map(as_value, start))
@@ -113,19 +113,19 @@ class Carry:
                 with for_types_alone():
                     stay = self.recorded(step, list(map(typeof, args)), for_types=True)[1]
                     types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
-                self.lifted, init = True, [as_type(x, t) for x, t in zip(init, types)]
+                self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
         self.seen, self.last = types, list(map(typeof, init))
         return init, types, (self.resharded(types, new), rest)
 
     def resharded(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
-        """A step's results, checked against the types of the carries."""
+        """Check a step's results against the types of the carries; cast if needed."""
         out = []
         for path, x, t in zip(self.paths, new, types):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
-            out.append(as_type(x, t) if self.lifted else x)
+            out.append(as_type(x, t) if self.cast else x)
         if current_scope() is not None:
             seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
             self.fixed = self.last == self.seen == seen
@@ -135,7 +135,7 @@ class Carry:
     def results(
         self, step: Callable, values: Sequence[Value], others: Sequence[ShapedArray] = (), ys: Sequence[Value] = ()
     ) -> tuple[list[Value], list[Value]]:
-        """What is carried out of a loop, and what its steps gave, with the variance after any number: as recorded."""
+        """The final carries and stacked results, with the variance of a recorded loop."""
         scope = current_scope()
         if scope is None or not scope.typed:
             return list(values), list(ys)
@@ -151,9 +151,9 @@ class Carry:
     def recorded(
         self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
     ) -> tuple[TracedBody, list[ShapedArray]]:
-        """A Draft of a step, which takes the carries and `others`, and the types of the carries: a fixpoint.
+        """Trace a step of carries and `others` until the carries' types are a fixpoint.
 
-        A sharded array has the sharding that the first step gives it: further steps' results are resharded like it.
+        A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
         """
         current: list[Any] = [x if is_weak(x) else typeof(x) for x in self.init]
         resharded = False
@@ -166,7 +166,7 @@ class Carry:
 
             try:
                 traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
-            except (AttributeError, TypeError):  # a step may want of a number what only arrays have
+            except (AttributeError, TypeError):  # a step may use attributes that only arrays have
                 if not any(map(is_weak, current)):
                     raise
                 current = list(map(typeof, current))
@@ -180,13 +180,13 @@ class Carry:
             current, resharded = types, types == current
 
 
-def moved_body(
+def jvp_of_body(
     outside: JVP, body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]
 ):
-    """A loop's body in forward mode: a Draft of its results and their tangents, and which inputs move.
+    """Trace the jvp of a loop's body; find which inputs have tangents.
 
-    Inputs and tangents are given in groups, the carries in the second; in the draft's inputs each group is followed by
-    its tangents.
+    Inputs and tangents are given in groups, the carries in the second; the traced body takes each group followed by its
+    tangents.
     """
     moving = [[t is not None for t in group] for group in tangents]
 

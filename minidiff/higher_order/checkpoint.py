@@ -1,10 +1,10 @@
-"""Derivatives that keep less: what the backward sweep needs is computed once more instead of being kept.
+"""Checkpointing: recompute intermediate values instead of saving them.
 
-In reverse mode a checkpointed function runs under three interpreters of its own. `Known` runs what is known and
-writes it on a tape, names without values; `LinearInside` above it records what is linear; forward mode above that is
-the one around, continued. The two tapes make one linear equation, which takes the inputs (what the function closes
-over is among them), and the results that a policy saves. To transpose it is to run its known part, then to transpose
-the rest.
+In reverse mode a checkpointed function runs under three interpreters of its own. `Known` evaluates the primal
+operations and records them on a tape that does not hold the values; `LinearInside` above it records the linear
+operations; on top, `SweepInside` continues the surrounding forward sweep. The two tapes become one linear equation. Its
+operands are the function's inputs, including the values it closes over, and the results that a policy saves.
+Transposing it reruns the known part, then transposes the rest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minidiff.core import (
 )
 from minidiff.forward import JVP, Flat, JVPTracer, as_value
 from minidiff.higher_order.inlined import Call, Continued, JVPInside
-from minidiff.higher_order.partial_eval import Parts, chosen, names_used, needed_equations, prune_tape
+from minidiff.higher_order.partial_eval import PartialEval, chosen, names_used, needed_equations, prune_tape
 from minidiff.keywords import transformation
 from minidiff.reverse import Linearize, Sweep, backward_pass
 from minidiff.staging import Stage, check_function
@@ -37,11 +37,11 @@ from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, 
 
 Policy = Callable[..., bool]
 
-# ---------------------------------------------------------------- running and writing at once
+# ---------------------------------------------------------------- evaluating and recording at once
 
 
 class KnownTracer(RecordedTracer):
-    """A value, and its name on a tape that does not hold it."""
+    """A value and its name on a tape that does not hold the value."""
 
     __slots__ = ("value",)
 
@@ -66,7 +66,7 @@ class KnownTracer(RecordedTracer):
 
 
 class Known(Stage):
-    """Operations are run by the interpreter below, and recorded; results that the policy chooses are `saved`."""
+    """Run operations below and record them; keep results that the policy saves."""
 
     name = "checkpoint"
     keeps_sources = False
@@ -74,10 +74,10 @@ class Known(Stage):
     def __init__(self, below: Interpreter, policy: Policy | None):
         super().__init__(below)
         self.policy = policy
-        self.values: dict[Var, Value] = {}  # of inputs, and of saved results
+        self.values: dict[Var, Value] = {}  # the values of inputs and of saved results
 
     def enter(self, value: Value) -> KnownTracer:
-        """A value as an input of the tape."""
+        """Make a value an input of the tape."""
         var = self.new_input(typeof(value)).variable
         self.values[var] = value
         return KnownTracer(self, var, value)
@@ -86,7 +86,7 @@ class Known(Stage):
         return type(x) is KnownTracer and x.interpreter is self
 
     def adopt(self, x: Value) -> Value:
-        """Whatever is closed over is an input."""
+        """Make a value that the function closes over an input."""
         if not isinstance(x, Tracer) or x.interpreter is self:
             return x
         known = self._adopted.get(id(x))
@@ -110,14 +110,14 @@ class Known(Stage):
         )
         if self.policy is not None and self.policy(primitive, *map(typeof, args), **params):
             self.values.update(zip(outputs, outs))
-            if primitive is name_p:  # one value, whichever of its names is read
+            if primitive is name_p:  # operand and result are one value: save it under both names
                 self.values.update((x.variable, out) for x in args if self.owns(x))
         tracers = [KnownTracer(self, v, x) for v, x in zip(outputs, outs)]
         return tracers if primitive.multiple_results else tracers[0]
 
 
 class LinearInside(Continued, Linearize):
-    """The linear part of a checkpointed function: of known values it takes the names."""
+    """Record the linear part of a checkpointed function; known values appear by name."""
 
     def atom(self, x: Value) -> Atom:
         if not isinstance(x, Tracer):
@@ -166,7 +166,7 @@ class Checkpoint(Call):
         return [outside.join(x, found.get(i)) for i, x in enumerate(results[:count])]
 
     def _linearize(self, outside: Sweep, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run the function, and record its derivative as one equation."""
+        """Run the function and record its derivative as one equation."""
         recorder = outside.below
         known = Known(recorder.below, params["policy"])
         linear = LinearInside(known, outer=recorder)
@@ -196,11 +196,11 @@ class Checkpoint(Call):
         return outs
 
     def linearize_body(self, outside, args, params):
-        """Of a derivative that is on a tape already, a loop's body say: what is linear is one equation there, too."""
+        """Linearise a taped checkpoint (in a loop, say): one linear equation again."""
         linear = [outside.owns(x) for x in args]
         if not isinstance(params["body"], Tape) or not any(linear):
             return super().linearize_body(outside, args, params)
-        parts, policy = Parts(params["body"], linear), params["policy"]
+        parts, policy = PartialEval(params["body"], linear), params["policy"]
         known, moved = parts.stage, parts.recorder
 
         def named(x):
@@ -212,7 +212,7 @@ class Checkpoint(Call):
             evaluate_equation(eqn, env)
             if policy is not None and policy(eqn.primitive, *map(atom_type, eqn.inputs), **eqn.params):
                 given.update((v, env[v]) for v in eqn.outputs)
-                if eqn.primitive is name_p:  # as above
+                if eqn.primitive is name_p:  # save it under both names
                     given.update((v, env[v]) for v in eqn.inputs)
         env.update(zip(moved.inputs, [x for x, yes in zip(args, linear) if yes]))
         outputs = [x.variable for x in parts.outs if moved.owns(x)]
@@ -222,7 +222,7 @@ class Checkpoint(Call):
         equations, needed = needed_equations([*known.equations, *pushed], outputs, given)
         operands = [v for v in (*given, *moved.inputs) if v in needed]
         if outputs:
-            body, constants = Tape(operands, equations, outputs).close()  # lifted zeros, say, of the tape around
+            body, constants = Tape(operands, equations, outputs).close()  # constants such as the outer tape's zeros
             operands = [*constants, *[env[v] for v in operands]]
             results = outside.record(self, operands, {"body": body, "policy": None})
             env.update(zip(outputs, results))
@@ -230,7 +230,7 @@ class Checkpoint(Call):
 
     def transpose(self, cts, operands, params):
         tape = params["body"]
-        env = dict(zip(tape.inputs, map(_once_more, operands)))
+        env = dict(zip(tape.inputs, map(_for_recompute, operands)))
         linear_vars = {v for v, x in env.items() if isinstance(x, ShapedArray)}
         known, linear = [], []
         for eqn in tape.equations:
@@ -248,7 +248,7 @@ class Checkpoint(Call):
         return [found.get(v) for v in tape.inputs]
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
-        """The equation of those of its results that are used: no more than these need is computed once more."""
+        """Drop unused results, and everything that would be recomputed for them alone."""
         body = eqn.params["body"]
         if not isinstance(body, Tape):
             return eqn
@@ -267,7 +267,7 @@ checkpoint_p = Checkpoint("checkpoint")
 
 
 def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var]) -> dict[Var, Value]:
-    """The values of the names `wanted`; others are let go after their last use."""
+    """The values of `wanted`; others are freed after their last use."""
     last: dict[Var, int] = {}
     for i, eqn in enumerate(equations):
         last.update((a, i) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var))
@@ -280,7 +280,7 @@ def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var])
 
 
 def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
-    """Equations with values in the place of their names: each lets go of them when it goes itself."""
+    """Substitute values for names, so that each is freed with its last equation."""
     return [
         Equation(
             e.primitive,
@@ -293,16 +293,16 @@ def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list
     ]
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @transformation
 def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
-    """`f`, whose derivative in reverse mode keeps the arguments alone, and computes the rest once more.
+    """Make `f` save only its arguments in reverse mode, and recompute the rest.
 
-    `policy(primitive, *types, **params)` says of which operations the results are saved as well; `str(primitive)` is
-    an operation's name. There are some in `checkpoint_policies`. Arguments and result are trees of arrays; arrays
-    that `f` closes over count as arguments.
+    `policy(primitive, *types, **params)` says whether the results of an operation are saved as well; `str(primitive)`
+    is the operation's name. `checkpoint_policies` holds common policies. Arguments and result are trees of arrays;
+    arrays that `f` closes over count as arguments.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -333,7 +333,7 @@ remat = checkpoint
 
 
 class Name(Primitive):
-    """The identity, with a mark on it: for policies to know it by, or to be told apart from what it is."""
+    """The identity with a label, for policies and to keep recomputed values apart."""
 
     shares_memory = True
 
@@ -352,41 +352,44 @@ class Name(Primitive):
 
 name_p = Name("name")
 
-#: The identity, before what is computed once more: what is computed from its result is not what was computed before.
+#: The identity that marks operands of a recomputation, so that it is not merged with the original computation.
 recompute_p = Name("recompute")
 
 
-def _once_more(x: Any) -> Any:
-    """A value that something is computed from once more, on tapes told apart from that of the first time."""
+def _for_recompute(x: Any) -> Any:
+    """Mark an operand of a recomputation, distinct from the original value."""
     return recompute_p.bind(x) if isinstance(x, Tracer) else x
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """`x`, a tree of arrays, under a name: `checkpoint_policies.save_only_these_names(name)` saves it."""
+    """Name `x`, a tree of arrays, for `checkpoint_policies`.
+
+    `checkpoint_policies.save_only_these_names(name)` saves it.
+    """
     return tree.map(lambda leaf: name_p.bind(as_value(leaf), name=name), x)
 
 
 class checkpoint_policies:
-    """Which results `checkpoint` saves."""
+    """Common policies: which results `checkpoint` saves."""
 
     @staticmethod
     def everything_saveable(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
-        """All, as if there were no checkpoint."""
+        """Save everything, as if there were no checkpoint."""
         return True
 
     @staticmethod
     def nothing_saveable(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
-        """None: all is computed once more."""
+        """Save nothing: recompute everything."""
         return False
 
     @staticmethod
     def dots_saveable(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
-        """Those of matrix products: they cost most to compute."""
+        """Save the results of matrix products, which are the most expensive to recompute."""
         return str(primitive) in ("matmul", "dot", "einsum", "tensordot", "inner", "outer")
 
     @staticmethod
     def save_only_these_names(*names: str) -> Policy:
-        """Those that `checkpoint_name` has given one of these names."""
+        """Save the values that `checkpoint_name` gave one of these names."""
 
         def policy(primitive: Primitive, *types: ShapedArray, **params: Any) -> bool:
             return primitive is name_p and params["name"] in names

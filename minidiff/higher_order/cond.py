@@ -1,4 +1,4 @@
-"""`cond` and `switch`: one of several branches."""
+"""`cond` and `switch`: run one of several branches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from minidiff.forward import JVP, as_values, push_forward
 from minidiff.higher_order.partial_eval import (
     BodyOperation,
     LinearPart,
-    Parts,
+    PartialEval,
     TracedBody,
     batched_type,
     by_id,
@@ -66,9 +66,10 @@ from minidiff.vmap import BatchTracer
 
 
 class Cond(BodyOperation):
-    """`cond` and `switch`: parameters are the branches' tapes, operands a selector and what the branches take.
+    """`cond` and `switch`: a selector picks one of the branches' tapes.
 
-    `choose(selector)` is the number of the branch; `matches(selector, i)` says whether it is i, as an operation.
+    Parameters are the branches' tapes; operands are the selector and the branches' operands.
+    `choose(selector)` is the number of the branch; `matches(selector, i)` is the traceable test whether it is i.
     """
 
     def __init__(self, name: str, choose: Callable[[Any], int], matches: Callable[[Value, int], Value]):
@@ -77,11 +78,11 @@ class Cond(BodyOperation):
         self.matches = matches
 
     def branch(self, selector: Value, branches: Sequence) -> Any:
-        """The branch that a concrete selector selects."""
+        """The branch that a concrete selector chooses."""
         return branches[self.choose(concrete_value(selector, SELECTORS[self.name]))]
 
     def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
-        """Of several branches' results those selected, element by element."""
+        """Select among the branches' results element by element."""
         *others, outs = results
         for i, candidates in reversed(list(enumerate(others))):
             here = self.matches(selector, i)
@@ -121,7 +122,7 @@ class Cond(BodyOperation):
         return Equation(self, inputs, dict(zip(eqn.params, tapes)), chosen(eqn.outputs, used), eqn.source)
 
     def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
-        """The same choice among other tapes, each with the values that it is closed over."""
+        """Bind this operation to other branches: tapes and the values they close over."""
         tapes, constants = merge([by_id(pair) for pair in closed])
         if not (tapes[0].outputs or any(has_effects(eqn) for tape in tapes for eqn in tape.equations)):
             return []
@@ -157,38 +158,38 @@ class Cond(BodyOperation):
     def split(self, args, linear, params):
         selector, *operands = args
         linear = linear[1:]
-        parts = [Parts(branch, linear) for branch in tapes_of(params)]
+        parts = [PartialEval(branch, linear) for branch in tapes_of(params)]
         is_linear = [any(flags) for flags in zip(*[p.is_linear for p in parts])]
         known = [not yes for yes in is_linear]
-        slots: list[ShapedArray] = []  # the types of what the known branches keep; a branch fills some of them
+        slots: list[ShapedArray] = []  # the types of the saved residuals; each branch fills some slots
         found = []
         for p in parts:
             tape, residuals = p.linear_tape(is_linear)
-            there, kept = [], {}  # residuals that need not be kept: (name, key, value); those that are, by their slot
+            outer, saved = [], {}  # residuals available outside: (name, key, value); residuals to save, by slot
             for var, x in zip(tape.inputs, residuals):
                 i = p.input_number(x)
                 if i is not None:
-                    there.append((var, i, operands[i]))
+                    outer.append((var, i, operands[i]))
                 elif p.stage.owns(x):
-                    kept[_free_slot(slots, kept, x.type)] = (var, x)
+                    saved[_free_slot(slots, saved, x.type)] = (var, x)
                 else:
-                    there.append((var, ("outside", id(x)), x))
-            found.append((p, tape, there, kept))
+                    outer.append((var, ("outside", id(x)), x))
+            found.append((p, tape, outer, saved))
 
         keeping = [
-            p.known_tape([*chosen(p.outs, known), *[kept[k][1] if k in kept else t for k, t in enumerate(slots)]])
-            for p, _, _, kept in found
+            p.known_tape([*chosen(p.outs, known), *[saved[k][1] if k in saved else t for k, t in enumerate(slots)]])
+            for p, _, _, saved in found
         ]
         results = self.bind_branches(selector, keeping, chosen(operands, [not yes for yes in linear]), params)
         outs, residuals = cut(results, sum(known))
 
-        def linear_branch(tape: Tape, there: list, kept: dict) -> tuple[Tape, list]:
-            names = [var for var, _, _ in there]
-            names += [kept[k][0] if k in kept else Var(t) for k, t in enumerate(slots)]
-            inputs = [*names, *tape.inputs[len(there) + len(kept) :]]
-            return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in there]
+        def linear_branch(tape: Tape, outer: list, saved: dict) -> tuple[Tape, list]:
+            names = [var for var, _, _ in outer]
+            names += [saved[k][0] if k in saved else Var(t) for k, t in enumerate(slots)]
+            inputs = [*names, *tape.inputs[len(outer) + len(saved) :]]
+            return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in outer]
 
-        linear_tapes, values = merge([linear_branch(tape, there, kept) for _, tape, there, kept in found])
+        linear_tapes, values = merge([linear_branch(tape, outer, saved) for _, tape, outer, saved in found])
         part = LinearPart(
             [
                 *[(None, x) for x in [selector, *values, *residuals]],
@@ -241,7 +242,7 @@ class Cond(BodyOperation):
 
 
 def _free_slot(slots: list[ShapedArray], taken: dict, t: ShapedArray) -> int:
-    """The number of a slot of type `t` that is not taken; a new one, if there is none."""
+    """The number of a free slot of type `t`; append one if there is none."""
     for k, slot in enumerate(slots):
         if slot == t and k not in taken:
             return k
@@ -257,7 +258,7 @@ switch_p = Cond("switch", int, equal)
 
 
 def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
-    """The leaves of `operands`, and `f(*operands)` as a function of them that returns leaves with paths, structure."""
+    """The leaves of `operands`; `f` from leaves to (leaves with paths, structure)."""
     leaves, structure = tree.flatten(operands)
     weak = are_weak(leaves)
 
@@ -267,8 +268,8 @@ def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
     return [entered(x) for x in leaves], flat
 
 
-def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
-    """The types of the results of several branches, which must be the same but for Python numbers and variance."""
+def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
+    """The common types of branches' results, up to Python numbers and variance."""
     structure = results[0][1]
     for name, (_, other) in zip(names, results):
         if other != structure:
@@ -303,7 +304,7 @@ def _joined(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[S
 def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Sequence[Callable], operands: tuple):
     use = SELECTORS[primitive.name]
     given, structure = tree.flatten(operands)
-    as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # a branch that runs takes any value
+    as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
     batched = isinstance(selector, BatchTracer)
     known = None if batched else if_known(selector, use)
     if known is not None:
@@ -319,14 +320,14 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         functions.append(function)
     if batched:
         results = [function(*leaves) for function in functions]
-        types = _joined(primitive.name, names, results)
+        types = _common_types(primitive.name, names, results)
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
         with checking(current_scope(), False):
             return _results(results, primitive.select(selector, values))
     traced_bodies = [_traced_body(primitive, f, leaves, function) for f, function in zip(branches, functions)]
-    types = _joined(primitive.name, names, [d.result for d in traced_bodies])
+    types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
-    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # compiled programs write them out
+    parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
     outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
     return _results([d.result for d in traced_bodies], outs)
 
@@ -334,9 +335,9 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
 def _typed_choice(
     primitive: Cond, number: int, names: Sequence[str], branches: Sequence[Callable], operands: tuple
 ) -> Any:
-    """The results of one branch, with the variance that they have whichever is chosen: as it is recorded.
+    """Run one branch, and give its results the variance of a recorded `cond`.
 
-    So a program whose types are right for these numbers is right for others.
+    So a program that typechecks for these values typechecks for any others.
     """
     leaves, function = _flat_function(branches[number], operands)
     found, structure = function(*leaves)
@@ -347,12 +348,12 @@ def _typed_choice(
         if k != number:
             with for_types_alone():
                 results[k] = _traced_body(primitive, f, *_flat_function(f, operands), for_types=True).result
-    types = _joined(primitive.name, names, results)
+    types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 
 
 def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
-    """What was chosen, as the branches return it: a Python number where all of them return one."""
+    """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
     return tree.unflatten(results[0][1], weak_where(weak, values))
 
@@ -363,21 +364,21 @@ def _traced_body(
     return TracedBody(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
-_BETWEEN_VALUES = ": between values that are there, np.where chooses"
+_BETWEEN_VALUES = "; to choose between values use np.where"
 
 
 @explains_keywords
 def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> Any:
-    """`true_fun(*operands)` if `pred` holds, else `false_fun(*operands)`.
+    """Return `true_fun(*operands)` if `pred` is true, else `false_fun(*operands)`.
 
-    `pred` is one boolean, or a number (which holds if it is not 0). Operands and results are trees. Where `pred` is
-    known, one branch is run. Where it is only a name (under `make_tape`), both are recorded, and must return trees of
-    the same structure and types; a result varies from rank to rank if it does in one of them. So it does in a
-    `shard_map` that has types where `pred` is known, too: the other branch is recorded there for its types alone, and
-    has no say if it raises. Where `pred` is many at once (under `vmap`), both are run, and results chosen element by
-    element. Raises TypeError where branches differ, VarianceError where ranks may disagree about `pred`.
+    `pred` is one boolean, or a number (true if it is not 0). Operands and results are trees. If `pred` is concrete, one
+    branch runs. If it is abstract (under `make_tape`), both are recorded, and must return trees of the same structure
+    and types; a result varies along the axes along which it varies in either branch. The same holds in a typed
+    `shard_map` even if `pred` is concrete: there the other branch is recorded for its types alone, and ignored if it
+    raises. If `pred` is batched (under `vmap`), both run, and results are selected element by element. Raises TypeError
+    if the branches' types differ, VarianceError if ranks may disagree about `pred`.
 
     >>> import numpy as np
     >>> cond(True, lambda x: x + 1.0, lambda x: x - 1.0, 2.0)
@@ -397,9 +398,9 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any) -> 
 
 @explains_keywords
 def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
-    """`branches[index](*operands)`; an index that is out of range stands for the nearest branch.
+    """Return `branches[index](*operands)`; an index out of range is clamped.
 
-    As `cond`, with any number of branches.
+    Like `cond`, with any number of branches.
 
     >>> [switch(i, [lambda x: x, lambda x: -x], 2.0) for i in (-1, 0, 1, 5)]
     [2.0, 2.0, -2.0, -2.0]
@@ -409,7 +410,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any) -> Any:
     if t.shape or t.dtype.kind not in "iu":
         raise TypeError(f"switch: index must be one integer, got {t}")
     if not branches:
-        raise ValueError("switch: there must be a branch at least")
+        raise ValueError("switch: branches must hold at least one function")
     names = [f"branches[{i}]" for i in range(len(branches))]
     check_functions("switch", dict(zip(names, branches)), _BETWEEN_VALUES)
     if isinstance(index, Tracer):

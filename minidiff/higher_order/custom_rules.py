@@ -1,10 +1,10 @@
-"""Derivative rules of one's own, and values that count as constants.
+"""Custom derivative rules: `custom_jvp`, `custom_vjp` and `stop_gradient`.
 
-A function with a rule is an operation with a body: evaluated, vectorised and staged it is its body, and a derivative
-takes the rule instead. Rules are functions like others, and have derivatives themselves.
+A function with a rule is an operation with a body: evaluation, vectorisation and staging use the body, differentiation
+uses the rule. Rules are ordinary functions, and can be differentiated themselves.
 
 A jvp rule is linear in the tangents, and reverse mode transposes it. With a backward rule, the derivative is a linear
-operation, `linear_call`, whose transpose is that rule; forward mode evaluates it by the jvp rule, if there is one.
+operation, `linear_call`, whose transpose is that rule; forward mode evaluates it with the jvp rule, if there is one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from minidiff.vmap import Batch, BatchTracer, stacked
 
 
 def stop_gradient(x: Any) -> Any:
-    """`x`, a tree of arrays, as a constant: its derivative is zero.
+    """Return `x`, a tree of arrays, as a constant: its derivative is zero.
 
     >>> from minidiff import grad
     >>> float(grad(lambda x: x * stop_gradient(x))(3.0))
@@ -66,7 +66,7 @@ def stop_gradient(x: Any) -> Any:
 
 
 class Guard(Interpreter):
-    """Passes all on, and raises where a rule meets a value that is differentiated around it, but no argument of it."""
+    """Pass operations on; raise if a rule closes over a differentiated value."""
 
     name = "a custom rule"
 
@@ -90,13 +90,13 @@ class Guard(Interpreter):
     def check(self, x: Value) -> None:
         if isinstance(x, Tracer):
             outside = self.outside
-            while outside is not None:  # as it is around the body of a shard_map, too
+            while outside is not None:  # the same transformation continues around a shard_map's body
                 if x.interpreter is outside:
                     raise closed_over(self.what, x)
                 outside = outside.outer
 
     def around(self, body: Body | None) -> Body | None:
-        """A body, guarded wherever it is run. (A tape closes over nothing.)"""
+        """Guard a body wherever it runs. (A tape closes over nothing.)"""
         if body is None or isinstance(body, Tape):
             return body
 
@@ -115,15 +115,16 @@ class Guard(Interpreter):
 def closed_over(what: str, x: Value) -> TypeError:
     return TypeError(
         f"{what} closes over a value of type {typeof(x)} that is being differentiated; its rule gives derivatives in "
-        "its arguments alone (but for those of nondiff_argnums): pass the value as one, or through stop_gradient, if "
-        "it is to be a constant"
+        "its arguments alone (except nondiff_argnums): pass the value as an argument, or apply stop_gradient if it is "
+        "a constant"
     )
 
 
 class Custom(Call):
-    """A call of a function with a rule. Parameters: `what`, its name; `body`; rules, functions of leaves; `consts`.
+    """A call of a function with a rule.
 
-    On tapes the body takes `consts` values before the arguments that it closes over: the rules do not know of them.
+    Parameters: its name `what`; `body`; the rules, functions of leaves; `consts`.
+    On tapes the body takes the `consts` values that it closes over before the arguments; the rules do not take them.
     """
 
     rules: tuple[str, ...]
@@ -155,7 +156,10 @@ class Custom(Call):
 
 
 class CustomJVP(Custom):
-    """Its rule `jvp` takes leaves and their tangents, and gives the results, then their tangents (None for zero)."""
+    """A call with a jvp rule on leaves.
+
+    The rule `jvp` maps leaves and tangents to the results, then their tangents (None for zero).
+    """
 
     rules = ("jvp",)
 
@@ -171,10 +175,11 @@ class CustomJVP(Custom):
 
 
 class CustomVJP(Custom):
-    """A call of a function with a backward rule. Its derivative runs `fwd`, then applies one `linear_call`.
+    """A call of a function with a backward rule.
 
-    Its rules are functions of leaves: `fwd` returns a list of results and one of residuals; `bwd` takes residuals and
-    cotangents; `jvp` is a rule as in `CustomJVP`, or None.
+    Its derivative runs `fwd`, then applies one `linear_call`.
+    The rules are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals
+    and cotangents; `jvp` is a rule as in `CustomJVP`, or None.
     """
 
     rules = ("fwd", "bwd", "jvp")
@@ -225,12 +230,13 @@ class CustomVJP(Custom):
 
 
 def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], arguments: dict[int, bool]) -> Callable:
-    """Vectorise a backward rule along a leading axis of all cotangents, and of the residuals that are batched.
+    """Vectorise a backward rule over cotangents and batched residuals.
 
-    `arguments` says which arguments are batched; the cotangents of the others are summed along the axis.
+    The batch axis is the first axis of all cotangents and of the residuals that are batched.
+    `arguments` says which arguments are batched; the cotangents of the others are summed over that axis.
     """
 
-    def along_axis(values, cts):
+    def batched(values, cts):
         flat = batched_body(
             lambda *xs: bwd(xs[: len(values)], xs[len(values) :]), outside, [*residuals, *[True] * len(cts)]
         )
@@ -239,19 +245,19 @@ def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], argume
             for i, ct in enumerate(flat(*values, *cts))
         ]
 
-    return along_axis
+    return batched
 
 
 class LinearCall(Custom):
-    """The derivative of a function with a backward rule: a linear map of tangents, whose transpose is `bwd`.
+    """The derivative of a function with a backward rule; its transpose is `bwd`.
 
-    The operands are, in order: `consts` values that the body closes over; the `residuals`, so many of them; the
-    primals, if there is a body; the tangents of the `active` arguments. The body takes them all and applies the jvp
-    rule. Without a jvp rule it is None: the operation can be recorded, batched and transposed, but not evaluated.
+    The operands are, in order: `consts` values that the body closes over; `residuals` many residuals; the primals, if
+    there is a body; the tangents of the `active` arguments. The body takes all of them and applies the jvp rule.
+    Without a jvp rule the body is None: the operation can be recorded, batched and transposed, but not evaluated.
     """
 
     def forward_rule(self, params: dict) -> Body:
-        """The body. Raises TypeError if there is none."""
+        """The body; TypeError if there is none."""
         if params["body"] is None:
             what = params["what"]
             raise TypeError(
@@ -274,7 +280,7 @@ class LinearCall(Custom):
         return outside.record(self, args, params)
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        # Forward mode cannot be refused here: reverse mode of a recorded body runs forward mode too, then transposes.
+        # Do not raise here: reverse mode of a recorded body runs forward mode first, then transposes.
         if params["body"] is None:
             return outside.record(self, args, params)
         return super().stage_body(outside, args, params)
@@ -285,8 +291,8 @@ class LinearCall(Custom):
         for x in known:
             if isinstance(x, ShapedArray):
                 raise TypeError(
-                    f"the derivative of {params['what']} is linear in its tangents, not in the value of type {x} that "
-                    "it is taken at"
+                    f"the derivative of {params['what']} is linear in its tangents, not in the value of type {x} at "
+                    "which it is evaluated"
                 )
         given = iter(cts)
         cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t) for t in types]
@@ -313,11 +319,11 @@ custom_vjp_p = CustomVJP("custom_vjp")
 linear_call_p = LinearCall("linear_call")
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 class _Function:
-    """What `custom_jvp` and `custom_vjp` share: they stand for a function, some of whose arguments may be static."""
+    """The common part of `custom_jvp` and `custom_vjp`."""
 
     jvp: Callable | None = None
 
@@ -331,19 +337,23 @@ class _Function:
         return self if instance is None else functools.partial(self, instance)
 
     def defjvp(self, jvp: Callable) -> Callable:
-        """Declare the rule for forward mode: `jvp(*nondiff_args, primals, tangents)` returns (result, tangent).
+        """Declare the forward rule `jvp`.
 
-        `primals` and `tangents` are tuples of the arguments and of their tangents, which are like them (zeros, where
-        an argument is constant; of dtype `float0` for integers). The tangent of the result is like the result, and
-        is linear in `tangents`. Raises TypeError, when it is used, where it returns anything else; VarianceError, where
-        in the body of a `shard_map` a tangent varies along an axis along which the result does not. (One that varies
-        along fewer is lifted.)
+        `jvp(*nondiff_args, primals, tangents)` returns a pair (result, tangent).
+        `primals` and `tangents` are tuples of the arguments and of their tangents, which have the arguments' structure
+        and types (zeros for a constant argument; dtype `float0` for integers). The result's tangent has the structure
+        and type of the result, and is linear in `tangents`. Using the rule raises TypeError if it returns anything
+        else; VarianceError if, in the body of a `shard_map`, a tangent varies along an axis along which the result does
+        not. (If it varies along fewer axes, a pbroadcast is inserted.)
         """
         self.jvp = jvp
         return jvp
 
     def defjvps(self, *jvps: Callable | None) -> None:
-        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None where it does not contribute."""
+        """Declare a rule for each argument: `jvp(tangent, result, *primals)`, or None.
+
+        None stands for an argument that does not contribute.
+        """
         if self.nondiff_argnums:
             raise TypeError(f"{self.what}: with nondiff_argnums, declare one rule with defjvp")
 
@@ -369,10 +379,10 @@ class _Function:
         return rule
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
-        """All arguments by position, defaults put in: rules take them that way."""
+        """Bind arguments by position, as rules take them, and fill in defaults."""
         try:
             bound = None if isinstance(self.fun, numpy.ufunc) else inspect.signature(self.fun).bind(*args, **kwargs)
-        except ValueError:  # a function written in C, as ufuncs are, whose `out` and `where` no rule knows
+        except ValueError:  # a function written in C has no signature; ufuncs are excluded for their `out` and `where`
             bound = None
         if bound is not None:
             bound.apply_defaults()
@@ -383,9 +393,9 @@ class _Function:
 
 
 class _Call:
-    """One call of a function with a rule: which arguments are static, and how the others' leaves make them up.
+    """One call of a function with a rule: static arguments, structure of the others.
 
-    The leaves themselves it does not hold: rules live as long as the tapes that they are on.
+    It does not hold the leaves themselves: rules live as long as the tapes that hold them.
     """
 
     def __init__(self, function: _Function, args: tuple):
@@ -402,10 +412,10 @@ class _Call:
         self.paths = [f"argument {self.moving[int(n)]}{rest}" for n, _, rest in places]
         self.types = [typeof(as_value(x)) for _, x in leaves]
         self.weak = are_weak(x for _, x in leaves)
-        #: Rules get Python numbers beside arrays only: one of numbers alone may divide by zero, as NumPy's allow.
+        #: Rules get Python numbers only beside arrays: numbers alone become NumPy scalars, which may divide by zero.
         self.weak_in_rules = [] if all(self.weak) else self.weak
         self.out_structure: tree.Structure | None = None
-        self.out_types: list[ShapedArray] | None = None  # of the function's results, if it has been recorded itself
+        self.out_types: list[ShapedArray] | None = None  # of the function's results, once the function itself has run
 
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
@@ -424,7 +434,7 @@ class _Call:
         return outs
 
     def results(self, out: Any, who: str) -> list[Value]:
-        """The leaves of the function's result, whoever computed it: the function itself or one of its rules."""
+        """The leaves of the result, whether the function or a rule computed it."""
         leaves, structure = tree.flatten(out)
         if self.out_structure is not None and structure != self.out_structure:
             raise TypeError(
@@ -434,7 +444,7 @@ class _Call:
         return result_values([who], leaves, structure)
 
     def results_of_rule(self, out: Any, who: str) -> list[Value]:
-        """The same of a rule: the types are the function's, where they are known."""
+        """The leaves of a rule's result, checked against the function's types."""
         outs = self.results(out, who)
         if self.out_types is None:
             return outs
@@ -447,15 +457,16 @@ def _name(rule: Callable) -> str:
 
 
 def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = False) -> Value:
-    """A tangent or cotangent `x` as a value of the type `like`: lifted, where it varies along fewer axes.
+    """Cast a tangent or cotangent `x` to the type `like`.
 
-    That of a Python number (`weak`) may have the precision of the arrays beside it.
+    It inserts a pbroadcast if `x` varies along fewer axes.
+    The tangent of a Python number (`weak`) may have the precision of the arrays beside it.
 
-    Raises TypeError, beginning with `what`; VarianceError, ending with `advice` on the `axes`, where it varies along
-    more.
+    Raises TypeError, beginning with `what`, for another type; VarianceError, ending with `advice` on the `axes`, if `x`
+    varies along more axes.
     """
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, numpy.generic):
-        x = numpy.asarray(x, like.dtype)[()]  # a Python number has whatever precision is asked for
+        x = numpy.asarray(x, like.dtype)[()]  # a Python number takes any precision
     x = as_named_value(x, f"{what} must have the type {like}")
     if weak and is_differentiable(x.dtype) and numpy.can_cast(x.dtype, like.dtype, "same_kind"):
         x = convert(x, like.dtype)
@@ -471,10 +482,10 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
 
 
 class custom_jvp(_Function):
-    """A function whose derivative is given by a rule, for forward and reverse mode alike.
+    """A function with a derivative rule, for forward and reverse mode alike.
 
-    Declare the rule with `defjvp` (of all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are
-    arguments that are no arrays, functions for instance: rules take them first.
+    Declare the rule with `defjvp` (for all arguments at once) or `defjvps` (one for each). `nondiff_argnums` are
+    non-array arguments, functions for instance: rules take them first.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -504,14 +515,14 @@ _OF_A_RESULT = (
     "result, psum(tangent, {axes}); or let the result vary, pbroadcast(result, {axes})"
 )
 _OF_AN_ARGUMENT = (
-    "the argument is one value that all ranks there share, and each rank has found its own part of the cotangent. "
-    "Return the sum of them, psum(cotangent, {axes}); or call the function with pbroadcast(argument, {axes}), whose "
-    "transpose is that sum"
+    "the argument is the same on all ranks there, and each rank has computed one term of its cotangent. "
+    "Return the sum of the terms, psum(cotangent, {axes}); or call the function with pbroadcast(argument, {axes}), "
+    "whose transpose is that sum"
 )
 
 
 def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
-    """What a rule returned, as results and their tangents."""
+    """Check what a jvp rule returned: the results, then their tangents."""
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         raise TypeError(f"{who} must return a pair (result, tangent), got {tree.structure(pair)}")
     outs = call.results_of_rule(pair[0], who)
@@ -529,11 +540,11 @@ def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
 
 
 class custom_vjp(_Function):
-    """A function whose derivative in reverse mode is given by two rules, `fwd` and `bwd`.
+    """A function with two rules for reverse mode, `fwd` and `bwd`.
 
-    Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a rule for it is
+    Forward mode (`jvp`, `jacfwd`, the function that `linearize` returns) raises TypeError, unless a forward rule is
     declared too, with `defjvp` or `defjvps` as for a `custom_jvp`. The two must agree: `bwd` is the transpose of the
-    map from tangents to the tangent. `minidiff.checks.testing.check_grads` checks both.
+    linear map from tangents to the result's tangent. `minidiff.checks.testing.check_grads` checks both.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -560,13 +571,13 @@ class custom_vjp(_Function):
     bwd: Callable | None = None
 
     def defvjp(self, fwd: Callable, bwd: Callable) -> None:
-        """Declare the rules: `fwd(*args)` returns a pair (result, residuals), a tree of arrays that `bwd` needs.
+        """Declare the forward rule `fwd` and the backward rule `bwd`.
 
+        `fwd(*args)` returns a pair (result, residuals); residuals are a tree of arrays that `bwd` needs.
         `bwd(*nondiff_args, residuals, ct)` takes a cotangent like the result, and returns a tuple of cotangents like
-        the arguments (but for the `nondiff_argnums`); None stands for zeros. Raises TypeError, when they are used,
-        where they return anything else; VarianceError, where in the body of a `shard_map` a cotangent varies along an
-        axis along which the argument does not: such a one is to be summed, with `psum`. (One that varies along fewer
-        axes is lifted.)
+        the arguments (except the `nondiff_argnums`); None stands for zeros. Using the rules raises TypeError if they
+        return anything else; VarianceError if, in the body of a `shard_map`, a cotangent varies along an axis along
+        which the argument does not: sum it with `psum`. (If it varies along fewer axes, a pbroadcast is inserted.)
         """
         self.fwd, self.bwd = fwd, bwd
 
@@ -603,18 +614,18 @@ class custom_vjp(_Function):
 
 
 _WHEN_DIFFERENTIATED = (
-    "runs when the derivative is taken, and what it closes over belongs to a program that was recorded before: {error} "
-    "A rule gets such a value as an argument: pass it to the function"
+    "runs when the derivative is taken, but closes over a value of a program that was recorded before: {error} "
+    "Make the value an argument: pass it to the function, and the rule gets it too"
 )
 _IN_THE_BACKWARD_PASS = (
-    "runs in the backward pass, and what it closes over is of the forward pass: {{error}} A rule gets such a value as "
-    "a residual: return it from {fwd}, the forward rule, beside the result"
+    "runs in the backward pass, but closes over a value of the forward pass: {{error}} Make the value a residual: "
+    "return it from {fwd}, the forward rule, beside the result"
 )
 
 
 @contextlib.contextmanager
 def _runs_later(who: str, message: str) -> Iterator[None]:
-    """Around a call of a rule: what it closes over may have ended, and the error says how else to give it the value."""
+    """Explain how to pass a value that a rule closes over, if its tracer has ended."""
     try:
         yield
     except LeakedTracerError as error:
@@ -622,12 +633,12 @@ def _runs_later(who: str, message: str) -> Iterator[None]:
 
 
 def _residual(x: Any, who: str) -> Value:
-    advice = "; what is none is an argument of its own, named by nondiff_argnums: both rules get it"
+    advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
     return as_named_value(x, f"{who} must return residuals that are arrays", advice)
 
 
 def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
-    """What a backward rule returned, as a cotangent for each leaf of the arguments; None for zero."""
+    """Check a backward rule's result: a cotangent (None: zero) for each leaf."""
     count = len(call.moving)
     if not (isinstance(cts, (tuple, list)) and len(cts) == count):
         raise TypeError(

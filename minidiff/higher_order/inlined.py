@@ -1,10 +1,10 @@
-"""Operations whose body is a function that is run in place: `checkpoint`, and functions with rules of their own.
+"""Operations whose body runs inline: `checkpoint` and custom rules.
 
-To the interpreter of the moment, the body is part of the program around it: evaluated, it runs on the values there are,
-and Python's `if` sees them. It may close over traced values. They are inputs that the user did not write down: the
-interpreters that continue the outer ones inside the body adopt them. On a tape the body becomes a tape.
+To the current interpreter, the body is part of the program around it: under evaluation it runs on concrete values, and
+Python's `if` sees them. It may close over traced values. These are further inputs, which the interpreters that continue
+the outer ones inside the body adopt. On a tape the body becomes a tape.
 
-(Loops and branches, whose bodies run many times or not at all, have tapes for bodies from the start: `drafts.py`.)
+(Bodies that run many times or not at all, those of loops and branches, are tapes from the start: `partial_eval.py`.)
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Body = Callable[..., list]  # leaves -> leaves
 
 
 class Continued:
-    """An interpreter that continues its `outer` one inside a body, whose tracers it takes for its own."""
+    """An interpreter that continues its `outer` one inside a body."""
 
     def process(self, primitive, args, params):
         if WeakTracer in map(type, args):
@@ -52,7 +52,7 @@ class Continued:
         return known[1]
 
     def _knows(self, x: Tracer) -> bool:
-        """Whether `x` belongs to this interpreter, or to one beneath it."""
+        """Whether `x` belongs to this interpreter or to one below it."""
         interpreter = self
         while interpreter is not None:
             if x.interpreter is interpreter:
@@ -70,23 +70,23 @@ class BatchInside(Continued, Batch):
 
 
 def batched_body(body: Body, outside: Batch, batched: Sequence[bool]) -> Body:
-    """A body applied along a leading axis of those arguments that are `batched`, and so are all its results."""
+    """Vectorise a body over the first axis of batched arguments and all results."""
 
-    def along_axis(*values):
+    def vectorised(*values):
         inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
         with transforming(inside):
             outs = body(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
             outs = [inside.adopt(x) for x in outs]
         return [None if x is None else stacked(inside, x, 0) for x in outs]
 
-    return along_axis
+    return vectorised
 
 
 # ---------------------------------------------------------------- the operation
 
 
 class Call(Primitive):
-    """An operation that runs its parameter `body`, a function of leaves or a Tape. By itself it is that body."""
+    """An operation that runs its parameter `body`, a function of leaves or a Tape."""
 
     is_higher_order = True
     is_inlined = True
@@ -101,7 +101,7 @@ class Call(Primitive):
             return params["body"](*args)
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        """What is applied to tangents is linear in them, and is recorded as it runs."""
+        """Run the body: its operations on tangents are linear, and recorded."""
         if not any(outside.owns(x) for x in args):
             return self.bind(*args, **params)
         with running(outside):
@@ -129,7 +129,7 @@ class Call(Primitive):
         return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
 
     def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
-        """The parameters with the body on a tape, which takes so many constants before its arguments."""
+        """The parameters with the body as a tape that takes its constants first."""
         return {**params, "body": tape}
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:

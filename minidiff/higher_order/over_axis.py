@@ -1,4 +1,4 @@
-"""`map` and `associative_scan`: a function applied to the elements of arrays along an axis."""
+"""`map` and `associative_scan`: apply a function along an axis of arrays."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, s
 
 
 def map(f: Callable, xs: Any) -> Any:
-    """The results of `f` for each element of `xs` along its first axis, one after the other, stacked.
+    """Apply `f` to each element of `xs` along its first axis; stack the results.
 
-    `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and takes the memory for
-    that. Raises ValueError where arrays of `xs` differ in length.
+    `xs` and the result are trees of arrays. `vmap` does the same for all elements at once, and needs the memory for
+    that. Raises ValueError if arrays of `xs` differ in length.
 
     >>> import numpy as np
     >>> map(lambda x: x @ x, np.array([[1.0, 2.0], [3.0, 4.0]]))
@@ -30,12 +30,13 @@ def map(f: Callable, xs: Any) -> Any:
 
 
 def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
-    """The running results of an associative operation: `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
+    """Compute all prefixes `e[0], f(e[0], e[1]), f(f(e[0], e[1]), e[2]), …`.
 
-    `elems` is a tree of arrays, of one length along `axis`; the result is like it. `f(a, b)` takes two such trees, each
-    of several elements along that axis, and combines them element by element; it is called about 2 log2(length) times,
-    where a `scan` takes a step for each element. With `reverse` the results run from the last element to the first:
-    `…, f(e[n-1], e[n-2]), e[n-1]`. Raises ValueError where lengths differ, TypeError where `f` returns another tree.
+    `elems` is a tree of arrays of one length along `axis`; the result has its structure and shapes. `f(a, b)` takes two
+    such trees, each with several elements along that axis, and combines them elementwise; it is called about
+    2 log2(length) times, where `scan` takes one step per element. With `reverse` the results run from the last element
+    to the first: `…, f(e[n-1], e[n-2]), e[n-1]`. Raises ValueError if lengths differ, TypeError if `f` returns another
+    tree.
 
     >>> import numpy as np
     >>> associative_scan(np.multiply, np.array([1.0, 2.0, 3.0, 4.0]))
@@ -51,7 +52,7 @@ def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int =
         raise ValueError(f"associative_scan: elems must have one length along axis {axis}, got {shown or 'no array'}")
 
     def combined(a: list[Value], b: list[Value]) -> list[Value]:
-        """What `f` makes of elements, which are along the first axis here."""
+        """Apply `f` to elements along the first axis."""
         first, second = (
             tree.unflatten(structure, [moveaxis(x, 0, to) for x, to in zip(side, axes)]) for side in (a, b)
         )
@@ -74,7 +75,7 @@ def associative_scan(f: Callable, elems: Any, reverse: bool = False, axis: int =
 
 
 def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
-    """The running results along the first axis: those at odd places are the running results of neighbouring pairs."""
+    """Prefixes along the first axis; combined pairs give those at odd positions."""
     if length < 2:
         return xs
     pairs = length // 2
@@ -87,7 +88,7 @@ def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
 
 
 def _interleaved(even: Value, odd: Value, pairs: int) -> Value:
-    """Elements at even places, and as many or one fewer at odd ones, in their order along the first axis."""
+    """Interleave `even` and `odd` (as long, or one shorter) along the first axis."""
     both = stack([even[:pairs], odd], axis=1)
     both = reshape(both, (2 * pairs, *typeof(odd).shape[1:]))
     return both if typeof(even).shape[0] == pairs else concatenate([both, even[pairs:]])

@@ -1,11 +1,11 @@
-"""Operations whose bodies are tapes, recorded before anything runs: loops and branches.
+"""Operations with tapes as bodies (loops, branches); partial evaluation.
 
-A body is a closed :class:`Tape`: values that the function closes over are inputs, put first. An operation that has
-such bodies as parameters (:class:`BodyOperation`) states its rules on tapes: a body is differentiated, vectorised,
-transposed by running it, under the interpreter that does so, on a tape of its own (:class:`Draft`, finished when it is
-known what is asked of it); what is known of it is parted from what is linear (:class:`Parts`).
+A body is a closed :class:`Tape`: values that the function closes over are its first inputs. An operation with such
+bodies as parameters (:class:`BodyOperation`) states its rules on tapes. To differentiate, vectorise or transpose a
+body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are chosen
+afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
 
-(Bodies that are functions, run once in the place where they stand: `calls.py`.)
+(Bodies that are functions, run once and inline: `inlined.py`.)
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from minidiff.vmap import Batch, BatchTracer
 
 
 class TracedBody:
-    """A function that has run on a tape of its own, which can be finished once it is known what is asked of it.
+    """A function traced to a tape of its own; `close` chooses the outputs later.
 
-    One `for_types` is never finished: nobody will ask which line an equation comes from.
+    One traced `for_types` is never closed, so its equations do not record source lines.
     """
 
     @restores_interpreter
@@ -66,9 +66,9 @@ class TracedBody:
 
     @restores_interpreter
     def close(self, outputs: Callable[[Any], Sequence[Value]], prune: bool = False) -> tuple[Tape, list[Value]]:
-        """The closed tape whose outputs are `outputs(result)`, and the values of its first inputs.
+        """The closed tape of `outputs(result)`, and the values of its first inputs.
 
-        With `prune` it is without the equations that these do not need.
+        With `prune`, equations that the outputs do not need are dropped.
         """
         with transforming(self.stage):
             tape = self.stage.tape([entered(x) for x in outputs(self.result)])
@@ -80,7 +80,10 @@ def entered(x: Any) -> Value:
 
 
 def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
-    """Values lifted to the variance of these types. (A type stands for what is linear, and stays.)"""
+    """Insert a pbroadcast wherever a type varies along more axes.
+
+    A type among the values stands for a linear one, and stays.
+    """
     return [x if isinstance(x, ShapedArray) else pbroadcast_to(x, t.variance) for x, t in zip(values, types)]
 
 
@@ -94,7 +97,7 @@ def zeros(t: ShapedArray) -> Value:
 
 
 def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
-    """Repeat an attempt, marking what it marks as well, until it marks nothing new: its result, and the mask."""
+    """Repeat `attempt`, adding what it marks to the mask, until the mask stays."""
     mask = list(mask)
     while True:
         result, more = attempt(mask)
@@ -105,28 +108,28 @@ def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: 
 
 
 def chosen(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """Those of the values that the mask marks."""
+    """The values that the mask marks."""
     return [x for x, yes in zip(values, mask) if yes]
 
 
 def present(values: Iterable[Any]) -> list:
-    """Those of the values that are not None."""
+    """The values that are not None."""
     return [x for x in values if x is not None]
 
 
 def positions(mask: Iterable[bool]) -> list[int]:
-    """Where a mask is set."""
+    """The indices at which a mask is set."""
     return [i for i, yes in enumerate(mask) if yes]
 
 
 def placed(values: Iterable[Any], mask: Iterable[bool]) -> list:
-    """The inverse of `chosen`, with None for those that were not."""
+    """The inverse of `chosen`, with None where the mask is not set."""
     values = iter(values)
     return [next(values) if yes else None for yes in mask]
 
 
 def cut(values: Sequence[Any], *counts: int) -> list[list]:
-    """A sequence cut into parts of these lengths, and the rest."""
+    """Split a sequence into pieces of these lengths, and the rest."""
     parts, start = [], 0
     for n in counts:
         parts.append(list(values[start : start + n]))
@@ -135,9 +138,9 @@ def cut(values: Sequence[Any], *counts: int) -> list[list]:
 
 
 def prune_tape(tape: Tape, effects: bool = True) -> Tape:
-    """The tape without the equations that its outputs do not need, nor what the bodies of others need not do.
+    """Eliminate dead code, also in the bodies of equations.
 
-    What has an effect is kept, unless `effects` says that it has been done elsewhere.
+    Equations with an effect are kept, unless `effects` is False because the effect happened elsewhere.
     """
     return with_equations(tape, needed_equations(tape.equations, tape.outputs, effects=effects)[0])
 
@@ -145,9 +148,9 @@ def prune_tape(tape: Tape, effects: bool = True) -> Tape:
 def needed_equations(
     equations: Sequence[Equation], outputs: Iterable[Atom], given: Container[Var] = (), effects: bool = False
 ) -> tuple[list[Equation], set[Var]]:
-    """The equations that `outputs` depend on where some values are `given`, and all names that occur in them.
+    """The equations `outputs` need if some values are `given`; all names in them.
 
-    They are for computing something once more, and have no effects, unless those with `effects` are wanted too.
+    They are for recomputation and have no effects, unless `effects` keeps the equations that have one.
     """
     needed = {a for a in outputs if isinstance(a, Var)}
     kept = []
@@ -164,12 +167,12 @@ def needed_equations(
 
 
 def names_used(tape: Tape) -> set[Var]:
-    """The names that occur in equations or as outputs."""
+    """The names that equations or outputs use."""
     return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
 
 
 def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the inputs that are marked."""
+    """Which outputs depend on the marked inputs."""
     found = set(chosen(tape.inputs, marked))
     for eqn in tape.equations:
         if any(isinstance(a, Var) and a in found for a in eqn.inputs):
@@ -178,9 +181,10 @@ def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
 
 
 def merge(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
-    """Tapes that are closed over values of their own as tapes that take all those values, and the values.
+    """Make tapes that close over different values take all of these values.
 
-    Each comes with a pair of a key and a value for each of its first inputs; the same key means the same value.
+    Each tape comes with a pair of a key and a value for each of its first inputs; equal keys mean equal values. Returns
+    the tapes and the values.
     """
     values = {key: x for _, pairs in closed for key, x in pairs}
     tapes = []
@@ -195,10 +199,10 @@ def by_id(closed: tuple[Tape, list[Value]]) -> tuple[Tape, list[tuple[Any, Value
     return closed[0], [(id(x), x) for x in closed[1]]
 
 
-class Parts:
-    """A tape taken apart: what can be computed before its `linear` inputs are known, and what is linear in them.
+class PartialEval:
+    """A tape split into a known part and a part linear in its `linear` inputs.
 
-    The known part is on the tape of `stage`; the linear part follows from `linear_tape`, when it is known which
+    The known part is on the tape of `stage`; `linear_tape` gives the linear part, once the caller has decided which
     outputs belong to it.
     """
 
@@ -212,21 +216,21 @@ class Parts:
         self.number = dict(zip(self.stage.inputs, positions(not yes for yes in linear)))
 
     def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
-        """The tape of those outputs, its first inputs being its residuals; and these, on the tape of `stage`."""
+        """The tape of the chosen outputs, and its first inputs' values, the residuals."""
         return self.recorder.tape(chosen(self.outs, outputs)).close()
 
     def input_number(self, x: Value) -> int | None:
-        """Which input of the original tape a residual is; None if it is none."""
+        """Which input of the original tape a residual is; None if it is not an input."""
         return self.number.get(x.variable) if self.stage.owns(x) else None
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
-        """The closed tape of known outputs and residuals; a type stands for zeros of that type."""
+        """The closed tape of known outputs and residuals; a type stands for zeros."""
         with transforming(self.stage):
             values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
             return prune_tape(self.stage.tape(values)).close()
 
     def invariant(self, count: int) -> set[Var]:
-        """The names on the tape of `stage` that follow from the first `count` inputs of the original tape alone."""
+        """The names on `stage`'s tape that depend on the first `count` inputs alone."""
         found = {v for v, i in self.number.items() if i < count}
         for eqn in self.stage.equations:
             if all(a in found for a in eqn.inputs if isinstance(a, Var)):
@@ -234,7 +238,7 @@ class Parts:
         return found
 
     def before(self, count: int, args: Sequence[Value], wanted: list[Var]) -> list[Value]:
-        """The values of such names, from those of the inputs."""
+        """Compute `wanted`, names in `invariant(count)`, from the operands `args`."""
         if not wanted:
             return []
         inputs = {v: args[i] for v, i in self.number.items() if i < count}
@@ -243,24 +247,24 @@ class Parts:
 
 @dataclass
 class LinearPart:
-    """What is left of an operation when its known part has run: a linear equation, not yet recorded."""
+    """The linear equation that remains once the known part has run."""
 
-    operands: list[tuple[int | None, Value]]  # with which operand of the original operation it is, if it is one
+    operands: list[tuple[int | None, Value]]  # each with its index among the original operands, or None
     params: dict
-    results: list[int]  # which results of the original operation its own are
+    results: list[int]  # the index of each result among the original results
 
 
 # ---------------------------------------------------------------- operations with tapes for parameters
 
 
 class BodyOperation(Primitive):
-    """An operation whose parameters hold tapes; its operands have exactly the types that these take.
+    """An operation with tapes as parameters, whose types its operands match exactly.
 
     `jvp_operands(outside, primals, tangents, params)` and `batch_operands(outside, args, batched, params)`
-        differentiate and vectorise it, for the interpreter `outside`, where at least one operand is active.
+        differentiate and vectorise it, for the interpreter `outside`, if at least one operand is active.
     `split(args, linear, params)`
-        runs the part that does not depend on the operands that are `linear` (which may be types, or names on a
-        linear tape): a dict of known results, by their number, and the LinearPart.
+        runs the part that does not depend on the `linear` operands (which may be types, or names on a linear
+        tape), and returns a dict of known results by index, and the LinearPart.
     """
 
     is_higher_order = True
@@ -292,9 +296,9 @@ class BodyOperation(Primitive):
         return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
 
     def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """Which of `count` operands each of its bodies takes, where they take just these; the last one gives results.
+        """The operands (by index) that each body takes; the last body gives the results.
 
-        None if bodies take parts of them.
+        None if a body takes elements of operands.
         """
         return None
 
@@ -309,14 +313,14 @@ def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
 
 
 def in_front(x: Value, size: int, batch: Batch | None = None) -> Value:
-    """A value with its batch axis in front: repeated along it, if it is no tracer of `batch`."""
+    """Move the batch axis to the front; broadcast what `batch` does not own."""
     if batch is not None and batch.owns(x):
         return moveaxis(x.value, x.axis, 0)
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
 def run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Sequence[bool]):
-    """The tape's results for values whose batch axis comes first, likewise; and which of them have one."""
+    """Run a tape on values batched along axis 0: results, and which are batched."""
     inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
     with transforming(inside):
         outs = tape(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
@@ -325,7 +329,7 @@ def run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Se
 
 
 def filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
-    """Values with a batch axis in front wherever one is wanted."""
+    """Broadcast values along a leading batch axis wherever one is wanted."""
     return [in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
 
 

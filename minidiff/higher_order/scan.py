@@ -1,4 +1,4 @@
-"""`scan`: a loop over the first axis of arrays."""
+"""`scan`: loop over the first axis of arrays."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy
 from minidiff import tree
 from minidiff.core import ShapedArray, Tracer, Value, enter, typeof
 from minidiff.forward import result_values
-from minidiff.higher_order.carries import Carry, as_carried, moved_body
+from minidiff.higher_order.carries import Carry, as_carried, jvp_of_body
 from minidiff.higher_order.partial_eval import (
     BodyOperation,
     LinearPart,
-    Parts,
+    PartialEval,
     TracedBody,
     batched_type,
     chosen,
@@ -44,32 +44,32 @@ from minidiff.reverse import backward_pass
 from minidiff.tape import Equation, Tape, has_effects
 from minidiff.vmap import BatchTracer
 
-# ---------------------------------------------------------------- all elements at once, and back
+# ---------------------------------------------------------------- unstacking and stacking elements
 
 
-def _of_part(t: ShapedArray) -> ShapedArray:
-    """The type of the parts of an array along its first axis."""
-    part = t.update(shape=t.shape[1:])
-    part.sharding = t.sharding and t.sharding.of_part(t.ndim)
-    return part
+def _of_element(t: ShapedArray) -> ShapedArray:
+    """The type of an array's elements along its first axis."""
+    element = t.update(shape=t.shape[1:])
+    element.sharding = t.sharding and t.sharding.of_part(t.ndim)
+    return element
 
 
 def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
-    """The type of so many of these, stacked."""
+    """The type of `length` arrays of type `t`, stacked."""
     stack = t.update(shape=(length, *t.shape))
     stack.sharding = t.sharding and t.sharding.of_stack()
     return stack
 
 
 def _sharded_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
-    """The type `t` of what lies on the ranks of a mesh as `other` does."""
+    """The type `t` with the sharding of `other`."""
     t = t.update()
     t.sharding = other.sharding
     return t
 
 
 def _whole_along_first(x: Value) -> Value:
-    """An array of which all ranks have, of whatever else they have a part, all along the first axis."""
+    """Gather a sharded array along its first axis; the other axes stay sharded."""
     t = typeof(x)
     return x if t.sharding is None else t.sharding.whole_along_first(t.ndim).resharded(x)
 
@@ -88,8 +88,8 @@ def _stacked(elements: Sequence[Value]) -> Value:
 class Scan(BodyOperation):
     """A loop over the first axis of arrays.
 
-    Its body takes and its operands are: `consts` values that all steps share; `carry` values that a step hands to the
-    next; elements (as operands: arrays of them). The body returns the carries, and elements of results.
+    The operands are `consts` values shared by all steps, `carry` initial carries, and arrays; the body takes constants,
+    carries, and one element of each array. It returns the carries, and one element of each stacked result.
     """
 
     def evaluate(self, args, params):
@@ -106,7 +106,7 @@ class Scan(BodyOperation):
 
     def check_fits(self, types, params, scope):
         if not (isinstance(params["length"], int) and isinstance(params["reverse"], bool)):
-            raise ValueError("it takes a number of steps, and whether the last one comes first")
+            raise ValueError("length must be an int and reverse a bool")
 
     def typecheck(self, types, params):
         n, m, body, length = params["consts"], params["carry"], params["body"], params["length"]
@@ -114,7 +114,7 @@ class Scan(BodyOperation):
         for t in types[n + m :]:
             if t.shape[:1] != (length,):
                 raise TypeError(f"scan: {length} steps over an array of type {t}")
-        self._check_operands([*types[: n + m], *map(_of_part, types[n + m :])], body.in_types)
+        self._check_operands([*types[: n + m], *map(_of_element, types[n + m :])], body.in_types)
         carry, ys = cut(body.out_types, m)
         if carry != body.in_types[n : n + m]:
             raise TypeError(f"scan: its body takes the carries {body.in_types[n : n + m]}, and gives {carry}")
@@ -128,7 +128,10 @@ class Scan(BodyOperation):
         return part.params["body"].in_types
 
     def bind_loop(self, closed: tuple[Tape, list], groups: Sequence[Sequence], params: dict, **changes) -> list[Value]:
-        """The same loop with another body, closed over further values; `groups` are shared values, carries, arrays."""
+        """Bind this loop with another body, which closes over further values.
+
+        `groups` are constants, carries and arrays.
+        """
         tape, constants = closed
         if not (tape.outputs or any(map(has_effects, tape.equations))):
             return []
@@ -141,7 +144,7 @@ class Scan(BodyOperation):
         return self.bind(*chosen(args, keep), **{**params, **new, "consts": sum(keep[:n]), "carry": m, **changes})
 
     def without_unused_results(self, eqn, used):
-        """Without the carries, too, that neither its results nor other carries need."""
+        """Also drop carries that neither the used results nor other carries need."""
         body, (n, m) = eqn.params["body"], (eqn.params["consts"], eqn.params["carry"])
 
         def attempt(wanted):
@@ -162,7 +165,7 @@ class Scan(BodyOperation):
         types = cut(body.in_types, n, m)
         consts, init, xs = cut(primals, n, m)
         t_consts, t_init, t_xs = cut(tangents, n, m)
-        traced_body, (_, moving, _) = moved_body(outside, body, types, (t_consts, t_init, t_xs))
+        traced_body, (_, moving, _) = jvp_of_body(outside, body, types, (t_consts, t_init, t_xs))
         moved_types = chosen(types[1], moving)
         y_moving = [t is not None for t in traced_body.result[1][m:]]
         y_types = chosen(body.out_types[m:], y_moving)
@@ -183,7 +186,7 @@ class Scan(BodyOperation):
 
         def attempt(carry_linear):
             mask = [*linear[:n], *carry_linear, *linear[n + m :]]
-            parts = Parts(body, mask)
+            parts = PartialEval(body, mask)
             return (parts, mask), parts.is_linear[:m]
 
         (parts, mask), carry_linear = fixpoint(attempt, linear[n : n + m])
@@ -191,9 +194,9 @@ class Scan(BodyOperation):
         known = [not yes for yes in is_linear]
         tape, residuals = parts.linear_tape(is_linear)
 
-        # A residual that is the same in all steps is not stacked: it is there already, or computed once.
+        # A residual that is the same in all steps is not stacked: it is an operand, or computed once.
         invariant = parts.invariant(n)
-        shared, once, elements, kept = [], [], [], []
+        shared, once, elements, saved = [], [], [], []
         for var, x in zip(tape.inputs, residuals):
             i = parts.input_number(x)
             if not parts.stage.owns(x):
@@ -205,15 +208,15 @@ class Scan(BodyOperation):
             elif i is not None and i >= n + m:
                 elements.append((None, var, args[i]))
             else:
-                kept.append((var, x))
+                saved.append((var, x))
 
-        closed = parts.known_tape([*chosen(parts.outs, known), *[x for _, x in kept]])
+        closed = parts.known_tape([*chosen(parts.outs, known), *[x for _, x in saved]])
         groups = cut(args, n, m)
         fixed = cut([not yes for yes in mask], n, m)
         results = self.bind_loop(closed, [chosen(g, yes) for g, yes in zip(groups, fixed)], params)
         outs, stacked = cut(results, sum(known))
         shared += [(None, var, x) for (var, _), x in zip(once, parts.before(n, args, [x.variable for _, x in once]))]
-        elements += [(None, var, x) for (var, _), x in zip(kept, stacked)]
+        elements += [(None, var, x) for (var, _), x in zip(saved, stacked)]
 
         own = [(i, var, args[i]) for i, var in zip(positions(mask), tape.inputs[len(residuals) :])]
         consts = [*shared, *[entry for entry in own if entry[0] < n]]
@@ -259,7 +262,7 @@ class Scan(BodyOperation):
         traced_body = trace_body()
         if any(
             typeof(x).sharding != t.sharding for x, t in zip(traced_body.result[0], sum_types)
-        ):  # sums lie as what is added
+        ):  # sums are sharded like their terms
             sum_types = [_sharded_as(t, typeof(x)) for t, x in zip(sum_types, traced_body.result[0])]
             traced_body = trace_body()
         wanted = [ct is not None for ct in traced_body.result[2]]
@@ -278,7 +281,7 @@ class Scan(BodyOperation):
         return [*placed(totals, linear[:n]), *ct_carry, *placed(placed(ct_xs, wanted), linear[n + m :])]
 
     def _transpose_after_split(self, cts, operands, linear, params):
-        """Some carries do not depend on what is linear: they are computed first, and what is needed of them kept."""
+        """Compute the carries that no linear operand affects, then transpose the rest."""
         _, part = self.split(operands, linear, params)
         out: list[Value | None] = [None] * len(operands)
         if part.results:
@@ -317,26 +320,27 @@ scan_p = Scan("scan")
 
 
 def rounds(eqn: Equation) -> int:
-    """How often an equation's body is run when it is: a scan's for each of its steps, others once."""
+    """How often an equation's body runs: once per step for a scan, else once."""
     return eqn.params["length"] if isinstance(eqn.primitive, Scan) else 1
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @explains_keywords
 def scan(
     f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
 ) -> tuple[Any, Any]:
-    """A loop over the first axis of `xs`: `carry, y = f(carry, x)` for each x; returns `(carry, ys)`.
+    """Loop over the first axis of `xs`: `carry, y = f(carry, x)`.
 
-    `xs` and `ys` are trees of arrays, `ys` stacked from what the steps return; `carry` starts as `init`, a tree whose
-    structure and types stay (a Python number takes the dtype that a step gives it). With `xs=None`, `length` says how
-    many steps there are. `reverse` goes from the last element to the first. `unroll` means nothing here: a loop is
-    run step by step, and recorded (under `make_tape`) as one operation, of one step. (In a `shard_map` with types the
-    first step is run again if it took derivatives, and a carry, the same on all ranks as yet, is to vary from now on.)
+    Returns `(carry, ys)`. `xs` and `ys` are trees of arrays, `ys` stacked from the steps' results; `carry` starts as
+    `init`, a tree whose structure and types must not change (a Python number takes the dtype that a step gives it).
+    With `xs=None`, `length` is the number of steps. `reverse` goes from the last element to the first. `unroll` is
+    accepted and ignored: a loop runs step by step, and is recorded (under `make_tape`) as one operation, its body one
+    step. (In a typed `shard_map` the first step runs again if it took derivatives and made a carry vary that was
+    invariant before.)
 
-    Raises TypeError for a carry that does not keep its type, ValueError where lengths are missing or differ.
+    Raises TypeError for a carry that does not keep its type, ValueError if lengths are missing or differ.
 
     >>> import numpy as np
     >>> total, sums = scan(lambda s, x: (s + x, s + x), 0.0, np.array([1.0, 2.0, 3.0]))
@@ -349,15 +353,15 @@ def scan(
 
 
 def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int]:
-    """The tree `xs` with values for leaves, along whose first axes `what` goes, and their length.
+    """The tree `xs` with arrays for leaves, and their length along the first axis.
 
-    Raises ValueError where they have no such axis, or lengths are missing or differ.
+    Raises ValueError if a leaf has no axis, or lengths are missing or differ.
     """
     leaves, structure = tree.flatten_with_paths(xs, "xs")
     values = [entered(x) for _, x in leaves]
     for (path, _), x in zip(leaves, values):
         if not typeof(x).shape:
-            raise ValueError(f"{what}: {path} has type {typeof(x)}, which has no axis to go along")
+            raise ValueError(f"{what}: {path} has type {typeof(x)}, which has no axis to loop over")
     lengths = {typeof(x).shape[0] for x in values}
     if length is not None:
         length = operator.index(concrete_value(length, f"the length of {what}"))
@@ -376,7 +380,7 @@ def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
     arrays, xs_structure = tree.flatten(xs)
     arrays = [_whole_along_first(x) for x in arrays]
-    element_types = [_of_part(typeof(x)) for x in arrays]
+    element_types = [_of_element(typeof(x)) for x in arrays]
     ys_structure = None
 
     def step(leaves, *elements):
@@ -408,7 +412,7 @@ def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -
             try:
                 rows.append([entered(y) for y in row])
             except TypeError:
-                y_values(row)  # raises the error that names it
+                y_values(row)  # raises an error that names the leaf
                 raise
         ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
         values, ys = carry.results(step, values, element_types, ys)

@@ -1,4 +1,4 @@
-"""What decides, and what the functions of users return: is it known, may ranks disagree about it, what is its type?"""
+"""Checks and casts of predicates, carries and branches' results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from minidiff.staging import Stage
 
 
 def staging() -> bool:
-    """Whether what runs now is being recorded as a program for values not yet known."""
+    """Whether the current operations are being recorded on a tape of abstract values."""
     interpreter = current_interpreter()
     while interpreter is not None and not isinstance(interpreter, Stage):
         interpreter = interpreter.below
@@ -38,7 +38,10 @@ def staging() -> bool:
 
 
 def if_known(x: Value, use: str) -> Any:
-    """The number that `x` is, or None if it is only a name, or many at once. VarianceError where ranks may differ."""
+    """The number `x`, or None if it is abstract or batched.
+
+    Raises VarianceError if it may differ between ranks.
+    """
     try:
         return concrete_value(x, use)
     except TracerError:
@@ -46,7 +49,7 @@ def if_known(x: Value, use: str) -> Any:
 
 
 def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
-    """TypeError where one of them is no function; `otherwise` is what to write instead."""
+    """Raise TypeError for a non-function; `otherwise` says what to write instead."""
     for name, f in functions.items():
         if not callable(f):
             raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
@@ -63,42 +66,42 @@ def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
 
 
 def is_weak(x: Any) -> bool:
-    """Whether it is a Python number, traced or not, whose dtype gives way to an array's."""
+    """Whether `x` is a Python number, traced or not, of weak dtype."""
     return type(x) in WEAK_TYPES and python_type(x) is not bool
 
 
 def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
-    """Whether `x` is a Python number that takes this dtype beside an array of it."""
+    """Whether `x` is a Python number that promotes to this dtype."""
     return is_weak(x) and numpy.result_type(dtype, promoting(x)) == dtype
 
 
 def numeric(x: Any, t: ShapedArray) -> Value:
-    """`x`, with the dtype of `t` if it is a Python number."""
+    """Convert `x` to the dtype of `t` if it is a Python number."""
     if type(x) is WeakTracer and is_weak(x):
         return convert_number(as_value(x), t.dtype)
     return numpy.asarray(x, t.dtype)[()] if is_weak(x) else as_value(x)
 
 
 def as_type(x: Any, t: ShapedArray) -> Value:
-    """`x` as a value of type `t`, which differs from its own at most as a Python number's may, and in variance."""
+    """Cast a Python number to the dtype of `t`; insert a pbroadcast to its variance."""
     return pbroadcast_to(enter(numeric(x, t)), t.variance)
 
 
 @contextlib.contextmanager
 def for_types_alone() -> Iterator[None]:
-    """Around what is recorded though it may never be run: if it raises (it may ask for numbers) it has no say.
+    """Ignore exceptions in code traced for its types, which may never run.
 
-    That types disagree is an error, whatever is run.
+    A VarianceError is raised even so: types must agree whichever branch runs.
     """
     try:
         yield
     except VarianceError:
         raise
-    except Exception:  # also RecursionError, of a branch that calls itself as long as a value says so
+    except Exception:  # also RecursionError, if a branch calls itself until a concrete value stops it
         pass
 
 
 def vary_everywhere(values: Iterable[Value]) -> bool:
-    """Whether no other value can make these vary more (where types must agree as they are written, one must look)."""
+    """Whether all values vary along all axes (False under explicit types)."""
     scope = current_scope()
     return not scope.explicit and all(len(typeof(x).variance) == len(scope.axes) for x in values)

@@ -1,4 +1,4 @@
-"""`while_loop`, and `fori_loop`: while a condition holds; so many times (with bounds that are known a `scan`)."""
+"""`while_loop`, and `fori_loop`, which is a `scan` if its bounds are known."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy
 from minidiff import tree
 from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
 from minidiff.forward import as_value
-from minidiff.higher_order.carries import Carry, as_carried, moved_body
+from minidiff.higher_order.carries import Carry, as_carried, jvp_of_body
 from minidiff.higher_order.cond import cond_p
 from minidiff.higher_order.partial_eval import (
     BodyOperation,
     LinearPart,
-    Parts,
+    PartialEval,
     TracedBody,
     batched_type,
     chosen,
@@ -54,7 +54,7 @@ _NO_REVERSE = (
 
 
 class ForwardOnly(Linear):
-    """The identity, on what a loop of unknown length returns: its derivative is not transposed."""
+    """The identity on results of `while_loop`; its transpose raises TypeError."""
 
     shares_memory = True
 
@@ -67,7 +67,10 @@ class ForwardOnly(Linear):
 
 
 class While(BodyOperation):
-    """A loop while a condition holds: operands are `cond_consts` values, `body_consts` values, and the carries."""
+    """Loop while a condition holds.
+
+    Operands are `cond_consts` values, `body_consts` values, and the carries.
+    """
 
     def evaluate(self, args, params):
         cond_consts, body_consts, carry = cut(args, params["cond_consts"], params["body_consts"])
@@ -99,7 +102,7 @@ class While(BodyOperation):
         return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
 
     def bind_loop(self, cond: tuple[Tape, list], body: tuple[Tape, list], carry: Sequence[Value]) -> list[Value]:
-        """A loop of two tapes, each given with the values of its first inputs."""
+        """Bind a loop of two tapes, each given with the values of its first inputs."""
         (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
         if not (body_tape.outputs or any(map(has_effects, [*cond_tape.equations, *body_tape.equations]))):
             return []
@@ -112,7 +115,7 @@ class While(BodyOperation):
         cond_consts, consts, init = cut(primals, k, n)
         _, t_consts, t_init = cut(tangents, k, n)
         types = cut(body.in_types, n)
-        traced_body, (_, moving) = moved_body(outside, body, types, (t_consts, t_init))
+        traced_body, (_, moving) = jvp_of_body(outside, body, types, (t_consts, t_init))
         moved_types = chosen(types[1], moving)
         tape, constants = traced_body.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
         cond = Tape([*cond.inputs, *map(Var, moved_types)], cond.equations, cond.outputs)
@@ -122,16 +125,16 @@ class While(BodyOperation):
         return outs, placed(out_tangents, moving)
 
     def split(self, args, linear, params):
-        """The known carries are computed now; the linear part is the whole loop again, for nothing can be kept."""
+        """Compute the known carries; the linear part reruns the loop, without residuals."""
         cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
 
         def attempt(carry_linear):
-            parts = Parts(body, [*linear[k : k + n], *carry_linear])
+            parts = PartialEval(body, [*linear[k : k + n], *carry_linear])
             return parts, parts.is_linear
 
         parts, carry_linear = fixpoint(attempt, linear[k + n :])
         if any(depends(cond, [*linear[:k], *carry_linear])):
-            raise TypeError("while_loop: its condition depends on what must be linear")
+            raise TypeError("while_loop: its condition depends on values that must be linear")
         known = [not yes for yes in carry_linear]
         cond_consts, consts, carry = cut(args, k, n)
         test = prune_tape(Tape([*cond.inputs[:k], *chosen(cond.inputs[k:], known)], cond.equations, cond.outputs))
@@ -158,7 +161,7 @@ class While(BodyOperation):
                 )
                 for tape, mask in zip((cond, body), masks)
             )
-            # Where elements are done at different times, they wait for each other: all carries are batched.
+            # If elements may finish at different steps, all carries are batched and finished elements are kept.
             apart = test.result[1][0]
             return (test, step, masks, apart), ([True] * len(carry_batched) if apart else step.result[1])
 
@@ -187,7 +190,7 @@ class While(BodyOperation):
 
 
 def _any(x: Value) -> Value:
-    """Whether one element is true (of none, none is)."""
+    """Whether any element is true (False if there are none)."""
     return greater(sum_of(x), 0)
 
 
@@ -199,15 +202,15 @@ CONDITION = "the condition of while_loop"
 forward_only_p = ForwardOnly()
 while_p = While("while_loop")
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 @explains_keywords
 def while_loop(cond_fun: Callable, body_fun: Callable, init_val: Any) -> Any:
-    """The value that is reached from `init_val` by `val = body_fun(val)` while `cond_fun(val)`.
+    """Start at `init_val` and repeat `val = body_fun(val)` while `cond_fun(val)`.
 
-    `val` is a tree, whose structure and types stay. `cond_fun` returns one boolean. Under `vmap`, elements that are
-    done wait for the others. Forward mode differentiates it, reverse mode does not (TypeError): use `scan`.
+    `val` is a tree whose structure and types must not change. `cond_fun` returns one boolean. Under `vmap`, the loop
+    runs until all elements are done. Forward mode differentiates it; reverse mode raises TypeError: use `scan`.
 
     >>> int(while_loop(lambda n: n < 100, lambda n: 2 * n, 3))
     192
@@ -249,7 +252,7 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
 
 
 def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) -> bool:
-    """Whether a condition, the `test` of these values, holds, for one element at least."""
+    """Whether the condition, `test` of these values, holds for at least one element."""
     if typeof(going).variance:
         types = [typeof(x) for x in values]
         _check_condition(carry, TracedBody(lambda *leaves: [test(leaves)], types), types)
@@ -259,23 +262,26 @@ def _holds(going: Value, carry: Carry, test: Callable, values: Sequence[Value]) 
 
 
 def _check_condition(carry: Carry, condition: TracedBody, types: Sequence[ShapedArray]) -> tuple[Tape, list[Value]]:
-    """The closed tape of a loop's condition; VarianceError, naming the carries that are to blame, if it varies."""
+    """The closed tape of a loop's condition.
+
+    Raises VarianceError, naming the carries that cause it, if the condition varies.
+    """
     tape, constants = condition.close(lambda r: r)
     t = tape.out_types[0]
     causes = []
     for i, (path, start, now) in enumerate(zip(carry.paths, carry.init, types), len(constants)):
         if now.variance & t.variance and any(depends(tape, [i == k for k in range(len(tape.inputs))])):
-            causes.append(f"{path} does, which starts as {typeof(start)} and which a step makes {now}")
-    check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over what does"))
+            causes.append(f"{path} does ({typeof(start)} at first, {now} after a step)")
+    check_invariant(CONDITION, t, ", because " + (" and ".join(causes) or "cond_fun closes over a value that does"))
     return tape, constants
 
 
 @explains_keywords
 def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any) -> Any:
-    """The value that is reached from `init_val` by `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
+    """Repeat `val = body_fun(i, val)` for i from `lower` to `upper - 1`.
 
-    `val` is a tree, whose structure and types stay. With bounds that are known it is a `scan`; else a `while_loop`,
-    which reverse mode does not differentiate.
+    `val` starts as `init_val`, a tree whose structure and types must not change. With known bounds the loop is a
+    `scan`; else a `while_loop`, which reverse mode does not differentiate.
 
     >>> float(fori_loop(0, 5, lambda i, x: x + i, 0.0))
     10.0

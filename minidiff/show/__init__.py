@@ -1,1 +1,1 @@
-"""Tapes and derivatives to look at: drawn as graphs, and as tables of values."""
+"""Visualise tapes and derivatives: as graphs, and as tables of values."""

@@ -1,7 +1,7 @@
-"""Colours of mesh axes: what may vary along an axis is shown in its colour, in pictures as in printed types.
+"""Colours of mesh axes, in pictures and in printed types.
 
-The hues can be told apart by colour-blind readers (they are Okabe's and Ito's, but lighter), and the first of them in
-grey print too. No colour says anything that the type's text does not.
+Colour-blind readers can tell the hues apart (they are Okabe and Ito's, but lighter), and the first few also differ in
+greyscale. Colour repeats what the type's text says, and adds nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 COLOURS = ("#a6d8f5", "#e69f00", "#bb6d9b", "#f0e442", "#3fae8c", "#d8d8d8")
-INVARIANT_COLOUR = "#ffffff"  # of what is the same on all ranks
+INVARIANT_COLOUR = "#ffffff"  # the same value on all ranks
 
 _TYPE = re.compile(r"(?:^|(?<=:))(\w+\[[\d,]*\])(?:\{([^{}]*)\})?")  # alone, or after a name
 
@@ -19,23 +19,23 @@ _known: dict[str, str] = {}
 
 
 def colour_of(axis: str) -> str:
-    """An axis's colour: the next that is free when the axis is first shown, and the same from then on."""
+    """The colour of an axis: the next free one when the axis is first shown."""
     return _known.setdefault(str(axis), COLOURS[len(_known) % len(COLOURS)])
 
 
 def show_axes(axes: Iterable[str]) -> None:
-    """Let these have their colours, in order: for what shows several axes together."""
+    """Assign colours to these axes in order, before several are shown together."""
     for axis in sorted(set(map(str, axes))):
         colour_of(axis)
 
 
 def colours_of(variance: Iterable[str]) -> list[str]:
-    """The colours of what may vary along these axes."""
+    """The colours of a value that may vary along these axes."""
     return [colour_of(axis) for axis in sorted(map(str, variance))] or [INVARIANT_COLOUR]
 
 
 def types_as_html(text: str, around: str = "") -> str:
-    """Text as HTML, in whose types the axes have their colours; types themselves have the style `around`."""
+    """Text as HTML with coloured axes in its types, which get the style `around`."""
     show_axes(axis for found in _TYPE.finditer(text) for axis in _axes(found))
     return "".join(_parts(text, around))
 

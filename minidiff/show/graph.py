@@ -1,11 +1,11 @@
-"""Pictures of tapes, by Graphviz: operations as boxes, values by the names that the printed tape gives them.
+"""Draw tapes with Graphviz: operations as boxes, values by printed names.
 
-The colour of a value says along which mesh axes it may vary from rank to rank: white along none, two colours along
-two; a dashed border, that nobody knows, for want of types. What communicates has a double border, an arrow, and the
-bytes that each rank hands to it. A legend says so.
+A value's colours are the mesh axes along which it may vary from rank to rank: white for none, two colours for two axes;
+a dashed border means that it is not known, because there are no types. A collective has a double border, an arrow, and
+the bytes that each rank passes to it. A legend explains this.
 
-The Python package `graphviz` is needed to draw. To see a picture, Graphviz itself: its program `dot`, or, where that is
-missing, the package `pygraphviz`, whose wheels bring Graphviz along. Without either there is still its text.
+Drawing needs the Python package `graphviz`. Viewing a picture needs Graphviz itself: its program `dot`, or else the
+package `pygraphviz`, whose wheels include Graphviz. Without either there is still the DOT text.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ NO_PROGRAM = (
     "conda install graphviz, or from https://graphviz.org/download)"
 )
 
-#: Python that draws by pygraphviz. It has a process of its own, since Graphviz writes warnings to the standard error.
+#: A script that draws with pygraphviz, run in a subprocess because Graphviz writes warnings to standard error.
 _WITHOUT_DOT = """
 import sys, pygraphviz
 picture = pygraphviz.AGraph(sys.stdin.buffer.read().decode()).draw(format=sys.argv[1], prog="dot")
 sys.stdout.buffer.write(picture)
 """
 
-#: How each sort of node looks, but for its colour.
+#: The look of each kind of node, except its colour.
 LOOKS = {
     "input": {"shape": "ellipse", "style": "filled"},
     "constant": {"shape": "note", "style": "filled"},
@@ -51,7 +51,7 @@ LOOKS = {
     "collective": {"shape": "box", "style": "filled", "peripheries": "2", "penwidth": "2"},
     "output": {"shape": "ellipse", "style": "filled", "peripheries": "2"},
 }
-#: A shape of more than two colours. The lines between them look as its border does: in an ellipse one strikes the text.
+#: Shapes with more than two colours. The lines between colours look like the border; in an ellipse they cross the text.
 _SEVERAL = {
     "box": {"style": "striped"},
     "ellipse": {"style": "wedged", "color": "#00000070", "penwidth": "2"},
@@ -63,11 +63,11 @@ _LABEL_WIDTH = 40
 
 
 def draw(f: Callable | Tape, *args: Any) -> Any:
-    """The picture of a tape: `draw(tape)`, or of a function's: `draw(f)(*args)`.
+    """Draw a tape, `draw(tape)`, or the tape of a function, `draw(f)(*args)`.
 
     Arguments are as for `make_tape`. The result is a :class:`Drawing`. In the body of a `shard_map` a value has the
-    colours of the mesh axes along which it may vary, and what communicates stands out, with the bytes that each rank
-    hands to it. Raises ImportError where the package `graphviz` is missing, TypeError for what is no function.
+    colours of the mesh axes along which it may vary, and collectives stand out, with the bytes that each rank passes to
+    them. Raises ImportError if the package `graphviz` is missing, TypeError if `f` is not a function or tape.
 
     >>> import numpy as np
     >>> picture = draw(lambda x: np.sin(x) * 2)(1.0)
@@ -81,30 +81,34 @@ def draw(f: Callable | Tape, *args: Any) -> Any:
 
 
 class Drawing:
-    """A picture of a tape. Notebooks show it inline; `render` writes it to a file; `source` is its text."""
+    """A picture of a tape.
+
+    Notebooks show it inline; `render` writes it to a file; `source` is its DOT text.
+    """
 
     def __init__(self, tape: Tape):
         self.graph = _Drawer().draw(tape)
 
     @property
     def source(self) -> str:
-        """The text that Graphviz draws, in its language DOT."""
+        """The picture in Graphviz's language, DOT."""
         return self.graph.source
 
     def __repr__(self) -> str:
         return self.source
 
     def render(self, filename: str | os.PathLike) -> Path:
-        """Write the picture, in the format that the file's ending names: `.svg`, `.pdf`, `.png`; `.gv` for the text.
+        """Write the picture in the format of the file's suffix.
 
-        Raises RuntimeError where there is no Graphviz and the format needs it.
+        That is `.svg`, `.pdf` or `.png`, or `.gv` for the DOT text.
+        Raises RuntimeError if the format needs Graphviz and it is missing, ValueError if there is no suffix.
         """
         path = Path(filename)
         if path.suffix in (".gv", ".dot"):
             path.write_text(self.source)
         else:
             if not path.suffix:
-                raise ValueError(f"render: the file's ending names the format, as in {path}.svg")
+                raise ValueError(f"render: the file's suffix names the format, as in {path}.svg")
             picture = self._pipe(path.suffix[1:])
             if picture is None:
                 raise RuntimeError(f"render: {NO_PROGRAM}; without it, only the text can be written: .gv")
@@ -112,7 +116,7 @@ class Drawing:
         return path
 
     def _pipe(self, format: str) -> bytes | None:
-        """The picture's bytes, or None where nothing that makes them is installed."""
+        """The picture's bytes, or None if no renderer is installed."""
         try:
             return self.graph.pipe(format=format)
         except _graphviz().ExecutableNotFound:
@@ -137,7 +141,7 @@ def _graphviz() -> Any:
 
 
 class _Drawer:
-    """Draws one tape, and those within it, into one graph. Values are named in the order in which tapes print them."""
+    """Draw a tape and its bodies into one graph, with the printed tape's names."""
 
     def __init__(self):
         self.graphviz = _graphviz()
@@ -146,11 +150,11 @@ class _Drawer:
         self.clusters = (f"cluster{i}" for i in itertools.count())
         self.known: dict[Any, str] = {}  # a Var, or the id of a constant -> its name
         self.source: dict[Any, str] = {}  # the same -> the node it comes from
-        self.axes: set[str] = set()  # along which something varies
+        self.axes: set[str] = set()  # the axes along which some value varies
         self.communicates = False
-        self.typed, self.untyped = True, False  # whether what is being drawn has types of variance, and something not
-        self.times = 1  # how often what is being drawn is run
-        self.steps = False  # whether that is in each step of a loop of which nobody knows how many there are
+        self.typed, self.untyped = True, False  # whether the current body has variance types; whether some body has not
+        self.times = 1  # how often the current body runs
+        self.steps = False  # whether it runs in each step of a loop of unknown length
 
     def draw(self, tape: Tape) -> Any:
         graph = self.graphviz.Digraph(graph_attr=_FONT, node_attr=_FONT, edge_attr={"color": "#555555"})
@@ -161,7 +165,7 @@ class _Drawer:
         return graph
 
     def add(self, graph: Any, tape: Tape) -> tuple[list[str], list[str]]:
-        """Draw a tape into a graph, or a part of one: the nodes of its inputs and of its outputs."""
+        """Draw a tape into a graph or cluster; return its input and output nodes."""
         inputs = [self.declare(graph, v, "input") for v in tape.inputs]
         for c in tape.constants:
             self.declare(graph, c, "constant")
@@ -170,7 +174,7 @@ class _Drawer:
         return inputs, [self.output(graph, a) for a in tape.outputs]
 
     def declare(self, graph: Any, a: Atom, look: str) -> str:
-        """A node for a value that no operation on the tape makes."""
+        """Add a node for an input or constant."""
         node = self.source[_key(a)] = self.node(graph, look, [self.name(a)], [a])
         return node
 
@@ -197,7 +201,7 @@ class _Drawer:
         self.source.update((v, node) for v in eqn.outputs)
 
     def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
-        """An operation drawn as its body: operands flow in, each to its input, and results out."""
+        """Draw an operation as its body, between its operands and results."""
         scope_of, outside = getattr(eqn.primitive, "body_scope", None), (self.typed, self.times)
         self.typed, self.times = self.typed and (not scope_of or scope_of(eqn.params).typed), self.times * rounds(eqn)
         with self.cluster(graph, text) as part:
@@ -216,7 +220,7 @@ class _Drawer:
     def collective(
         self, graph: Any, eqn: Equation, text: str, operands: Sequence[Atom], named: list[str], results: Sequence[Atom]
     ) -> str:
-        """A node for what communicates, with the bytes that each rank hands to it each time."""
+        """Add a node for a collective, with the bytes per rank."""
         self.communicates = True
         nbytes = sum(atom_type(a).nbytes for a in operands)
         often = f", {self.times:,} times" if self.times > 1 else ""
@@ -237,7 +241,7 @@ class _Drawer:
     def node(
         self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
     ) -> str:
-        """A node of so many lines, which stands for these values. Pointed at, it says where it comes from."""
+        """Add a node with these lines for these values; its tooltip is the source."""
         node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
         self.axes.update(map(str, variance))
         self.untyped = self.untyped or not self.typed
@@ -250,13 +254,13 @@ class _Drawer:
         return node
 
     def connect(self, graph: Any, atoms: Sequence[Atom], nodes: Sequence[str]) -> None:
-        """An edge for each value, however often an operation takes it; none for numbers, which stand in the label."""
+        """Add one edge per value, even if it is used twice; none for numbers."""
         for key, node in dict.fromkeys(zip(map(_key, atoms), nodes)):
             if key in self.source:
                 graph.edge(self.source[key], node)
 
     def name(self, a: Atom) -> str:
-        """Give a value its name, and say it with its type."""
+        """Name a value; return the name with the type."""
         self.known[_key(a)] = next(self.names)
         return f"{self.known[_key(a)]}:{atom_type(a)}"
 
@@ -265,27 +269,27 @@ class _Drawer:
 
 
 def _key(a: Atom) -> Any:
-    """What a value is known by. Numbers are written where they are used, and have no node."""
+    """The key of a value; None for a number, which has no node."""
     return a if isinstance(a, Var) else None if is_scalar_constant(a) else id(a)
 
 
 def _fill(shape: str, variance: frozenset) -> dict[str, str]:
-    """The attributes that colour a node of what varies along these axes."""
+    """The attributes that colour the node of a value that varies along these axes."""
     first, *others = colours_of(variance)
-    if len(others) < 2:  # half and half, without a line between them
+    if len(others) < 2:  # two halves, without a line between them
         return {"fillcolor": ":".join([f"{first};0.5", *others]) if others else first}
     return {"fillcolor": ":".join([first, *others]), **_SEVERAL[shape]}
 
 
 def _told(source: Location) -> str:
-    """A line of the program, or several, as Graphviz reads them."""
+    """A tooltip: one or more source lines, escaped for Graphviz."""
     lines = dict.fromkeys(filter(None, lines_of(source)))
     said = [f"{'backward, of ' if line.backward else ''}{line}".replace("\\", "\\\\") for line in lines]
     return "\\n".join(said)
 
 
 def _legend(axes: Sequence[str], untyped: bool, communicates: bool) -> str:
-    """What colours and borders mean, as a table in Graphviz's HTML."""
+    """The legend of colours and borders, as a table in Graphviz's HTML."""
     meanings = [(INVARIANT_COLOUR, 'BORDER="1"', "", "the same on all ranks")]
     meanings += [(colour_of(a), 'BORDER="1"', "", f"may vary along {html.escape(a)}") for a in axes]
     if untyped:
@@ -304,9 +308,9 @@ def _fits(eqn: Equation, body: Tape) -> bool:
 
 
 def _wrapped(text: str, columns: int, end: str = "\\n") -> str:
-    """A label's line as Graphviz reads it, on further lines where it is long, which ends with `end`.
+    """Escape and wrap a line of a label for Graphviz; each line ends with `end`.
 
-    That says how several lines are aligned: `\\n` in the middle; `\\l` on the left, and the last one needs it too.
+    `end` sets the alignment of the lines: `\\n` centres them; `\\l` aligns them left, and the last line needs it too.
     """
     lines = textwrap.wrap(text, columns, break_long_words=False, break_on_hyphens=False)
     return end.join(line.replace("\\", "\\\\") for line in lines) + (end if len(lines) > 1 and end != "\\n" else "")

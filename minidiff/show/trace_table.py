@@ -1,8 +1,7 @@
-"""The tables of a derivative worked out by hand: each value beside its tangent, or beside its adjoint.
+"""Trace tables: each value beside its tangent or its adjoint.
 
-Nothing here knows a derivative: the function is staged, and each equation of its tape is differentiated by
-itself, on a tape of its own. What stands in the tables is that tape: its equations as a formula, its results as
-the values.
+This module has no derivative rules: it stages the function, and differentiates each equation of its tape separately, on
+a tape of its own. The table shows that tape: its equations as a formula, its results as the values.
 """
 
 from __future__ import annotations
@@ -24,18 +23,21 @@ from minidiff.reverse import vjp
 from minidiff.staging import stage_flat
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, evaluate_equation, read, show_params
 
-DOT, BAR = "\u0307", "\u0304"  # put over a letter by what reads them
-LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian only
+DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them
+LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian
 
 _SUBSCRIPTS = str.maketrans("-0123456789", "₋₀₁₂₃₄₅₆₇₈₉")
 _INFIX = {"add": ("+", 1), "subtract": ("-", 1), "multiply": ("×", 2), "divide": ("/", 2), "matmul": ("@", 2)}
 _INFIX["power"] = ("**", 4)
 _CALLED = {"log": "ln"}
-_SIGN, _CALL, _NAME = 2, 8, 9  # how strongly a sign, a call without parentheses and a name bind
+_SIGN, _CALL, _NAME = 2, 8, 9  # the precedence of a sign, of a call without parentheses, and of a name
 
 
 class Step(NamedTuple):
-    """One line: `name = rule = formula = value`. `rule` is the chain rule of which `formula` is what was computed."""
+    """One line, `name = rule = formula = value`.
+
+    `formula` is the chain `rule` as it was computed.
+    """
 
     name: str
     formula: str
@@ -44,16 +46,16 @@ class Step(NamedTuple):
 
 
 class TraceTable:
-    """What `trace_table` returns. Printing it shows the table, as does a notebook.
+    """The result of `trace_table`. Printing it shows the table, as does a notebook.
 
-    `primals` are the steps of the evaluation; `derivatives` those of the derivative, in the order in which they are
-    computed. `result` is the value of the function; `derivative` its tangent (forward), or the tuple of gradients,
-    one for each argument (reverse).
+    `primals` are the steps of the evaluation; `derivatives` the steps of the derivative, in order of computation.
+    `result` is the value of the function; `derivative` is its tangent (forward mode), or the tuple of gradients, one
+    for each argument (reverse mode).
     """
 
     def __init__(self, mode: str, rows: list[tuple[list[Step], list[Step]]], result: Any, derivative: Any, digits: int):
         self.mode = mode
-        self.rows = rows  # the steps that stand beside each other: an equation's, and those of its derivative
+        self.rows = rows  # each row: the steps of an equation, and the steps of its derivative
         self.result = result
         self.derivative = derivative
         self.digits = digits
@@ -73,7 +75,10 @@ class TraceTable:
         return ("primal trace ↓", "tangent trace ↓" if self.mode == "forward" else "adjoint trace ↑")
 
     def cells(self) -> list[list[str]]:
-        """The table's lines: name, formula and value of a primal step; name, rule, formula and value of the other's."""
+        """The table's lines.
+
+        Each holds name, formula and value of a primal step; name, rule, formula and value of a derivative's step.
+        """
         lines = []
         for left, right in self.rows:
             right = right if self.mode == "forward" else right[::-1]
@@ -88,7 +93,7 @@ class TraceTable:
     def __str__(self) -> str:
         lines = self.cells()
         widths = [max(map(width, column)) for column in zip(*lines)]
-        kept = [i for i, w in enumerate(widths) if w]  # in forward mode nothing is written as a rule
+        kept = [i for i, w in enumerate(widths) if w]  # in forward mode the column of rules is empty
         left, right = [i for i in kept if i < 3], [i for i in kept if i >= 3]
 
         def half(line: list[str], columns: list[int]) -> str:
@@ -120,12 +125,12 @@ class TraceTable:
 
 
 def trace_table(f: Callable, *args: Any, mode: str = "forward", seed: Any = None, digits: int = 3) -> TraceTable:
-    """The table of `f` at `args`: every intermediate value, beside its tangent or its adjoint.
+    """Tabulate the values of `f` at `args` beside their tangents or adjoints.
 
     With `mode="forward"`, `seed` is the direction: a tuple of trees like `args` (by default ones for the first
-    argument that has a derivative, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like
-    `f`'s result (by default ones). `f` is run on types alone, as by `make_tape`; numbers are shown with `digits`
-    decimals. Raises ValueError for another mode, or a seed that does not match.
+    differentiable argument, zeros for the rest). With `mode="reverse"`, it is the cotangent: a tree like `f`'s result
+    (by default ones). `f` is traced on abstract values, as by `make_tape`; numbers are shown with `digits` decimals.
+    Raises ValueError for another mode, or a seed that does not match.
 
     >>> import numpy as np
     >>> trace_table(lambda x1, x2: np.log(x1) + x1 * x2, 2.0, 5.0)
@@ -173,7 +178,7 @@ def _first_ones(values: Sequence[Value]) -> list[Value]:
 
 
 def _seed(seed: Any, default: list[Value], structure: tree.Structure, like: Sequence[Value]) -> list[Value]:
-    """The seed's leaves, of the types of `like`."""
+    """The seed's leaves, with the dtypes of `like`; ValueError if they do not match."""
     if seed is None:
         return default
     leaves, given = tree.flatten(seed)
@@ -189,7 +194,7 @@ def _seed(seed: Any, default: list[Value], structure: tree.Structure, like: Sequ
 
 
 def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
-    """The rows, and the tangents of the results."""
+    """Compute the rows of forward mode, and the tangents of the results."""
     dots = {v: t for v, t in zip(tape.inputs, seeds) if is_differentiable(v.type.dtype)}
     rows = names.constant_rows(tape)
     for i, v in enumerate(tape.inputs):
@@ -217,7 +222,10 @@ def _forward(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
 
 
 def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tuple[list, list[Value]]:
-    """The rows (each one's right part in the order of computation), and the adjoints of the inputs."""
+    """Compute the rows of reverse mode, and the adjoints of the inputs.
+
+    The derivative steps of a row are in order of computation.
+    """
     adjoints: dict[Var, Value] = {}
 
     def add(v: Var, rule: str, formula: str, ct: Value) -> Step:
@@ -254,7 +262,7 @@ def _reverse(tape: Tape, names: _Names, env: dict, seeds: Sequence[Value]) -> tu
 
 
 class Local:
-    """One equation by itself: a function of what it reads, differentiated in what of that carries derivatives."""
+    """One equation as a function, differentiated in its differentiable operands."""
 
     def __init__(self, eqn: Equation):
         self.eqn = eqn
@@ -264,14 +272,14 @@ class Local:
         self.results = [v for v in eqn.outputs if is_differentiable(v.type.dtype)]
 
     def apply(self, others: Sequence[Value], active: Sequence[Value]) -> list[Value]:
-        """Those results that carry derivatives."""
+        """Evaluate the equation; return its differentiable results."""
         known = {id(a): x for a, x in zip([*self.others, *self.active], [*others, *active])}
         out = self.eqn.primitive.bind(*[known.get(id(a), a) for a in self.eqn.inputs], **self.eqn.params)
         outs = out if self.eqn.primitive.multiple_results else [out]
         return [x for x in outs if is_differentiable(typeof(x).dtype)]
 
     def forward(self, names: _Names) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape of (results, their tangents) of the operands and the active ones' tangents; and its names."""
+        """The tape from operands and tangents to (results, tangents); and its names."""
 
         def step(others, active, tangents):
             return jvp(lambda *xs: self.apply(others, xs), active, tangents)
@@ -279,7 +287,7 @@ class Local:
         return self._stage(names, step, self.active, [_linear(names.dot(v)) for v in self.active])
 
     def reverse(self, names: _Names, adjoints: dict) -> tuple[Tape, dict[Var, _Text]]:
-        """The tape of (results, adjoints of the active operands) of the operands and the results' adjoints."""
+        """The tape from operands and adjoints to (results, adjoints); and its names."""
 
         def step(others, active, cts):
             outs, pullback = vjp(lambda *xs: self.apply(others, xs), *active)
@@ -304,21 +312,21 @@ def subscript(i: int) -> str:
 
 
 def accent(name: str, mark: str) -> str:
-    """A name with a dot or a bar over its letter; what is no single letter is spoken of in words."""
+    """Put a dot or bar over a one-letter name; describe any other in words."""
     if re.fullmatch(r"\w[₀-₉₋]*", name):
         return unicodedata.normalize("NFC", name[0] + mark) + name[1:]
     return f"{'tangent' if mark == DOT else 'adjoint'} of {name}"
 
 
 def _input_names(f: Callable, args: tuple) -> list[str]:
-    """What the arguments' leaves are called: by the function's signature, `x₁`, `x₂`, … without one."""
+    """Names of the arguments' leaves, from the signature or `x₁`, `x₂`, …."""
     try:
         bound = inspect.signature(f).bind(*args).arguments
         roots = []
         for parameter, value in bound.items():
             several = inspect.signature(f).parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
             roots += [f"{parameter}[{i}]" for i in range(len(value))] if several else [parameter]
-    except (TypeError, ValueError):  # NumPy's own functions tell no signature, or not that of a call
+    except (TypeError, ValueError):  # NumPy's own functions have no signature, or one that does not fit the call
         roots = [f"x{i + 1}" for i in range(len(args))]
     paths = [path for root, x in zip(roots, args) for path, _ in tree.flatten_with_paths(x, root)[0]]
     return [_pretty(path) for path in paths]
@@ -329,7 +337,7 @@ def _pretty(name: str) -> str:
 
 
 class _Names:
-    """What everything is called: inputs v₁₋ₙ … v₀, then v₁, v₂, … in order; array constants c₁, c₂, …."""
+    """Names: inputs v₁₋ₙ … v₀, results v₁, v₂, …; array constants c₁, c₂, …."""
 
     def __init__(self, tape: Tape, inputs: list[str], output_paths: Sequence[tuple[str, Any]]):
         self.inputs = inputs
@@ -373,15 +381,15 @@ def _jacobian(out: str, of: str) -> str:
 
 
 class _Text(NamedTuple):
-    """A formula as text: how strongly its outermost operation binds, and whether a tangent or an adjoint is in it."""
+    """A formula as text, with the precedence of its outermost operation."""
 
     text: str
     binds: int
-    linear: bool = False
-    inverse: _Text | None = None  # of what it is the inverse, if it is one
+    linear: bool = False  # whether a tangent or an adjoint is in it
+    inverse: _Text | None = None  # x, if the formula is 1 / x
 
     def within(self, binds: int) -> str:
-        """The text as an operand of something that binds this strongly."""
+        """The text as an operand: in parentheses if it binds less strongly."""
         return self.text if self.binds >= binds else f"({self.text})"
 
 
@@ -393,7 +401,7 @@ def _linear(name: str) -> _Text:
 
 
 def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
-    """What defines `atom` on a tape, as one formula of what has names; None where that would be long."""
+    """The definition of `atom` as one formula in the names; None if it is too long."""
     texts = dict(names)
 
     def text(a: Atom) -> _Text:
@@ -412,13 +420,13 @@ def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
 
 def _constant(a: Value) -> str:
     a = numpy.asarray(a)
-    if a.size and (a == a.flat[0]).all():  # all alike: zeros, ones
+    if a.size and (a == a.flat[0]).all():  # all elements equal: zeros, ones
         return f"{a.flat[0].item():g}" if a.dtype.kind in "fiu" else str(a.flat[0].item())
     return str(typeof(a))
 
 
 def _apply(primitive: Primitive, operands: Sequence[_Text], params: dict) -> _Text:
-    """An operation as mathematics writes it."""
+    """Write an operation in mathematical notation."""
     linear = any(t.linear for t in operands)
     shown = show_params(primitive, params)
     name = primitive.name
@@ -437,7 +445,7 @@ def _apply(primitive: Primitive, operands: Sequence[_Text], params: dict) -> _Te
 def _infix(name: str, left: _Text, right: _Text) -> _Text:
     symbol, binds = _INFIX[name]
     if name == "multiply":
-        if right.linear and not left.linear:  # the tangent or the adjoint comes first
+        if right.linear and not left.linear:  # put the tangent or adjoint first
             left, right = right, left
         if right.text == "1":
             return left
@@ -455,7 +463,7 @@ def _infix(name: str, left: _Text, right: _Text) -> _Text:
 
 
 def show_value(x: Value, digits: int) -> str:
-    """A number with `digits` decimals; of an array its type and, where there are few, its numbers, else their range."""
+    """Show a number with `digits` decimals, an array by type and numbers or range."""
     a = numpy.asarray(x)
     if not a.shape:
         return _number(a.item(), digits)
@@ -483,7 +491,7 @@ def _number(x: Any, digits: int) -> str:
 
 
 def width(text: str) -> int:
-    """How many columns a text takes: an accent over a letter takes none, a wide character two."""
+    """The columns a text takes: none for an accent, two for a wide character."""
     return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
 
 
