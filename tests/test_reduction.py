@@ -259,11 +259,11 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
     "average": (lambda x: np.average(x, 0, np.ones(3)), ValueError, r"shape \(3,\) fit neither .* \(2, 3\) nor"),
     "ddof twice": (lambda x: np.var(x, ddof=1, correction=1), ValueError, r"var: ddof and correction are names of one"),
     "method": (lambda x: np.quantile(x, 0.5, method="low"), ValueError, r"quantile: method is one of linear, .*'low'"),
-    "range": (lambda x: np.percentile(x, 101), ValueError, r"percentile: q lies between 0 and 100, got 101"),
+    "range": (lambda x: np.percentile(x, 101), ValueError, r"percentile: q must be between 0 and 100, got 101"),
     "range of q": (
         lambda x: np.quantile(x, [0.5, 2]),
         ValueError,
-        r"quantile: q lies between 0 and 1, got \[0.5, 2.0\]",
+        r"quantile: q must be between 0 and 1, got \[0.5, 2.0\]",
     ),
     "complex": (lambda x: np.quantile(x + 1j, 0.5), TypeError, r"quantile: complex numbers .*: c128\[2,3\]"),
     "diff": (lambda x: np.diff(x, -1), ValueError, r"diff: n counts .* -1"),
