@@ -324,7 +324,7 @@ ERRORS = {
         TypeError,
         "to build an array out of traced values, use minidiff.numpy",
     ),
-    "uneven lists": (lambda x: mnp.array([x, x[0]]), ValueError, "must be of one shape, got (2, 2) and (2,)"),
+    "uneven lists": (lambda x: mnp.array([x, x[0]]), ValueError, "must have one shape, got (2, 2) and (2,)"),
     "writing into an array": (
         lambda x: np.copyto(np.zeros((2, 2)), x),
         TypeError,

@@ -84,7 +84,7 @@ ERRORS = {
         r"reshape: order is 'C', 'F', 'A' or 'K', got 'Z'",
     ),
     "negative": (lambda x: x.reshape(-2, -3), ValueError, r"6 elements, which do not fill the shape \(-2, -3\)"),
-    "matrix_transpose": (lambda x: x[0].mT, ValueError, r"matrix_transpose: f64\[3\] has no two axes"),
+    "matrix_transpose": (lambda x: x[0].mT, ValueError, r"matrix_transpose: f64\[3\] does not have two axes"),
     "meshgrid": (lambda x: np.meshgrid(x, indexing="yx"), ValueError, r"indexing is 'xy' or 'ij', got 'yx'"),
     "ix_": (lambda x: np.ix_(x), ValueError, r"ix_: arguments must have one dimension, got f64\[2,3\]"),
     "casting": (lambda x: np.stack([x], dtype="int64"), TypeError, r"f64\[1,2,3\] cannot be cast to int64 with casting"),
