@@ -267,7 +267,7 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
     "transpose": (lambda x: x.transpose(0), ValueError, r"axes .* are not a permutation of the 2 axes of f64\[2,3\]"),
     "axis": (lambda x: x.sum(axis=2), np.exceptions.AxisError, r"sum: axis 2 is out of bounds .* 2 dimensions"),
     "axis twice": (lambda x: x.sum(axis=(0, -2)), ValueError, r"sum: an axis is named twice in \(0, -2\)"),
-    "moveaxis": (lambda x: np.moveaxis(x, (0, 1), 0), ValueError, r"source \(0, 1\) and destination 0 differ in length"),
+    "moveaxis": (lambda x: np.moveaxis(x, (0, 1), 0), ValueError, r"source \(0, 1\) and destination 0 differ"),
     "index": (lambda x: x[0, 0, 0], IndexError, r"too many indices: 3 for an array of 2 dimensions"),
     "ellipses": (lambda x: x[..., 0, ...], IndexError, r"only one ellipsis"),
     "float index": (lambda x: x[np.ones(2)], IndexError, r"an array of integers or booleans; got f64\[2\]"),

@@ -87,7 +87,7 @@ ERRORS = {
     "matrix_transpose": (lambda x: x[0].mT, ValueError, r"matrix_transpose: f64\[3\] does not have two axes"),
     "meshgrid": (lambda x: np.meshgrid(x, indexing="yx"), ValueError, r"indexing is 'xy' or 'ij', got 'yx'"),
     "ix_": (lambda x: np.ix_(x), ValueError, r"ix_: arguments must have one dimension, got f64\[2,3\]"),
-    "casting": (lambda x: np.stack([x], dtype="int64"), TypeError, r"f64\[1,2,3\] cannot be cast to int64 with casting"),
+    "casting": (lambda x: np.stack([x], dtype="int64"), TypeError, r"f64\[1,2,3\] cannot be cast to int64 with"),
     "block": (lambda x: np.block([x, [x]]), ValueError, r"block: lists must be nested equally deep, and"),
     "split": (
         lambda x: np.split(x, 2, axis=1),
