@@ -103,7 +103,7 @@ def writing() -> frozenset[Callable]:
 
 @functools.cache
 def public_callables() -> dict[str, Callable]:
-    """All public NumPy functions by name without `np.`, such as `linalg.svd`; scalar types are left out."""
+    """All public NumPy functions by name (`linalg.svd`), without scalar types."""
     return {
         prefix + name: f
         for prefix, namespace in NAMESPACES.items()

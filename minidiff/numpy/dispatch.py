@@ -60,7 +60,7 @@ def _without_out(name: str, kwargs: dict) -> dict:
 
 
 def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, kwargs: dict) -> Any:
-    """Call a ufunc with keywords: `dtype` is the computation's; `order` and `subok` are ignored."""
+    """Call a ufunc with keywords, of which `order` and `subok` are ignored."""
     kwargs = dict(kwargs)
     dtype, casting = kwargs.pop("dtype", None), kwargs.pop("casting", "same_kind")
     kwargs.pop("order", None)
@@ -97,7 +97,7 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
 
 
 def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """Call a function that is not an operation on concrete values, or raise the error of an unsupported one."""
+    """Call a non-operation on concrete values, or raise the error that refuses it."""
     name = full_name(func)
     if name[3:] in FROM_VALUES:
         weights = kwargs.get("weights")
@@ -108,7 +108,7 @@ def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _concrete(x: Any, use: str) -> Any:
-    """Replace traced values by their concrete values, also in lists, tuples and dictionaries."""
+    """Replace traced values, also in containers, by their concrete values."""
     if isinstance(x, Tracer):
         return x.concrete(use)
     if isinstance(x, dict):
@@ -137,7 +137,7 @@ def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dic
 
 
 def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:
-    """Describe how a call's arguments violate the function's signature; None if they do not."""
+    """How a call's arguments violate the function's signature, or None."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
@@ -172,7 +172,7 @@ COUNTERPARTS = {
 
 
 def _place_of(ufunc: numpy.ufunc) -> str:
-    """The import path of a ufunc, such as `scipy.special.expit`; a ufunc itself knows only the last part."""
+    """The import path of a ufunc, which itself knows only the last part (`expit`)."""
     name = ufunc.__name__
     places = [m for m, module in [*sys.modules.items()] if getattr(module, "__dict__", {}).get(name) is ufunc]
     places.sort(key=lambda m: (m == "__main__", "._" in m, len(m)))
@@ -196,7 +196,7 @@ def _unsupported_ufunc(ufunc: numpy.ufunc, shown: str) -> TypeError:
 
 
 def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
-    """The error for an unsupported function, with what to use instead or similar names."""
+    """The error for an unsupported function; it suggests what to use instead."""
     shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
     shown = f" ({shown})" if shown else ""
     if isinstance(func, numpy.ufunc) and func not in public_callables().values():

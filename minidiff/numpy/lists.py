@@ -25,7 +25,7 @@ _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 
 def namespace(module: ModuleType) -> dict[str, Any]:
-    """The public names of a NumPy module, with array functions wrapped to accept lists of traced values."""
+    """The public names of a NumPy module, with functions that accept lists."""
     return {name: _ours(x) if callable(x) else x for name, x in vars(module).items() if name in module.__all__}
 
 
@@ -37,7 +37,7 @@ def _ours(x: Callable) -> Callable:
 
 @functools.cache
 def accepting_lists(numpy_function: Callable) -> Callable:
-    """Wrap a NumPy function to accept lists that hold traced values wherever it accepts arrays."""
+    """Wrap a NumPy function to accept lists of traced values in place of arrays."""
     function = (_of_ufunc if isinstance(numpy_function, numpy.ufunc) else _of_function)(numpy_function)
     function.__module__, function.__qualname__ = f"minidiff.{numpy_function.__module__}", numpy_function.__name__
     return function
@@ -60,7 +60,7 @@ def _of_function(numpy_function: Callable) -> Callable:
 
 
 def explaining_sizes(numpy_function: Callable) -> Callable:
-    """Wrap a function so that its error for a traced size says what to do; NumPy's only says it is not an integer."""
+    """Wrap a function so that its error for a traced size says what to do."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def explaining_sizes(numpy_function: Callable) -> Callable:
 
 
 def looking_for_tracers(numpy_function: Callable) -> Callable:
-    """Like `accepting_lists`, for a function that gives a wrong result, not an error, for traced values in lists."""
+    """Like `accepting_lists`, for a function that gives a wrong result, no error."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
@@ -130,7 +130,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
 
 
 def _retrying(numpy_function: Callable) -> Callable:
-    """Wrap a ufunc or its method to retry a failed call with lists of traced values converted to arrays."""
+    """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
     @functools.wraps(numpy_function)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ def _array_of_traced(x: Any) -> Any:
 
 
 def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """Convert lists to arrays where the operation takes an array; return None if there are none.
+    """Convert lists to arrays where the operation takes arrays; None without lists.
 
     Parameters annotated with `Value` take arrays. Shapes, axes and lists of arrays have other annotations.
     """
@@ -176,7 +176,7 @@ def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple
 
 @functools.cache
 def _array_parameters(operation: Callable) -> tuple[list[bool], bool, set[str]]:
-    """Which positional parameters take arrays, whether `*args` do, and the names of parameters that take arrays."""
+    """Which positional parameters take arrays, whether `*args` do, and all by name."""
     parameters = inspect.signature(operation).parameters.values()
     arrays = {p.name: p.annotation in ("Value", "Value | None", p.empty) for p in parameters}
     positional = [arrays[p.name] for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

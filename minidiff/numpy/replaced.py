@@ -1,4 +1,4 @@
-"""Replacements for NumPy functions that NumPy does not dispatch to traced arguments."""
+"""Replacements for functions that NumPy does not dispatch to traced arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def array(
 
 
 def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
-    """`numpy.asarray`, also for traced values; a sharded array is gathered to a NumPy array."""
+    """`numpy.asarray`, also for traced values; a sharded array is gathered."""
     if holds_tracer(a) and getattr(a, "interpreter", None) is not EVALUATE:
         return array(a, dtype, copy=order in ("C", "F"))
     return numpy.asarray(a, dtype, order, **options)
@@ -63,17 +63,17 @@ def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: A
 
 
 def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.ascontiguousarray`, also for traced values, which are copied: they have no memory order to check."""
+    """`numpy.ascontiguousarray`, also for traced values, which are copied."""
     return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.ascontiguousarray(a, dtype, **options)
 
 
 def asfortranarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.asfortranarray`, also for traced values, which are copied: they have no memory order to check."""
+    """`numpy.asfortranarray`, also for traced values, which are copied."""
     return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
 
 
 def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Value:
-    """`numpy.asarray_chkfinite`, also for traced values with a concrete value to check."""
+    """`numpy.asarray_chkfinite`, also for traced values with concrete values."""
     if not holds_tracer(a):
         return numpy.asarray_chkfinite(a, dtype, order)
     x = array(a, dtype, copy=None)
@@ -93,7 +93,7 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **opt
 
 
 def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.arange`, also with traced start and step; their concrete values determine the length."""
+    """`numpy.arange`; concrete values of a traced start and step give the length."""
     start, stop = (0, start) if stop is None else (0 if start is None else start, stop)
     if not holds_tracer((start, stop, step)):
         return numpy.arange(start, stop, step, dtype, **options)
@@ -158,7 +158,7 @@ c_ = _joining(numpy.c_)
 
 
 class vectorize(numpy.vectorize):
-    """`numpy.vectorize`, also for traced values: a loop over the elements. `md.vmap` is faster."""
+    """`numpy.vectorize`, also for traced values: a loop; `md.vmap` is faster."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not holds_tracer((*args, *kwargs.values())):
@@ -181,7 +181,7 @@ class vectorize(numpy.vectorize):
         return self._stacked([element(index) for index in numpy.ndindex(shape)], shape)
 
     def _stacked(self, results: Sequence[Any], shape: tuple[int, ...]) -> Any:
-        """Stack the results of the elements to one array, or to a tuple of arrays if each is a tuple."""
+        """Stack the elements' results to an array, or tuples to a tuple of arrays."""
         dtypes = self.otypes or [None]
         if isinstance(results[0], tuple):
             columns = list(zip(*results))

@@ -1,4 +1,4 @@
-"""The operations, one file per family; each operation is declared with all its rules."""
+"""The operations, one file per family; each is declared with all its rules."""
 
 from minidiff.ops import (
     composed,

@@ -90,7 +90,7 @@ class Linear(Primitive):
 
 
 class Differentiable(Primitive):
-    """A primitive whose tangent is the sum, over its operands, of derivative times tangent.
+    """A primitive whose tangent sums derivative times tangent over its operands.
 
     `term(i, t, out, primals, params)` applies the derivative in operand i to a tangent of that operand;
     `cotangent(i, ct, out, primals, type, params)` applies its transpose to a cotangent of the result; `type` is the
@@ -100,7 +100,10 @@ class Differentiable(Primitive):
     broadcasts = False  # True if the primitive and its derivative are elementwise
 
     def reads(self, i: int, count: int) -> set[int] | None:
-        """Positions in `(out, *operands)` that the derivative in operand i of `count` reads; None if it is zero."""
+        """The positions in `(out, *operands)` that the derivative in operand i reads.
+
+        There are `count` operands. None if the derivative is zero.
+        """
         raise NotImplementedError
 
     def tangent(self, out, primals, tangents, params):
@@ -108,7 +111,7 @@ class Differentiable(Primitive):
         return add_all([term for term in terms if term is not None])
 
     def pull(self, i: int, count: int, tangents: int) -> Callable | None:
-        """Compile the cotangent of operand i, before it is reduced to its shape, or return None.
+        """Compile the cotangent of operand i, before `match`; None if not possible.
 
         The function takes `(ct, out, *operands, *tangents)`.
         """
@@ -171,7 +174,10 @@ class Differential(Primitive):
 
 
 class Multilinear(Differentiable):
-    """Linear in each operand separately; `transpose_rules[i](ct, operands, **params)` is the transpose in operand i."""
+    """A primitive that is linear in each operand separately.
+
+    `transpose_rules[i](ct, operands, **params)` is the transpose in operand i.
+    """
 
     def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule):
         super().__init__(name, impl, shape_rule)
@@ -251,7 +257,7 @@ def _arguments_read(rule: Callable, count: int) -> set[int]:
 
 
 def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
-    """Compile the cotangent in operand i of an elementwise primitive to one NumPy function.
+    """Compile an elementwise primitive's cotangent in operand i to one function.
 
     Return None where the rule has cases (real or complex, a literal or a value) or parameters.
     """
@@ -283,7 +289,9 @@ _SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.
 
 
 def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …; add the functions it calls to `functions`.
+    """The result of a tape as one Python expression of x0, x1, …
+
+    The functions that it calls are added to `functions`.
 
     A constant whose text is in `names` is replaced by that name. The first `whole` arguments have the shape of the
     result, and so do values computed from them: their buffers are reused once they have been read.
@@ -317,7 +325,7 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
 
 
 def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], numpy.dtype]:
-    """The broadcast shape, and the dtype of NumPy's promotion (a Python number promotes weakly)."""
+    """The broadcast shape and NumPy's promoted dtype (Python numbers are weak)."""
     shapes = {t.shape for t in types if type(t) is ShapedArray}
     try:
         shape = shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes)
@@ -328,7 +336,7 @@ def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], num
 
 
 def is_elementwise(primitive: Primitive) -> bool:
-    """Whether a primitive is elementwise: slices of its operands give the same slice of its result."""
+    """Whether slices of the operands give the same slice of the result."""
     return getattr(primitive.shape_rule, "func", None) is elementwise_shape
 
 
@@ -340,7 +348,7 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
 
 
 def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
-    """Convert traced Python numbers among operands to the dtype that NumPy's promotion gives them."""
+    """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
     if not is_elementwise(primitive) or all(type(x) in WEAK_TYPES for x in args):
         return values
@@ -354,7 +362,10 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
 
 @functools.cache
 def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
-    """The dtypes to which NumPy converts operands of these dtypes (or Python number types); None for no change."""
+    """The dtypes that NumPy converts operands to; None where there is no change.
+
+    The operands are given by their dtypes, or by their types if they are Python numbers.
+    """
     none = [None] * len(given)
     strong_ = [numpy.dtype(d) for d in given]
     weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes the same way, weak or not
@@ -371,7 +382,7 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
 
 
 def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
-    """Reshape operands with a leading batch axis so that broadcasting still aligns their other axes."""
+    """Reshape batched operands so that broadcasting still aligns the other axes."""
     ranks = [0 if is_scalar_constant(x) else numpy.ndim(x) - b for x, b in zip(args, batched)]
     rank = max(ranks)
     return [
@@ -395,12 +406,12 @@ def zeros_like(x: Value) -> numpy.ndarray:
 
 
 def add_all(terms: Sequence[Value]) -> Value | None:
-    """The sum of tangents or cotangents; None, which stands for zero, if there are none."""
+    """The sum of tangents or cotangents; None (zero) if there are none."""
     return functools.reduce(ops.elementwise.add, terms) if terms else None
 
 
 def match(ct: Value, operand: ShapedArray) -> Value:
-    """Undo an operand's broadcasting and promotion: sum and cast the cotangent to the operand's type."""
+    """Sum and cast a cotangent to an operand's type: undo broadcast and promotion."""
     shape = operand.shape
     if ct.shape != shape:
         axes = _stretched(ct.shape, shape)

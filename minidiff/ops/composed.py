@@ -102,7 +102,7 @@ def fix(x: Value) -> Value:
 
 @implements(numpy.clip)
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
-    """`numpy.clip`: limit to an interval. Either limit may be None; a tie with a limit shares the derivative."""
+    """`numpy.clip`: limit to an interval; a tie with a limit shares the derivative."""
     a = shape.as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
     low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
     if _kind(a) in "iu":  # a Python integer outside the range of the dtype is no limit
@@ -120,7 +120,7 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
 
 @implements(numpy.nan_to_num)
 def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Value:
-    """`numpy.nan_to_num`: replace non-finite elements by numbers; the derivative there is zero."""
+    """`numpy.nan_to_num`: replace non-finite elements; the derivative there is 0."""
     if not is_differentiable(typeof(x).dtype):
         return elementwise.copy(x) if copy else x
     if _kind(x) == "c":
@@ -156,7 +156,7 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
 
 @implements(numpy.piecewise)
 def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Value:
-    """`numpy.piecewise`: a function or number for each condition; an extra one is the default.
+    """`numpy.piecewise`: a function or number per condition, and a default.
 
     Each function is called on an array of the shape of x that holds only values for which its condition is true.
     """
@@ -188,7 +188,7 @@ def _inside(condition: Value, x: Value) -> Value:
 
 
 class Bracket(Primitive):
-    """The index i of the interval from xp[i] to xp[i + 1] that contains x, or of the nearest one."""
+    """The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x."""
 
     def __init__(self):
         super().__init__("bracket", self._search, lambda xp, x: (x.shape, numpy.dtype(numpy.intp)))
@@ -235,7 +235,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
 
 
 def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
-    """Sort the points of a periodic function into one period, and add one point on either side."""
+    """Sort periodic points into one period, and add one point on either side."""
     if not period:
         raise ValueError("interp: period must not be 0")
     x, xp = x % period, xp % period
@@ -246,7 +246,7 @@ def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Val
 
 
 class Unwrap(Primitive):
-    """`numpy.unwrap`: it adds multiples of the period, which are constant, so tangents pass through unchanged."""
+    """`numpy.unwrap` adds multiples of the period, so tangents pass unchanged."""
 
     def __init__(self):
         super().__init__(
@@ -363,14 +363,14 @@ def astype(
 
 @implements(numpy.real_if_close)
 def real_if_close(a: Value, tol: float = 100) -> Value:
-    """`numpy.real_if_close`: the real part, if all imaginary parts are close to zero. Needs concrete values."""
+    """`numpy.real_if_close`: real if imaginary parts are tiny; needs concrete values."""
     if _kind(a) != "c" or numpy.iscomplexobj(numpy.real_if_close(a.concrete("np.real_if_close"), tol)):
         return a
     return elementwise.real(a)
 
 
 def _of_dtypes(numpy_function: Callable) -> None:
-    """Declare a function that depends on dtypes alone: traced arguments are replaced by their dtypes."""
+    """Declare a function that depends on the dtypes of its arguments alone."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return numpy_function(*[x.dtype if isinstance(x, Tracer) else x for x in args], **kwargs)

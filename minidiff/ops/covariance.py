@@ -32,7 +32,7 @@ def cov(
     *,
     dtype: Any = None,
 ) -> Value:
-    """`numpy.cov`: covariances of variables, the rows of m and y (the columns unless `rowvar`)."""
+    """`numpy.cov`: covariances of the rows of m and y (columns unless `rowvar`)."""
     given = [as_array(z) for z in (m, y) if z is not None]
     dtype = numpy.result_type(*[z.dtype for z in given], numpy.float64) if dtype is None else dtype
     rows = [_variables(z, rowvar, dtype) for z in given]

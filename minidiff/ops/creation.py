@@ -22,7 +22,7 @@ def linspace(
     dtype: Any = None,
     axis: int = 0,
 ) -> Value:
-    """`numpy.linspace`: `num` points from `start` to `stop`, evenly spaced; with `retstep`, also the step."""
+    """`numpy.linspace`: `num` evenly spaced points; with `retstep`, also the step."""
     start, stop, num = _value(start), _value(stop), operator.index(num)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
@@ -69,5 +69,5 @@ def geomspace(
 
 
 def _value(x: Any) -> Value:
-    """Convert an argument to an array, a number or a traced value. Computation on plain ones is not recorded."""
+    """Convert an argument; computation on untraced ones is not recorded."""
     return as_array(x) if isinstance(x, (list, tuple)) else x

@@ -58,7 +58,7 @@ from minidiff.ops.shape import (
 
 @functools.cache
 def _result_type(function: Callable) -> type:
-    """The named tuple that a function of `numpy.linalg` returns; NumPy has no public name for it."""
+    """The named tuple, without a public name, that a `numpy.linalg` function returns."""
     return type(function(numpy.eye(1)))
 
 
@@ -69,7 +69,7 @@ _OPTIONS = {"mode": ("reduced", "complete", "r"), "UPLO": ("L", "U", "l", "u")}
 
 
 class OfMatrix(Primitive):
-    """A function of one matrix, or of a stack of them with any number of leading axes.
+    """A function of one matrix, or of a stack with any number of leading axes.
 
     `rule(x, t, **params)` returns the result at x and its tangent for the tangent t.
     """
@@ -94,7 +94,7 @@ class OfMatrix(Primitive):
 
 
 def _checked(name: str, x: Value, square: bool = False) -> Value:
-    """Return a matrix or stack of matrices; raise if its shape or dtype does not suit LAPACK."""
+    """Return a stack of matrices; raise if its shape or dtype does not suit LAPACK."""
     t = typeof(x)
     if t.ndim < 2:
         raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
@@ -164,7 +164,10 @@ def _gaps(w: Value) -> Value:
 
 
 def _completed(q: Value, dq: Value, rest: Value) -> Value:
-    """The tangent of a whole unitary matrix from that of its first columns q: the rest stays orthogonal."""
+    """The tangent of a unitary matrix from that of its first columns q.
+
+    The rest of the columns stay orthogonal to them.
+    """
     return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
 
 
@@ -222,7 +225,7 @@ def _solve(a: Value, b: Value) -> Value:
 
 @implements(numpy.linalg.solve)
 def solve(a: Value, b: Value) -> Value:
-    """`numpy.linalg.solve`: x such that `a @ x = b`, for a vector b or (stacks of) matrices.
+    """`numpy.linalg.solve`: x with `a @ x = b`, for a vector or (stacks of) matrices.
 
     >>> from minidiff import grad
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
@@ -274,7 +277,7 @@ pinv_p = OfMatrix(
 
 @implements(numpy.linalg.pinv)
 def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = numpy._NoValue) -> Value:
-    """`numpy.linalg.pinv`: the pseudo-inverse, differentiable where the rank does not change."""
+    """`numpy.linalg.pinv`: the pseudo-inverse, differentiable at constant rank."""
     x = _checked("pinv", a, square=hermitian)
     if rcond is None:
         rcond = 1e-15 if rtol is numpy._NoValue else rtol
@@ -288,7 +291,7 @@ def _default_tolerance(x: Value) -> float:
 
 @implements(numpy.linalg.lstsq)
 def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value, Value, Value]:
-    """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, residuals, rank, singular values.
+    """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, and more.
 
     Residuals are returned if `a` has more rows than columns (NumPy leaves them out if the columns are dependent; here
     the shape cannot depend on a value, the rank). Rank and singular values are those of `matrix_rank` and `svdvals`.
@@ -309,7 +312,7 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
 
 @implements(numpy.linalg.tensorinv)
 def tensorinv(a: Value, ind: int = 2) -> Value:
-    """`numpy.linalg.tensorinv`: the inverse of `tensordot(a, ·, ind)`; the first `ind` axes are the rows."""
+    """`numpy.linalg.tensorinv`: the inverse with the first `ind` axes as rows."""
     shape = typeof(a).shape
     if ind <= 0:
         raise ValueError(f"tensorinv: ind is a positive number of axes, got {ind}")
@@ -321,7 +324,10 @@ def tensorinv(a: Value, ind: int = 2) -> Value:
 
 @implements(numpy.linalg.tensorsolve)
 def tensorsolve(a: Value, b: Value, axes: Any = None) -> Value:
-    """`numpy.linalg.tensorsolve`: x such that `tensordot(a, x, x.ndim) = b`, after moving `axes` of a to its end."""
+    """`numpy.linalg.tensorsolve`: x with `tensordot(a, x, x.ndim) = b`.
+
+    The `axes` of a are moved to its end first.
+    """
     ta, tb = typeof(a), typeof(b)
     if axes is not None:
         last = normalize_axes(axes, ta.ndim, "tensorsolve")
@@ -334,7 +340,7 @@ def tensorsolve(a: Value, b: Value, axes: Any = None) -> Value:
 
 @implements(numpy.linalg.matrix_power)
 def matrix_power(a: Value, n: int) -> Value:
-    """`numpy.linalg.matrix_power`, by repeated squaring; a negative n uses the inverse."""
+    """`numpy.linalg.matrix_power` by repeated squaring; n < 0 uses the inverse."""
     t = typeof(a)
     if t.ndim < 2 or t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"matrix_power: the matrix must be square, got {t}")
@@ -358,7 +364,7 @@ def _det_rule(x, t):
 
 
 def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
-    """Multiply all singular values but one, so that singular matrices have cofactors too."""
+    """Multiply all singular values but one, which works for singular matrices."""
     u, s, vh = numpy.linalg.svd(x)
     ones = numpy.ones_like(s[..., :1])
     before = numpy.cumprod(numpy.concatenate([ones, s[..., :-1]], -1), -1)
@@ -383,7 +389,7 @@ cofactor_p = OfMatrix("cofactor", _cofactor_impl, lambda x: (x.shape, x.dtype), 
 
 @implements(numpy.linalg.det)
 def det(a: Value) -> Value:
-    """`numpy.linalg.det`. At a singular matrix it has a first derivative, but no second."""
+    """`numpy.linalg.det`; a singular matrix has a first derivative, no second."""
     return det_p.bind(_checked("det", a, square=True))
 
 
@@ -406,7 +412,7 @@ slogdet_p = OfMatrix(
 
 @implements(numpy.linalg.slogdet)
 def slogdet(a: Value) -> Any:
-    """`numpy.linalg.slogdet`: the sign of the determinant and the logarithm of its modulus."""
+    """`numpy.linalg.slogdet`: sign and log-modulus of the determinant."""
     return _result_type(numpy.linalg.slogdet)(*slogdet_p.bind(_checked("slogdet", a, square=True)))
 
 
@@ -553,7 +559,7 @@ def _triangle(UPLO: str) -> str:
 
 @implements(numpy.linalg.eigh)
 def eigh(a: Value, UPLO: str = "L") -> Any:
-    """`numpy.linalg.eigh`: eigenvalues, in ascending order, and eigenvectors of a Hermitian matrix.
+    """`numpy.linalg.eigh`: the ascending eigenvalues, and the eigenvectors.
 
     The derivative is that of the function of the Hermitian part of a. The module's docstring has the conventions for
     factors of vectors and for equal eigenvalues.
@@ -563,7 +569,7 @@ def eigh(a: Value, UPLO: str = "L") -> Any:
 
 @implements(numpy.linalg.eigvalsh)
 def eigvalsh(a: Value, UPLO: str = "L") -> Value:
-    """`numpy.linalg.eigvalsh`: the eigenvalues of a Hermitian matrix, in ascending order."""
+    """`numpy.linalg.eigvalsh`: the ascending eigenvalues of a Hermitian matrix."""
     return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
 
 
@@ -578,7 +584,7 @@ def eig(a: Value) -> Any:
 
 @implements(numpy.linalg.eigvals)
 def eigvals(a: Value) -> Value:
-    """`numpy.linalg.eigvals`: the eigenvalues, always complex, since a dtype cannot depend on values."""
+    """`numpy.linalg.eigvals`: the eigenvalues, always complex (see `eig`)."""
     return eigvals_p.bind(_checked("eigvals", a, square=True))
 
 
@@ -610,7 +616,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
 
 
 def _singular_vectors(all_u, u, turn, t, v, inner, s):
-    """The tangent of u, by its parts within and outside the span of u, and that of the columns that complete u."""
+    """The tangents of u, within and outside its span, and of the completing columns."""
     du = matmul(u, turn)
     if u.shape[-2] > s.shape[-1]:
         du = du + (matmul(t, v) - matmul(u, inner)) * _row(_reciprocal(s))
@@ -641,7 +647,7 @@ for _p in (pinv_p, qr_p, svd_p, svdvals_p):
 
 @implements(numpy.linalg.svd)
 def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    """`numpy.linalg.svd`: `a = u @ diag(s) @ vh`; only the singular values s if not `compute_uv`.
+    """`numpy.linalg.svd`: `a = u @ diag(s) @ vh`; only s if not `compute_uv`.
 
     The module's docstring has the conventions for factors of vectors and for singular values that are equal or 0.
     """
@@ -659,7 +665,7 @@ def svdvals(x: Value, /) -> Value:
 
 @implements(numpy.linalg.matrix_rank)
 def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
-    """`numpy.linalg.matrix_rank`: the number of singular values above `tol`, or `rtol` times the largest."""
+    """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
         return convert(reduction.max(not_equal(A, 0)), int)
     x = _checked("matrix_rank", A, square=hermitian)
@@ -676,7 +682,7 @@ def _count_above(s: Value, rtol: Any) -> Value:
 
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
-    """`numpy.linalg.cond`: the condition number in the norm of order `p`, 2 by default."""
+    """`numpy.linalg.cond`: the condition number in the norm of order `p` (2)."""
     x = _checked("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
@@ -690,7 +696,7 @@ def cond(x: Value, p: Any = None) -> Value:
 
 @implements(numpy.linalg.norm)
 def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
-    """`numpy.linalg.norm` of vectors (one axis), matrices (two) or, by default, all elements.
+    """`numpy.linalg.norm` of vectors (1 axis), matrices (2) or all elements.
 
     Where a norm is 0, its derivative is 0.
 

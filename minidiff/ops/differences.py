@@ -42,7 +42,7 @@ def _as_end(x: Any, shape: tuple[int, ...], axis: int) -> Value | None:
 
 @implements(numpy.ediff1d)
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
-    """`numpy.ediff1d`: the differences in the flattened array, between `to_begin` and `to_end`."""
+    """`numpy.ediff1d`: flattened differences between `to_begin` and `to_end`."""
     d = diff(ravel(as_array(ary)))
     parts = [elementwise.convert(ravel(as_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
     return concatenate([x for x in (parts[0], d, parts[1]) if x is not None])
@@ -50,7 +50,7 @@ def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
 
 @implements(numpy.trapezoid)
 def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
-    """`numpy.trapezoid`: the integral along an axis of values at points `x`, or spaced by `dx`."""
+    """`numpy.trapezoid`: the integral of values at points `x`, or spaced by `dx`."""
     y = as_array(y)
     of_y = normalize_axis(axis, len(y.shape), "trapezoid")  # x may have more axes; `axis` counts its own
     if x is not None:
@@ -63,7 +63,7 @@ def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -
 
 @implements(numpy.gradient)
 def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """`numpy.gradient`: central differences, one-sided at the ends; a tuple for several axes."""
+    """`numpy.gradient`: central differences along axes, one-sided at the ends."""
     f = inexact(as_array(f))
     axes = normalize_axes(axis, len(f.shape), "gradient")
     spacings = list(varargs) or [1.0]
@@ -78,7 +78,7 @@ def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> 
 
 
 def _steps(spacing: Any, n: int) -> Value:
-    """The distances between neighbours: `n - 1` of them for coordinates, else one number."""
+    """The `n - 1` distances between coordinates, or one number."""
     h = as_array(spacing)
     if not h.shape:
         return spacing
@@ -118,5 +118,5 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
 
 
 def _one_sided(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
-    """The slope at f0 of the parabola through three values with spacings `h1` and `h2`."""
+    """The slope at f0 of the parabola through values with spacings h1 and h2."""
     return f1 * ((h1 + h2) / (h1 * h2)) - f0 * ((2.0 * h1 + h2) / (h1 * (h1 + h2))) - f2 * (h1 / (h2 * (h1 + h2)))

@@ -36,7 +36,7 @@ class Discrete(Primitive):
 
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of an operation that NumPy cannot apply to many arrays at once."""
+    """The batching rule of a primitive that NumPy cannot apply to a batch."""
     return in_turn_p.bind(*args, of=primitive, along=tuple(batched), params=params)
 
 
@@ -72,7 +72,7 @@ def concrete(x: Any, numpy_function: Callable) -> Any:
 
 
 def of_values(numpy_function: Callable) -> Callable:
-    """Register a NumPy function, without a derivative, to be called with the concrete arrays of tracers."""
+    """Register a NumPy function, without derivative, of tracers' concrete arrays."""
 
     def function(*args: Any, **options: Any) -> Any:
         return numpy_function(*concrete(args, numpy_function), **concrete(options, numpy_function))

@@ -78,7 +78,7 @@ def function_of(primitive: Primitive) -> Callable:
 
 
 def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Callable:
-    """Declare an elementwise operation by its NumPy function and its derivative in each operand.
+    """Declare an elementwise operation by a NumPy function and its derivatives.
 
     `derivatives[i](out, *operands)` is the derivative in operand i, or None where it is zero everywhere. For a
     complex operand it is the complex derivative; if the result is real, it is the number d such that Re(d * t) is the
@@ -89,7 +89,7 @@ def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Call
 
 
 def discrete(ufunc: numpy.ufunc) -> Callable:
-    """Declare an elementwise operation with integer, boolean or piecewise constant results."""
+    """Declare an elementwise operation with discrete or piecewise constant results."""
     return elementwise(ufunc, *[None] * ufunc.nin)
 
 
@@ -100,14 +100,14 @@ class Product(Multilinear):
 
 
 def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
-    """Declare an elementwise operation that is linear in each operand, with a transpose for each."""
+    """Declare an elementwise multilinear operation, with a transpose per operand."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
     primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned)
     return implements(numpy_function)(function_of(primitive))
 
 
 def linear(numpy_function: Callable, transpose: Callable) -> Callable:
-    """Declare a linear elementwise operation of one operand, with its `transpose(ct, operand)`."""
+    """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
     primitive = Linear(
         name, numpy_function, shape_rule, lambda ct, operands: [transpose(ct, operands[0])], bind_aligned
@@ -123,7 +123,7 @@ def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
 
 
 class Sum(Primitive):
-    """`add` and `subtract`, linear in both operands together; a missing tangent is skipped, not made a zero."""
+    """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
@@ -295,7 +295,7 @@ where_p = Where("where", _where_impl, functools.partial(elementwise_shape, _wher
 
 @implements(numpy.where)
 def where(condition: Value, x: Value = None, y: Value = None) -> Any:
-    """`numpy.where`, differentiable in x and y; given a condition alone, the indices where it holds."""
+    """`numpy.where`, differentiable in x and y; without these, `numpy.nonzero`."""
     if x is None and y is None:
         return numpy.nonzero(condition.concrete("np.where of a condition alone"))
     if x is None or y is None:
@@ -338,7 +338,7 @@ stop_gradient.primitive.shares_memory = True
 
 
 def divisor(x: Value) -> Value:
-    """x with its zeros replaced by 1: a safe divisor for quotients whose numerator is then 0."""
+    """x with zeros replaced by 1: a divisor for quotients whose numerator is 0 there."""
     return where(equal(x, 0), 1, x)
 
 
@@ -427,7 +427,7 @@ def _over_square(x: Value, r: Value) -> Value:
 
 
 def _direction(out: Value, x: Value) -> Value:
-    """The derivative of |x|: its sign, or for complex x the conjugate of x/|x| (see `elementwise`)."""
+    """The derivative of |x|: sign(x); for complex x (see `elementwise`) conj(x)/|x|."""
     return out / divisor(x) if x.dtype.kind == "c" else sign(x)
 
 
@@ -436,7 +436,10 @@ def _direction(out: Value, x: Value) -> Value:
 
 @functools.cache
 def nth_derivative(name: str, impl: Callable, n: int) -> Elementwise:
-    """An operation for the n-th derivative of a function, `impl(n, x)`; its own derivative is the (n+1)-th."""
+    """The operation of a function's n-th derivative; its derivative is the next one.
+
+    `impl(n, x)` computes the n-th derivative of arrays.
+    """
     return Elementwise(
         f"{name}_{n}" if n else name,
         functools.partial(impl, n),

@@ -1,9 +1,9 @@
-"""Fourier transforms, whose transposes under the pairing Re(sum(ct * t)) are transforms too.
+"""Fourier transforms, whose transposes are Fourier transforms too.
 
-The matrix of `fft` is symmetric, so `fft` is its own transpose, and so is `ifft`. The transforms between n real
-numbers and half of their spectrum (which determines the other half) are transposes of each other, if the numbers of
-the half that stand for two of the whole spectrum are multiplied by 2 or 1/2. `rfft` and `hfft` share one sign of the
-exponent, `ihfft` and `irfft` the other; no conjugation is needed.
+Cotangents and tangents are paired by Re(sum(ct * t)). The matrix of `fft` is symmetric, so `fft` is its own transpose,
+and so is `ifft`. The transforms between n real numbers and half of their spectrum (which determines the other half) are
+transposes of each other, if the numbers of the half that stand for two of the whole spectrum are multiplied by 2 or
+1/2. `rfft` and `hfft` share one sign of the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _scales(norm: dict) -> bool:
 
 
 def _whole(name: str, transform) -> Linear:
-    """A transform along several axes that is its own transpose; a real operand is converted to complex."""
+    """A self-transpose transform along axes; real operands become complex."""
     primitive = Linear(
         name,
         transform,
@@ -63,7 +63,7 @@ ifft_p = _whole("ifft", lambda x, axes, **norm: numpy.fft.ifftn(x, axes=axes, **
 
 
 def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
-    """Multiply the numbers of a half spectrum of n points that stand for two of the whole by `weight`."""
+    """Scale by `weight` the numbers of a half spectrum that stand for two of n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
     weights[0] = 1
     if n % 2 == 0:
@@ -72,7 +72,7 @@ def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarr
 
 
 def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
-    """The transform of n real numbers to half of their spectrum, and the transform back.
+    """The transform of n real numbers to half their spectrum, and the one back.
 
     Each is the transpose of the other with `weighted`, a parameter that is present only where it is true.
     """
@@ -136,7 +136,7 @@ ihfft_p, irfft_p = _halves(
 
 
 def _norm(norm: str | None) -> dict:
-    """The scaling as parameters of a transform; none for the default, so that tapes stay short."""
+    """The scaling as parameters of a transform; none for the default."""
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f"fft: norm is 'backward', 'ortho' or 'forward', got {norm!r}")
     return {} if norm in (None, "backward") else {"norm": norm}
@@ -156,7 +156,7 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
 
 
 def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
-    """The points along each axis, and the axes, from NumPy's arguments; with `half`, the last axis holds half."""
+    """The points per axis, and the axes; with `half`, the last axis holds half."""
     t = typeof(a)
     s = None if s is None else several(s)
     if axes is None:
@@ -205,7 +205,7 @@ def _from_half(primitive: Linear, a: Value, n: int | None, axis: int, norm: Any,
 
 @implements(numpy.fft.fft)
 def fft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.fft`: the spectrum of n points along an axis, cropped or zero-padded to n."""
+    """`numpy.fft.fft`: the spectrum along an axis, cropped or zero-padded to n."""
     return fftn(a, None if n is None else (n,), (axis,), norm)
 
 
@@ -229,7 +229,7 @@ def ifft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None
 
 @implements(numpy.fft.fftn)
 def fftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-    """`numpy.fft.fftn`: the spectrum along several axes, each cropped or zero-padded to its entry in `s`."""
+    """`numpy.fft.fftn`: the spectrum along axes, cropped or zero-padded to `s`."""
     return _transform(fft_p, a, *_points(a, s, axes, "fft"), norm, "fft")
 
 
@@ -247,13 +247,13 @@ def rfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None
 
 @implements(numpy.fft.irfft)
 def irfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.irfft`: the inverse of `rfft`, n real numbers (an even n by default)."""
+    """`numpy.fft.irfft`: the inverse of `rfft`, n real numbers (default: even n)."""
     return _from_half(irfft_p, a, n, axis, norm, "irfft")
 
 
 @implements(numpy.fft.hfft)
 def hfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.hfft`: the real spectrum of a Hermitian signal, given by its first half."""
+    """`numpy.fft.hfft`: the real spectrum of a Hermitian signal's first half."""
     return _from_half(hfft_p, a, n, axis, norm, "hfft")
 
 
@@ -265,7 +265,7 @@ def ihfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = Non
 
 @implements(numpy.fft.rfft2)
 def rfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.rfft2`: the spectrum of real numbers along two axes, half of it along the last."""
+    """`numpy.fft.rfft2`: the spectrum of real numbers on two axes, half on the last."""
     return rfftn(a, s, axes, norm)
 
 
@@ -277,7 +277,7 @@ def irfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = Non
 
 @implements(numpy.fft.rfftn)
 def rfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-    """`numpy.fft.rfftn`: the spectrum of real numbers along several axes, half of it along the last."""
+    """`numpy.fft.rfftn`: the spectrum of real numbers on axes, half on the last."""
     sizes, axes = _points(a, s, axes, "rfft", half=True)
     return _transform(fft_p, rfft(a, sizes[-1], axes[-1], norm), sizes[:-1], axes[:-1], norm, "rfft")
 
@@ -291,7 +291,7 @@ def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -
 
 @implements(numpy.fft.fftshift)
 def fftshift(x: Value, axes: Any = None) -> Value:
-    """`numpy.fft.fftshift`: move frequency 0 from the start of each axis to its middle."""
+    """`numpy.fft.fftshift`: move frequency 0 from the start to the middle."""
     return _rotated(x, {a: (n + 1) // 2 for a, n in enumerate(typeof(x).shape)}, axes, "fftshift")
 
 

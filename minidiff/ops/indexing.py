@@ -103,14 +103,14 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
 
 
 def _are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
-    """Whether known indices into the first axes of an array of this shape name each element at most once."""
+    """Whether known indices name each element of this shape at most once."""
     sizes = shape[: len(indices)]
     places = numpy.arange(math.prod(sizes)).reshape(sizes)[tuple(indices)]
     return not places.size or int(numpy.bincount(places.reshape(-1)).max()) == 1
 
 
 def _align_indices(indices, batched):
-    """Reshape batched indices so that the batch axis stays in front when they broadcast; return their rank too."""
+    """Reshape batched indices to broadcast after the batch axis; return their rank."""
     rank = max(numpy.ndim(i) - b for i, b in zip(indices, batched))
     return [
         i.reshape((i.shape[0],) + (1,) * (rank - numpy.ndim(i) + 1) + tuple(i.shape[1:])) if b else i
@@ -177,7 +177,7 @@ scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape
 
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
-    """Whether v broadcasts to the elements of x at integer indices; `Primitive.fits` of scatters."""
+    """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
     at = gather_p.shape_rule(x, *indices)[0]
     return gather_p.fits(x, *indices) and replaces(v, at, x.dtype)
 
@@ -191,7 +191,7 @@ def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool
 
 
 class Plan(NamedTuple):
-    """How to apply an index: `basic`, then a gather at `arrays`, then a move of the new dimensions to `front`."""
+    """How to apply an index: `basic`, a gather at `arrays`, and a move to `front`."""
 
     basic: tuple  # integers, slices and None, one for each dimension; no ellipsis
     arrays: dict[int, Any]  # integers and integer arrays, by the axis of `x[basic]` that they index
@@ -203,7 +203,7 @@ _FULL = slice(None)
 
 
 def plan(t: ShapedArray, index: Any) -> Plan:
-    """Plan how to apply any of NumPy's index forms to a value of type t. Raises IndexError if it does not fit."""
+    """Plan how to apply an index to a value of type t; IndexError if it does not fit."""
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
         return Plan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
@@ -233,7 +233,7 @@ def plan(t: ShapedArray, index: Any) -> Plan:
 
 
 def getitem(x: Value, index: Any) -> Value:
-    """`x[index]` for integers, slices, None, an ellipsis, boolean masks and integer arrays, also traced ones."""
+    """`x[index]`, with all of NumPy's indices; integer arrays may be traced."""
     basic, arrays, front = plan(typeof(x), index)
     x = _slice(x, basic)
     if not arrays:
@@ -268,7 +268,7 @@ def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
 
 
 def _normal(i: Any, t: ShapedArray) -> Any:
-    """One entry of an index as None, an ellipsis, a slice, an int, an array or a traced array of integers."""
+    """Normalize one entry of an index to None, `...`, a slice, an int or an array."""
     if i is None or i is Ellipsis or type(i) in (int, slice):
         return i
     expected = "an index is an integer, a slice, None, '...', or an array of integers or booleans"
@@ -287,14 +287,14 @@ def _normal(i: Any, t: ShapedArray) -> Any:
 
 
 def _known(i: Any) -> Any:
-    """Make the bounds of a slice concrete: they are part of the program, not values in it."""
+    """Make the bounds of a slice concrete: they are part of the program."""
     if type(i) is not slice or all(type(n) in (int, type(None)) for n in (i.start, i.stop, i.step)):
         return i
     return slice(*[None if n is None else _bound(n) for n in (i.start, i.stop, i.step)])
 
 
 def _bound(n: Any) -> int:
-    """A bound of a slice as an integer; it must be known, since it determines a shape."""
+    """A bound of a slice as an integer; it must be known, as it sets a shape."""
     if not isinstance(n, Tracer):
         return operator.index(n)
     try:
@@ -317,7 +317,7 @@ def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
 
 
 def _expand(index: Sequence, t: ShapedArray) -> list:
-    """Expand the ellipsis of an index, and add a slice for each dimension that it does not mention."""
+    """Expand an index's ellipsis, and add slices for the remaining dimensions."""
     used = sum(i.ndim if _is_mask(i) else 1 for i in index if i is not None and i is not Ellipsis)
     at = [k for k, i in enumerate(index) if i is Ellipsis]
     if len(at) > 1:
@@ -333,7 +333,7 @@ def _is_advanced(i: Any) -> bool:
 
 
 def _stand_together(entries: Sequence) -> bool:
-    """Whether integers and arrays are adjacent. An ellipsis separates them, even one that stands for no axis."""
+    """Whether integers and arrays are adjacent; any ellipsis separates them."""
     at = [k for k, i in enumerate(entries) if _is_advanced(i)]
     return at == list(range(at[0], at[-1] + 1))
 
@@ -343,14 +343,14 @@ def _stand_together(entries: Sequence) -> bool:
 
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
-    """`numpy.take`: the elements of `a` at `indices` along an axis, or of `a` flattened if it is None."""
+    """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
     a, axis = ops.shape.line(a, axis, "take")
     indices = _fold(indices, typeof(a).shape[axis], mode)
     return getitem(a, (slice(None),) * axis + (indices,))
 
 
 def _fold(indices: Value, size: int, mode: str) -> Value:
-    """Apply the `mode` of `take` and `choose` to indices out of bounds: raise, wrap around, or clip."""
+    """Apply the `mode` of `take` and `choose`: raise, wrap around, or clip."""
     indices = ops.shape.as_array(indices)
     if not isinstance(indices, Tracer):
         indices = indices.astype(numpy.intp, casting="same_kind") if indices.size else indices.astype(numpy.intp)
@@ -367,7 +367,7 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
 
 @implements(numpy.take_along_axis)
 def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
-    """`numpy.take_along_axis`: elements along an axis, with separate indices for each line."""
+    """`numpy.take_along_axis`: elements along an axis, indexed per line."""
     if axis is None:
         arr, axis = ops.shape.ravel(arr), 0
     t, ti = typeof(arr), typeof(indices)
@@ -411,5 +411,5 @@ def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
 
 @implements(numpy.extract)
 def extract(condition: Any, arr: Value) -> Value:
-    """`numpy.extract`: the elements of `arr` where a condition holds, in one dimension."""
+    """`numpy.extract`: the elements of `arr` where a condition holds, flattened."""
     return take(arr, numpy.flatnonzero(concrete_mask(condition, "np.extract")))

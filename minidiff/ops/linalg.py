@@ -132,7 +132,7 @@ def _pull_right(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names: A
 
 
 class Matmul(Multilinear):
-    """The matrix product, with a faster transpose for two plain matrices, the common case."""
+    """The matrix product, with a faster transpose for two plain matrices."""
 
     def pull(self, i, count, tangents):
         return (_pull_left, _pull_right)[i]
@@ -268,7 +268,7 @@ def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -
 
 @implements(numpy.einsum)
 def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
-    """`numpy.einsum` of any number of operands, with subscripts as a string or as lists.
+    """`numpy.einsum` of any operands, with subscripts as a string or as lists.
 
     Operands are contracted in pairs, in the order that `numpy.einsum_path` finds for `optimize`, so that derivatives
     reuse the intermediate results of the value. Sizes of 1 broadcast.
@@ -333,7 +333,7 @@ def _term(labels: Sequence) -> str:
 
 @functools.lru_cache(4096)
 def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | None]:
-    """The labels of each operand and of the result, without ellipsis or implicit result.
+    """The labels of each operand and the result, without ellipsis or implicit result.
 
     The third result is the subscripts of `einsum_p` if it accepts the operands, two of them, as they are; else None.
     """
@@ -381,7 +381,7 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
 
 
 def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
-    """Drop an operand's axes of size 1 that broadcast, and take diagonals for repeated labels."""
+    """Squeeze an operand's broadcast axes; take diagonals for repeated labels."""
     stretched = tuple(k for k, i in enumerate(term) if typeof(x).shape[k] == 1 and i in sizes)
     if stretched:
         x, term = squeeze(x, stretched), "".join(i for k, i in enumerate(term) if k not in stretched)
@@ -422,7 +422,7 @@ def einsum_path(*operands: Any, optimize: Any = "greedy") -> tuple[list, str]:
 
 @implements(numpy.dot)
 def dot(a: Value, b: Value) -> Value:
-    """`numpy.dot`: contract the last axis of a with the second to last of b (the only one of a vector)."""
+    """`numpy.dot`: contract the last axis of a with the second to last or only of b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
         return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
@@ -447,7 +447,7 @@ def inner(a: Value, b: Value, /) -> Value:
 
 @implements(numpy.outer)
 def outer(a: Value, b: Value) -> Value:
-    """`numpy.outer`: the products of all pairs of elements of a and b, both flattened."""
+    """`numpy.outer`: the products of all pairs of elements, a and b flattened."""
     a, b = as_array(a), as_array(b)
     return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
 
@@ -466,7 +466,7 @@ def vdot(a: Value, b: Value, /) -> Value:
 
 
 def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tuple[int, int]) -> None:
-    """Raise ValueError if operands have too few axes, or the summed axes differ in size."""
+    """Raise ValueError if operands lack axes, or the summed axes differ in size."""
     t, u = typeof(x), typeof(y)
     if t.ndim < ranks[0] or u.ndim < ranks[1] or t.shape[axes[0]] != u.shape[axes[1]]:
         raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must exist and have equal sizes")
@@ -474,7 +474,7 @@ def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tup
 
 @implements(numpy.vecdot, numpy.linalg.vecdot)
 def vecdot(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
-    """`numpy.vecdot`: inner products along an axis, with x1 conjugated; other axes broadcast."""
+    """`numpy.vecdot`: inner products along an axis, x1 conjugated; others broadcast."""
     if axis != -1:
         x1, x2 = moveaxis(x1, axis, -1), moveaxis(x2, axis, -1)
     _check_core("vecdot", x1, x2, (1, 1), (-1, -1))
@@ -488,7 +488,7 @@ def matvec(x1: Value, x2: Value, /) -> Value:
 
 
 def vecmat(x1: Value, x2: Value, /) -> Value:
-    """`numpy.vecmat`: conjugated vectors times matrices; leading dimensions broadcast."""
+    """`numpy.vecmat`: conjugated vectors times matrices; leading axes broadcast."""
     _check_core("vecmat", x1, x2, (1, 2), (-1, -2))
     return einsum("...n,...nm->...m", conj(x1), x2)
 
@@ -500,7 +500,7 @@ if hasattr(numpy, "matvec"):  # since NumPy 2.2
 
 @implements(numpy.tensordot, numpy.linalg.tensordot)
 def tensordot(a: Value, b: Value, axes: Any = 2) -> Value:
-    """`numpy.tensordot`: contract pairs of axes; an int n means the last n of a and the first n of b."""
+    """`numpy.tensordot`: contract pairs of axes (int n: last n of a, first n of b)."""
     a, b = as_array(a), as_array(b)
     ta, tb = typeof(a), typeof(b)
     try:
@@ -535,7 +535,7 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
 
 @functools.lru_cache(256)
 def _splits(sizes: tuple[int, ...]) -> dict[tuple[int, int], int]:
-    """The cheapest split of each product of matrices i to j; matrix i is sizes[i] x sizes[i + 1]."""
+    """The cheapest split of each product i to j; matrix i: sizes[i] x sizes[i + 1]."""
     n = len(sizes) - 1
     cost, split = {(i, i): 0 for i in range(n)}, {}
     for length in range(1, n):
@@ -558,7 +558,7 @@ def _multiplied(arrays: list, split: dict, i: int, j: int) -> Value:
 
 
 def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """The diagonal of two axes as a new last axis, by a slice: every (n + 1)-th element of a flattened square."""
+    """The diagonal of two axes as a last axis: every (n + 1)-th element of a square."""
     ndim = typeof(x).ndim
     if ndim < 2:
         raise ValueError(f"diagonal: at least two dimensions are needed, got {typeof(x)}")
@@ -594,7 +594,7 @@ def _trace_of_last(x: Value, /, *, offset: int = 0, dtype: Any = None) -> Value:
 
 @implements(numpy.cross)
 def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Value:
-    """`numpy.cross`: the cross product of vectors of 2 or 3 elements; if both have 2, its last component."""
+    """`numpy.cross` of vectors of 2 or 3 elements; of 2 and 2, the last component."""
     if axis is not None:
         axisa = axisb = axisc = axis
     a, b = moveaxis(a, axisa, -1), moveaxis(b, axisb, -1)
@@ -610,7 +610,7 @@ def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1,
 
 
 def _difference(plus: list, minus: list) -> Value:
-    """The difference of two products, either of which may be missing, as for vectors of two elements."""
+    """The difference of two products, either of which may be missing."""
     return subtract(plus[0] if plus else 0, minus[0]) if minus else plus[0]
 
 
@@ -673,7 +673,7 @@ def convolve(a: Value, v: Value, mode: str = "full") -> Value:
 
 @implements(numpy.correlate)
 def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
-    """`numpy.correlate` of two vectors, the second conjugated; `mode` is "full", "same" or "valid"."""
+    """`numpy.correlate`, the second conjugated; `mode` "full", "same" or "valid"."""
     n, m = _lengths("correlate", a, v, mode)
     return _convolved(a, _reversed(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
 
@@ -688,7 +688,7 @@ def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
 
 
 def _convolved(x: Value, y: Value, mode: str, start: int) -> Value:
-    """Convolve, with x the longer operand; for "same", slice the full convolution from `start`."""
+    """Convolve, x being the longer; "same" is a slice of "full" from `start`."""
     if typeof(x).size < typeof(y).size:
         x, y = y, x
     if mode != "same":

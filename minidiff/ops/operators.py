@@ -1,4 +1,4 @@
-"""Python's operators, and the attributes and methods of `numpy.ndarray`, on tracers."""
+"""Python's operators, and `numpy.ndarray`'s attributes and methods, on tracers."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ _METHODS: dict[str, Callable] = {
 
 
 def _of_number(function: Callable, arithmetic: bool) -> Callable:
-    """A Python operator that returns a Python number for Python numbers, the first of them traced.
+    """An operator that returns a Python number for (traced) Python numbers.
 
     As in Python, arithmetic treats a boolean as an integer. With an array, the operator is that of any traced value.
     """

@@ -76,7 +76,7 @@ def polymul(a1: Value, a2: Value) -> Value:
 
 @implements(numpy.polydiv)
 def polydiv(u: Value, v: Value) -> tuple[Value, Value]:
-    """`numpy.polydiv`: quotient and remainder; the remainder has one coefficient fewer than v."""
+    """`numpy.polydiv`: the quotient and the remainder, with len(v) - 1 coefficients."""
     u, v = _row(u), _row(v)
     steps = u.size - v.size + 1
     if steps < 1:
@@ -99,7 +99,7 @@ def polyder(p: Value, m: int = 1) -> Value:
 
 @implements(numpy.polyint)
 def polyint(p: Value, m: int = 1, k: Any = None) -> Value:
-    """`numpy.polyint`: the coefficients of the m-th antiderivative, with constants `k` (zero by default)."""
+    """`numpy.polyint`: the m-th antiderivative, with constants `k` (default 0)."""
     p = _row(p)
     constants = _row(numpy.zeros(m) if k is None else k)
     if constants.size not in (1, m):
@@ -112,7 +112,7 @@ def polyint(p: Value, m: int = 1, k: Any = None) -> Value:
 
 @implements(numpy.poly)
 def poly(seq_of_zeros: Value) -> Value:
-    """`numpy.poly`: the polynomial with these roots, or a matrix's characteristic polynomial.
+    """`numpy.poly`: the polynomial of these roots, or a matrix's characteristic one.
 
     For complex traced roots the coefficients are complex, even if the roots are conjugate pairs.
     """
@@ -130,7 +130,7 @@ def poly(seq_of_zeros: Value) -> Value:
 def polyfit(
     x: Value, y: Value, deg: int, rcond: float | None = None, full: bool = False, w: Any = None, cov: Any = False
 ) -> Any:
-    """`numpy.polyfit`: the polynomial of degree `deg` that fits the points by least squares."""
+    """`numpy.polyfit`: the least-squares fit by a polynomial of degree `deg`."""
     x, y = as_array(x), as_array(y)
     if x.ndim != 1 or y.ndim not in (1, 2) or x.shape[0] != y.shape[0]:
         raise ValueError(f"polyfit: x has one dimension, y one or two, of equal length; got {x.shape}, {y.shape}")
@@ -157,7 +157,7 @@ def polyfit(
 
 
 def _roots(p: numpy.ndarray) -> numpy.ndarray:
-    """Roots along the last axis as eigenvalues of companion matrices, as NumPy computes them."""
+    """Roots along the last axis: eigenvalues of companion matrices, as in NumPy."""
     n = p.shape[-1] - 1
     companion = numpy.zeros((*p.shape[:-1], n, n), p.dtype)
     companion[..., numpy.arange(1, n), numpy.arange(n - 1)] = 1
@@ -166,7 +166,7 @@ def _roots(p: numpy.ndarray) -> numpy.ndarray:
 
 
 class Roots(Primitive):
-    """Roots of polynomials with a nonzero leading coefficient: p(r) = 0 gives dr = -dp(r) / p'(r)."""
+    """Roots, for a nonzero leading coefficient: p(r) = 0 gives dr = -dp(r) / p'(r)."""
 
     def __init__(self):
         super().__init__(
@@ -186,7 +186,7 @@ class Roots(Primitive):
 
 
 def _horner(p: Value, x: Value) -> Value:
-    """Evaluate polynomials along the last axis of p, each at its points along the last axis of x."""
+    """Evaluate polynomials p[..., :] at their points x[..., :]."""
     y = zeros_like(x)
     for i in range(p.shape[-1]):
         y = y * x + expand_dims(p[..., i], -1)
@@ -198,7 +198,7 @@ roots_p = Roots()
 
 @implements(numpy.roots)
 def roots(p: Value) -> Value:
-    """`numpy.roots`; for traced coefficients the result is complex, even if all roots are real."""
+    """`numpy.roots`; complex for traced coefficients, even if all roots are real."""
     p = _row(p)
     if p.dtype.kind not in "fc":
         p = convert(p, float)

@@ -94,7 +94,7 @@ def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
 
 
 class _CheckFormat(string.Formatter):
-    """A formatter that raises as `str.format` does for a missing argument, and TypeError for an unused one."""
+    """A formatter that raises for a missing argument, and for an unused one."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""Rearranging elements: flip, roll, repeat, pad, diagonals; composed of shape operations, slices and gathers."""
+"""Flip, roll, repeat, pad, diagonals: composed of shapes, slices and gathers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fliplr(m: Value) -> Value:
 
 @implements(numpy.rot90)
 def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
-    """`numpy.rot90`: rotate k times by 90 degrees, from the first of two axes towards the second."""
+    """`numpy.rot90`: rotate k times by 90 degrees, from axes[0] towards axes[1]."""
     ndim = typeof(m).ndim
     if len(axes) != 2:
         raise ValueError(f"rot90: two axes are needed, got {axes}")
@@ -117,7 +117,7 @@ def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
 
 @implements(numpy.repeat)
 def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
-    """`numpy.repeat`: repeat each element along an axis; `repeats` is a number, or one for each element."""
+    """`numpy.repeat`: repeat elements along an axis, by one number or one for each."""
     if isinstance(repeats, Tracer):
         repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
     repeats = numpy.asarray(repeats)
@@ -154,7 +154,7 @@ def append(arr: Value, values: Value, axis: int | None = None) -> Value:
 
 @implements(numpy.insert)
 def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Value:
-    """`numpy.insert`: insert values along an axis before the indices `obj` (an int, a slice or ints)."""
+    """`numpy.insert`: insert values before indices `obj` (an int, a slice or ints)."""
     arr, values = as_array(arr), as_array(values)
     if axis is None:
         arr, axis = ravel(arr), 0
@@ -188,7 +188,7 @@ def _index_values(obj: Any, what: str) -> Any:
 
 @implements(numpy.delete)
 def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
-    """`numpy.delete`: remove elements along an axis at `obj` (an int, a slice, ints or a mask)."""
+    """`numpy.delete`: remove elements at `obj` (an int, a slice, ints or a mask)."""
     if axis is None:
         arr, axis = ravel(arr), 0
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
@@ -200,7 +200,7 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
 
 @implements(numpy.trim_zeros)
 def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
-    """`numpy.trim_zeros`: trim zeros at the front ("f" in `trim`) and back ("b"). Needs concrete values."""
+    """`numpy.trim_zeros` at the front ("f") and back ("b"); needs concrete values."""
     filt = as_array(filt)
     t = typeof(filt)
     if trim.lower() not in ("f", "b", "fb", "bf"):
@@ -263,7 +263,7 @@ embed_diagonal_p.fits = lambda x, offset, shape: (
 
 @implements(numpy.diagonal)
 def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """`numpy.diagonal`: the elements of two axes whose indices differ by `offset`, as a new last axis."""
+    """`numpy.diagonal` of two axes, `offset` from the main one, as a last axis."""
     if typeof(a).ndim < 2:
         raise ValueError(f"diagonal: an array of at least two dimensions is needed, got {typeof(a)}")
     if normalize_axis(axis1, typeof(a).ndim, "diagonal") == normalize_axis(axis2, typeof(a).ndim, "diagonal"):
@@ -273,7 +273,7 @@ def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value
 
 @implements(numpy.diag)
 def diag(v: Value, k: int = 0) -> Value:
-    """`numpy.diag`: the k-th diagonal of a matrix, or a matrix with a vector as its k-th diagonal."""
+    """`numpy.diag`: a matrix's k-th diagonal, or the matrix with this k-th diagonal."""
     t = typeof(v)
     if t.ndim == 2:
         return diagonal(v, k)
@@ -316,21 +316,21 @@ def _matrix_type(arr: Value) -> ShapedArray:
 
 @implements(numpy.tril_indices_from)
 def tril_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """`numpy.tril_indices_from`: indices of the lower triangle of a matrix of this shape."""
+    """`numpy.tril_indices_from`: indices of the matrix's lower triangle."""
     rows, columns = _matrix_type(arr).shape
     return numpy.tril_indices(rows, k, columns)
 
 
 @implements(numpy.triu_indices_from)
 def triu_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """`numpy.triu_indices_from`: indices of the upper triangle of a matrix of this shape."""
+    """`numpy.triu_indices_from`: indices of the matrix's upper triangle."""
     rows, columns = _matrix_type(arr).shape
     return numpy.triu_indices(rows, k, columns)
 
 
 @implements(numpy.diag_indices_from)
 def diag_indices_from(arr: Value) -> tuple[numpy.ndarray, ...]:
-    """`numpy.diag_indices_from`: indices of the main diagonal of an array with axes of equal size."""
+    """`numpy.diag_indices_from`: main diagonal of an array with equal axes."""
     t = typeof(arr)
     if t.ndim < 2 or len(set(t.shape)) != 1:
         raise ValueError(f"diag_indices_from: at least two axes, all of equal size, are needed, got {t}")
@@ -349,7 +349,7 @@ def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
 
 @implements(numpy.kron)
 def kron(a: Value, b: Value) -> Value:
-    """`numpy.kron`: the Kronecker product, with a scaled copy of b for each element of a."""
+    """`numpy.kron`: the Kronecker product, a scaled copy of b per element of a."""
     a, b = as_array(a), as_array(b)
     ndim = max(typeof(a).ndim, typeof(b).ndim)
     sa, sb = ((1,) * (ndim - typeof(x).ndim) + typeof(x).shape for x in (a, b))
@@ -377,7 +377,7 @@ _PAD_OPTIONS = {
 
 @implements(numpy.pad)
 def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> Value:
-    """`numpy.pad` in all modes except "empty" and user functions; `constant_values` may be traced."""
+    """`numpy.pad`, without mode "empty" and functions; constants may be traced."""
     array = as_array(array)
     if not isinstance(mode, str) or mode == "empty":
         raise TypeError(
@@ -407,7 +407,7 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
 
 
 def _pairs(x: Any, ndim: int) -> list:
-    """Expand a number, a pair, pairs, or a dictionary of these by axis to a pair for each axis."""
+    """Expand a number, a pair, pairs or a dictionary by axis to a pair per axis."""
     if x is None:
         return [(None, None)] * ndim
     if isinstance(x, dict):
@@ -473,7 +473,7 @@ def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
 
 
 def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Value:
-    """Reflect positions and values at the edge, by at most the array's length at a time."""
+    """Reflect positions and values at the edge, at most one array length at a time."""
     before, after = width
     keep = 1 if mode == "reflect" else 0  # 1 if the edge itself is not repeated
     n = typeof(x).shape[axis]
@@ -519,7 +519,7 @@ def full_like(
     *,
     device: Any = None,
 ) -> Value:
-    """`numpy.full_like`, with the shape and dtype of `a` unless given; differentiable in the fill value."""
+    """`numpy.full_like`, differentiable in the fill value."""
     t = typeof(a)
     return full(t.shape if shape is None else shape, fill_value, dtype or t.dtype)
 
@@ -551,7 +551,7 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwar
 
 @implements(numpy.apply_over_axes)
 def apply_over_axes(func: Callable, a: Value, axes: Any) -> Value:
-    """`numpy.apply_over_axes`: apply `func(a, axis)` for each axis; reduced axes are kept with size 1."""
+    """`numpy.apply_over_axes`: apply `func(a, axis)` per axis, keeping dimensions."""
     a = as_array(a)
     ndim = typeof(a).ndim
     for axis in numpy.atleast_1d(axes).tolist():

@@ -1,4 +1,4 @@
-"""Operations that reduce axes or accumulate along one: sums, products, means, extrema.
+"""Reductions and accumulations along axes: sums, products, means, extrema.
 
 The functions that ignore NaNs call those of the same name with `where=`.
 """
@@ -40,14 +40,14 @@ from minidiff.ops.sorting import INTP
 
 
 def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
-    """The shape of `x` reduced along `axes`: without them, or with size 1 in their places."""
+    """The shape of `x` without `axes`, or with size 1 in their places."""
     if keepdims:
         return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
     return tuple([n for i, n in enumerate(x.shape) if i not in axes])
 
 
 def _unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
-    """Broadcast a reduced value back along the reduced axes of `x`, which may be a type."""
+    """Broadcast a value back along the reduced axes of `x`, which may be a type."""
     if y.shape == x.shape:
         return y
     # Leading axes need no reshape, since broadcasting adds them back in front.
@@ -70,7 +70,7 @@ def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], 
 
 
 def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params) -> Value:
-    """Bind a reduction. `keepdims` is a parameter only if it is true, to keep tapes readable."""
+    """Bind a reduction, with `keepdims` only if true, to keep tapes readable."""
     if keepdims:
         params["keepdims"] = True
     return primitive.bind(x, axes=reduced_axes(axis, len(x.shape), primitive.name), **params)
@@ -82,7 +82,7 @@ def _number(x: Any, dtype: numpy.dtype) -> Value:
 
 
 def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
-    """The array to reduce: `a` in the requested dtype, with `fill` where `where` is false."""
+    """The array to reduce: `a` cast to the dtype, and `fill` where `where` is false."""
     x = as_array(a)
     if where is not True:
         x = elementwise.where(where, x, fill)
@@ -90,7 +90,7 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
 
 
 def _as_asked(y: Value, dtype: Any) -> Value:
-    """Convert a sum or product to the requested dtype; small integers are accumulated in larger ones."""
+    """Convert a sum or product, accumulated in a larger dtype, to the requested one."""
     return y if dtype is None else elementwise.convert(y, dtype)
 
 
@@ -267,7 +267,7 @@ def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: boo
 
 
 def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
-    """Solve the recurrence in log2(n) rounds: after k rounds, y[i] includes the last 2**k elements up to i."""
+    """Solve the recurrence in log2(n) rounds; round k reaches 2**k elements back."""
     a, y, step = a.copy(), b.copy(), 1
     while step < len(y):
         y[step:] += a[step:] * y[:-step]
@@ -281,7 +281,7 @@ cumsum_p.fits = recurrence_p.fits = axis_fits
 
 
 def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
-    """Shift `x` by one along an axis; `first` moves in and the last element out (with `reverse`, the other way)."""
+    """Shift `x` by one along an axis, inserting `first` (`reverse`: at the end)."""
     n = x.shape[axis]
     if not n:
         return x
@@ -291,7 +291,7 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
 
 
 class CumulativeProduct(Primitive):
-    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]; with `reverse`, from the end."""
+    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
 
     def __init__(self):
         super().__init__("cumprod", functools.partial(_accumulate, numpy.multiply), _accumulate_shape)
@@ -321,7 +321,7 @@ def cumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
 
 @implements(numpy.cumprod)
 def cumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumprod`: the product of the elements up to each; derivatives are correct at zeros too."""
+    """`numpy.cumprod`: the products up to each; derivatives are right at zeros too."""
     return _cumulative(cumprod_p, a, axis, dtype)
 
 
@@ -374,7 +374,7 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
 
 
 class Product(Primitive):
-    """`prod`: the derivative in each element is the product of those before it and those after it."""
+    """`prod`: its derivative in x[i] is the product of those before and after it."""
 
     def __init__(self):
         super().__init__("prod", self._impl, self._shape)
@@ -425,7 +425,7 @@ def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, in
 
 
 class Extremum(Primitive):
-    """`max` and `min`: the derivative is shared equally among the elements that attain it.
+    """`max` and `min`: tied elements share the derivative equally.
 
     `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
     """
@@ -468,7 +468,7 @@ max_p.fits = min_p.fits = axes_fit
 
 @implements(numpy.max, numpy.amax)
 def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.max` over one axis, several, or all; elements that tie share the derivative.
+    """`numpy.max` over one axis, several, or all; tied elements share derivatives.
 
     >>> from minidiff import grad
     >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
@@ -479,7 +479,7 @@ def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = No
 
 @implements(numpy.min, numpy.amin)
 def min(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.min` over one axis, several, or all; elements that tie share the derivative."""
+    """`numpy.min` over one axis, several, or all; tied elements share derivatives."""
     return _extremum(min_p, elementwise.minimum, a, axis, keepdims, initial, where)
 
 

@@ -1,4 +1,4 @@
-"""Set operations on arrays: the concrete values decide which elements to keep, and a gather takes them."""
+"""Set operations: concrete values select the elements, and a gather takes them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def _concrete(x: Value, name: str) -> numpy.ndarray:
 
 
 def _first(values: numpy.ndarray) -> numpy.ndarray:
-    """The index of the first occurrence of each distinct value, in order of the values."""
+    """The index of each distinct value's first occurrence, in order of the values."""
     return numpy.unique(values, return_index=True)[1]
 
 
 @implements(numpy.union1d)
 def union1d(ar1: Value, ar2: Value) -> Value:
-    """`numpy.union1d`: the sorted distinct elements of both; common ones are taken from the first."""
+    """`numpy.union1d`: sorted distinct elements of both, preferring the first."""
     both = concatenate([_line(ar1), _line(ar2)], 0)
     return getitem(both, _first(_concrete(both, "np.union1d")))
 
 
 @implements(numpy.intersect1d)
 def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indices: bool = False) -> Any:
-    """`numpy.intersect1d`: the sorted distinct elements of the first that are also in the second."""
+    """`numpy.intersect1d`: sorted distinct elements of the first in the second."""
     x, values = _line(ar1), [_concrete(_line(y), "np.intersect1d") for y in (ar1, ar2)]
     _, first, second = numpy.intersect1d(*values, assume_unique=assume_unique, return_indices=True)
     common = getitem(x, first)
@@ -42,7 +42,7 @@ def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indi
 
 @implements(numpy.setdiff1d)
 def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
-    """`numpy.setdiff1d`: the sorted distinct elements of the first that are not in the second."""
+    """`numpy.setdiff1d`: sorted distinct elements of the first not in the second."""
     x, (one, two) = _line(ar1), [_concrete(_line(y), "np.setdiff1d") for y in (ar1, ar2)]
     index = numpy.arange(one.size) if assume_unique else _first(one)
     return getitem(x, index[~numpy.isin(one[index], two)])
@@ -50,7 +50,7 @@ def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
 
 @implements(numpy.setxor1d)
 def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
-    """`numpy.setxor1d`: the sorted distinct elements that are in exactly one of the two."""
+    """`numpy.setxor1d`: sorted distinct elements in exactly one of the two."""
     both = concatenate([_line(ar1), _line(ar2)], 0)
     one, two = [_concrete(_line(y), "np.setxor1d") for y in (ar1, ar2)]
     index = numpy.concatenate([_first(one), one.size + _first(two)])
@@ -79,5 +79,5 @@ def unique_all(x: Value) -> Any:
 
 @implements(numpy.unique_inverse)
 def unique_inverse(x: Value) -> Any:
-    """`numpy.unique_inverse`: distinct elements, and the index among them of each element of x."""
+    """`numpy.unique_inverse`: distinct elements, and each element's index there."""
     return _unique(x, numpy.unique_inverse)

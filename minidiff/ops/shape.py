@@ -18,19 +18,19 @@ from minidiff.ops.base import Linear, match, zeros_like
 
 
 def several(x: Any) -> Sequence[Any]:
-    """A shape, axes or sizes as a sequence; NumPy accepts an integer, a sequence or an array."""
+    """A shape, axes or sizes, given as one integer or several, as a sequence."""
     if isinstance(x, (tuple, list, range)):
         return x
     return x.tolist() if isinstance(x, numpy.ndarray) and x.ndim else (x,)
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape, or sizes, as a tuple of Python integers. Raises TypeError for non-integers."""
+    """A shape as a tuple of Python integers; raises TypeError for non-integers."""
     return tuple(map(operator.index, several(shape)))
 
 
 def normalize_axis(axis: Any, ndim: int, what: str) -> int:
-    """Make an axis non-negative; raise an AxisError that names the operation if it is out of bounds."""
+    """Make an axis non-negative; raise AxisError, naming `what`, if impossible."""
     axis = operator.index(axis)
     if not -ndim <= axis < ndim:
         raise numpy.exceptions.AxisError(f"{what}: axis {axis} is out of bounds for an array of {ndim} dimensions")
@@ -48,18 +48,21 @@ def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
 
 
 def reduced_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """Like `normalize_axes`, but axis 0 or -1 of a scalar is allowed, as in NumPy's ufuncs."""
+    """Like `normalize_axes`, but allow axis 0 or -1 of a scalar, as ufuncs do."""
     return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, what)
 
 
 def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
-    """An array and a non-negative axis; flattened if the axis is None. A scalar becomes a vector of one element."""
+    """An array, flattened if the axis is None, and a non-negative axis of it.
+
+    A scalar becomes a vector of one element.
+    """
     ndim = typeof(a).ndim
     return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
 
 
 def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
-    """Whether x has all of these axes, without duplicates; `Primitive.fits` of operations along axes."""
+    """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
     return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
 
 
@@ -79,7 +82,7 @@ def shift(axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def as_array(x: Any) -> Value:
-    """Convert numbers, and nested lists that may hold traced values, to an array; return arrays unchanged."""
+    """Convert numbers and nested lists, also of traced values, to an array."""
     if isinstance(x, Tracer):
         return strong(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
@@ -105,7 +108,7 @@ def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
 
 
 def _nested(x: Any) -> Value:
-    """Convert nested lists to one array: concatenate all their elements, then reshape."""
+    """Convert nested lists to one array: concatenate all elements, then reshape."""
     parts: list[Value] = []
     shape = _collect(x, parts)
     return reshape(concatenate(parts), shape)
@@ -140,7 +143,7 @@ reshape_p = Linear(
 
 @implements(numpy.reshape)
 def reshape(a: Value, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Value:
-    """`numpy.reshape`; one entry of `shape` may be -1. A traced value has no memory order: "A" means "C"."""
+    """`numpy.reshape`; traced values have no memory order, so "A" means "C"."""
     t, to = typeof(a), newshape if shape is None else shape
     to = as_shape(to)
     if to.count(-1) == 1:
@@ -164,7 +167,7 @@ def _order(order: str, what: str) -> str:
 
 @implements(numpy.ravel)
 def ravel(a: Value, order: str = "C") -> Value:
-    """`numpy.ravel`: flatten to one dimension. Orders "A" and "K" mean "C" (see `reshape`)."""
+    """`numpy.ravel`: flatten; orders "A" and "K" mean "C" (see `reshape`)."""
     a = as_array(a)
     return reshape(a if _order(order, "ravel") == "C" else transpose(a), (typeof(a).size,))
 
@@ -285,7 +288,7 @@ def _batch_broadcast_to(primitive, args, batched, shape):
 
 
 def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    """A faster `numpy.broadcast_to` for plain arrays; NumPy's often takes longer than the use of its result."""
+    """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
     if type(x) is not numpy.ndarray:
         if isinstance(x, Tracer):
             return broadcast_to(x, shape)
@@ -342,7 +345,7 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
 
 @implements(numpy.ix_)
 def ix_(*args: Value) -> tuple[Value, ...]:
-    """`numpy.ix_`: reshape vectors of indices so that together they index every combination."""
+    """`numpy.ix_`: reshape index vectors so that they index every combination."""
     vectors = [as_array(x) for x in args]
     for x in vectors:
         if typeof(x).ndim != 1:
@@ -375,7 +378,7 @@ def _concatenate_transpose(ct, operands, axis):
 
 
 def batch_along(primitive, args, batched, axis, **params):
-    """The batching rule of a primitive along an axis of operands with equally many dimensions."""
+    """The batching rule of a primitive along an axis of operands of equal rank."""
     size = next(x.shape[0] for x, b in zip(args, batched) if b)
     args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
     return primitive.bind(*args, axis=axis + 1, **params)
@@ -435,7 +438,7 @@ def vstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind
 
 @implements(numpy.hstack)
 def hstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind") -> Value:
-    """`numpy.hstack`: stack arrays horizontally: vectors along axis 0, others along axis 1."""
+    """`numpy.hstack`: stack arrays along axis 1, vectors along axis 0."""
     arrays = [atleast_1d(x) for x in tup]
     axis = 0 if arrays and typeof(arrays[0]).ndim == 1 else 1
     return concatenate(arrays, axis, dtype=dtype, casting=casting)
@@ -456,7 +459,7 @@ def column_stack(tup: Sequence[Value]) -> Value:
 
 @implements(numpy.block)
 def block(arrays: Any) -> Value:
-    """`numpy.block`: assemble nested lists of blocks; innermost lists run along the last axis."""
+    """`numpy.block`: assemble nested lists; the innermost are along the last axis."""
     depth, ndim = _depth(arrays), _most_axes(arrays)
     if not depth:
         return ops.elementwise.copy(as_array(arrays))

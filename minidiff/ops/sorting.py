@@ -23,7 +23,7 @@ INTP = numpy.dtype(numpy.intp)
 
 
 def _along(array: numpy.ndarray, indices: numpy.ndarray, axis: int) -> tuple:
-    """The index of `array` that applies `indices` along one axis and keeps every other axis."""
+    """The index of `array` that applies `indices` along one axis only."""
     shape = array.shape
     return tuple(
         indices if a == axis else numpy.arange(n).reshape((n,) + (1,) * (len(shape) - a - 1))
@@ -98,7 +98,7 @@ def argsort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable:
 
 @implements(numpy.partition)
 def partition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
-    """`numpy.partition`: put the elements at `kth` in sorted position, with smaller ones before them."""
+    """`numpy.partition`: put `kth` elements in sorted position, smaller ones before."""
     x, axis = _line(a, axis, "partition")
     return permute_p.bind(x, argpartition(x, kth, axis, kind), axis=axis, inverse=False)
 
@@ -134,7 +134,7 @@ lexsort_p = Discrete(
 
 @implements(numpy.lexsort)
 def lexsort(keys: Any, axis: int = -1) -> Value:
-    """`numpy.lexsort`: the indices that sort by the last key, then by the one before it, and so on."""
+    """`numpy.lexsort`: the indices that sort by the last key, then the one before."""
     keys = list(map(as_array, keys))
     if len({typeof(k).shape for k in keys}) != 1:
         raise ValueError(f"lexsort: all keys must have one shape, got {', '.join(str(typeof(k)) for k in keys)}")
@@ -145,7 +145,7 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
 
 
 def _batch_unless(table: int):
-    """The batching rule of a search in a table: one call if only the elements searched for are batched."""
+    """The batching rule of a search: one call unless the `table` is batched."""
 
     def rule(primitive, args, batched, **params):
         return batch_in_turn(primitive, args, batched, **params) if batched[table] else primitive.bind(*args, **params)
@@ -175,7 +175,7 @@ isin_p = Discrete(
 
 @implements(numpy.searchsorted)
 def searchsorted(a: Value, v: Value, side: str = "left", sorter: Value | None = None) -> Value:
-    """`numpy.searchsorted`: the indices at which to insert elements of `v` into the sorted array `a`."""
+    """`numpy.searchsorted`: where to insert elements of `v` into the sorted `a`."""
     a = as_array(a) if sorter is None else indexing.getitem(as_array(a), (sorter,))
     if typeof(a).ndim != 1:
         raise ValueError(f"searchsorted: the sorted array has one dimension, got {typeof(a)}")
@@ -192,7 +192,7 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Value:
 def isin(
     element: Value, test_elements: Value, assume_unique: bool = False, invert: bool = False, *, kind: str | None = None
 ) -> Value:
-    """`numpy.isin`: which elements are among `test_elements`. `assume_unique` and `kind` are ignored."""
+    """`numpy.isin`; the hints `assume_unique` and `kind` are ignored."""
     return isin_p.bind(as_array(element), as_array(test_elements), invert=bool(invert))
 
 
@@ -201,7 +201,7 @@ def isin(
 
 @implements(numpy.bincount)
 def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> Value:
-    """`numpy.bincount`: the count of each integer in `x`, or the sum of its `weights`.
+    """`numpy.bincount`: each integer's count in `x`, or the sum of its `weights`.
 
     Differentiable in the weights. The length of the result depends on the integers, so they must be concrete (not on a
     tape, nor batched).
@@ -215,7 +215,7 @@ def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> V
 
 @implements(numpy.unique)
 def unique(ar: Value, return_index=False, return_inverse=False, return_counts=False, axis=None, **options: Any) -> Any:
-    """`numpy.unique`, differentiable in the elements, each taken from its first occurrence.
+    """`numpy.unique`, differentiable; elements come from their first occurrence.
 
     Their number depends on the values, which must be concrete (not on a tape, nor batched).
     """

@@ -33,7 +33,7 @@ from minidiff.ops.sorting import INTP, searchsorted, sort
 
 @implements(numpy.average)
 def average(a: Value, axis: Any = None, weights: Value | None = None, returned: bool = False, *, keepdims=False):
-    """`numpy.average`, differentiable in the weights too. If they sum to zero, the result is not finite."""
+    """`numpy.average`, differentiable in the weights; not finite if they sum to 0."""
     a = as_array(a)
     if weights is None:
         y = mean(a, axis, keepdims=keepdims)
@@ -48,7 +48,7 @@ def average(a: Value, axis: Any = None, weights: Value | None = None, returned: 
 
 
 def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
-    """Expand weights, given for all elements or along `axis`, to the shape of the array."""
+    """Expand weights, of all elements or along `axis`, to the array's shape."""
     if weights.shape == shape:
         return weights
     axes = normalize_axes(axis, len(shape), "average")
@@ -64,7 +64,7 @@ def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 
 
 class Variance(Primitive):
-    """`var`: the mean of |x - mean(x)|**2. The change of the mean cancels in the derivative."""
+    """`var`: the mean of |x - mean(x)|**2; d(mean) cancels in the derivative."""
 
     def __init__(self):
         super().__init__("var", self._impl, self._shape)
@@ -100,7 +100,7 @@ def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
 
 
 def _inner(x: Value, y: Value) -> Value:
-    """Re(conj(x) y): the product of real numbers, or the inner product of complex ones as plane vectors."""
+    """Re(conj(x) y), the product of real numbers, or of complex ones as vectors."""
     if x.dtype.kind != "c":
         return elementwise.multiply(x, y)
     return elementwise.real(elementwise.multiply(elementwise.conjugate(x), y))
@@ -140,7 +140,7 @@ def var(
     mean: Value | None = None,
     correction: Any = None,
 ) -> Value:
-    """`numpy.var`: the mean squared deviation from the mean; real, also for complex numbers.
+    """`numpy.var`: the mean squared deviation; real, also for complex numbers.
 
     With `mean=`, deviations are from that value, which is differentiated as a separate argument.
     """
@@ -155,7 +155,7 @@ def var(
 
 @implements(numpy.nanvar)
 def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, correction: Any = None, **options: Any):
-    """`numpy.nanvar`: the variance, ignoring NaNs; NaN where at most `ddof` elements are left."""
+    """`numpy.nanvar`: ignores NaNs; NaN where at most `ddof` elements are left."""
     if typeof(a).dtype.kind not in "fc":
         return var(a, axis, dtype, ddof=ddof, correction=correction, **options)
     ddof = _ddof(ddof, correction, "nanvar")
@@ -166,20 +166,20 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
 
 
 def _root(y: Value) -> Value:
-    """The square root, with derivative 0 at 0: the middle of the subgradients that a norm has there."""
+    """The square root, with derivative 0 at 0, the middle subgradient of a norm."""
     zero = elementwise.equal(y, 0)
     return elementwise.where(zero, 0, elementwise.sqrt(elementwise.where(zero, 1, y)))
 
 
 @implements(numpy.std)
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.std`: the root of :func:`var`, with the same arguments. Where it is 0, its derivative is 0."""
+    """`numpy.std`: the root of :func:`var`; where it is 0, so is its derivative."""
     return _root(var(a, axis, dtype, **options))
 
 
 @implements(numpy.nanstd)
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.nanstd`: the root of :func:`nanvar`, with the same arguments. Where it is 0, its derivative is 0."""
+    """`numpy.nanstd`: the root of :func:`nanvar`; where 0, so is its derivative."""
     return _root(nanvar(a, axis, dtype, **options))
 
 
@@ -188,7 +188,7 @@ def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Val
 
 @implements(numpy.median)
 def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
-    """`numpy.median`: the middle element, or the mean of the middle two; NaN if an element is NaN."""
+    """`numpy.median`: the (mean of the two) middle elements; NaN if one is NaN."""
     return _of_sorted(_median, a, axis, keepdims, "median")
 
 
@@ -199,7 +199,7 @@ def nanmedian(a: Value, axis: Any = None, *, overwrite_input: bool = False, keep
 
 
 def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
-    """Merge the reduced axes into axis 0, sort along it, and apply `rule`, which keeps the other axes last."""
+    """Merge and sort the reduced axes as axis 0; apply `rule`, keeping the others."""
     a = as_array(a)
     axes = normalize_axes(axis, len(a.shape), what)
     x = merged(a, axes)
@@ -217,7 +217,7 @@ def _median(s: Value) -> Value:
 
 
 def _nan_of(s: Value, y: Value) -> Value:
-    """Replace `y` by NaN where a NaN is among the sorted elements, that is, where the last one is NaN."""
+    """Replace `y` by NaN where the last, and so any, of the sorted elements is NaN."""
     if s.dtype.kind not in "fc":
         return y
     last = indexing.getitem(s, (-1,))
@@ -263,7 +263,7 @@ DISCRETE_METHODS = {"inverted_cdf", "closest_observation", "lower", "higher", "n
 def quantile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
-    """`numpy.quantile` with all methods; differentiable in `a`, and in `q` if the method interpolates."""
+    """`numpy.quantile`, all methods; differentiable in `a`, and `q` if interpolated."""
     return _quantile(a, _checked(q, 1, "quantile"), axis, method, keepdims, False, "quantile")
 
 
@@ -287,7 +287,7 @@ def percentile(
 def nanpercentile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
-    """`numpy.nanpercentile`: the percentile, ignoring NaNs; NaN where nothing is left."""
+    """`numpy.nanpercentile`: ignores NaNs; NaN where nothing is left."""
     return _quantile(a, _hundredth(q, "nanpercentile"), axis, method, keepdims, True, "nanpercentile")
 
 
@@ -297,7 +297,7 @@ def _hundredth(q: Value, what: str) -> Value:
 
 
 def _checked(q: Any, most: int, what: str) -> Value:
-    """Convert q to an array or traced value; check that known values are between 0 and `most`."""
+    """Convert q to an array; check that known values are between 0 and `most`."""
     q = q if isinstance(q, (int, float)) else as_array(q)
     if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
         raise ValueError(f"{what}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
@@ -336,7 +336,7 @@ def _clipped(place: Value, n: Any) -> Value:
 
 
 def _at(s: Value, index: Value, own: bool) -> Value:
-    """Take elements of each line of `s` at `index`; with `own`, its last axes give each line a separate index."""
+    """Take elements of each line of `s` at `index`; `own`: indexed per line."""
     if not own or s.dtype.kind != "f":
         return indexing.getitem(s, (index,))
     columns = math.prod(s.shape[1:])
@@ -349,7 +349,7 @@ def _at(s: Value, index: Value, own: bool) -> Value:
 
 @implements(numpy.histogram_bin_edges)
 def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Value | None = None) -> Value:
-    """`numpy.histogram_bin_edges`. Edges chosen by a rule (`bins="auto"`) have no derivative."""
+    """`numpy.histogram_bin_edges`; those of a rule ("auto") have no derivative."""
     a = ravel(as_array(a))
     if isinstance(bins, str):
         return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
@@ -371,7 +371,7 @@ def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Va
 def histogram(
     a: Value, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Value | None = None
 ) -> tuple[Value, Value]:
-    """`numpy.histogram`: `(counts, edges)`; with `weights`, their sums, differentiable in the weights."""
+    """`numpy.histogram`: `(counts, edges)`; differentiable in `weights` if given."""
     edges = histogram_bin_edges(a, bins, range, weights)
     a = ravel(as_array(a))
     count = typeof(edges).shape[0] - 1

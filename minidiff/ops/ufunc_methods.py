@@ -1,4 +1,4 @@
-"""Methods of binary ufuncs on traced values: `np.add.reduce`, `np.multiply.outer` and so on.
+"""Methods of binary ufuncs on traced values, such as `np.add.reduce`.
 
 If NumPy has an equivalent function (`np.sum`), that is called; otherwise the ufunc is applied slice by slice.
 """
@@ -51,7 +51,7 @@ def reduce(
     initial: Any = None,
     where: Any = True,
 ) -> Value:
-    """`np.<ufunc>.reduce`: combine the elements along an axis (None: all axes) by the ufunc."""
+    """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
     _check_binary(ufunc, "reduce")
     array, mask = _in_loop(ufunc, array, dtype), where
     function = NUMPY_FUNCTIONS.get(REDUCTIONS.get(ufunc))
@@ -81,7 +81,7 @@ def reduce(
 
 
 def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
-    """Replace the elements where the mask is false by the ufunc's identity, or by `initial` without one."""
+    """Replace masked-out elements by the ufunc's identity, or else `initial`."""
     neutral = ufunc.identity if ufunc.identity is not None else initial
     if neutral is None:
         raise ValueError(f"{ufunc.__name__}.reduce has no identity, so where= needs initial=")
@@ -89,7 +89,7 @@ def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
 
 
 def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = None) -> Value:
-    """`np.<ufunc>.accumulate`: the reduction of the elements up to each along an axis."""
+    """`np.<ufunc>.accumulate`: reduce the elements up to each along an axis."""
     _check_binary(ufunc, "accumulate")
     array = _in_loop(ufunc, array, dtype)
     t = typeof(array)
@@ -106,7 +106,10 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
 
 
 def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
-    """`np.<ufunc>.reduceat`: reduce from each index to the next; one element if the next is not larger."""
+    """`np.<ufunc>.reduceat`: reduce from each index to the next.
+
+    Where the next index is not larger, the result is the one element at the index.
+    """
     _check_binary(ufunc, "reduceat")
     array = _in_loop(ufunc, array, dtype)
     n = typeof(array).shape[axis]
@@ -131,7 +134,7 @@ def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
 
 
 def _in_loop(ufunc: numpy.ufunc, array: Value, dtype: Any) -> Value:
-    """Convert the array to the dtype that NumPy reduces it in, which is that of the result."""
+    """Convert the array to the dtype that NumPy reduces it in."""
     array = array if dtype is None else convert(array, dtype)
     return convert(array, ufunc.resolve_dtypes((None, typeof(array).dtype, None), reduction=True)[0])
 

@@ -1,4 +1,4 @@
-"""Functional updates: `x.at[index].set(v)` returns a new value where NumPy would write into `x`.
+"""Functional updates: `x.at[index].set(v)` returns a new value.
 
 An index of slices and integers becomes an `update`. Any other index is reduced to integer arrays that index the first
 axes (`scatter_set`, `scatter_add`, `scatter_max`, `scatter_min`), or the flattened array if the indexed axes are not
@@ -87,7 +87,7 @@ def _scatter_set_transpose(ct, operands):
 
 
 def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
-    """A mask of the values in `v` that are kept: where indices repeat, only the last one is."""
+    """A mask of the values in `v` that are kept: the last where indices repeat."""
     count = v.ndim - (len(x.shape) - len(indices))
     order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
     places = numpy.zeros(x.shape[: len(indices)], order.dtype)
@@ -161,7 +161,7 @@ order_p = Order(
 
 
 def _products(v: Value, places: Value, size: int) -> Value:
-    """For each of `size` places, the product of the elements of flat `v` that go there; 1 if there are none.
+    """The product of the elements of flat `v` for each of `size` places; 1 for none.
 
     Elements are sorted by place, then multiplied within runs of one place by doubling. Nothing is divided, so
     derivatives of any order are exact at zeros too.
@@ -196,7 +196,7 @@ class At:
 
 
 class Update:
-    """`x.at[index]`: its methods return x with other values at `index`; x is not changed.
+    """`x.at[index]`, whose methods return x with other values at `index`.
 
     Values broadcast to the shape of `x[index]`, and take the dtype of x. If an index names an element more than once,
     `set` keeps the last value, as NumPy does; all other methods apply every value. Differentiable in x and in the
@@ -357,7 +357,7 @@ class Update:
         return self._scatter(primitive.bind, v)
 
     def _where(self, function: Callable, values: Value, what: str) -> Value:
-        """Update by `where` if the index is a traced mask, so that `x[index]` has no known shape."""
+        """Update by `where` for a traced mask, as `x[index]` has no known shape."""
         v = self._values(values, what)
         if typeof(v).ndim:
             raise TypeError(
@@ -379,7 +379,7 @@ def _mask_of(mask: Value, t: ShapedArray) -> Value:
 
 
 def at(x: Value) -> At:
-    """`x.at`, for plain arrays too: `at(x)[index].set(v)` is x with v at `index`. See :class:`Update`.
+    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`Update`.
 
     >>> import numpy as np
     >>> x = np.arange(4.0)
