@@ -60,7 +60,7 @@ def _without_out(name: str, kwargs: dict) -> dict:
 
 
 def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, kwargs: dict) -> Any:
-    """Call a ufunc with keywords, of which `order` and `subok` are ignored."""
+    """Call a ufunc with keywords; `order` and `subok` are ignored."""
     kwargs = dict(kwargs)
     dtype, casting = kwargs.pop("dtype", None), kwargs.pop("casting", "same_kind")
     kwargs.pop("order", None)

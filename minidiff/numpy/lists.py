@@ -94,7 +94,7 @@ def _dispatched(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) 
 
 
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
-    """Like `accepting_lists`, for a ufunc; the function has the ufunc's attributes and methods.
+    """Like `accepting_lists`, for a ufunc, keeping its attributes and methods.
 
     Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast.
     """

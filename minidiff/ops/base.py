@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff import ops  # imported late: the families import this module, so rules look them up when they run
+from minidiff import ops  # the package: its families import this module, so rules look them up when they run
 from minidiff.core import (
     EVALUATE,
     WEAK_TYPES,

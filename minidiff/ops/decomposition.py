@@ -293,8 +293,9 @@ def _default_tolerance(x: Value) -> float:
 def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value, Value, Value]:
     """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, and more.
 
-    Residuals are returned if `a` has more rows than columns (NumPy leaves them out if the columns are dependent; here
-    the shape cannot depend on a value, the rank). Rank and singular values are those of `matrix_rank` and `svdvals`.
+    The results are x, the residuals, the rank and the singular values (see `matrix_rank` and `svdvals`). There are
+    residuals if `a` has more rows than columns. NumPy has none if these are dependent, but here the shape cannot depend
+    on a value, the rank.
     """
     a, b = _checked("lstsq", a), _floating("lstsq", b)
     ta, tb = typeof(a), typeof(b)
@@ -682,7 +683,7 @@ def _count_above(s: Value, rtol: Any) -> Value:
 
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
-    """`numpy.linalg.cond`: the condition number in the norm of order `p` (2)."""
+    """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
     x = _checked("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)

@@ -42,7 +42,7 @@ def _scales(norm: dict) -> bool:
 
 
 def _whole(name: str, transform) -> Linear:
-    """A self-transpose transform along axes; real operands become complex."""
+    """A transform that is its own transpose; a real operand becomes complex."""
     primitive = Linear(
         name,
         transform,
@@ -63,7 +63,7 @@ ifft_p = _whole("ifft", lambda x, axes, **norm: numpy.fft.ifftn(x, axes=axes, **
 
 
 def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
-    """Scale by `weight` the numbers of a half spectrum that stand for two of n."""
+    """Scale by `weight` the numbers of a half spectrum that stand for two of the n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
     weights[0] = 1
     if n % 2 == 0:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import ops  # imported late: rules look the families up when they run
+from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import (
     WEAK_TYPES,
     ShapedArray,

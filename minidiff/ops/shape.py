@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # imported late: rules look the families up when they run
+from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
 from minidiff.ops import indexing
 from minidiff.ops.base import Linear, match, zeros_like

@@ -100,7 +100,7 @@ def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
 
 
 def _inner(x: Value, y: Value) -> Value:
-    """Re(conj(x) y), the product of real numbers, or of complex ones as vectors."""
+    """Re(conj(x) y): the product, or for complex numbers that of plane vectors."""
     if x.dtype.kind != "c":
         return elementwise.multiply(x, y)
     return elementwise.real(elementwise.multiply(elementwise.conjugate(x), y))
