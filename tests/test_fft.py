@@ -89,7 +89,7 @@ ERRORS = {
     "norm": (lambda x: np.fft.fft(x, norm="both"), ValueError, "norm is 'backward', 'ortho' or 'forward', got 'both'"),
     "axis": (lambda x: np.fft.rfft(x, axis=2), np.exceptions.AxisError, "rfft: axis 2 is out of bounds"),
     "s": (lambda x: np.fft.fftn(x, (2,), (0, 1)), ValueError, "the shape s=(2,) and the axes (0, 1) differ in number"),
-    "no axes": (lambda x: np.fft.rfftn(x, axes=()), ValueError, "needs one axis at least"),
+    "no axes": (lambda x: np.fft.rfftn(x, axes=()), ValueError, "needs at least one axis"),
     "complex": (lambda x: np.fft.rfft(np.fft.fft(x)), TypeError, "rfft transforms real numbers, got c128[2,3]"),
 }
 

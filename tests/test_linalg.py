@@ -143,7 +143,7 @@ def test_vectors_of_two_elements_have_a_cross_product_of_one():
 
 ERRORS: dict[str, tuple[Callable, str]] = {
     "a letter that is none": (lambda x: np.einsum("i$->i", x), r"labels are letters, .* 'i\$' .* shapes \(2, 3\)"),
-    "one dot": (lambda x: np.einsum("i.->i", x), r"one ellipsis at most; got 'i\.'"),
+    "one dot": (lambda x: np.einsum("i.->i", x), r"at most one ellipsis; got 'i\.'"),
     "operands": (lambda x: np.einsum("ij,jk", x), r"there are labels for 2 operands, not 1, in 'ij,jk'"),
     "too few labels": (lambda x: np.einsum("i", x), r"the number of labels in 'i' does not fit"),
     "too many labels": (lambda x: np.einsum("ijk...", x), r"the number of labels in 'ijk\.\.\.' does not fit"),
@@ -159,18 +159,18 @@ ERRORS: dict[str, tuple[Callable, str]] = {
     "vecdot": (lambda x: np.vecdot(x, x[:, :1]), r"vecdot: f64\[2,3\] and f64\[2,1\] do not fit"),
     "outer": (
         lambda x: np.linalg.outer(x, x),
-        r"vectors are wanted, got f64\[2,3\] and .*; np\.outer flattens",
+        r"expected vectors, got f64\[2,3\] and .*; np\.outer flattens",
     ),
-    "multi_dot": (lambda x: np.linalg.multi_dot([x]), r"two arrays at least are multiplied, got 1"),
+    "multi_dot": (lambda x: np.linalg.multi_dot([x]), r"expected at least two arrays, got 1"),
     "cross": (lambda x: np.cross(x, x[:, :1]), r"vectors have 2 or 3 elements, got 3 and 1"),
     "linalg.cross": (
         lambda x: np.linalg.cross(x, x, axis=0),
         r"vectors have 3 elements, got f64\[2,3\]",
     ),
-    "convolve": (lambda x: np.convolve(x, x), r"convolve: operands are vectors, not empty, got f64\[2,3\]"),
-    "empty": (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* not empty, got f64\[3\] and f64\[0\]"),
+    "convolve": (lambda x: np.convolve(x, x), r"convolve: operands are non-empty vectors, got f64\[2,3\]"),
+    "empty": (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* non-empty vectors, got f64\[3\] and f64\[0\]"),
     "mode": (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
-    "trace": (lambda x: np.trace(x[0]), r"diagonal: two dimensions at least, got f64\[3\]"),
+    "trace": (lambda x: np.trace(x[0]), r"diagonal: at least two dimensions are needed, got f64\[3\]"),
 }
 
 

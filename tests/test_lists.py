@@ -227,5 +227,5 @@ def test_lists_of_numbers_promote_as_in_numpy():
 
 
 def test_uneven_lists_say_so():
-    with pytest.raises(ValueError, match=r"must be of one shape, got \(2,\) and \(1,\)"):
+    with pytest.raises(ValueError, match=r"must have one shape, got \(2,\) and \(1,\)"):
         md.grad(lambda x: mnp.sum([[x, x], [x]]))(1.0)

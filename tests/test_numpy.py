@@ -324,7 +324,7 @@ ERRORS = {
         TypeError,
         "to build an array out of traced values, use minidiff.numpy",
     ),
-    "uneven lists": (lambda x: mnp.array([x, x[0]]), ValueError, "must be of one shape, got (2, 2) and (2,)"),
+    "uneven lists": (lambda x: mnp.array([x, x[0]]), ValueError, "must have one shape, got (2, 2) and (2,)"),
     "writing into an array": (
         lambda x: np.copyto(np.zeros((2, 2)), x),
         TypeError,
@@ -365,7 +365,7 @@ ERRORS = {
     "out": (lambda x: np.sin(x, out=np.zeros((2, 2))), TypeError, "write y = np.sin(x)"),
     "out of a function": (lambda x: np.sum(x, out=np.zeros(())), TypeError, "np.sum cannot write a traced value into"),
     "in place": (lambda x: operator.imul(np.ones((2, 2)), x), TypeError, "np.multiply cannot write a traced value"),
-    "at": (lambda x: np.add.at(np.ones((2, 2)), 0, x[0]), TypeError, "np.add.at writes into an array that exists"),
+    "at": (lambda x: np.add.at(np.ones((2, 2)), 0, x[0]), TypeError, "np.add.at writes into an existing array"),
     "reduce of one": (lambda x: np.sin.reduce(x), ValueError, "reduce only supported for binary functions"),
     "keyword of reduce": (lambda x: np.add.reduce(x, foo=1), TypeError, "unexpected keyword argument 'foo'"),
     "order of reduce": (lambda x: np.subtract.reduce(x, (0, 1)), ValueError, "subtract.reduce: the order matters"),
@@ -383,7 +383,7 @@ ERRORS = {
     "vectorize": (
         lambda x: mnp.vectorize(np.sum, signature="(n)->()")(x),
         TypeError,
-        "np.vectorize with a signature takes no traced values; use md.vmap",
+        "np.vectorize with a signature does not take traced values; use md.vmap",
     ),
     "vectorize nothing": (lambda x: mnp.vectorize(abs)(x[:0]), ValueError, "a traced value has no elements"),
 }
@@ -411,7 +411,7 @@ def test_what_is_not_there_names_what_is_named_alike():
     def expand_dim():
         pass
 
-    assert str(unsupported(expand_dim, ())).endswith("not supported on traced values; named alike: np.expand_dims")
+    assert str(unsupported(expand_dim, ())).endswith("not supported on traced values; similar names: np.expand_dims")
 
 
 def test_arguments_with_numpys_defaults_are_no_others():

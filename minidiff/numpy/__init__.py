@@ -1,10 +1,9 @@
 """NumPy's namespace, differentiable: `import minidiff.numpy as np`.
 
-The functions call NumPy's, which compute plain arrays, and hand traced values over to `minidiff`
-(`__array_ufunc__`, `__array_function__`). So code written for NumPy is differentiated as it stands. Lists that hold
-traced values are arrays wherever NumPy takes a list (`lists.py`); replaced are the functions that NumPy cannot hand
-over (`replaced.py`); added is only `at`, for updates: `at(x)[index].set(v)`, since values that are differentiated are
-not written into.
+The functions call NumPy's, which compute on plain arrays and dispatch traced values to `minidiff` (`__array_ufunc__`,
+`__array_function__`), so code written for NumPy can be differentiated unchanged. Lists that hold traced values are
+accepted wherever NumPy accepts lists (`lists.py`). Functions that NumPy cannot dispatch are replaced (`replaced.py`).
+Only `at` is added, for functional updates `at(x)[index].set(v)`, since traced values cannot be written into.
 
 >>> import minidiff as md, minidiff.numpy as np
 >>> float(md.grad(lambda x: np.array([x, 2 * x]).sum())(1.0))
@@ -26,7 +25,7 @@ __all__ = [*_numpy.__all__, *(name for name in _replaced.__all__ if name not in 
 _own = {"fft": fft, "linalg": linalg, **{name: vars(_replaced)[name] for name in _replaced.__all__}}
 globals().update(dict.fromkeys(__all__) | _namespace(_numpy) | _own)
 _later = [name for name in __all__ if globals()[name] is None and name not in vars(_numpy)]
-for _name in _later:  # parts of NumPy that it imports when they are asked for
+for _name in _later:  # submodules that NumPy imports lazily
     del globals()[_name]
 
 

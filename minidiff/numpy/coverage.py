@@ -1,14 +1,14 @@
-"""What becomes of each public function of NumPy on traced values.
+"""How each public NumPy function behaves on traced values.
 
-Each is in one class:
+Each function is in one class:
 
-- an *operation*: registered by `implements`. Most are differentiable; those with integers or booleans for results
-  have no derivative;
-- *replaced*: NumPy does not hand it over, and `minidiff.numpy` has a function of its own under the name;
-- *from values*: computed by NumPy on the values behind, where there are any (not on a tape, not under `vmap`). The
-  results are integers, booleans or text, or edges of bins: they carry no derivative;
-- *plain*: it takes nothing that could be traced;
-- *refused*: with an error that says what to use instead.
+- an *operation*: registered by `implements`. Most are differentiable; those with integer or boolean results have no
+  derivative;
+- *replaced*: NumPy does not dispatch it, so `minidiff.numpy` defines a function of the same name;
+- *from values*: computed by NumPy on concrete values, if there are any (not on a tape, not under `vmap`). The results
+  are integers, booleans, text or edges of bins, and carry no derivative;
+- *plain*: it takes no argument that could be traced;
+- *refused*: it raises an error that says what to use instead.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ PLAIN = {
             getbufsize show_config show_runtime get_include test""",
         "dtypes": """dtype finfo iinfo isdtype issubdtype promote_types mintypecode typename ndarray ufunc""",
         "shapes": "isscalar iterable broadcast_shapes ndindex",
-        "aliases, which hand over themselves": "row_stack trapz",
+        "aliases, dispatched under their main name": "row_stack trapz",
         "dates": """busday_count busday_offset is_busday busdaycalendar datetime_as_string datetime_data""",
         "errors": "linalg.LinAlgError",
     }.items()
     for name in _names(names)
 }
 
-_WRITES = "it writes into its argument, which would change the past of the computation. Build the new value instead: "
+_WRITES = "it writes into its argument, which the computation may have used already. Build the new value instead: "
 _AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
-_SAVES = "save the values behind: return the traced value from the function first"
+_SAVES = "save concrete values: return the traced value from the function first"
 
-#: What to use instead of functions that are refused.
+#: Refused functions, and what to use instead.
 REFUSED = {
     "copyto": _WRITES + "x = np.where(mask, values, x), or " + _AT,
     "putmask": _WRITES + "x = np.where(mask, values, x), or " + _AT,
     "place": _WRITES + "x = np.where(mask, values, x), or " + _AT,
-    "put": _WRITES + "of a flat x, " + _AT,
+    "put": _WRITES + "for a flat x, " + _AT,
     "put_along_axis": _WRITES + _AT,
     "fill_diagonal": _WRITES + "with i = np.arange(n), x = x.at[i, i].set(values)",
     "save": _SAVES,
@@ -72,16 +72,16 @@ REFUSED = {
     "from_dlpack": "it shares memory with another library; pass the traced value itself",
     "require": "traced values have no memory layout; use np.asarray of minidiff.numpy",
     "isfortran": "traced values have no memory layout",
-    "asmatrix": "matrices are no arrays; use arrays and the operator @",
-    "bmat": "matrices are no arrays; use np.block",
-    "matrix": "matrices are no arrays; use arrays and the operator @",
+    "asmatrix": "np.matrix is not supported; use arrays and the operator @",
+    "bmat": "np.matrix is not supported; use np.block",
+    "matrix": "np.matrix is not supported; use arrays and the operator @",
     "poly1d": "use np.polyval, np.polyadd, np.polymul on arrays of coefficients",
     "broadcast": "use np.broadcast_arrays",
     "nditer": "iterate over x itself, or over np.ndindex(x.shape)",
     "nested_iters": "iterate over x itself, or over np.ndindex(x.shape)",
     "ndenumerate": "iterate over np.ndindex(x.shape), and index with what it yields",
     "flatiter": "iterate over x.ravel()",
-    "isnat": "traced values are numbers; find out about dates outside, and pass the mask",
+    "isnat": "traced values are numbers; test dates outside, and pass the mask",
     "recarray": "structured arrays carry no derivatives; use dictionaries or named tuples of arrays",
 }
 
@@ -97,13 +97,13 @@ def full_name(f: Callable) -> str:
 
 @functools.cache
 def writing() -> frozenset[Callable]:
-    """The functions that write into their first argument."""
+    """The NumPy functions that write into their first argument."""
     return frozenset(public_callables()[name] for name, why in REFUSED.items() if why.startswith(_WRITES))
 
 
 @functools.cache
 def public_callables() -> dict[str, Callable]:
-    """All public functions of NumPy by their names without `np.`: `linalg.svd`. Types of numbers are left out."""
+    """All public NumPy functions by name (`linalg.svd`), without scalar types."""
     return {
         prefix + name: f
         for prefix, namespace in NAMESPACES.items()
@@ -114,14 +114,14 @@ def public_callables() -> dict[str, Callable]:
 
 
 def classes(name: str) -> list[str]:
-    """The classes that a public function is in: there should be one."""
+    """The classes of a public function; there should be exactly one."""
     from minidiff.numpy import replaced
 
     f = public_callables()[name]
     return [
         label
         for label, yes in {
-            # What is both an operation and replaced is an operation that NumPy does not always hand over.
+            # A function that is both an operation and replaced is one that NumPy does not always dispatch.
             "operation": f in NUMPY_FUNCTIONS and name not in REFUSED,
             "replaced": name in replaced.__all__ and f not in NUMPY_FUNCTIONS,
             "from values": name in FROM_VALUES,

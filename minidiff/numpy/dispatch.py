@@ -1,7 +1,7 @@
-"""Calls of NumPy's functions on traced values that need more than looking the function up.
+"""Calls of NumPy functions on traced values that need more than a table lookup.
 
-Keywords of ufuncs and their methods (`np.add.reduce`); functions that answer from values alone; and
-the errors for what is not possible, which say what is.
+These are ufuncs with keywords, ufunc methods (`np.add.reduce`), and functions of concrete values. Unsupported calls
+raise an error that says what to use instead.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from minidiff.ops.shape import as_array
 
 
 def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> Any:
-    """What `np.<ufunc>.<method>(*inputs, **kwargs)` means on traced values.
+    """Evaluate `np.<ufunc>.<method>(*inputs, **kwargs)` on traced values.
 
-    NotImplemented where an operand is of a class that NumPy leaves it to.
+    Return NotImplemented if an operand's class takes precedence.
     """
     if any(map(defers_to, inputs)):
         return NotImplemented
@@ -39,7 +39,7 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
         return _call_with_keywords(ufunc, function, inputs, kwargs)
     if method == "at":
         raise TypeError(
-            f"{full_name(ufunc)}.at writes into an array that exists, which traced values cannot do; write "
+            f"{full_name(ufunc)}.at writes into an existing array, which traced values do not support; write "
             "y = x.at[i].add(v), or .multiply, .min, .max, .set"
         )
     given = {k: v for k, v in kwargs.items() if v is not numpy._NoValue}
@@ -47,7 +47,7 @@ def call_ufunc(ufunc: numpy.ufunc, method: str, inputs: tuple, kwargs: dict) -> 
 
 
 def _without_out(name: str, kwargs: dict) -> dict:
-    """The keywords without an `out` that is None."""
+    """Drop an `out` that is None from the keywords; raise TypeError for any other."""
     if "out" not in kwargs:
         return kwargs
     out = kwargs["out"]
@@ -60,7 +60,7 @@ def _without_out(name: str, kwargs: dict) -> dict:
 
 
 def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, kwargs: dict) -> Any:
-    """A ufunc with keywords: `dtype` is that of the operation; `order` and `subok` mean nothing here."""
+    """Call a ufunc with keywords; `order` and `subok` are ignored."""
     kwargs = dict(kwargs)
     dtype, casting = kwargs.pop("dtype", None), kwargs.pop("casting", "same_kind")
     kwargs.pop("order", None)
@@ -69,7 +69,7 @@ def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, k
         del kwargs["where"]
     if "where" in kwargs:
         name = full_name(ufunc)
-        raise TypeError(f"{name} on traced values takes no where=; write np.where(mask, {name}(x), x)")
+        raise TypeError(f"{name} on traced values does not take where=; write np.where(mask, {name}(x), x)")
     if form := in_another_form(ufunc, function, inputs, kwargs):
         inputs, kwargs = form
     if dtype is not None:
@@ -78,7 +78,7 @@ def _call_with_keywords(ufunc: numpy.ufunc, function: Callable, inputs: tuple, k
 
 
 def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> list:
-    """The operands converted to what NumPy converts them to where the result is to have `dtype`."""
+    """Convert the operands as NumPy does when the ufunc is called with `dtype`."""
     operands = [x if isinstance(x, Tracer) or type(x) in (int, float, complex) else as_array(x) for x in inputs]
     wanted = (*[None] * ufunc.nin, *[numpy.dtype(dtype)] * ufunc.nout)
     given = [getattr(x, "dtype", type(x)) for x in operands]
@@ -97,7 +97,7 @@ def _in_dtype(ufunc: numpy.ufunc, inputs: tuple, dtype: Any, casting: str) -> li
 
 
 def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
-    """A function that is no operation: answered from the values behind, or refused."""
+    """Call a non-operation on concrete values, or raise the error that refuses it."""
     name = full_name(func)
     if name[3:] in FROM_VALUES:
         weights = kwargs.get("weights")
@@ -108,7 +108,7 @@ def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
 
 
 def _concrete(x: Any, use: str) -> Any:
-    """Arguments with the values behind the traced ones in them, also in lists, tuples and dictionaries."""
+    """Replace traced values, also in containers, by their concrete values."""
     if isinstance(x, Tracer):
         return x.concrete(use)
     if isinstance(x, dict):
@@ -117,10 +117,10 @@ def _concrete(x: Any, use: str) -> Any:
 
 
 def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:
-    """Arguments in the form that `function` takes, which refused these with an error.
+    """Convert arguments that `function` rejected to a form that it accepts.
 
-    Keywords that have NumPy's default are left out, lists of numbers become arrays. None if the arguments are of the
-    right form already: the error is about something else. Raises TypeError if they have no such form.
+    Drop keywords that have NumPy's default, and convert lists of numbers to arrays. Return None if the arguments have
+    the right form already, so that the error has another cause. Raise TypeError if they cannot be converted.
     """
     if form := arguments_as_arrays(function, args, kwargs):
         return form
@@ -137,7 +137,7 @@ def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dic
 
 
 def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:
-    """What is wrong with a call's arguments, by the function's signature."""
+    """How a call's arguments violate the function's signature, or None."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
@@ -148,7 +148,7 @@ def _misfit(function: Callable, args: tuple, kwargs: dict) -> str | None:
 def _defaults(func: Callable) -> dict:
     try:
         parameters = inspect.signature(func).parameters
-    except (TypeError, ValueError):  # a ufunc has none before NumPy 2.4
+    except (TypeError, ValueError):  # a ufunc has no signature before NumPy 2.4
         return {}
     return {k: p.default for k, p in parameters.items() if p.default is not p.empty}
 
@@ -162,7 +162,7 @@ def _shown_signature(function: Callable) -> str:
 # ---------------------------------------------------------------- errors
 
 
-#: Ufuncs of SciPy that have a counterpart here: what to write.
+#: SciPy ufuncs that have a counterpart here, and what to write instead.
 COUNTERPARTS = {
     "expit": "md.nn.sigmoid",
     "log_expit": "md.nn.log_sigmoid",
@@ -172,7 +172,7 @@ COUNTERPARTS = {
 
 
 def _place_of(ufunc: numpy.ufunc) -> str:
-    """The name that a ufunc is imported by, such as `scipy.special.expit`: of it, a ufunc knows the last part only."""
+    """The import path of a ufunc, which itself knows only the last part (`expit`)."""
     name = ufunc.__name__
     places = [m for m, module in [*sys.modules.items()] if getattr(module, "__dict__", {}).get(name) is ufunc]
     places.sort(key=lambda m: (m == "__main__", "._" in m, len(m)))
@@ -180,7 +180,7 @@ def _place_of(ufunc: numpy.ufunc) -> str:
 
 
 def _unsupported_ufunc(ufunc: numpy.ufunc, shown: str) -> TypeError:
-    """The error for a ufunc that is not NumPy's: another package's, or one of `np.frompyfunc`."""
+    """The error for a ufunc of another package or of `np.frompyfunc`."""
     if ufunc.__name__.endswith(" (vectorized)"):
         return TypeError(f"a ufunc of np.frompyfunc is not supported on traced values{shown}: {REFUSED['frompyfunc']}")
     place, arguments = _place_of(ufunc), ", ".join("xyzabcdefgh"[: ufunc.nin])
@@ -196,7 +196,7 @@ def _unsupported_ufunc(ufunc: numpy.ufunc, shown: str) -> TypeError:
 
 
 def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
-    """The error for a function that traced values do not support: what to use instead, or what is named alike."""
+    """The error for an unsupported function; it suggests what to use instead."""
     shown = ", ".join(str(x.type) for x in args if isinstance(x, Tracer))
     shown = f" ({shown})" if shown else ""
     if isinstance(func, numpy.ufunc) and func not in public_callables().values():
@@ -207,4 +207,4 @@ def unsupported(func: Callable, args: Iterable[Any]) -> TypeError:
         return TypeError(f"{message}: {REFUSED[name[3:]]}")
     names = [n for n, f in public_callables().items() if f in NUMPY_FUNCTIONS]
     near = difflib.get_close_matches(name[3:], names, n=3, cutoff=0.7)
-    return TypeError(message + (f"; named alike: {', '.join('np.' + n for n in near)}" if near else ""))
+    return TypeError(message + (f"; similar names: {', '.join('np.' + n for n in near)}" if near else ""))

@@ -1,9 +1,9 @@
-"""NumPy's functions, which here also take lists that hold traced values.
+"""NumPy's functions, extended to accept lists that hold traced values.
 
-NumPy hands a call over to a traced value that is an argument, but makes a plain array of a list, which a traced value
-in it refuses. The functions of `minidiff.numpy` call NumPy's; where that was refused, they make arrays of the lists and
-apply the operation. No call looks for lists in advance. Where the first argument is traced, NumPy's dispatch is left
-out, so that these calls are faster than NumPy's own functions; those with plain arrays take 0.1 or 0.2 µs longer.
+NumPy dispatches a call to an argument that is traced, but converts a list to a plain array, for which a traced value in
+it raises an error. The functions of `minidiff.numpy` call NumPy's; on that error they convert the lists to arrays and
+apply the operation, so no call searches for lists in advance. If the first argument is traced, NumPy's dispatch is
+skipped, which makes these calls faster than NumPy's own; calls with plain arrays take 0.1 or 0.2 µs longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 
 
 def namespace(module: ModuleType) -> dict[str, Any]:
-    """What a module of NumPy has under its public names; of functions on arrays, those that accept lists."""
+    """The public names of a NumPy module, with functions that accept lists."""
     return {name: _ours(x) if callable(x) else x for name, x in vars(module).items() if name in module.__all__}
 
 
@@ -37,7 +37,7 @@ def _ours(x: Callable) -> Callable:
 
 @functools.cache
 def accepting_lists(numpy_function: Callable) -> Callable:
-    """The NumPy function, which also takes lists that hold traced values wherever NumPy takes arrays."""
+    """Wrap a NumPy function to accept lists of traced values in place of arrays."""
     function = (_of_ufunc if isinstance(numpy_function, numpy.ufunc) else _of_function)(numpy_function)
     function.__module__, function.__qualname__ = f"minidiff.{numpy_function.__module__}", numpy_function.__name__
     return function
@@ -54,13 +54,13 @@ def _of_function(numpy_function: Callable) -> Callable:
             x = _tracer_in_lists((*args, *kwargs.values()))
             if x is None:
                 raise
-        return _handed_over(x, numpy_function, args, kwargs)
+        return _dispatched(x, numpy_function, args, kwargs)
 
     return from_numpy
 
 
 def explaining_sizes(numpy_function: Callable) -> Callable:
-    """The function, whose errors say what to do about a traced size: NumPy says only that it is no integer."""
+    """Wrap a function so that its error for a traced size says what to do."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
@@ -76,27 +76,27 @@ def explaining_sizes(numpy_function: Callable) -> Callable:
 
 
 def looking_for_tracers(numpy_function: Callable) -> Callable:
-    """As `accepting_lists`, for a function that computes something else where NumPy sees no traced value."""
+    """Like `accepting_lists`, for a function that gives a wrong result, no error."""
 
     @functools.wraps(numpy_function)
     def from_numpy(*args: Any, **kwargs: Any) -> Any:
         x = _tracer_in_lists((args, tuple(kwargs.values())))
-        return numpy_function(*args, **kwargs) if x is None else _handed_over(x, numpy_function, args, kwargs)
+        return numpy_function(*args, **kwargs) if x is None else _dispatched(x, numpy_function, args, kwargs)
 
     return from_numpy
 
 
-def _handed_over(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) -> Any:
-    """The call as NumPy hands it over to `x`, with arrays for lists."""
+def _dispatched(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) -> Any:
+    """Dispatch the call to `x` as NumPy does, with lists converted to arrays."""
     if operation := NUMPY_FUNCTIONS.get(numpy_function):
         args, kwargs = arguments_as_arrays(operation, args, kwargs) or (args, kwargs)
     return x.__array_function__(numpy_function, (), args, kwargs)
 
 
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
-    """As `accepting_lists`. The function has the attributes and methods of the ufunc.
+    """Like `accepting_lists`, for a ufunc, keeping its attributes and methods.
 
-    Calls of one or two operands without keywords, which nearly all are, have a way of their own: ufuncs are fast.
+    Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast.
     """
     general = _retrying(numpy_function)
 
@@ -130,7 +130,7 @@ def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
 
 
 def _retrying(numpy_function: Callable) -> Callable:
-    """A ufunc, or a method of one, which is called again with arrays for the lists that hold traced values."""
+    """Wrap a ufunc or its method to retry failed calls with lists as arrays."""
 
     @functools.wraps(numpy_function)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +145,7 @@ def _retrying(numpy_function: Callable) -> Callable:
 
 
 def _tracer_in_lists(arguments: tuple) -> Tracer | None:
-    """The first traced value that stands in a list among the arguments."""
+    """The first traced value inside a list among the arguments."""
     for x in arguments:
         if isinstance(x, (list, tuple)):
             for item in x:
@@ -160,9 +160,9 @@ def _array_of_traced(x: Any) -> Any:
 
 
 def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """The arguments with arrays for lists where the operation takes an array; None if there are no such lists.
+    """Convert lists to arrays where the operation takes arrays; None without lists.
 
-    It takes one for each parameter whose type is `Value`. Shapes and axes, and lists of arrays, are of other types.
+    Parameters annotated with `Value` take arrays. Shapes, axes and lists of arrays have other annotations.
     """
     positional, rest, names = _array_parameters(operation)
     places = [i for i in range(len(args)) if (positional[i] if i < len(positional) else rest)]
@@ -176,7 +176,7 @@ def arguments_as_arrays(operation: Callable, args: tuple, kwargs: dict) -> tuple
 
 @functools.cache
 def _array_parameters(operation: Callable) -> tuple[list[bool], bool, set[str]]:
-    """Which positional parameters of an operation are arrays, whether all further ones are, and the names of such."""
+    """Which positional parameters take arrays, whether `*args` do, and all by name."""
     parameters = inspect.signature(operation).parameters.values()
     arrays = {p.name: p.annotation in ("Value", "Value | None", p.empty) for p in parameters}
     positional = [arrays[p.name] for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]

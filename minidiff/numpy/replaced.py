@@ -1,4 +1,4 @@
-"""The functions of NumPy's namespace that NumPy does not hand over when their argument is a traced value."""
+"""Replacements for functions that NumPy does not dispatch to traced arguments."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def array(
     ndmin: int = 0,
     like: Any = None,
 ) -> Value:
-    """`numpy.array`, also of traced values and of nested lists that hold some among arrays and numbers.
+    """`numpy.array`, also for traced values and nested lists that contain them.
 
-    A traced value has no order in memory: where NumPy copies for the sake of one, it is copied.
+    A traced value has no memory order: it is copied where NumPy might copy to change the order.
     """
     if not holds_tracer(object):
         return numpy.array(object, dtype, copy=copy, order=order, subok=subok, ndmin=ndmin, like=like)
@@ -49,31 +49,31 @@ def array(
 
 
 def asarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
-    """`numpy.asarray`, of traced values too; of an array that lies on the ranks of a mesh, NumPy's own."""
+    """`numpy.asarray`, also for traced values; a sharded array is gathered."""
     if holds_tracer(a) and getattr(a, "interpreter", None) is not EVALUATE:
         return array(a, dtype, copy=order in ("C", "F"))
     return numpy.asarray(a, dtype, order, **options)
 
 
 def asanyarray(a: Any, dtype: Any = None, order: str | None = None, **options: Any) -> Value:
-    """`numpy.asanyarray`, of traced values too."""
+    """`numpy.asanyarray`, also for traced values."""
     return (
         array(a, dtype, copy=order in ("C", "F")) if holds_tracer(a) else numpy.asanyarray(a, dtype, order, **options)
     )
 
 
 def ascontiguousarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.ascontiguousarray`, of traced values too, which are copied: NumPy copies what has another order."""
+    """`numpy.ascontiguousarray`, also for traced values, which are copied."""
     return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.ascontiguousarray(a, dtype, **options)
 
 
 def asfortranarray(a: Any, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.asfortranarray`, of traced values too, which are copied: NumPy copies what has another order."""
+    """`numpy.asfortranarray`, also for traced values, which are copied."""
     return array(a, dtype, ndmin=1) if holds_tracer(a) else numpy.asfortranarray(a, dtype, **options)
 
 
 def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Value:
-    """`numpy.asarray_chkfinite`, of traced values too, if there is a value behind that can be checked."""
+    """`numpy.asarray_chkfinite`, also for traced values with concrete values."""
     if not holds_tracer(a):
         return numpy.asarray_chkfinite(a, dtype, order)
     x = array(a, dtype, copy=None)
@@ -86,14 +86,14 @@ def asarray_chkfinite(a: Any, dtype: Any = None, order: str | None = None) -> Va
 
 @explaining_sizes
 def full(shape: Any, fill_value: Any, dtype: Any = None, order: str = "C", **options: Any) -> Value:
-    """`numpy.full`, of a traced value too."""
+    """`numpy.full`, also for a traced value."""
     if not holds_tracer(fill_value):
         return numpy.full(shape, fill_value, dtype, order, **options)
     return elementwise.copy(broadcast_to(asarray(fill_value, dtype), shape))
 
 
 def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.arange`, also from a traced start in traced steps; how many there are is decided by the values."""
+    """`numpy.arange`; concrete values of a traced start and step give the length."""
     start, stop = (0, start) if stop is None else (0 if start is None else start, stop)
     if not holds_tracer((start, stop, step)):
         return numpy.arange(start, stop, step, dtype, **options)
@@ -103,13 +103,13 @@ def arange(start: Any = None, stop: Any = None, step: Any = 1, dtype: Any = None
     return convert(points, numpy.result_type(*known) if dtype is None else dtype)
 
 
-# ---------------------------------------------------------------- functions that look for traced values in one place
+# ---------------------------------------------------------------- functions that search lists for traced values
 
 
 take = looking_for_tracers(numpy.take)
 full_like = looking_for_tracers(numpy.full_like)
 pad = looking_for_tracers(numpy.pad)
-array_equal = looking_for_tracers(numpy.array_equal)  # of what cannot be converted, NumPy says that it is not equal
+array_equal = looking_for_tracers(numpy.array_equal)  # NumPy returns False for arguments that it cannot convert
 array_equiv = looking_for_tracers(numpy.array_equiv)
 
 # ---------------------------------------------------------------- r_, c_
@@ -124,9 +124,9 @@ def _traced_slice(s: slice) -> Value:
 
 
 def _joining(template: Any) -> Any:
-    """`np.r_` or `np.c_`, of traced values too.
+    """`np.r_` or `np.c_`, also for traced values.
 
-    NumPy joins the numbers of the elements, which is what its rules are about; the elements are then taken by these.
+    NumPy concatenates the positions of the elements by its rules; a gather then takes the elements at those positions.
     """
 
     class Joining(type(template)):
@@ -158,13 +158,13 @@ c_ = _joining(numpy.c_)
 
 
 class vectorize(numpy.vectorize):
-    """`numpy.vectorize`, of traced values too: a loop over the elements. `md.vmap` is the fast way."""
+    """`numpy.vectorize`, also for traced values: a loop; `md.vmap` is faster."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not holds_tracer((*args, *kwargs.values())):
             return super().__call__(*args, **kwargs)
         if self.signature is not None:
-            raise TypeError("np.vectorize with a signature takes no traced values; use md.vmap")
+            raise TypeError("np.vectorize with a signature does not take traced values; use md.vmap")
         arguments = {k: v for k, v in (*enumerate(args), *kwargs.items()) if k not in self.excluded}
         arguments = {k: asarray(v) for k, v in arguments.items()}
         shape = numpy.broadcast_shapes(*[x.shape for x in arguments.values()])
@@ -181,7 +181,7 @@ class vectorize(numpy.vectorize):
         return self._stacked([element(index) for index in numpy.ndindex(shape)], shape)
 
     def _stacked(self, results: Sequence[Any], shape: tuple[int, ...]) -> Any:
-        """The results of the elements as one array; as a tuple of arrays, if each is a tuple."""
+        """Stack the elements' results to an array, or tuples to a tuple of arrays."""
         dtypes = self.otypes or [None]
         if isinstance(results[0], tuple):
             columns = list(zip(*results))

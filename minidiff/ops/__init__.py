@@ -1,4 +1,4 @@
-"""The operations: one file a family, each operation with all its rules beside each other."""
+"""The operations, one file per family; each is declared with all its rules."""
 
 from minidiff.ops import (
     composed,

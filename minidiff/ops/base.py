@@ -1,4 +1,4 @@
-"""The kinds of operation, and the rules that each kind supplies.
+"""The kinds of primitives, and the rules that each kind supplies.
 
 =========== ============================ ============================ ================================
 kind        the author writes            forward mode                 reverse mode
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from minidiff import ops  # its families are looked up when a rule runs: they are made of these kinds
+from minidiff import ops  # the package: its families import this module, so rules look them up when they run
 from minidiff.core import (
     EVALUATE,
     WEAK_TYPES,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 def active_key(active: Sequence[bool]) -> int:
-    """Which operands are active, as `Primitive.recorded` counts them."""
+    """Encode which operands are active as a key of `Primitive.recorded`."""
     key = 1
     for yes in reversed(active):
         key = 2 * key + yes
@@ -50,10 +50,12 @@ def active_key(active: Sequence[bool]) -> int:
 
 
 class Linear(Primitive):
-    """Linear in its first `linear_operands` operands together (in all, by default); the rest are indices and such.
+    """A primitive that is linear in its operands together.
 
-    `transpose_rule(ct, operands, **params)` returns a list: a cotangent for each linear operand.
-    `batch_rule(primitive, args, batched, **params)` applies it along a leading axis.
+    With `linear_operands` it is linear in the first that many only; the rest are indices and the like.
+
+    `transpose_rule(ct, operands, **params)` returns a list with a cotangent for each linear operand.
+    `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis.
     """
 
     def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule, linear_operands: int | None = None):
@@ -79,7 +81,7 @@ class Linear(Primitive):
         if self.linear_operands is None:
             return self.transpose_rule(ct, operands, **params)
         others = operands[self.linear_operands :]
-        if any(isinstance(x, ShapedArray) for x in others):  # an index, say, that depends on what must be linear
+        if any(isinstance(x, ShapedArray) for x in others):  # for example an index that depends on a linear input
             return super().transpose(ct, others, params)
         return self.transpose_rule(ct, operands, **params) + [None] * len(others)
 
@@ -88,17 +90,20 @@ class Linear(Primitive):
 
 
 class Differentiable(Primitive):
-    """Differentiable in each operand separately: the sum over operands, of the derivative in each times its tangent.
+    """A primitive whose tangent sums derivative times tangent over its operands.
 
     `term(i, t, out, primals, params)` applies the derivative in operand i to a tangent of that operand;
-    `cotangent(i, ct, out, primals, type, params)` applies its transpose to a cotangent of the result, where `type`
-    is that of the operand. Both give None for a derivative that is zero everywhere.
+    `cotangent(i, ct, out, primals, type, params)` applies its transpose to a cotangent of the result; `type` is the
+    type of the operand. Both return None where the derivative is zero everywhere.
     """
 
-    broadcasts = False  # it is applied number by number, and so is its derivative
+    broadcasts = False  # True if the primitive and its derivative are elementwise
 
     def reads(self, i: int, count: int) -> set[int] | None:
-        """Which of `(out, *operands)` the derivative in operand i of `count` is computed from; None if it is zero."""
+        """The positions in `(out, *operands)` that the derivative in operand i reads.
+
+        There are `count` operands. None if the derivative is zero.
+        """
         raise NotImplementedError
 
     def tangent(self, out, primals, tangents, params):
@@ -106,7 +111,10 @@ class Differentiable(Primitive):
         return add_all([term for term in terms if term is not None])
 
     def pull(self, i: int, count: int, tangents: int) -> Callable | None:
-        """The cotangent of operand i, but for its shape, as one function of `(ct, out, *operands, *tangents)`."""
+        """Compile the cotangent of operand i, before `match`; None if not possible.
+
+        The function takes `(ct, out, *operands, *tangents)`.
+        """
         return _compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
 
     def linearized(self, out, type, primals, active, names, params):
@@ -125,11 +133,11 @@ class Differentiable(Primitive):
 
 
 class Differential(Primitive):
-    """The derivative of an operation at given values, in those of its operands that are `active`, as one operation.
+    """The derivative of a primitive at given values, in its `active` operands.
 
-    Its operands are the result and the operands of that operation (for those it does not read, the result's type), then
-    tangents. It stands on the tapes of linear parts only: applied or transposed it is the operations that the
-    derivative is made of.
+    The operands are the primitive's result and operands (the result's type in place of those that the derivative does
+    not read), then the tangents. It appears only on linear tapes: when it is applied or transposed, it expands into the
+    primitives of the derivative rule.
     """
 
     operands_agree = False
@@ -141,8 +149,8 @@ class Differential(Primitive):
         super().__init__(f"d_{of.name}")
         self.of = of
         self.active = active
-        self.count = 1 + count  # of the operands that are no tangents
-        #: The operands, out of (the result's type, the result, its operands…, the tangents that are given…).
+        self.count = 1 + count  # the number of operands before the tangents
+        #: Selects the operands from (the result's type, the result, the operands…, the given tangents…).
         self.keep = operator.itemgetter(
             *[1 + j if j in reads else 0 for j in range(1 + count)], *[2 + count + given.index(i) for i in active]
         )
@@ -166,7 +174,10 @@ class Differential(Primitive):
 
 
 class Multilinear(Differentiable):
-    """Linear in each operand separately: `transpose_rules[i](ct, operands, **params)` for operand i."""
+    """A primitive that is linear in each operand separately.
+
+    `transpose_rules[i](ct, operands, **params)` is the transpose in operand i.
+    """
 
     def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule):
         super().__init__(name, impl, shape_rule)
@@ -194,10 +205,10 @@ class Multilinear(Differentiable):
 
 
 class Elementwise(Differentiable):
-    """Applied number by number, with NumPy's broadcasting.
+    """An elementwise primitive, with NumPy's broadcasting.
 
-    `derivatives[i](out, *operands)` is the derivative with respect to operand i; None where it is zero
-    everywhere (comparisons, `sign`, …).
+    `derivatives[i](out, *operands)` is the derivative with respect to operand i, or None where it is
+    zero everywhere (comparisons, `sign`, …).
     """
 
     def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None]):
@@ -221,12 +232,12 @@ class Elementwise(Differentiable):
         return bind_aligned(self, args, batched)
 
 
-# ---------------------------------------------------------------- rules, read off their own tapes
+# ---------------------------------------------------------------- properties of rules, found by tracing them
 
 
 def _scalar_tapes(rule: Callable, count: int) -> list[Tape]:
-    """A rule of numbers, staged: for real ones, and for complex ones if it is a rule for those too."""
-    from minidiff.compiler.simplify import optimize  # these stand above the operations
+    """Stage a rule on real scalars, and on complex scalars if the rule accepts them."""
+    from minidiff.compiler.simplify import optimize  # imported here: these modules import the primitives
     from minidiff.staging import make_tape
 
     tapes = []
@@ -237,7 +248,7 @@ def _scalar_tapes(rule: Callable, count: int) -> list[Tape]:
 
 
 def _arguments_read(rule: Callable, count: int) -> set[int]:
-    """Which of its arguments a derivative is computed from: those that its tape uses."""
+    """Positions of the arguments that a derivative rule uses, read from its tape."""
     used: set[int] = set()
     for tape in _scalar_tapes(lambda *xs: rule(*xs), count):
         atoms = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
@@ -246,9 +257,9 @@ def _arguments_read(rule: Callable, count: int) -> set[int]:
 
 
 def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
-    """A rule's cotangent in operand i as one NumPy function, for what is applied number by number.
+    """Compile an elementwise primitive's cotangent in operand i to one function.
 
-    None where the rule has cases (real or complex, a number in the program or a value), or parameters.
+    Return None where the rule has cases (real or complex, a literal or a value) or parameters.
     """
     numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
 
@@ -270,7 +281,7 @@ def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents:
     frugal = _expression(tapes[0], functions, {}, whole=3 if count == 1 else 2)
     source = f"{frugal} if x0.shape else {source}" if ":=" in frugal else source
     arguments += [f"t{k}" for k in range(tangents)]
-    place = f"{__file__}: a cotangent of {primitive.name}"  # a file of the library's, in tracebacks and warnings
+    place = f"{__file__}: a cotangent of {primitive.name}"  # tracebacks and warnings then name a file of the library
     return eval(compile(f"lambda {', '.join(arguments)}: {source}", place, "eval"), functions)
 
 
@@ -278,10 +289,12 @@ _SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.
 
 
 def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …; `functions` is given those that it calls.
+    """The result of a tape as one Python expression of x0, x1, …
 
-    Constants whose text is in `names` are written as these. The first `whole` arguments have the shape of the result,
-    and so has what is computed from them: it is written over when it has been used.
+    The functions that it calls are added to `functions`.
+
+    A constant whose text is in `names` is replaced by that name. The first `whole` arguments have the shape of the
+    result, and so do values computed from them: their buffers are reused once they have been read.
     """
     texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
     wide, made = set(tape.inputs[:whole]), set()
@@ -312,7 +325,7 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
 
 
 def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], numpy.dtype]:
-    """Shape by broadcasting, dtype by NumPy's own promotion (a Python number promotes weakly)."""
+    """The broadcast shape and NumPy's promoted dtype (Python numbers are weak)."""
     shapes = {t.shape for t in types if type(t) is ShapedArray}
     try:
         shape = shapes.pop() if len(shapes) == 1 else numpy.broadcast_shapes(*shapes)
@@ -323,7 +336,7 @@ def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], num
 
 
 def is_elementwise(primitive: Primitive) -> bool:
-    """Whether it is applied number by number: to a part of its operands it gives that part of its result."""
+    """Whether slices of the operands give the same slice of the result."""
     return getattr(primitive.shape_rule, "func", None) is elementwise_shape
 
 
@@ -335,13 +348,13 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
 
 
 def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
-    """Operands of an operation, traced Python numbers among them with the dtype that NumPy converts a number to."""
+    """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
     if not is_elementwise(primitive) or all(type(x) in WEAK_TYPES for x in args):
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *given)
-    # A ufunc refuses an integer that its dtype cannot hold; np.where wraps it around.
+    # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
     converted = ops.elementwise.convert_number if is_ufunc else ops.elementwise.convert
     return [converted(x, t) if type(y) is WeakTracer and t is not None else x for x, y, t in zip(values, args, dtypes)]
@@ -349,24 +362,27 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
 
 @functools.cache
 def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
-    """What NumPy converts operands of these dtypes to, or of these types of Python numbers; None for what can stay."""
+    """The dtypes that NumPy converts operands to; None where there is no change.
+
+    The operands are given by their dtypes, or by their types if they are Python numbers.
+    """
     none = [None] * len(given)
     strong_ = [numpy.dtype(d) for d in given]
-    weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes in one way
+    weak = [s if d is bool else d for d, s in zip(given, strong_)]  # a bool promotes the same way, weak or not
     if not isinstance(impl, numpy.ufunc):
         dtype = _result_dtype(impl, *weak)
         return none if dtype == _result_dtype(impl, *strong_) else [None if d is bool else dtype for d in given]
     try:
         loop, other = (impl.resolve_dtypes((*ds, *[None] * impl.nout)) for ds in (weak, strong_))
-    except TypeError:  # an error that NumPy explains when it is applied
+    except TypeError:  # NumPy explains this error when the function runs
         return none
     if loop == other or (loop[-1].kind == "b" and all(d.kind in "iu" for d in loop[: impl.nin])):
-        return none  # integers are compared as they are, whatever their dtypes
+        return none  # NumPy compares integers exactly, whatever their dtypes
     return [None if d is bool else t for d, t in zip(given, loop)]
 
 
 def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
-    """Operands whose batch axis comes first, reshaped so that broadcasting still matches the rest from the right."""
+    """Reshape batched operands so that broadcasting still aligns the other axes."""
     ranks = [0 if is_scalar_constant(x) else numpy.ndim(x) - b for x, b in zip(args, batched)]
     rank = max(ranks)
     return [
@@ -376,26 +392,26 @@ def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
 
 
 def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of everything that broadcasts as elementwise operations do."""
+    """The batching rule of primitives that broadcast like elementwise ones."""
     return primitive.bind(*align(args, batched), **params)
 
 
-# ---------------------------------------------------------------- what the rules share
+# ---------------------------------------------------------------- helpers of the rules
 
 
 def zeros_like(x: Value) -> numpy.ndarray:
-    """A constant zero of the shape and dtype of `x` (or of a type)."""
+    """A constant zero with the shape and dtype of a value or type."""
     t = typeof(x)
     return numpy.zeros(t.shape, t.dtype)
 
 
 def add_all(terms: Sequence[Value]) -> Value | None:
-    """The sum of tangents or cotangents; None, a zero, if there are none."""
+    """The sum of tangents or cotangents; None (zero) if there are none."""
     return functools.reduce(ops.elementwise.add, terms) if terms else None
 
 
 def match(ct: Value, operand: ShapedArray) -> Value:
-    """A cotangent of the result of broadcasting and promoting an operand, as a cotangent of the operand."""
+    """Sum and cast a cotangent to an operand's type: undo broadcast and promotion."""
     shape = operand.shape
     if ct.shape != shape:
         axes = _stretched(ct.shape, shape)
@@ -406,12 +422,12 @@ def match(ct: Value, operand: ShapedArray) -> Value:
 
 
 def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
-    """What `match` does, for plain arrays."""
+    """`match` for plain arrays."""
     shape, wide = operand.shape, ct.shape
     if wide != shape:
         axes = _stretched(wide, shape)
         if axes == (0,) and len(wide) == 2 and wide[0] <= 4096 and ct.dtype.char in "dfDF":
-            ct = _ones(wide[0], ct.dtype).dot(ct)  # in half the time, and as accurate: a column is added up in order
+            ct = _ones(wide[0], ct.dtype).dot(ct)  # takes half the time and is as accurate: a column is summed in order
         elif axes:
             ct = numpy.add.reduce(ct, axis=axes)
         if ct.shape != shape:
@@ -426,13 +442,13 @@ def _ones(n: int, dtype: numpy.dtype) -> numpy.ndarray:
 
 @functools.lru_cache(maxsize=4096)
 def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `wide` along which broadcasting repeats what `shape` has."""
+    """The axes of `wide` along which broadcasting repeats an array of `shape`."""
     sizes = (1,) * (len(wide) - len(shape)) + shape
     return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
 
 def broadcast_tangent(tangent: Value, out: Value) -> Value:
-    """A tangent of one operand of a broadcasting sum, as a tangent of the result `out`."""
+    """Broadcast the tangent of one operand to the shape of the result `out`."""
     if tangent.shape != out.shape:
         tangent = ops.shape.broadcast_to_p.bind(tangent, shape=out.shape)
     return ops.elementwise.convert(tangent, out.dtype)

@@ -1,4 +1,4 @@
-"""Elementwise functions of NumPy that are no operations of their own, but composed of operations."""
+"""Elementwise functions of NumPy that are composed of other operations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def positive(x: Value) -> Value:
 
 @implements(numpy.copy)
 def copy(a: Value, order: str = "K", subok: bool = False) -> Value:
-    """`numpy.copy`, in which `order` and `subok` mean nothing."""
+    """`numpy.copy`; `order` and `subok` are ignored."""
     return elementwise.copy(a)
 
 
@@ -90,28 +90,28 @@ round_p = Discrete(
 
 @implements(numpy.round, numpy.around)
 def round(a: Value, decimals: int = 0) -> Value:
-    """`numpy.round`: to a number of decimals; its derivative is zero."""
+    """`numpy.round`: round to a number of decimals; the derivative is zero."""
     return round_p.bind(shape.as_array(a), decimals=operator.index(decimals))
 
 
 @implements(numpy.fix)
 def fix(x: Value) -> Value:
-    """`numpy.fix`: rounded towards zero."""
+    """`numpy.fix`: round towards zero."""
     return elementwise.trunc(x)
 
 
 @implements(numpy.clip)
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
-    """`numpy.clip`: limited to an interval, either end of which may be None; at the limits the derivative is shared."""
+    """`numpy.clip`: limit to an interval; a tie with a limit shares the derivative."""
     a = shape.as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
     low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
-    if _kind(a) in "iu":  # a Python integer may be no number of this dtype: it is no limit then
+    if _kind(a) in "iu":  # a Python integer outside the range of the dtype is no limit
         limits = numpy.iinfo(typeof(a).dtype)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
     if low is None and high is None:
         return elementwise.copy(a)
-    if low is not None and high is not None:  # all three at once: uint8, 1.0 and float32 are float32 together
+    if low is not None and high is not None:  # promote all three at once: uint8, 1.0 and float32 give float32
         a = convert(a, numpy.result_type(*map(promoting, (a, low, high))))
     if low is not None:
         a = elementwise.maximum(a, low)
@@ -120,7 +120,7 @@ def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max
 
 @implements(numpy.nan_to_num)
 def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None) -> Value:
-    """`numpy.nan_to_num`: what is not finite replaced by numbers; its derivative is zero there."""
+    """`numpy.nan_to_num`: replace non-finite elements; the derivative there is 0."""
     if not is_differentiable(typeof(x).dtype):
         return elementwise.copy(x) if copy else x
     if _kind(x) == "c":
@@ -134,7 +134,7 @@ def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, 
 
 
 def _array(x: Any) -> Value:
-    """An argument that may be a list, as an array."""
+    """Convert a list or tuple to an array; return any other argument as it is."""
     return shape.as_array(x) if isinstance(x, (list, tuple)) else x
 
 
@@ -143,7 +143,7 @@ def _array(x: Any) -> Value:
 
 @implements(numpy.select)
 def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Value = 0) -> Value:
-    """`numpy.select`: from the first of the choices whose condition holds."""
+    """`numpy.select`: for each element, the first choice whose condition holds."""
     if len(condlist) != len(choicelist):
         raise ValueError(f"select: {len(condlist)} conditions, but {len(choicelist)} choices")
     out = _array(default)
@@ -156,9 +156,9 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
 
 @implements(numpy.piecewise)
 def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw: Any) -> Value:
-    """`numpy.piecewise`: functions, or numbers, each where its condition holds; one more is for the rest.
+    """`numpy.piecewise`: a function or number per condition, and a default.
 
-    A function gets an array of the shape of x, which has numbers of its own piece everywhere: it sees no others.
+    Each function is called on an array of the shape of x that holds only values for which its condition is true.
     """
     alone = numpy.isscalar(condlist) or (typeof(x).ndim and not numpy.ndim(condlist[0]))
     conditions = [_array(c) for c in ([condlist] if alone else condlist)]
@@ -176,7 +176,7 @@ def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw
 
 
 def _inside(condition: Value, x: Value) -> Value:
-    """x with all numbers for which the condition does not hold replaced by one for which it does."""
+    """Replace the elements of x where the condition is false by one where it is true."""
     t = typeof(x)
     if not t.size:
         return x
@@ -188,7 +188,7 @@ def _inside(condition: Value, x: Value) -> Value:
 
 
 class Bracket(Primitive):
-    """The index i of the interval from xp[i] to xp[i + 1] in which x lies, or of the nearest one."""
+    """The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x."""
 
     def __init__(self):
         super().__init__("bracket", self._search, lambda xp, x: (x.shape, numpy.dtype(numpy.intp)))
@@ -204,7 +204,7 @@ class Bracket(Primitive):
         xp, x = args
         if not batched[0]:
             return self.bind(xp, x)
-        x = shape.expand_dims(x, -1)  # each x among its own xp: counted, since there is no search in many at once
+        x = shape.expand_dims(x, -1)  # each x has its own xp: count, since NumPy has no batched searchsorted
         xp = shape.reshape(xp, (xp.shape[0], *[1] * (typeof(x).ndim - 1 - batched[1]), xp.shape[1]))
         count = reduction.sum(elementwise.greater_equal(x, xp), -1)
         return clip(count - 1, 0, max(xp.shape[-1] - 2, 0))
@@ -215,9 +215,9 @@ bracket_p = Bracket()
 
 @implements(numpy.interp)
 def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, period: float | None = None) -> Value:
-    """`numpy.interp`: through the points (xp, fp), piecewise linear; at a point its derivative is that of the right.
+    """`numpy.interp`: piecewise linear interpolation through the points (xp, fp).
 
-    Differentiable in x, xp, fp, left and right.
+    Differentiable in x, xp, fp, left and right. At a point, the derivative is the one from the right.
     """
     x, xp, fp = map(shape.as_array, (x, xp, fp))
     x, xp, fp = x.astype(float), xp.astype(float), fp.astype(complex if _kind(fp) == "c" else float)
@@ -235,7 +235,7 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
 
 
 def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Value, Value]:
-    """Points of a periodic function as points in one period and one more on either side."""
+    """Sort periodic points into one period, and add one point on either side."""
     if not period:
         raise ValueError("interp: period must not be 0")
     x, xp = x % period, xp % period
@@ -246,7 +246,7 @@ def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Val
 
 
 class Unwrap(Primitive):
-    """`numpy.unwrap`: it adds constants, multiples of the period, so that tangents stay as they are."""
+    """`numpy.unwrap` adds multiples of the period, so tangents pass unchanged."""
 
     def __init__(self):
         super().__init__(
@@ -268,7 +268,7 @@ unwrap_p = Unwrap()
 
 @implements(numpy.unwrap)
 def unwrap(p: Value, discont: float | None = None, axis: int = -1, *, period: float = 2 * math.pi) -> Value:
-    """`numpy.unwrap`: jumps of more than half a period along an axis taken out."""
+    """`numpy.unwrap`: remove jumps of more than half a period along an axis."""
     axis = shape.normalize_axis(axis, typeof(p).ndim, "unwrap")
     return unwrap_p.bind(p, discont=discont, axis=axis, period=period)
 
@@ -326,13 +326,13 @@ def _all(x: Value) -> Value:
 
 @implements(numpy.isposinf)
 def isposinf(x: Value) -> Value:
-    """`numpy.isposinf`."""
+    """`numpy.isposinf`: where x is positive infinity."""
     return equal(x, numpy.inf)
 
 
 @implements(numpy.isneginf)
 def isneginf(x: Value) -> Value:
-    """`numpy.isneginf`."""
+    """`numpy.isneginf`: where x is negative infinity."""
     return equal(x, -numpy.inf)
 
 
@@ -355,7 +355,7 @@ def isreal(x: Value) -> Value:
 def astype(
     x: Value, dtype: Any, order: str = "K", casting: str = "unsafe", subok: bool = True, copy: bool = True
 ) -> Value:
-    """`numpy.astype`: x with another dtype; from complex to real it is the real part."""
+    """`numpy.astype`: convert x to a dtype; from complex to real, take the real part."""
     if not numpy.can_cast(typeof(x).dtype, dtype, casting):
         raise TypeError(f"astype: {typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
     return elementwise.copy(x) if copy and typeof(x).dtype == dtype else convert(x, dtype)
@@ -363,14 +363,14 @@ def astype(
 
 @implements(numpy.real_if_close)
 def real_if_close(a: Value, tol: float = 100) -> Value:
-    """`numpy.real_if_close`: the real part, if all imaginary parts are close to zero. It looks at the values."""
+    """`numpy.real_if_close`: real if imaginary parts are tiny; needs concrete values."""
     if _kind(a) != "c" or numpy.iscomplexobj(numpy.real_if_close(a.concrete("np.real_if_close"), tol)):
         return a
     return elementwise.real(a)
 
 
 def _of_dtypes(numpy_function: Callable) -> None:
-    """Declare a function that asks for nothing but dtypes: traced values answer by theirs."""
+    """Declare a function that depends on the dtypes of its arguments alone."""
 
     def function(*args: Any, **kwargs: Any) -> Any:
         return numpy_function(*[x.dtype if isinstance(x, Tracer) else x for x in args], **kwargs)

@@ -12,10 +12,10 @@ from minidiff.ops.shape import as_array, concatenate, reshape, squeeze
 
 
 def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:
-    """Observations as a matrix with a row for each variable."""
+    """Arrange observations as a matrix with a row for each variable."""
     x = as_array(m)
     if x.ndim > 2:
-        raise ValueError(f"cov: observations have two dimensions at most, got {x.ndim}")
+        raise ValueError(f"cov: observations have at most two dimensions, got {x.ndim}")
     x = reshape(x, (1, x.size)) if x.ndim < 2 else x if rowvar else x.T
     return convert(x, dtype)
 
@@ -32,7 +32,7 @@ def cov(
     *,
     dtype: Any = None,
 ) -> Value:
-    """`numpy.cov`: the covariances of variables: rows of m (and of y), or columns unless `rowvar`."""
+    """`numpy.cov`: covariances of the rows of m and y (columns unless `rowvar`)."""
     given = [as_array(z) for z in (m, y) if z is not None]
     dtype = numpy.result_type(*[z.dtype for z in given], numpy.float64) if dtype is None else dtype
     rows = [_variables(z, rowvar, dtype) for z in given]
@@ -57,7 +57,7 @@ def cov(
 
 @implements(numpy.corrcoef)
 def corrcoef(x: Value, y: Value | None = None, rowvar: bool = True, *, dtype: Any = None) -> Value:
-    """`numpy.corrcoef`: the correlations of variables, given as for `cov`."""
+    """`numpy.corrcoef`: correlations of variables, given as for `cov`."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.shape:
         return c / c
@@ -65,5 +65,5 @@ def corrcoef(x: Value, y: Value | None = None, rowvar: bool = True, *, dtype: An
     variances = c[n, n]
     deviations = numpy.sqrt(numpy.real(variances) if c.dtype.kind == "c" else variances)
     c = c / deviations[:, None] / deviations[None, :]
-    # Rounding must not lead outside the range of correlations.
+    # Rounding must not push a correlation outside [-1, 1].
     return c if c.dtype.kind == "c" else numpy.where(c > 1, 1, numpy.where(c < -1, -1, c))

@@ -22,13 +22,13 @@ def linspace(
     dtype: Any = None,
     axis: int = 0,
 ) -> Value:
-    """`numpy.linspace`: `num` points from `start` to `stop`, evenly spaced; with `retstep` their distance too."""
+    """`numpy.linspace`: `num` evenly spaced points; with `retstep`, also the step."""
     start, stop, num = _value(start), _value(stop), operator.index(num)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
     work = numpy.result_type(*map(promoting, (start, stop)), float(num))
     weights = weights.astype(work).reshape(num, *(1,) * max(numpy.ndim(start), numpy.ndim(stop)))
-    points = start * (1 - weights) + stop * weights  # which is exact at both ends
+    points = start * (1 - weights) + stop * weights  # exact at both ends
     if dtype is not None and numpy.issubdtype(dtype, numpy.integer):
         points = floor(points)
     points = moveaxis(convert(points, work if dtype is None else dtype), 0, axis)
@@ -45,7 +45,7 @@ def logspace(
     dtype: Any = None,
     axis: int = 0,
 ) -> Value:
-    """`numpy.logspace`: powers of `base`, the exponents evenly spaced."""
+    """`numpy.logspace`: powers of `base` with evenly spaced exponents."""
     start, stop, base = _value(start), _value(stop), _value(base)
     if numpy.ndim(base):
         shape = numpy.broadcast_shapes(*[numpy.shape(x) for x in (start, stop, base)])
@@ -58,7 +58,7 @@ def logspace(
 def geomspace(
     start: Value, stop: Value, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Value:
-    """`numpy.geomspace`: points from `start` to `stop`, each the same multiple of the one before."""
+    """`numpy.geomspace`: points from `start` to `stop` with a constant ratio."""
     start, stop = _value(start), _value(stop)
     size = numpy.absolute(start)
     direction = start / size if typeof(start).dtype.kind == "c" else numpy.sign(start)
@@ -69,5 +69,5 @@ def geomspace(
 
 
 def _value(x: Any) -> Value:
-    """An argument as an array, a number or a traced value. What is computed of plain ones alone is not recorded."""
+    """Convert an argument; computation on untraced ones is not recorded."""
     return as_array(x) if isinstance(x, (list, tuple)) else x

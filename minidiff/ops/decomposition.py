@@ -1,18 +1,18 @@
 """Matrix equations, decompositions and norms: `numpy.linalg`.
 
-All of it works on stacks of matrices, real and complex. Where NumPy's function does not say all, derivatives follow
-these conventions:
+All functions accept stacks of matrices, real and complex. Where NumPy's function does not determine the derivative,
+these conventions do:
 
-- `cholesky`, `eigh` and `eigvalsh` read one triangle of a matrix that is taken to be Hermitian: their derivative is
-  that of the function of its Hermitian part, (a + a^H) / 2. So is that of `svd` and `pinv` with `hermitian=True`.
-- Eigenvectors and singular vectors are determined up to a factor of modulus 1, which is taken not to change: a vector
+- `cholesky`, `eigh` and `eigvalsh` read one triangle of a matrix that is assumed to be Hermitian. Their derivative is
+  that of the function of the Hermitian part, (a + a^H) / 2. The same holds for `svd` and `pinv` with `hermitian=True`.
+- Eigenvectors and singular vectors are determined up to a factor of modulus 1, which is assumed not to change: a vector
   v moves at right angles to itself, v^H dv = 0 (for a pair u, v of singular vectors, u^H du + v^H dv = 0). For real
-  matrices that is the derivative of what NumPy computes; for complex ones, differentiate what does not depend on
-  the factors.
-- Vectors that belong to one eigenvalue or singular value (equal numbers, to the last digit) have no derivative within
-  the space that they span; it is taken to be zero. So is that of what would divide by a singular value 0.
-- `qr` keeps the diagonal of r real, as LAPACK does. The columns before the last row must be independent.
-- `pinv` and `lstsq` take the rank not to change; `matrix_rank` has no derivative.
+  matrices this is the derivative of what NumPy computes; for complex ones, differentiate only quantities that do not
+  depend on the factors.
+- Vectors that share an eigenvalue or singular value (equal to the last digit) have no derivative within the space that
+  they span; it is taken to be zero. So is any term that would divide by a singular value 0.
+- `qr` keeps the diagonal of r real, as LAPACK does. The first columns, as many as r has rows, must be independent.
+- `pinv` and `lstsq` assume that the rank does not change; `matrix_rank` has no derivative.
 """
 
 from __future__ import annotations
@@ -58,23 +58,23 @@ from minidiff.ops.shape import (
 
 @functools.cache
 def _result_type(function: Callable) -> type:
-    """The named tuple that a function of `numpy.linalg` returns: NumPy has no public name for it."""
+    """The named tuple, without a public name, that a `numpy.linalg` function returns."""
     return type(function(numpy.eye(1)))
 
 
-# ---------------------------------------------------------------- what the rules share
+# ---------------------------------------------------------------- helpers of the rules
 
-#: Parameters that have one of a few values.
+#: Parameters with a fixed set of values.
 _OPTIONS = {"mode": ("reduced", "complete", "r"), "UPLO": ("L", "U", "l", "u")}
 
 
 class OfMatrix(Primitive):
-    """A function of one matrix, or of a stack of them: further axes in front are a larger stack.
+    """A function of one matrix, or of a stack with any number of leading axes.
 
-    `rule(x, t, **params)` gives the result at x, and its tangent for the tangent t.
+    `rule(x, t, **params)` returns the result at x and its tangent for the tangent t.
     """
 
-    any_shape = False  # whether matrices need not be square
+    any_shape = False  # True if matrices need not be square
 
     def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, multiple_results: bool = False):
         super().__init__(name, impl, shape_rule)
@@ -94,10 +94,10 @@ class OfMatrix(Primitive):
 
 
 def _checked(name: str, x: Value, square: bool = False) -> Value:
-    """A matrix, or a stack of them, of numbers that LAPACK computes with."""
+    """Return a stack of matrices; raise if its shape or dtype does not suit LAPACK."""
     t = typeof(x)
     if t.ndim < 2:
-        raise LinAlgError(f"{name}: matrices have two dimensions at least, got {t}")
+        raise LinAlgError(f"{name}: matrices have at least two dimensions, got {t}")
     if square and t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"{name}: the matrix must be square, got {t}")
     return _floating(name, x)
@@ -138,12 +138,12 @@ def _diagonal(x: Value) -> Value:
 
 
 def _row(x: Value) -> Value:
-    """A vector as a matrix of one row: factors of columns."""
+    """A vector as a matrix of one row: it scales columns."""
     return expand_dims(x, -2)
 
 
 def _column(x: Value) -> Value:
-    """A vector as a matrix of one column: factors of rows."""
+    """A vector as a matrix of one column: it scales rows."""
     return expand_dims(x, -1)
 
 
@@ -153,7 +153,7 @@ def _along(u: Value, t: Value, v: Value) -> Value:
 
 
 def _reciprocal(x: Value) -> Value:
-    """1 / x, and 0 where x is."""
+    """1 / x, and 0 where x is 0."""
     zero = equal(x, 0)
     return where(zero, 0.0, 1 / where(zero, 1.0, x))
 
@@ -164,7 +164,10 @@ def _gaps(w: Value) -> Value:
 
 
 def _completed(q: Value, dq: Value, rest: Value) -> Value:
-    """The tangent of all columns of a unitary matrix, from that of the first, q: the rest stays at right angles."""
+    """The tangent of a unitary matrix from that of its first columns q.
+
+    The rest of the columns stay orthogonal to them.
+    """
     return concatenate([dq, -matmul(q, matmul(adjoint(dq), rest))], -1)
 
 
@@ -182,7 +185,7 @@ def _rest(x: Value, n: int) -> Value:
 
 
 class Solve(Primitive):
-    """The solution x of a x = b, for matrices b: linear in b."""
+    """The solution x of a x = b for matrices b, linear in b."""
 
     def jvp(self, primals, tangents, params):
         (a, b), (ta, tb) = primals, tangents
@@ -212,7 +215,7 @@ solve_p.fits = lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.sh
 
 
 def _solve(a: Value, b: Value) -> Value:
-    """One matrix is factorised once, for the columns of all right sides together."""
+    """Factorise a single matrix once for the columns of all right-hand sides."""
     shape = b.shape
     if len(a.shape) > 2 or len(shape) == 2:
         return solve_p.bind(a, b)
@@ -222,7 +225,7 @@ def _solve(a: Value, b: Value) -> Value:
 
 @implements(numpy.linalg.solve)
 def solve(a: Value, b: Value) -> Value:
-    """`numpy.linalg.solve`: x such that `a @ x = b`, for a vector b or (stacks of) matrices.
+    """`numpy.linalg.solve`: x with `a @ x = b`, for a vector or (stacks of) matrices.
 
     >>> from minidiff import grad
     >>> grad(lambda b: solve(numpy.diag([2.0, 4.0]), b).sum())(numpy.ones(2))
@@ -231,7 +234,7 @@ def solve(a: Value, b: Value) -> Value:
     a, b = _checked("solve", a, square=True), _floating("solve", b)
     ta, tb = typeof(a), typeof(b)
     if not tb.ndim or tb.shape[max(-2, -tb.ndim)] != ta.shape[-1]:
-        raise ValueError(f"solve: the rows of the right side must be as many as those of the matrix, got {ta} and {tb}")
+        raise ValueError(f"solve: the right-hand side must have as many rows as the matrix, got {ta} and {tb}")
     if tb.ndim == 1:
         return squeeze(_solve(a, _column(b)), -1)
     return _solve(a, b)
@@ -250,7 +253,7 @@ inv_p = OfMatrix("inv", numpy.linalg.inv, lambda x: (x.shape, x.dtype), _inv_rul
 
 @implements(numpy.linalg.inv)
 def inv(a: Value) -> Value:
-    """`numpy.linalg.inv`: the inverse. Raises LinAlgError where there is none."""
+    """`numpy.linalg.inv`: the inverse. Raises LinAlgError for a singular matrix."""
     return inv_p.bind(_checked("inv", a, square=True))
 
 
@@ -274,7 +277,7 @@ pinv_p = OfMatrix(
 
 @implements(numpy.linalg.pinv)
 def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = numpy._NoValue) -> Value:
-    """`numpy.linalg.pinv`: the pseudo-inverse, differentiable where the rank does not change."""
+    """`numpy.linalg.pinv`: the pseudo-inverse, differentiable at constant rank."""
     x = _checked("pinv", a, square=hermitian)
     if rcond is None:
         rcond = 1e-15 if rtol is numpy._NoValue else rtol
@@ -282,21 +285,22 @@ def pinv(a: Value, rcond: Any = None, hermitian: bool = False, *, rtol: Any = nu
 
 
 def _default_tolerance(x: Value) -> float:
-    """How small singular values may be, relative to the largest, until they count as zero."""
+    """The ratio to the largest singular value below which others count as zero."""
     return max(x.shape[-2:]) * float(numpy.finfo(x.dtype).eps)
 
 
 @implements(numpy.linalg.lstsq)
 def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value, Value, Value]:
-    """`numpy.linalg.lstsq`: the x of least norm among those that minimise |a x - b|; residuals, rank, singular values.
+    """`numpy.linalg.lstsq`: the least-norm x that minimises |a x - b|, and more.
 
-    There are residuals where `a` has more rows than columns (NumPy has none where these are dependent, but a value,
-    the rank, cannot decide about a shape). Rank and singular values are those of `matrix_rank` and `svdvals`.
+    The results are x, the residuals, the rank and the singular values (see `matrix_rank` and `svdvals`). There are
+    residuals if `a` has more rows than columns. NumPy has none if these are dependent, but here the shape cannot depend
+    on a value, the rank.
     """
     a, b = _checked("lstsq", a), _floating("lstsq", b)
     ta, tb = typeof(a), typeof(b)
     if ta.ndim != 2 or tb.ndim not in (1, 2) or tb.shape[0] != ta.shape[0]:
-        raise LinAlgError(f"lstsq: a matrix, and as many rows on the right side, are wanted; got {ta} and {tb}")
+        raise LinAlgError(f"lstsq: expected a matrix and a right-hand side with as many rows, got {ta} and {tb}")
     rcond = _default_tolerance(a) if rcond is None else rcond
     x = matmul(pinv(a, rcond), b)
     s = svdvals(a)
@@ -309,7 +313,7 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
 
 @implements(numpy.linalg.tensorinv)
 def tensorinv(a: Value, ind: int = 2) -> Value:
-    """`numpy.linalg.tensorinv`: the inverse of `tensordot(a, ·, ind)`, the first `ind` axes standing for rows."""
+    """`numpy.linalg.tensorinv`: the inverse with the first `ind` axes as rows."""
     shape = typeof(a).shape
     if ind <= 0:
         raise ValueError(f"tensorinv: ind is a positive number of axes, got {ind}")
@@ -321,20 +325,23 @@ def tensorinv(a: Value, ind: int = 2) -> Value:
 
 @implements(numpy.linalg.tensorsolve)
 def tensorsolve(a: Value, b: Value, axes: Any = None) -> Value:
-    """`numpy.linalg.tensorsolve`: x such that `tensordot(a, x, x.ndim) = b`; `axes` of a are moved to its end first."""
+    """`numpy.linalg.tensorsolve`: x with `tensordot(a, x, x.ndim) = b`.
+
+    The `axes` of a are moved to its end first.
+    """
     ta, tb = typeof(a), typeof(b)
     if axes is not None:
         last = normalize_axes(axes, ta.ndim, "tensorsolve")
         a = transpose(a, (*[i for i in range(ta.ndim) if i not in last], *last))
     shape = a.shape[tb.ndim :]
     if math.prod(shape) ** 2 != ta.size or tb.size != math.prod(shape):
-        raise LinAlgError(f"tensorsolve: {typeof(a)} is no square matrix beside a right side of {tb}")
+        raise LinAlgError(f"tensorsolve: {typeof(a)} does not reshape to a square matrix for a right-hand side of {tb}")
     return reshape(solve(reshape(a, (tb.size, tb.size)), ravel(b)), shape)
 
 
 @implements(numpy.linalg.matrix_power)
 def matrix_power(a: Value, n: int) -> Value:
-    """`numpy.linalg.matrix_power`: the product of n factors, by repeated squaring; of inverses for negative n."""
+    """`numpy.linalg.matrix_power` by repeated squaring; n < 0 uses the inverse."""
     t = typeof(a)
     if t.ndim < 2 or t.shape[-1] != t.shape[-2]:
         raise LinAlgError(f"matrix_power: the matrix must be square, got {t}")
@@ -358,7 +365,7 @@ def _det_rule(x, t):
 
 
 def _cofactor_impl(x: numpy.ndarray) -> numpy.ndarray:
-    """By the singular values, of which all but one are multiplied: a singular matrix has cofactors too."""
+    """Multiply all singular values but one, which works for singular matrices."""
     u, s, vh = numpy.linalg.svd(x)
     ones = numpy.ones_like(s[..., :1])
     before = numpy.cumprod(numpy.concatenate([ones, s[..., :-1]], -1), -1)
@@ -383,7 +390,7 @@ cofactor_p = OfMatrix("cofactor", _cofactor_impl, lambda x: (x.shape, x.dtype), 
 
 @implements(numpy.linalg.det)
 def det(a: Value) -> Value:
-    """`numpy.linalg.det`. At singular matrices there is a first derivative, but no second."""
+    """`numpy.linalg.det`; a singular matrix has a first derivative, no second."""
     return det_p.bind(_checked("det", a, square=True))
 
 
@@ -406,7 +413,7 @@ slogdet_p = OfMatrix(
 
 @implements(numpy.linalg.slogdet)
 def slogdet(a: Value) -> Any:
-    """`numpy.linalg.slogdet`: the sign of the determinant, and the logarithm of its modulus."""
+    """`numpy.linalg.slogdet`: sign and log-modulus of the determinant."""
     return _result_type(numpy.linalg.slogdet)(*slogdet_p.bind(_checked("slogdet", a, square=True)))
 
 
@@ -434,7 +441,7 @@ cholesky_p = OfMatrix("cholesky", _cholesky_impl, lambda x, upper: (x.shape, x.d
 def cholesky(a: Value, /, *, upper: bool = False) -> Value:
     """`numpy.linalg.cholesky`: l such that `a = l @ l^H`; with `upper`, l^H.
 
-    The derivative is that of the function of the Hermitian part of a. Raises LinAlgError where a is not positive
+    The derivative is that of the function of the Hermitian part of a. Raises LinAlgError if a is not positive
     definite.
     """
     return cholesky_p.bind(_checked("cholesky", a, square=True), upper=upper)
@@ -480,9 +487,9 @@ qr_p = OfMatrix("qr", _qr_impl, _qr_shape, _qr_rule, multiple_results=True)
 
 @implements(numpy.linalg.qr)
 def qr(a: Value, mode: str = "reduced") -> Any:
-    """`numpy.linalg.qr`: orthonormal columns q and a triangular r, `a = q @ r`; `mode` "reduced", "complete" or "r".
+    """`numpy.linalg.qr`: orthonormal columns q and a triangular r, `a = q @ r`.
 
-    Differentiable where the first columns, as many as r has rows, are independent.
+    `mode` is "reduced", "complete" or "r". Differentiable if the first columns, as many as r has rows, are independent.
     """
     if mode not in ("reduced", "complete", "r"):
         raise ValueError(f"qr: on traced values mode is 'reduced', 'complete' or 'r', got {mode!r}")
@@ -553,32 +560,32 @@ def _triangle(UPLO: str) -> str:
 
 @implements(numpy.linalg.eigh)
 def eigh(a: Value, UPLO: str = "L") -> Any:
-    """`numpy.linalg.eigh`: eigenvalues, in ascending order, and eigenvectors of a Hermitian matrix.
+    """`numpy.linalg.eigh`: the ascending eigenvalues, and the eigenvectors.
 
-    The derivative is that of the function of the Hermitian part of a; on factors of vectors, and on eigenvalues that
-    are equal, see the module.
+    The derivative is that of the function of the Hermitian part of a. The module's docstring has the conventions for
+    factors of vectors and for equal eigenvalues.
     """
     return _result_type(numpy.linalg.eigh)(*eigh_p.bind(_checked("eigh", a, square=True), UPLO=_triangle(UPLO)))
 
 
 @implements(numpy.linalg.eigvalsh)
 def eigvalsh(a: Value, UPLO: str = "L") -> Value:
-    """`numpy.linalg.eigvalsh`: the eigenvalues of a Hermitian matrix, in ascending order."""
+    """`numpy.linalg.eigvalsh`: the ascending eigenvalues of a Hermitian matrix."""
     return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
 
 
 @implements(numpy.linalg.eig)
 def eig(a: Value) -> Any:
-    """`numpy.linalg.eig`: eigenvalues and eigenvectors, of norm 1.
+    """`numpy.linalg.eig`: eigenvalues, and eigenvectors of norm 1.
 
-    They are complex always: values cannot decide about a dtype.
+    They are always complex, since a dtype cannot depend on values.
     """
     return _result_type(numpy.linalg.eig)(*eig_p.bind(_checked("eig", a, square=True)))
 
 
 @implements(numpy.linalg.eigvals)
 def eigvals(a: Value) -> Value:
-    """`numpy.linalg.eigvals`: the eigenvalues, complex always: values cannot decide about a dtype."""
+    """`numpy.linalg.eigvals`: the eigenvalues, always complex (see `eig`)."""
     return eigvals_p.bind(_checked("eigvals", a, square=True))
 
 
@@ -601,7 +608,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
     gaps = _reciprocal((_row(s) - _column(s)) * (_row(s) + _column(s)))
     right, left = inner * _row(s), _column(s) * inner
     turn_u, turn_v = gaps * (right + adjoint(right)), gaps * (left + adjoint(left))
-    if _is_complex(x):  # a turn of a pair's factors, half of it for each
+    if _is_complex(x):  # split the phase of a pair of vectors equally between the two
         factor = _eye(k, x) * _row(0.5j * imag(_diagonal(inner)) * _reciprocal(s))
         turn_u, turn_v = turn_u + factor, turn_v - factor
     du = _singular_vectors(outs[0], u, turn_u, t, v, inner, s)
@@ -610,7 +617,7 @@ def _svd_rule(x, t, full_matrices, hermitian):
 
 
 def _singular_vectors(all_u, u, turn, t, v, inner, s):
-    """The tangent of u, which turns within its space and moves out of it, and of the columns that complete it."""
+    """The tangents of u, within and outside its span, and of the completing columns."""
     du = matmul(u, turn)
     if u.shape[-2] > s.shape[-1]:
         du = du + (matmul(t, v) - matmul(u, inner)) * _row(_reciprocal(s))
@@ -641,9 +648,9 @@ for _p in (pinv_p, qr_p, svd_p, svdvals_p):
 
 @implements(numpy.linalg.svd)
 def svd(a: Value, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
-    """`numpy.linalg.svd`: `a = u @ diag(s) @ vh`; the singular values s alone if not `compute_uv`.
+    """`numpy.linalg.svd`: `a = u @ diag(s) @ vh`; only s if not `compute_uv`.
 
-    On factors of vectors, and on singular values that are equal or 0, see the module.
+    The module's docstring has the conventions for factors of vectors and for singular values that are equal or 0.
     """
     x = _checked("svd", a, square=hermitian)
     if not compute_uv:
@@ -659,7 +666,7 @@ def svdvals(x: Value, /) -> Value:
 
 @implements(numpy.linalg.matrix_rank)
 def matrix_rank(A: Value, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Value:
-    """`numpy.linalg.matrix_rank`: how many singular values are greater than `tol`, or `rtol` times the largest."""
+    """`numpy.linalg.matrix_rank`: count singular values above `tol` or `rtol` * max."""
     if typeof(A).ndim < 2:
         return convert(reduction.max(not_equal(A, 0)), int)
     x = _checked("matrix_rank", A, square=hermitian)
@@ -676,7 +683,7 @@ def _count_above(s: Value, rtol: Any) -> Value:
 
 @implements(numpy.linalg.cond)
 def cond(x: Value, p: Any = None) -> Value:
-    """`numpy.linalg.cond`: the condition number in the norm of order `p`, 2 by default."""
+    """`numpy.linalg.cond`: the condition number in the norm `p` (default 2)."""
     x = _checked("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals_p.bind(x, hermitian=False)
@@ -690,7 +697,7 @@ def cond(x: Value, p: Any = None) -> Value:
 
 @implements(numpy.linalg.norm)
 def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
-    """`numpy.linalg.norm`, of vectors (one axis) or matrices (two); of all elements by default.
+    """`numpy.linalg.norm` of vectors (1 axis), matrices (2) or all elements.
 
     Where a norm is 0, its derivative is 0.
 
@@ -712,14 +719,14 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 
 @implements(numpy.linalg.vector_norm)
 def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
-    """`numpy.linalg.vector_norm`: of the elements along any number of axes."""
+    """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
     x = _inexact(x)
     return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
 
 
 @implements(numpy.linalg.matrix_norm)
 def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
-    """`numpy.linalg.matrix_norm`: of the matrices in the last two axes."""
+    """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
     x = _inexact(x)
     return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
 
@@ -729,12 +736,12 @@ def _inexact(x: Value) -> Value:
 
 
 def _squared(x: Value) -> Value:
-    """|x|², of each element."""
+    """|x|² for each element."""
     return real(x * conj(x)) if _is_complex(x) else square(x)
 
 
 def _root(x: Value, n: float) -> Value:
-    """The nth root; its derivative at 0, where there is none, is taken to be 0."""
+    """The n-th root; its derivative at 0 is taken to be 0."""
     zero = equal(x, 0)
     positive = where(zero, 1.0, x)
     return where(zero, 0.0, sqrt(positive) if n == 2 else positive ** (1 / n))
@@ -746,7 +753,7 @@ def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
     if isinstance(ord, str):
-        raise ValueError(f"norm: of vectors the order is a number, got {ord!r}")
+        raise ValueError(f"norm: the order of a vector norm is a number, got {ord!r}")
     if ord is None or ord == 2:
         return _euclidean(x, axes, keepdims)
     if ord == 0:
@@ -759,7 +766,7 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     return _root(total, ord) if ord > 0 else total ** (1 / ord)
 
 
-#: Norms that depend on the singular values, and those that are extremes of sums along rows (0) or columns (1).
+#: Matrix norms computed from singular values, and those that are extremes of sums along rows (0) or columns (1).
 _SPECTRAL: dict[Any, Callable] = {
     "nuc": functools.partial(reduction.sum, axis=-1),
     2: functools.partial(reduction.max, axis=-1),
@@ -780,7 +787,7 @@ def _matrix_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
         y = _SPECTRAL[ord](svdvals(moveaxis(x, axes, (-2, -1))))
         return expand_dims(y, sorted(axes)) if keepdims else y
     if ord not in _SUMMED:
-        raise ValueError(f"norm: of matrices the order is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
+        raise ValueError(f"norm: the order of a matrix norm is 'fro', 'nuc', ±1, ±2 or ±inf, got {ord!r}")
     summed, extreme = _SUMMED[ord]
     y = reduction.sum(absolute(x), axes[summed], keepdims=True)
     y = extreme(y, axes[1 - summed], keepdims=True)

@@ -1,4 +1,4 @@
-"""Differences of neighbours, and what is made of them: slopes and integrals."""
+"""Differences of neighbours, and slopes and integrals computed from them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def _part(x: Value, axis: int, *bounds: int | None) -> Value:
 
 @implements(numpy.diff)
 def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
-    """`numpy.diff`: the differences of neighbours along an axis, n times over."""
+    """`numpy.diff`: the differences of neighbours along an axis, taken n times."""
     if n < 0:
-        raise ValueError(f"diff: n counts the times, and cannot be {n}")
+        raise ValueError(f"diff: n must not be negative, got {n}")
     if n == 0:
         return a
     a = as_array(a)
@@ -42,7 +42,7 @@ def _as_end(x: Any, shape: tuple[int, ...], axis: int) -> Value | None:
 
 @implements(numpy.ediff1d)
 def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
-    """`numpy.ediff1d`: the differences of neighbours in the flattened array, between `to_begin` and `to_end`."""
+    """`numpy.ediff1d`: flattened differences between `to_begin` and `to_end`."""
     d = diff(ravel(as_array(ary)))
     parts = [elementwise.convert(ravel(as_array(x)), d.dtype) if x is not None else None for x in (to_begin, to_end)]
     return concatenate([x for x in (parts[0], d, parts[1]) if x is not None])
@@ -50,9 +50,9 @@ def ediff1d(ary: Value, to_end: Any = None, to_begin: Any = None) -> Value:
 
 @implements(numpy.trapezoid)
 def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -> Value:
-    """`numpy.trapezoid`: the integral along an axis, of values at `x`, or `dx` apart."""
+    """`numpy.trapezoid`: the integral of values at points `x`, or spaced by `dx`."""
     y = as_array(y)
-    of_y = normalize_axis(axis, len(y.shape), "trapezoid")  # x may have more axes: NumPy counts those as it is told
+    of_y = normalize_axis(axis, len(y.shape), "trapezoid")  # x may have more axes; `axis` counts its own
     if x is not None:
         x = as_array(x)
         dx = diff(x, axis=axis if len(x.shape) > 1 else -1)
@@ -63,7 +63,7 @@ def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -
 
 @implements(numpy.gradient)
 def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> Any:
-    """`numpy.gradient`: central differences, one-sided at the ends; a tuple of them for several axes."""
+    """`numpy.gradient`: central differences along axes, one-sided at the ends."""
     f = inexact(as_array(f))
     axes = normalize_axes(axis, len(f.shape), "gradient")
     spacings = list(varargs) or [1.0]
@@ -78,7 +78,7 @@ def gradient(f: Value, *varargs: Any, axis: Any = None, edge_order: int = 1) -> 
 
 
 def _steps(spacing: Any, n: int) -> Value:
-    """The distances between neighbours: `n - 1` of them from coordinates, else one number."""
+    """The `n - 1` distances between coordinates, or one number."""
     h = as_array(spacing)
     if not h.shape:
         return spacing
@@ -90,7 +90,7 @@ def _steps(spacing: Any, n: int) -> Value:
 def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     n = f.shape[axis]
     if n < edge_order + 1:
-        raise ValueError(f"gradient: axis {axis} of {typeof(f)} needs {edge_order + 1} elements at least")
+        raise ValueError(f"gradient: axis {axis} of {typeof(f)} needs at least {edge_order + 1} elements")
     uniform = not len(as_array(h).shape)
 
     def at(*bounds: int | None) -> Value:
@@ -118,5 +118,5 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
 
 
 def _one_sided(f0: Value, f1: Value, f2: Value, h1: Value, h2: Value) -> Value:
-    """The slope at f0 of the parabola through three values, `h1` and `h2` apart."""
+    """The slope at f0 of the parabola through values with spacings h1 and h2."""
     return f1 * ((h1 + h2) / (h1 * h2)) - f0 * ((2.0 * h1 + h2) / (h1 * (h1 + h2))) - f2 * (h1 / (h2 * (h1 + h2)))

@@ -1,7 +1,7 @@
-"""Functions whose results are integers or booleans: they carry no derivative.
+"""Functions with integer or boolean results, which carry no derivative.
 
-Those whose result has a shape that follows from the types of their arguments are operations (:class:`Discrete`).
-The others are applied to the values behind tracers: they are listed at the end.
+Functions whose result shape follows from the argument types are primitives (:class:`Discrete`). The others are applied
+to the concrete values of tracers; they are listed at the end.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from minidiff.core import Primitive, Tracer, Value, implements, typeof
 
 
 class Discrete(Primitive):
-    """An operation without a derivative.
+    """A primitive without a derivative.
 
-    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Where there is none, the elements of
-    a batch take their turns.
+    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Without one, the elements of a batch are
+    processed one after the other.
     """
 
     def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable | None = None):
@@ -36,7 +36,7 @@ class Discrete(Primitive):
 
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of an operation that NumPy cannot apply to many arrays at once."""
+    """The batching rule of a primitive that NumPy cannot apply to a batch."""
     return in_turn_p.bind(*args, of=primitive, along=tuple(batched), params=params)
 
 
@@ -55,7 +55,7 @@ def _in_turn_shape(*types, of, along, params):
     return (size, *shape), dtype
 
 
-#: The operation `of`, applied to one element after the other of the operands that are batched, `along` says which.
+#: Applies the primitive `of` to one element after the other; `along` says which operands are batched.
 in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape)
 
 
@@ -63,22 +63,22 @@ in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape)
 
 
 def concrete(x: Any, numpy_function: Callable) -> Any:
-    """`x` with the arrays behind its tracers, also in lists and tuples.
+    """Replace the tracers in `x`, also in lists and tuples, by their concrete arrays.
 
-    Raises TracerError, naming the function, where there is no array behind one: on a tape, and under vmap.
+    Raises TracerError, which names the function, for a tracer without a concrete array: on a tape, or under vmap.
     """
     use = f"np.{numpy_function.__name__}"
     return tree.map(lambda leaf: leaf.concrete(use) if isinstance(leaf, Tracer) else leaf, x)
 
 
 def of_values(numpy_function: Callable) -> Callable:
-    """A NumPy function on tracers, called with the arrays behind them. Its result must carry no derivative."""
+    """Register a NumPy function, without derivative, of tracers' concrete arrays."""
 
     def function(*args: Any, **options: Any) -> Any:
         return numpy_function(*concrete(args, numpy_function), **concrete(options, numpy_function))
 
     function.__name__ = function.__qualname__ = numpy_function.__name__
-    function.__doc__ = f"`numpy.{numpy_function.__name__}` of the values behind tracers; its result is a plain one."
+    function.__doc__ = f"`numpy.{numpy_function.__name__}` of the concrete values of tracers; the result is not traced."
     return implements(numpy_function)(function)
 
 

@@ -1,8 +1,8 @@
-"""Arithmetic, comparisons, and functions applied number by number.
+"""Arithmetic, comparisons, and other elementwise functions.
 
 To add one, add a line: the NumPy function, and its derivative as a function of the result and the
-operands. It then works in forward and reverse mode, to any order, vectorised and on ranks. The line may
-stand in any module, and the function be any other that works number by number on NumPy arrays:
+operands. It then works in forward and reverse mode, to any order, under vmap and on ranks. The line may
+be in any module, and the function may be any elementwise function of NumPy arrays:
 
 >>> import minidiff as md, numpy as np
 >>> def softsign(x):
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # its families are looked up when a rule runs
+from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
@@ -47,17 +47,17 @@ from minidiff.ops.base import (
     match,
 )
 
-# ---------------------------------------------------------------- how they are declared
+# ---------------------------------------------------------------- declaring operations
 
 
 def function_of(primitive: Primitive) -> Callable:
-    """What users call: the operation as a function of its operands."""
+    """The function that users call: it binds the primitive to its operands."""
 
     ufunc = primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
 
     def function(*operands: Value) -> Value:
         interpreter = current_interpreter()
-        if interpreter is EVALUATE and ufunc is not None:  # NumPy hands traced values back
+        if interpreter is EVALUATE and ufunc is not None:  # NumPy passes traced values back to us
             return ufunc(*operands)
         try:
             if interpreter.scope is None:
@@ -78,36 +78,36 @@ def function_of(primitive: Primitive) -> Callable:
 
 
 def elementwise(numpy_function: Callable, *derivatives: Callable | None) -> Callable:
-    """Declare an elementwise operation by its NumPy function and its derivative in each operand.
+    """Declare an elementwise operation by a NumPy function and its derivatives.
 
-    `derivatives[i](out, *operands)` is the derivative in operand i, None where that is zero everywhere. Of a complex
-    operand it is the complex derivative; where the result is real, the number d of which Re(d * t) is the derivative
-    in the direction t.
+    `derivatives[i](out, *operands)` is the derivative in operand i, or None where it is zero everywhere. For a
+    complex operand it is the complex derivative; if the result is real, it is the number d such that Re(d * t) is the
+    derivative in the direction t.
     """
     primitive = Elementwise(numpy_function.__name__, numpy_function, derivatives)
     return implements(numpy_function)(function_of(primitive))
 
 
 def discrete(ufunc: numpy.ufunc) -> Callable:
-    """Declare an elementwise operation whose results are integers or booleans, or constant between jumps."""
+    """Declare an elementwise operation with discrete or piecewise constant results."""
     return elementwise(ufunc, *[None] * ufunc.nin)
 
 
 class Product(Multilinear):
-    """Linear in each operand separately, number by number."""
+    """An elementwise primitive that is linear in each operand separately."""
 
     broadcasts = True
 
 
 def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
-    """Declare an elementwise operation that is linear in each operand, by its transpose in each."""
+    """Declare an elementwise multilinear operation, with a transpose per operand."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
     primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned)
     return implements(numpy_function)(function_of(primitive))
 
 
 def linear(numpy_function: Callable, transpose: Callable) -> Callable:
-    """Declare an elementwise operation that is linear in its only operand: `transpose(ct, operand)`."""
+    """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
     primitive = Linear(
         name, numpy_function, shape_rule, lambda ct, operands: [transpose(ct, operands[0])], bind_aligned
@@ -123,9 +123,9 @@ def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
 
 
 class Sum(Primitive):
-    """`add` and `subtract`: linear in both operands together, so no missing tangent is made a zero."""
+    """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
-    def __init__(self, name: str, impl: Callable, *signs: int):  # the first is 1
+    def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
         super().__init__(name, impl, functools.partial(elementwise_shape, impl))
         self.signs = signs
         self.recorded = {0b111: Recording(self, operator.itemgetter(4, 5))}
@@ -152,7 +152,7 @@ class Sum(Primitive):
 
 
 class Divide(Product):
-    """Linear in the numerator; in the denominator, d(x/y) = -(x/y)/y dy."""
+    """Division: linear in the numerator; in the denominator, d(x/y) = -(x/y)/y dy."""
 
     def reads(self, i, count):
         return {0, 2} if i else {2}
@@ -167,7 +167,7 @@ class Divide(Product):
 
 
 class Convert(Linear):
-    """A change of dtype; between dtypes that carry derivatives, a linear one."""
+    """A change of dtype, linear between dtypes that carry derivatives."""
 
     def tangent(self, out, primals, tangents, params):
         return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
@@ -201,8 +201,8 @@ convert_p = Convert(
 
 
 def convert(x: Value, dtype: Any) -> Value:
-    """`x` with another dtype (`astype`); from complex to real it is the real part."""
-    # A Python number has no dtype, and None will not do for one: NumPy reads it as float64.
+    """Convert `x` to a dtype (`astype`); from complex to real, take the real part."""
+    # Test hasattr, not getattr(x, "dtype", None): NumPy reads None as float64.
     return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
 
 
@@ -213,12 +213,12 @@ def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
     return out[()]
 
 
-#: A change of an integer's dtype that raises OverflowError, as NumPy does for a Python integer, where it does not fit.
+#: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
 fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned)
 
 
 def convert_number(x: Value, dtype: numpy.dtype) -> Value:
-    """A number with another dtype, as NumPy converts a Python number."""
+    """Convert a number to a dtype as NumPy converts a Python number."""
     return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
 
 
@@ -230,10 +230,10 @@ deg2rad = linear(numpy.deg2rad, lambda ct, x: deg2rad(ct))
 rad2deg = linear(numpy.rad2deg, lambda ct, x: rad2deg(ct))
 radians = linear(numpy.radians, lambda ct, x: radians(ct))
 degrees = linear(numpy.degrees, lambda ct, x: degrees(ct))
-# What these are transposed to is said by the pairing of cotangents and tangents, which is Re(sum(ct * t)).
+# These transposes follow from the pairing of cotangents and tangents, Re(sum(ct * t)).
 real = linear(numpy.real, lambda ct, x: convert(ct, x.dtype))
 imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
-#: x in memory of its own. What is distributed is not written into, and is not copied.
+#: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(
     Linear("copy", _copied, functools.partial(elementwise_shape, _copied), lambda ct, operands: [ct], bind_aligned)
@@ -251,7 +251,7 @@ divide = multilinear(numpy.divide, lambda ct, operands: match(divide(ct, operand
 ldexp = multilinear(numpy.ldexp, lambda ct, operands: match(ldexp(ct, operands[1]), operands[0]), None)
 
 
-# Python's operators find the way to NumPy's arithmetic of single numbers, which ufuncs take for arrays.
+# Python's operators use NumPy's scalar arithmetic, which is faster on single numbers than ufuncs.
 for _function, _operator in (
     (add, operator.add),
     (subtract, operator.sub),
@@ -263,7 +263,7 @@ for _function, _operator in (
 
 
 class Where(Primitive):
-    """`where(condition, x, y)`: linear in x and y together."""
+    """`where(condition, x, y)`, linear in x and y together."""
 
     def tangent(self, out, primals, tangents, params):
         condition, (_, tx, ty) = primals[0], tangents
@@ -287,7 +287,7 @@ class Where(Primitive):
 
 def _where_impl(condition: numpy.ndarray, x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
     out = numpy.where(condition, x, y)
-    return out if out.ndim else out[()]  # a scalar, as of all other operations
+    return out if out.ndim else out[()]  # a scalar, as from all other operations
 
 
 where_p = Where("where", _where_impl, functools.partial(elementwise_shape, _where_impl))
@@ -295,19 +295,19 @@ where_p = Where("where", _where_impl, functools.partial(elementwise_shape, _wher
 
 @implements(numpy.where)
 def where(condition: Value, x: Value = None, y: Value = None) -> Any:
-    """`numpy.where(condition, x, y)`, differentiable in x and y; of a condition alone, the indices where it holds."""
+    """`numpy.where`, differentiable in x and y; without these, `numpy.nonzero`."""
     if x is None and y is None:
         return numpy.nonzero(condition.concrete("np.where of a condition alone"))
     if x is None or y is None:
         raise ValueError("where: either both or neither of x and y should be given")
-    return where_p.bind(strong(condition), x, y)  # the condition's dtype plays no part in promotion
+    return where_p.bind(strong(condition), x, y)  # the condition's dtype does not take part in promotion
 
 
-# ---------------------------------------------------------------- operations that derivatives are written in
+# ---------------------------------------------------------------- operations used by derivative rules
 
 
 def difference_of(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
-    """x - y of arrays, where an infinity minus itself is 0."""
+    """x - y for arrays, where an infinity minus itself is 0."""
     with numpy.errstate(invalid="ignore"):
         return numpy.where(numpy.equal(x, y), 0, numpy.subtract(x, y))
 
@@ -318,19 +318,19 @@ def _larger(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
 
 
 def sigmoid_of(x: numpy.ndarray) -> numpy.ndarray:
-    """1 / (1 + exp(-x)) of an array."""
+    """1 / (1 + exp(-x)) for an array."""
     small = numpy.exp(-numpy.fabs(x))  # at most 1: nothing overflows, and both tails are accurate
     return numpy.where(numpy.less(x, 0), small, 1) / (1 + small)
 
 
 difference = function_of(Sum("difference", difference_of, 1, -1))
 
-#: The part of a maximum's derivative that is x's: 1 where x is larger than y, 1/2 at a tie, else 0.
+#: The derivative of maximum(x, y) in x: 1 where x is larger than y, 1/2 at a tie, else 0.
 larger = function_of(Elementwise("larger", _larger, (None, None)))
 
 sigmoid = function_of(Elementwise("sigmoid", sigmoid_of, (lambda out, x: out * (1 - out),)))
 
-#: x, as if it were constant.
+#: x, treated as a constant by differentiation.
 stop_gradient = function_of(
     Elementwise("stop_gradient", lambda x: x if hasattr(x, "dtype") else numpy.asarray(x)[()], (None,))
 )
@@ -338,7 +338,7 @@ stop_gradient.primitive.shares_memory = True
 
 
 def divisor(x: Value) -> Value:
-    """x, or 1 where it is 0: what may be divided by where the quotient is to be 0."""
+    """x with zeros replaced by 1: a divisor for quotients whose numerator is 0 there."""
     return where(equal(x, 0), 1, x)
 
 
@@ -369,7 +369,7 @@ reciprocal = elementwise(numpy.reciprocal, lambda out, x: -out * out)
 power = elementwise(
     numpy.power,
     lambda out, x, y: _power_in_base(x, y),
-    # Where x is 0, out is, and so is the derivative. NumPy's logarithm of int8 is a float16.
+    # Where x is 0, out is 0, and so is the derivative. NumPy's logarithm of int8 is a float16.
     lambda out, x, y: out * log(convert(divisor(x), out.dtype)),
 )
 
@@ -412,31 +412,34 @@ fmod = elementwise(numpy.fmod, lambda out, x, y: 1.0, lambda out, x, y: rint((ou
 
 
 def _power_in_base(x: Value, y: Value) -> Value:
-    """The derivative of x**y in x: where y is 0 it is 0, also where x is."""
-    if type(y) in (int, float):  # a number in the program, not a value: most powers are such
+    """The derivative of x**y in x: it is 0 where y is 0, even where x is 0."""
+    if type(y) in (int, float):  # a literal exponent, the most common case
         return 0.0 if y == 0 else y * x if y == 2 else y * power(x, y - 1)
-    if typeof(y).dtype.kind == "u":  # 0 - 1 would be the largest of them
+    if typeof(y).dtype.kind == "u":  # 0 - 1 would wrap to the largest integer
         return y * power(x, divisor(y) - 1)
     return y * power(where(logical_and(equal(x, 0), equal(y, 0)), 1, x), y - 1)
 
 
 def _over_square(x: Value, r: Value) -> Value:
-    """x / r², or 0 where r is 0; r² itself might overflow."""
+    """x / r², or 0 where r is 0, computed without r², which might overflow."""
     r = divisor(r)
     return x / r / r
 
 
 def _direction(out: Value, x: Value) -> Value:
-    """The derivative of |x|: its sign; of a complex x the conjugate of x/|x|, of which the real part will be taken."""
+    """The derivative of |x|: sign(x); for complex x (see `elementwise`) conj(x)/|x|."""
     return out / divisor(x) if x.dtype.kind == "c" else sign(x)
 
 
-# ---------------------------------------------------------------- functions of which all derivatives are known
+# ---------------------------------------------------------------- functions with a known n-th derivative
 
 
 @functools.cache
 def nth_derivative(name: str, impl: Callable, n: int) -> Elementwise:
-    """The n-th derivative of a function, `impl(n, x)` on arrays, as an operation: its derivative is the next."""
+    """The operation of a function's n-th derivative; its derivative is the next one.
+
+    `impl(n, x)` computes the n-th derivative of arrays.
+    """
     return Elementwise(
         f"{name}_{n}" if n else name,
         functools.partial(impl, n),
@@ -449,12 +452,12 @@ def _sinc(n: int, x: numpy.ndarray) -> numpy.ndarray:
         return numpy.sinc(x)
     u = numpy.pi * x
     near = numpy.abs(u) < 3
-    series = 0.0  # of u^j, with j as even or odd as n is
+    series = 0.0  # in u^j, where j has the parity of n
     for j in reversed(range(n % 2, 32, 2)):
         series = series * (u * u) + (-1) ** ((n + j) // 2) / ((n + j + 1) * math.factorial(j))
     far = numpy.where(near, 3, u)
     y = numpy.sin(far) / far
-    for m in range(1, n + 1):  # the m-th derivative of u * sinc = sin
+    for m in range(1, n + 1):  # the m-th derivative of u * sinc(u) = sin(u)
         y = (numpy.sin(far + m * (numpy.pi / 2)) - m * y) / far
     return numpy.pi**n * numpy.where(near, series * u ** (n % 2), y)
 
@@ -463,7 +466,7 @@ def _i0(n: int, x: numpy.ndarray) -> numpy.ndarray:
     if n == 0:
         return numpy.i0(x)[()]
     x = numpy.asarray(x)
-    # The mean of cos(t)^n exp(x cos(t)) over a circle; as many points are enough for all x that do not overflow.
+    # The mean of cos(t)^n exp(x cos(t)) over a circle; 64 points are enough for every x that does not overflow.
     nodes = numpy.cos((numpy.arange(64) + 0.5) * (numpy.pi / 128)).astype(x.dtype)
     even_or_odd = numpy.sinh if n % 2 else numpy.cosh
     return even_or_odd(x[..., None] * nodes) @ nodes**n / 64
@@ -473,7 +476,7 @@ sinc = implements(numpy.sinc)(function_of(nth_derivative("sinc", _sinc, 0)))
 i0 = implements(numpy.i0)(function_of(nth_derivative("i0", _i0, 0)))
 
 
-# ---------------------------------------------------------------- functions that are constant between jumps
+# ---------------------------------------------------------------- piecewise constant functions
 
 
 sign_p = Elementwise("sign", numpy.sign, (None,))
@@ -481,7 +484,7 @@ sign_p = Elementwise("sign", numpy.sign, (None,))
 
 @implements(numpy.sign)
 def sign(x: Value) -> Value:
-    """`numpy.sign`: -1, 0 or 1; of a complex number x/|x|."""
+    """`numpy.sign`: -1, 0 or 1; x/|x| for a complex number."""
     return x / divisor(absolute(x)) if typeof(x).dtype.kind == "c" else sign_p.bind(x)
 
 

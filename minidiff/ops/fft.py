@@ -1,9 +1,9 @@
-"""Fourier transforms: linear, and under the pairing Re(sum(ct * t)) each transpose is itself a transform.
+"""Fourier transforms, whose transposes are Fourier transforms too.
 
-The matrix of `fft` is symmetric, so `fft` is its own transpose, and so is `ifft`. The transforms between n real
-numbers and half of their spectrum (the other half follows from it) are transposes of each other, if a number of the
-half that stands for two of the whole spectrum is weighted twice or half. `rfft` and `hfft` share one sign of
-the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
+Cotangents and tangents are paired by Re(sum(ct * t)). The matrix of `fft` is symmetric, so `fft` is its own transpose,
+and so is `ifft`. The transforms between n real numbers and half of their spectrum (which determines the other half) are
+transposes of each other, if the numbers of the half that stand for two of the whole spectrum are multiplied by 2 or
+1/2. `rfft` and `hfft` share one sign of the exponent, `ihfft` and `irfft` the other; no conjugation is needed.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes,
 
 @functools.cache
 def _complex(dtype: numpy.dtype) -> numpy.dtype:
-    """The dtype of spectra of arrays of `dtype`."""
+    """The dtype of the spectrum of an array of `dtype`."""
     return numpy.fft.fft(numpy.zeros(1, dtype)).dtype
 
 
 @functools.cache
 def _real(dtype: numpy.dtype) -> numpy.dtype:
-    """The dtype of real arrays with a half spectrum of `dtype`."""
+    """The dtype of the real array whose half spectrum has `dtype`."""
     return numpy.fft.irfft(numpy.zeros(1, dtype), 1).dtype
 
 
 def _scales(norm: dict) -> bool:
-    """Whether these are the parameters of a transform that say how it scales: see `_norm`."""
+    """Whether these are valid scaling parameters of a transform; see `_norm`."""
     return norm in ({}, {"norm": "ortho"}, {"norm": "forward"})
 
 
@@ -42,7 +42,7 @@ def _scales(norm: dict) -> bool:
 
 
 def _whole(name: str, transform) -> Linear:
-    """A transform along several axes, its own transpose. A real operand is a complex one without imaginary part."""
+    """A transform that is its own transpose; a real operand becomes complex."""
     primitive = Linear(
         name,
         transform,
@@ -63,7 +63,7 @@ ifft_p = _whole("ifft", lambda x, axes, **norm: numpy.fft.ifftn(x, axes=axes, **
 
 
 def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
-    """A half spectrum of n points, its numbers that stand for two of the whole spectrum multiplied by `weight`."""
+    """Scale by `weight` the numbers of a half spectrum that stand for two of the n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
     weights[0] = 1
     if n % 2 == 0:
@@ -72,9 +72,9 @@ def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarr
 
 
 def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
-    """The transform of n real numbers to half of their spectrum, and the one back.
+    """The transform of n real numbers to half their spectrum, and the one back.
 
-    Each is the transpose of the other one where that is `weighted`: a parameter that is there only where it is true.
+    Each is the transpose of the other with `weighted`, a parameter that is present only where it is true.
     """
 
     def halved(x, axis, weighted=False, **norm):
@@ -136,14 +136,14 @@ ihfft_p, irfft_p = _halves(
 
 
 def _norm(norm: str | None) -> dict:
-    """The scaling as parameters of a transform: none where it is the usual one, so that tapes stay short."""
+    """The scaling as parameters of a transform; none for the default."""
     if norm not in (None, "backward", "ortho", "forward"):
         raise ValueError(f"fft: norm is 'backward', 'ortho' or 'forward', got {norm!r}")
     return {} if norm in (None, "backward") else {"norm": norm}
 
 
 def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
-    """x with the given sizes along some axes: cut at the end, or filled up with zeros there."""
+    """Crop x at the end of some axes, or pad it there with zeros, to the given sizes."""
     shape = typeof(x).shape
     for axis, n in sizes.items():
         if n < 1:
@@ -156,7 +156,7 @@ def _fit(x: Value, sizes: dict[int, int], what: str) -> Value:
 
 
 def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple[list[int], tuple[int, ...]]:
-    """The points along each axis, and the axes, from NumPy's arguments; `half` where the last axis has half of them."""
+    """The points per axis, and the axes; with `half`, the last axis holds half."""
     t = typeof(a)
     s = None if s is None else several(s)
     if axes is None:
@@ -166,19 +166,19 @@ def _points(a: Value, s: Any, axes: Any, what: str, half: bool = False) -> tuple
         raise ValueError(f"{what}: the shape s={tuple(s)} and the axes {axes} differ in number")
     sizes = [t.shape[axis] if n is None or n == -1 else int(n) for n, axis in zip(s or [None] * len(axes), axes)]
     if half and not axes:
-        raise ValueError(f"{what}: a transform of real numbers needs one axis at least")
+        raise ValueError(f"{what}: a transform of real numbers needs at least one axis")
     if half and what.startswith("ir") and s is None:
         sizes[-1] = 2 * (t.shape[axes[-1]] - 1)
     return sizes, axes
 
 
 def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence[int], norm: Any, what: str) -> Value:
-    """A transform to whole spectra, along several axes at once."""
+    """Apply a transform to whole spectra along several axes at once."""
     if not axes:
         return a
     if len(set(axes)) == len(axes):
         return primitive.bind(_fit(a, dict(zip(axes, sizes)), what), axes=tuple(axes), **_norm(norm))
-    for n, axis in zip(sizes[::-1], axes[::-1]):  # NumPy transforms again along an axis that is named again
+    for n, axis in zip(sizes[::-1], axes[::-1]):  # NumPy transforms an axis as often as it is named
         a = _transform(primitive, a, [n], [axis], norm, what)
     return a
 
@@ -205,7 +205,7 @@ def _from_half(primitive: Linear, a: Value, n: int | None, axis: int, norm: Any,
 
 @implements(numpy.fft.fft)
 def fft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.fft`: the spectrum of n points along an axis, which is cut or filled up with zeros to n."""
+    """`numpy.fft.fft`: the spectrum along an axis, cropped or zero-padded to n."""
     return fftn(a, None if n is None else (n,), (axis,), norm)
 
 
@@ -229,7 +229,7 @@ def ifft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None
 
 @implements(numpy.fft.fftn)
 def fftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-    """`numpy.fft.fftn`: the spectrum along several axes, each cut or filled up with zeros to its entry in `s`."""
+    """`numpy.fft.fftn`: the spectrum along axes, cropped or zero-padded to `s`."""
     return _transform(fft_p, a, *_points(a, s, axes, "fft"), norm, "fft")
 
 
@@ -241,19 +241,19 @@ def ifftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) ->
 
 @implements(numpy.fft.rfft)
 def rfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.rfft`: half of the spectrum of real numbers, n // 2 + 1 of n."""
+    """`numpy.fft.rfft`: half of the spectrum of real numbers, n // 2 + 1 points of n."""
     return _to_half(rfft_p, a, n, axis, norm, "rfft")
 
 
 @implements(numpy.fft.irfft)
 def irfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.irfft`: the inverse of `rfft`: the n real numbers (by default an even n) with this half spectrum."""
+    """`numpy.fft.irfft`: the inverse of `rfft`, n real numbers (default: even n)."""
     return _from_half(irfft_p, a, n, axis, norm, "irfft")
 
 
 @implements(numpy.fft.hfft)
 def hfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.hfft`: the spectrum, which is real, of a signal of Hermitian symmetry given by its first half."""
+    """`numpy.fft.hfft`: the real spectrum of a Hermitian signal's first half."""
     return _from_half(hfft_p, a, n, axis, norm, "hfft")
 
 
@@ -265,7 +265,7 @@ def ihfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = Non
 
 @implements(numpy.fft.rfft2)
 def rfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.rfft2`: the spectrum of real numbers along two axes, of the last one half."""
+    """`numpy.fft.rfft2`: the spectrum of real numbers on two axes, half on the last."""
     return rfftn(a, s, axes, norm)
 
 
@@ -277,7 +277,7 @@ def irfft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = Non
 
 @implements(numpy.fft.rfftn)
 def rfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-    """`numpy.fft.rfftn`: the spectrum of real numbers along several axes, of the last one half."""
+    """`numpy.fft.rfftn`: the spectrum of real numbers on axes, half on the last."""
     sizes, axes = _points(a, s, axes, "rfft", half=True)
     return _transform(fft_p, rfft(a, sizes[-1], axes[-1], norm), sizes[:-1], axes[:-1], norm, "rfft")
 
@@ -291,7 +291,7 @@ def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -
 
 @implements(numpy.fft.fftshift)
 def fftshift(x: Value, axes: Any = None) -> Value:
-    """`numpy.fft.fftshift`: frequency 0 moved from the start of each axis to its middle."""
+    """`numpy.fft.fftshift`: move frequency 0 from the start to the middle."""
     return _rotated(x, {a: (n + 1) // 2 for a, n in enumerate(typeof(x).shape)}, axes, "fftshift")
 
 
@@ -302,7 +302,7 @@ def ifftshift(x: Value, axes: Any = None) -> Value:
 
 
 def _rotated(x: Value, starts: dict[int, int], axes: Any, what: str) -> Value:
-    """x, begun at `starts[a]` along each of the axes."""
+    """Rotate x to start at `starts[a]` along each axis a."""
     for a in normalize_axes(axes, len(starts), what):
         whole = (slice(None),) * a
         parts = [slice_p.bind(x, index=(*whole, part)) for part in (slice(starts[a], None), slice(0, starts[a]))]

@@ -1,4 +1,4 @@
-"""Reading parts of arrays: slices, and gathers at integer indices that may themselves be traced."""
+"""Indexing: slices, and gathers at integer indices that may themselves be traced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import ops  # its families are looked up when a rule runs
+from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import (
     WEAK_TYPES,
     ShapedArray,
@@ -28,7 +28,7 @@ from minidiff.ops.base import Linear
 
 
 def _sliced_shape(x: ShapedArray, index: tuple):
-    # A view of one number has any shape: NumPy itself works the shape out, and no data is touched.
+    # Let NumPy compute the shape on a view that repeats one number, without touching data.
     return numpy.broadcast_to(numpy.empty((), x.dtype), x.shape)[index].shape, x.dtype
 
 
@@ -59,7 +59,7 @@ def _show_index(params: dict) -> str:
     return f"{shown}, shape={params['shape']}" if "shape" in params else shown
 
 
-#: x[index] at integers, slices and None, of which none is an ellipsis.
+#: x[index] for integers, slices and None, without an ellipsis.
 slice_p = Linear(
     "slice",
     lambda x, index: x[index],
@@ -94,7 +94,7 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
     out = numpy.zeros(shape, x.dtype)
     if len(indices) == len(shape) or x.size < 500:
         numpy.add.at(out, indices, x)
-    elif _are_unique(indices, shape):  # `add.at` is fast on numbers, but slow on rows
+    elif _are_unique(indices, shape):  # `add.at` is fast on scalars, but slow on rows
         out[indices] = x
     else:
         places = numpy.arange(out.size).reshape(shape)[indices]
@@ -103,14 +103,14 @@ def _scatter_impl(x: numpy.ndarray, *indices: numpy.ndarray, shape: tuple[int, .
 
 
 def _are_unique(indices: Sequence[numpy.ndarray], shape: tuple[int, ...]) -> bool:
-    """Whether known indices into the first axes of an array of this shape name no place twice."""
+    """Whether known indices name each element of this shape at most once."""
     sizes = shape[: len(indices)]
     places = numpy.arange(math.prod(sizes)).reshape(sizes)[tuple(indices)]
     return not places.size or int(numpy.bincount(places.reshape(-1)).max()) == 1
 
 
 def _align_indices(indices, batched):
-    """Batched indices, reshaped so that their batch axis stays in front when they broadcast; and their rank."""
+    """Reshape batched indices to broadcast after the batch axis; return their rank."""
     rank = max(numpy.ndim(i) - b for i, b in zip(indices, batched))
     return [
         i.reshape((i.shape[0],) + (1,) * (rank - numpy.ndim(i) + 1) + tuple(i.shape[1:])) if b else i
@@ -119,7 +119,7 @@ def _align_indices(indices, batched):
 
 
 def _element_indices(indices, batched, size):
-    """Indices into batched data: in front of them, which element of the batch is meant."""
+    """Indices into batched data, preceded by the index of the batch element."""
     indices, rank = _align_indices(indices, batched)
     return [numpy.arange(size).reshape((size,) + (1,) * rank), *indices]
 
@@ -132,7 +132,7 @@ def _batch_gather(primitive, args, batched):
 
 
 def batch_scatter(count: int) -> Callable:
-    """The batching rule of what puts values at indices: `count` operands, then the indices."""
+    """The batching rule of a scatter with `count` operands before the indices."""
 
     def rule(primitive, args, batched, **params):
         size = next(a.shape[0] for a, b in zip(args, batched) if b)
@@ -146,10 +146,10 @@ def batch_scatter(count: int) -> Callable:
 
 def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
     y = x[indices]
-    return y if any(map(numpy.ndim, indices)) else y.copy()  # for single numbers NumPy returns a view
+    return y if any(map(numpy.ndim, indices)) else y.copy()  # for scalar indices NumPy returns a view
 
 
-#: x at integer `indices` of its first axes: `x[i, j]`, whose result has the shape of the indices, then the rest of x's.
+#: `x[i, j]` for integer indices of the first axes. The result's shape is that of the indices, then x's other axes.
 gather_p = Linear(
     "gather",
     _gather_impl,
@@ -162,7 +162,7 @@ gather_p = Linear(
     linear_operands=1,
 )
 
-#: The transpose of `gather`: zeros of `shape`, to which x is added at the indices (as often as they occur).
+#: The transpose of `gather`: zeros of `shape` with x added at the indices, once for each occurrence.
 scatter_add_p = Linear(
     "scatter_add",
     _scatter_impl,
@@ -177,13 +177,13 @@ scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape
 
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
-    """Whether v broadcasts to what stands at integer indices of x: what `Primitive.fits` asks of what is put there."""
+    """Whether v broadcasts to x at integer indices; `Primitive.fits` of scatters."""
     at = gather_p.shape_rule(x, *indices)[0]
     return gather_p.fits(x, *indices) and replaces(v, at, x.dtype)
 
 
 def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool:
-    """Whether v can take the place of numbers of this shape and dtype."""
+    """Whether v can replace an array of this shape and dtype."""
     return numpy.broadcast_shapes(v.shape, shape) == shape and numpy.can_cast(v.dtype, dtype, "same_kind")
 
 
@@ -191,10 +191,10 @@ def replaces(v: ShapedArray, shape: tuple[int, ...], dtype: numpy.dtype) -> bool
 
 
 class Plan(NamedTuple):
-    """How an index is applied: first `basic`, then a gather at `arrays`, whose dimensions are then put at `front`."""
+    """How to apply an index: `basic`, a gather at `arrays`, and a move to `front`."""
 
-    basic: tuple  # integers, slices and None, without an ellipsis: one for each dimension
-    arrays: dict[int, Any]  # integers and integer arrays, by the axis of `x[basic]` that they are indices of
+    basic: tuple  # integers, slices and None, one for each dimension; no ellipsis
+    arrays: dict[int, Any]  # integers and integer arrays, by the axis of `x[basic]` that they index
     front: int
 
 
@@ -203,7 +203,7 @@ _FULL = slice(None)
 
 
 def plan(t: ShapedArray, index: Any) -> Plan:
-    """What `index` means for a value of type t, in all of NumPy's forms. Raises IndexError where it does not fit."""
+    """Plan how to apply an index to a value of type t; IndexError if it does not fit."""
     entries = index if type(index) is tuple else (index,)
     if all(type(i) in _BASIC for i in entries):
         return Plan(tuple(_known(i) for i in _expand(entries, t)), {}, 0)
@@ -214,7 +214,7 @@ def plan(t: ShapedArray, index: Any) -> Plan:
     for i in _expand(entries, t):
         if _is_mask(i):
             _check_mask(i, t, axis)
-            # A mask without dimensions takes no axis, but makes one: of one element or none.
+            # A 0-d mask consumes no axis, but adds one of size 1 or 0.
             for places in numpy.nonzero(i) if i.ndim else [numpy.zeros(int(i), numpy.intp)]:
                 arrays[len(basic)] = places
                 basic.append(_FULL if i.ndim else None)
@@ -226,20 +226,20 @@ def plan(t: ShapedArray, index: Any) -> Plan:
         axis += i.ndim if _is_mask(i) else i is not None
     if not arrays:
         return Plan(tuple(basic), {}, 0)
-    for k, i in enumerate(basic):  # integers beside integer arrays broadcast with them
+    for k, i in enumerate(basic):  # integers broadcast with integer arrays
         if type(i) is int:
             arrays[k], basic[k] = i, _FULL
     return Plan(tuple(basic), arrays, min(arrays) if _stand_together(entries) else 0)
 
 
 def getitem(x: Value, index: Any) -> Value:
-    """`x[index]`: integers, slices, None, an ellipsis, boolean masks, integer arrays (traced ones too)."""
+    """`x[index]`, with all of NumPy's indices; integer arrays may be traced."""
     basic, arrays, front = plan(typeof(x), index)
     x = _slice(x, basic)
     if not arrays:
         by_array = any(isinstance(i, numpy.ndarray) for i in (index if isinstance(index, tuple) else (index,)))
         to_number = type(index) is tuple and not index and not typeof(x).ndim  # x[()] of a 0-d array
-        # An integer in a 0-d array is one to NumPy, too, but copies.
+        # NumPy treats a 0-d integer array as an integer, except that it copies.
         return ops.elementwise.copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
@@ -258,9 +258,9 @@ def _slice(x: Value, index: tuple) -> Value:
 
 
 def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
-    """Known indices are checked here as NumPy checks them; traced ones when they are used."""
+    """Check known indices as NumPy does; traced ones are checked when they are used."""
     indices = [i if isinstance(i, Tracer) else numpy.asarray(plain_operand(i)) for i in arrays]
-    some = all(i.size for i in indices)  # where one is empty, only single integers are checked
+    some = all(i.size for i in indices)  # if one is empty, NumPy checks only single integers
     for i, size in zip(indices, sizes):
         if (some or not i.ndim) and not isinstance(i, Tracer) and not (-size <= i.min() and i.max() < size):
             raise IndexError(f"index {i.tolist()} is out of bounds for an axis of size {size}")
@@ -268,7 +268,7 @@ def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
 
 
 def _normal(i: Any, t: ShapedArray) -> Any:
-    """One entry of an index as None, an ellipsis, a slice, an int, an array or a traced array of integers."""
+    """Normalize one entry of an index to None, `...`, a slice, an int or an array."""
     if i is None or i is Ellipsis or type(i) in (int, slice):
         return i
     expected = "an index is an integer, a slice, None, '...', or an array of integers or booleans"
@@ -287,14 +287,14 @@ def _normal(i: Any, t: ShapedArray) -> Any:
 
 
 def _known(i: Any) -> Any:
-    """A slice's bounds are part of the program, not values in it."""
+    """Make the bounds of a slice concrete: they are part of the program."""
     if type(i) is not slice or all(type(n) in (int, type(None)) for n in (i.start, i.stop, i.step)):
         return i
     return slice(*[None if n is None else _bound(n) for n in (i.start, i.stop, i.step)])
 
 
 def _bound(n: Any) -> int:
-    """What begins or ends a slice, as an integer: how many elements there are must be known."""
+    """A bound of a slice as an integer; it must be known, as it sets a shape."""
     if not isinstance(n, Tracer):
         return operator.index(n)
     try:
@@ -311,13 +311,13 @@ def _is_mask(i: Any) -> bool:
 
 
 def _check_mask(mask: numpy.ndarray, t: ShapedArray, axis: int) -> None:
-    # To NumPy an axis of a mask that is empty fits any other.
+    # NumPy lets an empty axis of a mask match any axis.
     if any(m not in (0, n) for m, n in zip(mask.shape, t.shape[axis:])):
         raise IndexError(f"a boolean mask of shape {mask.shape} does not fit {t} from axis {axis} on")
 
 
 def _expand(index: Sequence, t: ShapedArray) -> list:
-    """The index with its ellipsis written out and a slice for each dimension that it does not mention."""
+    """Expand an index's ellipsis, and add slices for the remaining dimensions."""
     used = sum(i.ndim if _is_mask(i) else 1 for i in index if i is not None and i is not Ellipsis)
     at = [k for k, i in enumerate(index) if i is Ellipsis]
     if len(at) > 1:
@@ -333,24 +333,24 @@ def _is_advanced(i: Any) -> bool:
 
 
 def _stand_together(entries: Sequence) -> bool:
-    """Whether integers and arrays stand side by side. An ellipsis parts them, even where it stands for nothing."""
+    """Whether integers and arrays are adjacent; any ellipsis separates them."""
     at = [k for k, i in enumerate(entries) if _is_advanced(i)]
     return at == list(range(at[0], at[-1] + 1))
 
 
-# ---------------------------------------------------------------- functions that take elements
+# ---------------------------------------------------------------- take, choose, compress, extract
 
 
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
-    """`numpy.take`: the elements of `a` at `indices` along an axis; along `a` flattened where that is None."""
+    """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
     a, axis = ops.shape.line(a, axis, "take")
     indices = _fold(indices, typeof(a).shape[axis], mode)
     return getitem(a, (slice(None),) * axis + (indices,))
 
 
 def _fold(indices: Value, size: int, mode: str) -> Value:
-    """Indices as `take` and `choose` read them: out of bounds they raise, wrap around, or are clipped."""
+    """Apply the `mode` of `take` and `choose`: raise, wrap around, or clip."""
     indices = ops.shape.as_array(indices)
     if not isinstance(indices, Tracer):
         indices = indices.astype(numpy.intp, casting="same_kind") if indices.size else indices.astype(numpy.intp)
@@ -367,13 +367,13 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
 
 @implements(numpy.take_along_axis)
 def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
-    """`numpy.take_along_axis`: along an axis, the elements at indices of their own for each place on the others."""
+    """`numpy.take_along_axis`: elements along an axis, indexed per line."""
     if axis is None:
         arr, axis = ops.shape.ravel(arr), 0
     t, ti = typeof(arr), typeof(indices)
     axis = ops.shape.normalize_axis(axis, t.ndim, "take_along_axis")
     if ti.ndim != t.ndim:
-        raise ValueError(f"take_along_axis: the array and its indices differ in their number of axes: {t}, {ti}")
+        raise ValueError(f"take_along_axis: the array and its indices must have equally many axes, got {t} and {ti}")
     if ti.dtype.kind not in "iu":
         raise IndexError(f"take_along_axis: indices are integers, got {ti}")
     index: list = list(numpy.ogrid[tuple(slice(n) for n in t.shape)]) if t.ndim > 1 else [None]
@@ -383,8 +383,8 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
 
 @implements(numpy.choose)
 def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
-    """`numpy.choose`: for each place the element of that one of the choices whose number stands in `a`."""
-    # Python's numbers have no dtype of their own here, though they have when they are stacked.
+    """`numpy.choose`: each element from the choice whose number is in `a`."""
+    # Python numbers promote weakly here, but would not once they are stacked.
     kinds = [promoting(x if type(x) in WEAK_TYPES else ops.shape.as_array(x)) for x in choices]
     a, *choices = ops.shape.broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
@@ -394,7 +394,7 @@ def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
 
 
 def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
-    """A condition whose values decide about the shape of a result."""
+    """Make a condition concrete, since the shape of the result depends on its values."""
     if isinstance(condition, Tracer):
         condition = condition.concrete(f"{what} (the shape of its result depends on values; consider np.where)")
     return numpy.asarray(plain_operand(condition))
@@ -402,7 +402,7 @@ def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
 
 @implements(numpy.compress)
 def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
-    """`numpy.compress`: the parts of `a` along an axis where a condition, of one dimension, holds."""
+    """`numpy.compress`: the slices of `a` along an axis where a 1-d condition holds."""
     condition = concrete_mask(condition, "np.compress")
     if condition.ndim != 1:
         raise ValueError(f"compress: the condition must have one dimension, got {condition.ndim}")
@@ -411,5 +411,5 @@ def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
 
 @implements(numpy.extract)
 def extract(condition: Any, arr: Value) -> Value:
-    """`numpy.extract`: the elements of `arr` where a condition of its size holds, in one dimension."""
+    """`numpy.extract`: the elements of `arr` where a condition holds, flattened."""
     return take(arr, numpy.flatnonzero(concrete_mask(condition, "np.extract")))

@@ -1,7 +1,7 @@
 """Products of vectors, matrices and tensors.
 
-Three operations stand behind them all: `matmul`; `einsum` of two operands, of which every other contraction
-is made; and `convolve`.
+All are composed of three primitives: `matmul`, `einsum` of two operands (which serves every other contraction) and
+`convolve`.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from minidiff.ops.shape import (
 
 
 def conj(x: Value) -> Value:
-    """The complex conjugate; of what is real, itself."""
+    """The complex conjugate; a real array is returned as it is."""
     return conjugate(x) if typeof(x).dtype.kind == "c" else x
 
 
 @implements(numpy.linalg.matrix_transpose)
 def matrix_transpose(x: Value, /) -> Value:
-    """`numpy.linalg.matrix_transpose`: the last two axes exchanged."""
+    """`numpy.linalg.matrix_transpose`: swap the last two axes."""
     return transpose_p.bind(x, axes=(1, 0)) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
@@ -57,9 +57,9 @@ def adjoint(x: Value) -> Value:
 
 
 def _check_matmul(x: ShapedArray, y: ShapedArray) -> None:
-    """Say what is wrong with the shapes of the operands of a product."""
+    """Raise ValueError if the shapes of the operands of a product do not fit."""
     if not x.shape or not y.shape:
-        raise ValueError(f"matmul: operands need one dimension at least, got {x} and {y}") from None
+        raise ValueError(f"matmul: operands need at least one dimension, got {x} and {y}") from None
     if x.shape[-1] != y.shape[max(-2, -y.ndim)]:
         raise ValueError(f"matmul: inner dimensions differ in {x} @ {y}") from None
     if any(n != m and 1 not in (n, m) for n, m in zip(x.shape[-3::-1], y.shape[-3::-1])):
@@ -74,7 +74,7 @@ def _matmul_shape(x: ShapedArray, y: ShapedArray):
 
 
 def _rows(x: Value) -> Value:
-    """A stack of matrices as one matrix of all their rows."""
+    """Reshape a stack of matrices to one matrix of all their rows."""
     return x if len(x.shape) == 2 else reshape_p.bind(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
 
 
@@ -132,13 +132,13 @@ def _pull_right(ct: numpy.ndarray, out: Any, x: numpy.ndarray, y: Any, *names: A
 
 
 class Matmul(Multilinear):
-    """Nearly all are of two matrices, which have a shorter way back."""
+    """The matrix product, with a faster transpose for two plain matrices."""
 
     def pull(self, i, count, tangents):
         return (_pull_left, _pull_right)[i]
 
 
-#: The product of matrices, of stacks of them (whose leading dimensions broadcast), and of vectors on either side.
+#: The product of matrices, stacks of matrices (whose leading dimensions broadcast), and vectors on either side.
 matmul_p = Matmul("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_right), _matmul_batch)
 
 
@@ -161,12 +161,12 @@ def matmul(x: Value, y: Value, /) -> Value:
 
 # ---------------------------------------------------------------- einsum of two operands
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order in which NumPy numbers them
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"  # in the order of NumPy's integer labels
 
 
 @functools.lru_cache(4096)
 def _kernel(subscripts: str) -> Callable[[numpy.ndarray, numpy.ndarray], numpy.ndarray]:
-    """The contraction as the fastest of what NumPy has: a product of numbers, of matrices, or its own loop."""
+    """The fastest NumPy function for a contraction: multiply, matmul, or einsum."""
     terms, out = subscripts.split("->")
     a, b = terms.split(",")
     both = [i for i in out if i in a and i in b]
@@ -189,7 +189,7 @@ def _product_of_numbers(a: str, b: str, out: str) -> Callable:
 
 
 def _product_of_matrices(x_axes: list, y_axes: list, both: int, left: int, axes: list) -> Callable:
-    inner = len(x_axes) - left  # where y's own axes begin
+    inner = len(x_axes) - left  # where y's remaining axes begin
 
     def product(x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
         x, y = x.transpose(x_axes), y.transpose(y_axes)
@@ -238,8 +238,8 @@ def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str) -> bool:
     )
 
 
-#: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label stands once in an operand, and in the other
-#: operand or the result as well: so the transposes are contractions of the same kind.
+#: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label occurs at most once per operand, and also in
+#: the other operand or the result, so the transposes are contractions of the same form.
 einsum_p = Multilinear(
     "einsum",
     lambda x, y, subscripts: _kernel(subscripts)(x, y),
@@ -251,12 +251,12 @@ einsum_p.fits = _einsum_fits
 
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
-    """The sum of products along pairs of axes; the other axes of x, then of y, stay."""
+    """Sum products along pairs of axes; keep the other axes of x, then those of y."""
     letters = _LETTERS[26:] + _LETTERS[:26]
     a = list(letters[: len(x.shape)])
     b = list(letters[len(a) : len(a) + len(y.shape)])
     if len(b) < len(y.shape):
-        raise ValueError(f"tensordot: {len(letters)} axes at most, got {typeof(x)} and {typeof(y)}")
+        raise ValueError(f"tensordot: at most {len(letters)} axes, got {typeof(x)} and {typeof(y)}")
     for i, j in zip(x_axes, y_axes):
         b[j] = a[i]
     out = [i for i in a + b if (i in a) != (i in b)]
@@ -268,10 +268,10 @@ def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -
 
 @implements(numpy.einsum)
 def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
-    """`numpy.einsum`, of any number of operands, its subscripts a string or lists between the operands.
+    """`numpy.einsum` of any operands, with subscripts as a string or as lists.
 
-    Operands are contracted two by two, in the order that `numpy.einsum_path` finds for `optimize`, so that
-    derivatives share what the value has computed. Sizes of 1 broadcast.
+    Operands are contracted in pairs, in the order that `numpy.einsum_path` finds for `optimize`, so that derivatives
+    reuse the intermediate results of the value. Sizes of 1 broadcast.
 
     >>> from minidiff import make_tape
     >>> print(make_tape(lambda x, y: einsum("ij,jk", x, y))(numpy.ones((2, 3)), numpy.ones((3, 4))))
@@ -285,7 +285,7 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
     if as_it_stands:
         return einsum_p.bind(*values, subscripts=as_it_stands)
     common = numpy.result_type(*[x.dtype for x in values])
-    values = [convert(x, common) for x in values]  # first: sums and products of fewer operands might overflow
+    values = [convert(x, common) for x in values]  # first, since partial results might overflow
     sizes = {i: n for term, x in zip(terms, values) for i, n in zip(term, x.shape) if n != 1}
     todo = [_with_labels_once(x, term, sizes) for x, term in zip(values, terms)]
     todo = [_with_labels_of(x, term, out + _labels(todo[:k] + todo[k + 1 :])) for k, (x, term) in enumerate(todo)]
@@ -301,7 +301,7 @@ def einsum(*operands: Any, optimize: Any = True, dtype: Any = None) -> Value:
         todo += group
     ((x, term),) = todo
     x = convert(transpose(x, [term.index(i) for i in out]), common)
-    return x if out else copy(x)  # NumPy returns a number
+    return x if out else copy(x)  # NumPy returns a scalar
 
 
 def _labels(pairs: Sequence[tuple[Value, str]]) -> str:
@@ -313,7 +313,7 @@ def _hashable(optimize: Any) -> Any:
 
 
 def _operands(operands: Sequence) -> tuple[str, list[Value]]:
-    """The subscripts, in letters, and the arrays, of either way to call `einsum`."""
+    """The subscripts as letters, and the arrays, for either calling form of `einsum`."""
     if operands and isinstance(operands[0], str):
         subscripts, values = operands[0].replace(" ", ""), operands[1:]
     else:
@@ -333,9 +333,9 @@ def _term(labels: Sequence) -> str:
 
 @functools.lru_cache(4096)
 def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | None]:
-    """The labels of each operand and of the result, all written out: no ellipsis, no implicit result.
+    """The labels of each operand and the result, without ellipsis or implicit result.
 
-    And the subscripts of `einsum_p`, where the operands are two that it takes as they are.
+    The third result is the subscripts of `einsum_p` if it accepts the operands, two of them, as they are; else None.
     """
 
     def refuse(why: str):
@@ -345,7 +345,7 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
     terms = left.split(",")
     for term in (*terms, out):
         if not re.fullmatch(r"[A-Za-z]*(\.\.\.)?[A-Za-z]*", term):
-            refuse(f"labels are letters, with one ellipsis at most; got '{term}'")
+            refuse(f"labels are letters, with at most one ellipsis; got '{term}'")
     if len(terms) != len(shapes):
         refuse(f"there are labels for {len(terms)} operands, not {len(shapes)},")
     free = [i for i in reversed(_LETTERS) if i not in subscripts]
@@ -381,7 +381,7 @@ def _parse(subscripts: str, shapes: tuple) -> tuple[tuple[str, ...], str, str | 
 
 
 def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
-    """An operand without the axes that are repeated to the size of others, and with diagonals for repeated labels."""
+    """Squeeze an operand's broadcast axes; take diagonals for repeated labels."""
     stretched = tuple(k for k, i in enumerate(term) if typeof(x).shape[k] == 1 and i in sizes)
     if stretched:
         x, term = squeeze(x, stretched), "".join(i for k, i in enumerate(term) if k not in stretched)
@@ -393,14 +393,14 @@ def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
 
 
 def _with_labels_of(x: Value, term: str, wanted: str) -> tuple[Value, str]:
-    """An operand, summed along the axes whose label stands nowhere else."""
+    """Sum an operand along the axes whose label occurs nowhere else."""
     alone = tuple(k for k, i in enumerate(term) if i not in wanted)
     return (sum(x, alone), "".join(i for i in term if i in wanted)) if alone else (x, term)
 
 
 @functools.lru_cache(4096)
 def _path(terms: tuple[str, ...], out: str, shapes: tuple, optimize: Any) -> list[tuple[int, ...]]:
-    """Which operands to contract, step by step; each result is put at the end."""
+    """The operands to contract at each step; each result is appended to the list."""
     if len(terms) < 3:
         return [tuple(range(len(terms)))]
     if isinstance(optimize, tuple) and optimize[0] == "einsum_path":
@@ -411,7 +411,7 @@ def _path(terms: tuple[str, ...], out: str, shapes: tuple, optimize: Any) -> lis
 
 @implements(numpy.einsum_path)
 def einsum_path(*operands: Any, optimize: Any = "greedy") -> tuple[list, str]:
-    """`numpy.einsum_path`: the order of contraction, found from the operands' shapes."""
+    """`numpy.einsum_path`: the contraction order, found from the operands' shapes."""
     subscripts, values = _operands(operands)
     arrays = [numpy.broadcast_to(numpy.empty(()), typeof(x).shape) for x in values]
     return numpy.einsum_path(subscripts, *arrays, optimize=optimize)
@@ -422,7 +422,7 @@ def einsum_path(*operands: Any, optimize: Any = "greedy") -> tuple[list, str]:
 
 @implements(numpy.dot)
 def dot(a: Value, b: Value) -> Value:
-    """`numpy.dot`: the last axis of a against the last but one of b (its only one, if b is a vector)."""
+    """`numpy.dot`: contract the last axis of a with the second to last or only of b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
         return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
@@ -436,7 +436,7 @@ def dot(a: Value, b: Value) -> Value:
 
 @implements(numpy.inner)
 def inner(a: Value, b: Value, /) -> Value:
-    """`numpy.inner`: the last axis of a against the last of b."""
+    """`numpy.inner`: contract the last axes of a and b."""
     ta, tb = typeof(a), typeof(b)
     if not ta.ndim or not tb.ndim:
         return multiply(as_array(a), as_array(b))  # Python's numbers have dtypes here: NumPy makes arrays of them
@@ -447,7 +447,7 @@ def inner(a: Value, b: Value, /) -> Value:
 
 @implements(numpy.outer)
 def outer(a: Value, b: Value) -> Value:
-    """`numpy.outer`: the product of each element of a and each of b, both flattened."""
+    """`numpy.outer`: the products of all pairs of elements, a and b flattened."""
     a, b = as_array(a), as_array(b)
     return multiply(reshape(a, (a.size, 1)), reshape(b, (1, b.size)))
 
@@ -455,26 +455,26 @@ def outer(a: Value, b: Value) -> Value:
 @implements(numpy.linalg.outer)
 def _outer_of_vectors(x1: Value, x2: Value, /) -> Value:
     if typeof(x1).ndim != 1 or typeof(x2).ndim != 1:
-        raise ValueError(f"linalg.outer: vectors are wanted, got {typeof(x1)} and {typeof(x2)}; np.outer flattens")
+        raise ValueError(f"linalg.outer: expected vectors, got {typeof(x1)} and {typeof(x2)}; np.outer flattens")
     return outer(x1, x2)
 
 
 @implements(numpy.vdot)
 def vdot(a: Value, b: Value, /) -> Value:
-    """`numpy.vdot`: the inner product of all elements, those of a conjugated."""
+    """`numpy.vdot`: the inner product of all elements, with a conjugated."""
     return matmul(ravel(conj(a)), ravel(b))
 
 
 def _check_core(name: str, x: Value, y: Value, ranks: tuple[int, int], axes: tuple[int, int]) -> None:
-    """Raise ValueError where operands have too few axes, or the summed ones differ in size."""
+    """Raise ValueError if operands lack axes, or the summed axes differ in size."""
     t, u = typeof(x), typeof(y)
     if t.ndim < ranks[0] or u.ndim < ranks[1] or t.shape[axes[0]] != u.shape[axes[1]]:
-        raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must be there, and have one size")
+        raise ValueError(f"{name}: {t} and {u} do not fit: the summed axes must exist and have equal sizes")
 
 
 @implements(numpy.vecdot, numpy.linalg.vecdot)
 def vecdot(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
-    """`numpy.vecdot`: inner products along an axis, x1 conjugated; the others broadcast."""
+    """`numpy.vecdot`: inner products along an axis, x1 conjugated; others broadcast."""
     if axis != -1:
         x1, x2 = moveaxis(x1, axis, -1), moveaxis(x2, axis, -1)
     _check_core("vecdot", x1, x2, (1, 1), (-1, -1))
@@ -482,25 +482,25 @@ def vecdot(x1: Value, x2: Value, /, *, axis: int = -1) -> Value:
 
 
 def matvec(x1: Value, x2: Value, /) -> Value:
-    """`numpy.matvec`: matrices times vectors, whose leading dimensions broadcast."""
+    """`numpy.matvec`: matrices times vectors; leading dimensions broadcast."""
     _check_core("matvec", x1, x2, (2, 1), (-1, -1))
     return einsum("...mn,...n->...m", x1, x2)
 
 
 def vecmat(x1: Value, x2: Value, /) -> Value:
-    """`numpy.vecmat`: vectors, conjugated, times matrices; leading dimensions broadcast."""
+    """`numpy.vecmat`: conjugated vectors times matrices; leading axes broadcast."""
     _check_core("vecmat", x1, x2, (1, 2), (-1, -2))
     return einsum("...n,...nm->...m", conj(x1), x2)
 
 
-if hasattr(numpy, "matvec"):  # of NumPy 2.2
+if hasattr(numpy, "matvec"):  # since NumPy 2.2
     implements(numpy.matvec)(matvec)
     implements(numpy.vecmat)(vecmat)
 
 
 @implements(numpy.tensordot, numpy.linalg.tensordot)
 def tensordot(a: Value, b: Value, axes: Any = 2) -> Value:
-    """`numpy.tensordot`: sums of products along pairs of axes; an int n for the last n of a, the first n of b."""
+    """`numpy.tensordot`: contract pairs of axes (int n: last n of a, first n of b)."""
     a, b = as_array(a), as_array(b)
     ta, tb = typeof(a), typeof(b)
     try:
@@ -518,13 +518,13 @@ def tensordot(a: Value, b: Value, axes: Any = 2) -> Value:
 
 @implements(numpy.linalg.multi_dot)
 def multi_dot(arrays: Sequence[Value]) -> Value:
-    """`numpy.linalg.multi_dot`: a product of matrices in the order that takes the fewest steps.
+    """`numpy.linalg.multi_dot`: a product of matrices in the cheapest order.
 
-    The first and the last may be vectors. Raises ValueError for less than two arrays.
+    The first and the last may be vectors. Raises ValueError for fewer than two arrays.
     """
     arrays = list(map(as_array, arrays))
     if len(arrays) < 2:
-        raise ValueError(f"multi_dot: two arrays at least are multiplied, got {len(arrays)}")
+        raise ValueError(f"multi_dot: expected at least two arrays, got {len(arrays)}")
     shapes = [typeof(x).shape for x in arrays]
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
         raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
@@ -535,7 +535,7 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
 
 @functools.lru_cache(256)
 def _splits(sizes: tuple[int, ...]) -> dict[tuple[int, int], int]:
-    """Where to split the product of matrices i to j, of sizes[i] x sizes[i + 1] each, so that it is cheapest."""
+    """The cheapest split of each product i to j; matrix i: sizes[i] x sizes[i + 1]."""
     n = len(sizes) - 1
     cost, split = {(i, i): 0 for i in range(n)}, {}
     for length in range(1, n):
@@ -558,10 +558,10 @@ def _multiplied(arrays: list, split: dict, i: int, j: int) -> Value:
 
 
 def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """The diagonal of two axes, as a last axis. It is a slice: every (n + 1)th element of a square, flattened."""
+    """The diagonal of two axes as a last axis: every (n + 1)-th element of a square."""
     ndim = typeof(x).ndim
     if ndim < 2:
-        raise ValueError(f"diagonal: two dimensions at least, got {typeof(x)}")
+        raise ValueError(f"diagonal: at least two dimensions are needed, got {typeof(x)}")
     axes = normalize_axes((axis1, axis2), ndim, "diagonal")
     x = moveaxis(x, axes, (-2, -1))
     *batch, m, n = x.shape
@@ -594,7 +594,7 @@ def _trace_of_last(x: Value, /, *, offset: int = 0, dtype: Any = None) -> Value:
 
 @implements(numpy.cross)
 def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None) -> Value:
-    """`numpy.cross`: the cross product of vectors of two or three elements (of two and two, its last component)."""
+    """`numpy.cross` of vectors of 2 or 3 elements; of 2 and 2, the last component."""
     if axis is not None:
         axisa = axisb = axisc = axis
     a, b = moveaxis(a, axisa, -1), moveaxis(b, axisb, -1)
@@ -610,7 +610,7 @@ def cross(a: Value, b: Value, axisa: int = -1, axisb: int = -1, axisc: int = -1,
 
 
 def _difference(plus: list, minus: list) -> Value:
-    """Of two terms either of which may be missing: vectors of two elements have no third."""
+    """The difference of two products, either of which may be missing."""
     return subtract(plus[0] if plus else 0, minus[0]) if minus else plus[0]
 
 
@@ -654,7 +654,7 @@ def _convolve_right(ct: Value, operands: Sequence, mode: str) -> Value:
     return match(convolve_p.bind(*((ct, x) if mode == "full" else (x, ct)), mode="valid"), operands[1])
 
 
-#: The convolution along the last axis, `mode` being "full" or "valid" (then y is the shorter); leading axes broadcast.
+#: The convolution along the last axis, with `mode` "full" or "valid" (y is then the shorter); leading axes broadcast.
 convolve_p = Multilinear(
     "convolve",
     _convolve_impl,
@@ -666,14 +666,14 @@ convolve_p = Multilinear(
 
 @implements(numpy.convolve)
 def convolve(a: Value, v: Value, mode: str = "full") -> Value:
-    """`numpy.convolve`, of two vectors; `mode` is "full", "same" or "valid"."""
+    """`numpy.convolve` of two vectors; `mode` is "full", "same" or "valid"."""
     n, m = _lengths("convolve", a, v, mode)
     return _convolved(a, v, mode, (min(n, m) - 1) // 2)
 
 
 @implements(numpy.correlate)
 def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
-    """`numpy.correlate`, of two vectors, the second conjugated; `mode` is "full", "same" or "valid"."""
+    """`numpy.correlate`, the second conjugated; `mode` "full", "same" or "valid"."""
     n, m = _lengths("correlate", a, v, mode)
     return _convolved(a, _reversed(conj(v)), mode, (m - 1) // 2 if n >= m else n // 2)
 
@@ -681,14 +681,14 @@ def correlate(a: Value, v: Value, mode: str = "valid") -> Value:
 def _lengths(name: str, a: Value, v: Value, mode: str) -> tuple[int, int]:
     ta, tv = typeof(a), typeof(v)
     if ta.ndim != 1 or tv.ndim != 1 or not ta.size or not tv.size:
-        raise ValueError(f"{name}: operands are vectors, not empty, got {ta} and {tv}")
+        raise ValueError(f"{name}: operands are non-empty vectors, got {ta} and {tv}")
     if mode not in ("full", "same", "valid"):
         raise ValueError(f"{name}: mode is 'full', 'same' or 'valid', got {mode!r}")
     return ta.size, tv.size
 
 
 def _convolved(x: Value, y: Value, mode: str, start: int) -> Value:
-    """x longer than y, or exchanged; of "same", the part of the full convolution that begins at `start`."""
+    """Convolve, x being the longer; "same" is a slice of "full" from `start`."""
     if typeof(x).size < typeof(y).size:
         x, y = y, x
     if mode != "same":

@@ -1,4 +1,4 @@
-"""Python's operators, and the attributes and methods of `numpy.ndarray`, on tracers."""
+"""Python's operators, and `numpy.ndarray`'s attributes and methods, on tracers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _UNARY: dict[str, Callable] = {
     "abs": elementwise.absolute,
     "invert": elementwise.invert,
 }
-#: Powers that NumPy's arrays, too, compute by another function.
+#: Exponents for which NumPy's `**` also calls another function.
 _POWERS: dict[float, Callable] = {2: elementwise.square, 0.5: elementwise.sqrt, -1: elementwise.reciprocal}
 
 
@@ -61,7 +61,7 @@ def _power(x: Value, y: Value) -> Value:
 
 
 def _as_arguments(args: tuple) -> Any:
-    """`x.reshape(2, 3)` and `x.reshape((2, 3))` are the same."""
+    """Accept `x.reshape(2, 3)` as well as `x.reshape((2, 3))`."""
     return args[0] if len(args) == 1 and not isinstance(args[0], (int, numpy.integer)) else args
 
 
@@ -70,7 +70,7 @@ def _transpose(x: Value, *axes: Any) -> Value:
 
 
 def _method(name: str) -> Callable:
-    """A method that is NumPy's function of that name."""
+    """A method that calls the NumPy function of the same name."""
     return lambda x, *args, **kwargs: getattr(numpy, name)(x, *args, **kwargs)
 
 
@@ -138,9 +138,9 @@ _METHODS: dict[str, Callable] = {
 
 
 def _of_number(function: Callable, arithmetic: bool) -> Callable:
-    """A Python operator on one traced Python number, or on two numbers, the first of them traced, gives another.
+    """An operator that returns a Python number for (traced) Python numbers.
 
-    As in Python, arithmetic takes a boolean for an integer. With an array it is what it is for any traced value.
+    As in Python, arithmetic treats a boolean as an integer. With an array, the operator is that of any traced value.
     """
 
     def unary(x: WeakTracer) -> Value:
@@ -156,7 +156,7 @@ def _of_number(function: Callable, arithmetic: bool) -> Callable:
     return unary if function in (*_UNARY.values(), *_PARTS.values()) else binary
 
 
-#: What of a Python number, too, is one.
+#: Attributes of a Python number that are Python numbers too.
 _PARTS = {"real": elementwise.real, "imag": elementwise.imag, "conjugate": elementwise.conjugate}
 
 
@@ -184,9 +184,9 @@ def _attach() -> None:
     for name, method in _METHODS.items():
         setattr(Tracer, name, method)
     Tracer.T = property(shape.transpose, doc="The transpose: axes in reverse.")
-    Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes exchanged.")
-    Tracer.flat = property(shape.ravel, doc="All elements in one dimension, to be read.")
-    Tracer.at = property(updates.At, doc="`x.at[index].set(v)`: x with v at index; .add, .multiply and more likewise.")
+    Tracer.mT = property(shape.matrix_transpose, doc="The transposed matrices: the last two axes swapped.")
+    Tracer.flat = property(shape.ravel, doc="All elements in one dimension, read-only.")
+    Tracer.at = property(updates.At, doc="`x.at[index].set(v)`: x with v at index; likewise .add, .multiply and more.")
     Tracer.real = property(elementwise.real, doc="The real part.")
     Tracer.imag = property(elementwise.imag, doc="The imaginary part.")
 

@@ -1,7 +1,7 @@
-"""Polynomials: rows of coefficients, that of the highest power first.
+"""Polynomials as rows of coefficients, highest power first.
 
-NumPy leaves out leading coefficients that are zero; of traced values none is left out, since the shape of a result
-must not depend on values.
+NumPy drops leading coefficients that are zero. For traced values they are kept, since the shape of a result must not
+depend on values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minidiff.ops.shape import as_array, concatenate, expand_dims, reshape, stac
 
 
 def _row(p: Any) -> Value:
-    """Coefficients as an array of one dimension."""
+    """Convert coefficients to a 1-d array."""
     if isinstance(p, (list, tuple)) and any(isinstance(c, Tracer) for c in p):
         p = stack(list(map(as_array, p)))
     p = as_array(p)
@@ -26,8 +26,8 @@ def _row(p: Any) -> Value:
     return reshape(p, (p.size,)) if isinstance(p, Tracer) else p.reshape(-1)
 
 
-def _joined(*parts: Value) -> Value:
-    """Rows joined; plain ones by NumPy, so that they are not recorded."""
+def _concatenated(*parts: Value) -> Value:
+    """Concatenate rows; plain ones by NumPy, so that this is not recorded."""
     return concatenate(parts, 0) if any(isinstance(p, Tracer) for p in parts) else numpy.concatenate(parts)
 
 
@@ -60,7 +60,7 @@ def polysub(a1: Value, a2: Value) -> Value:
 def _of_one_length(a1: Any, a2: Any) -> list[Value]:
     rows = [_row(a1), _row(a2)]
     length = max(p.size for p in rows)
-    return [p if p.size == length else _joined(_zeros(length - p.size, p), p) for p in rows]
+    return [p if p.size == length else _concatenated(_zeros(length - p.size, p), p) for p in rows]
 
 
 @implements(numpy.polymul)
@@ -70,13 +70,13 @@ def polymul(a1: Value, a2: Value) -> Value:
     if a.size > b.size:
         a, b = b, a
     margin = _zeros(a.size - 1, b)
-    shifted = numpy.arange(a.size + b.size - 1) + numpy.arange(a.size)[::-1, None]  # row i: b, moved by i
-    return numpy.matmul(a, _joined(margin, b, margin)[shifted])
+    shifted = numpy.arange(a.size + b.size - 1) + numpy.arange(a.size)[::-1, None]  # row i is b shifted by i
+    return numpy.matmul(a, _concatenated(margin, b, margin)[shifted])
 
 
 @implements(numpy.polydiv)
 def polydiv(u: Value, v: Value) -> tuple[Value, Value]:
-    """`numpy.polydiv`: quotient and remainder; the remainder has as many coefficients as v, less one."""
+    """`numpy.polydiv`: the quotient and the remainder, with len(v) - 1 coefficients."""
     u, v = _row(u), _row(v)
     steps = u.size - v.size + 1
     if steps < 1:
@@ -84,7 +84,7 @@ def polydiv(u: Value, v: Value) -> tuple[Value, Value]:
     quotient = []
     for _ in range(steps):
         quotient.append(u[0] / v[0])
-        u = _joined(u[1 : v.size] - quotient[-1] * v[1:], u[v.size :])
+        u = _concatenated(u[1 : v.size] - quotient[-1] * v[1:], u[v.size :])
     return stack(quotient), u if u.size else _zeros(1, quotient[0])
 
 
@@ -99,22 +99,22 @@ def polyder(p: Value, m: int = 1) -> Value:
 
 @implements(numpy.polyint)
 def polyint(p: Value, m: int = 1, k: Any = None) -> Value:
-    """`numpy.polyint`: the coefficients of the m-th antiderivative, with constants `k` (zero by default)."""
+    """`numpy.polyint`: the m-th antiderivative, with constants `k` (default 0)."""
     p = _row(p)
     constants = _row(numpy.zeros(m) if k is None else k)
     if constants.size not in (1, m):
         raise ValueError(f"polyint: {m} constants are needed, or one for all, got {constants.size}")
     for i in range(m):
         constant = constants[i : i + 1] if constants.size == m else constants
-        p = _joined(p / numpy.arange(p.size, 0, -1), constant)
+        p = _concatenated(p / numpy.arange(p.size, 0, -1), constant)
     return p
 
 
 @implements(numpy.poly)
 def poly(seq_of_zeros: Value) -> Value:
-    """`numpy.poly`: the coefficients of the polynomial with these roots, or of the characteristic one of a matrix.
+    """`numpy.poly`: the polynomial of these roots, or a matrix's characteristic one.
 
-    Of complex traced roots they are complex, also if the roots are conjugate pairs.
+    For complex traced roots the coefficients are complex, even if the roots are conjugate pairs.
     """
     roots = seq_of_zeros
     if not isinstance(roots, (list, tuple)) and typeof(roots).ndim == 2:
@@ -122,7 +122,7 @@ def poly(seq_of_zeros: Value) -> Value:
     roots = _row(roots)
     p = numpy.ones(1, roots.dtype)
     for root in roots:
-        p = _joined(p, _zeros(1, p)) - _joined(_zeros(1, p), root * p)
+        p = _concatenated(p, _zeros(1, p)) - _concatenated(_zeros(1, p), root * p)
     return p
 
 
@@ -130,11 +130,11 @@ def poly(seq_of_zeros: Value) -> Value:
 def polyfit(
     x: Value, y: Value, deg: int, rcond: float | None = None, full: bool = False, w: Any = None, cov: Any = False
 ) -> Any:
-    """`numpy.polyfit`: the polynomial of degree `deg` that is nearest to the points, by least squares."""
+    """`numpy.polyfit`: the least-squares fit by a polynomial of degree `deg`."""
     x, y = as_array(x), as_array(y)
     if x.ndim != 1 or y.ndim not in (1, 2) or x.shape[0] != y.shape[0]:
-        raise ValueError(f"polyfit: x has one dimension, y one or two, and both one length; got {x.shape}, {y.shape}")
-    work = numpy.promote_types(x.dtype, int)  # as NumPy has it: the powers of float32 are float64
+        raise ValueError(f"polyfit: x has one dimension, y one or two, of equal length; got {x.shape}, {y.shape}")
+    work = numpy.promote_types(x.dtype, int)  # as in NumPy: the powers of float32 are float64
     rcond = x.size * numpy.finfo(numpy.result_type(x.dtype, 0.0)).eps if rcond is None else rcond
     powers = (convert(x, work) if isinstance(x, Tracer) else x.astype(work))[:, None] ** numpy.arange(deg, -1, -1)
     if w is not None:
@@ -157,7 +157,7 @@ def polyfit(
 
 
 def _roots(p: numpy.ndarray) -> numpy.ndarray:
-    """Eigenvalues of companion matrices, as NumPy has it, along the last axis."""
+    """Roots along the last axis: eigenvalues of companion matrices, as in NumPy."""
     n = p.shape[-1] - 1
     companion = numpy.zeros((*p.shape[:-1], n, n), p.dtype)
     companion[..., numpy.arange(1, n), numpy.arange(n - 1)] = 1
@@ -166,7 +166,7 @@ def _roots(p: numpy.ndarray) -> numpy.ndarray:
 
 
 class Roots(Primitive):
-    """The roots of polynomials whose leading coefficient is not zero: p(r) = 0 gives dr = -dp(r) / p'(r)."""
+    """Roots, for a nonzero leading coefficient: p(r) = 0 gives dr = -dp(r) / p'(r)."""
 
     def __init__(self):
         super().__init__(
@@ -186,7 +186,7 @@ class Roots(Primitive):
 
 
 def _horner(p: Value, x: Value) -> Value:
-    """Polynomials along the last axis of p, each at its points along the last axis of x."""
+    """Evaluate polynomials p[..., :] at their points x[..., :]."""
     y = zeros_like(x)
     for i in range(p.shape[-1]):
         y = y * x + expand_dims(p[..., i], -1)
@@ -198,7 +198,7 @@ roots_p = Roots()
 
 @implements(numpy.roots)
 def roots(p: Value) -> Value:
-    """`numpy.roots`: of traced coefficients complex numbers, also if they are all real."""
+    """`numpy.roots`; complex for traced coefficients, even if all roots are real."""
     p = _row(p)
     if p.dtype.kind not in "fc":
         p = convert(p, float)

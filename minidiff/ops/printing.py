@@ -1,8 +1,8 @@
-"""`print_p`: an operation that prints its operands, and has no results.
+"""`print_p`: a primitive that prints its operands and has no results.
 
-What it does is an effect: passes that remove, merge or compute ahead what results need leave it where it is (see
-`Primitive.has_effect`). It prints when the program runs, in the order of the program, once for each element of a `vmap`
-and on each rank of a `shard_map`.
+Printing is an effect, so passes that remove, merge or precompute operations leave it in place (see
+`Primitive.has_effect`). It prints when the program runs, in program order, once for each element of a `vmap` and on
+each rank of a `shard_map`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, NamedTuple
 from minidiff import tree
 from minidiff.core import PLAIN, Primitive, Tracer, Value, strong
 
-#: From the operands on all ranks that this process runs: what each rank is called, and its own operands.
+#: Maps operands on all ranks of this process to the name of each rank and its local operands.
 ByRank = Callable[[Sequence[Value]], Iterator[tuple[str, Sequence[Value]]]]
 
 
 class Format(NamedTuple):
-    """Text as `str.format` takes it, the structure of the arguments that fill it, and the leaves that are no arrays."""
+    """A format string, the structure of its arguments, and their non-array leaves."""
 
     text: str
     structure: tree.Structure
-    fixed: tuple[tuple[int, Any], ...]  # each with its place among the leaves
+    fixed: tuple[tuple[int, Any], ...]  # non-array leaves, each with its position
 
     def __call__(self, operands: Iterable[Value]) -> str:
         leaves = list(operands)
@@ -35,10 +35,10 @@ class Format(NamedTuple):
 
 
 class Print(Primitive):
-    """Its parameter is the `format`.
+    """The primitive that prints its operands, with the parameter `format`.
 
-    There are two more where they are needed: `batches` says of each `vmap`, the outermost first, which operands have
-    its axis in front; `by_rank` splits operands among the ranks of a `shard_map`.
+    Two more parameters are present where they are needed: `batches` says, for each `vmap` from the outermost, which
+    operands have its axis in front; `by_rank` splits operands among the ranks of a `shard_map`.
     """
 
     multiple_results = True
@@ -63,14 +63,14 @@ def _print(
 ) -> list:
     for rank, own in [("", operands)] if by_rank is None else by_rank(operands):
         for element in _elements(own, batches):
-            # One string, its end included: what other processes print at the same time comes before it or after it.
+            # One string with its newline, so that output of other processes does not come in between.
             text = f"{rank}: {format(element)}\n" if rank else f"{format(element)}\n"
             builtins.print(text, end="", flush=True)
     return []
 
 
 def _elements(operands: Sequence[Value], batches: Sequence[Sequence[bool]]) -> Iterator[Sequence[Value]]:
-    """The operands of each element of the batches."""
+    """Iterate over the batch elements, yielding the operands of each."""
     if not batches:
         yield operands
         return
@@ -83,7 +83,7 @@ print_p = Print()
 
 
 def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
-    """See `minidiff.debug.print`, which this is."""
+    """The implementation of `minidiff.debug.print`; see there."""
     _CheckFormat().vformat(fmt, args, kwargs)
     leaves, structure = tree.flatten((args, kwargs))
     leaves = list(map(strong, leaves))
@@ -94,7 +94,7 @@ def debug_print(fmt: str, *args: Any, **kwargs: Any) -> None:
 
 
 class _CheckFormat(string.Formatter):
-    """Raises what `str.format` raises for a missing argument and TypeError for an extra one."""
+    """A formatter that raises for a missing argument, and for an unused one."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return ""

@@ -1,4 +1,4 @@
-"""Elements in other places: flipped, rolled, repeated, padded, on diagonals. Composed of shapes, slices and gathers."""
+"""Flip, roll, repeat, pad, diagonals: composed of shapes, slices and gathers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _along(x: Value, axis: int, part: slice) -> Value:
 
 @implements(numpy.flip)
 def flip(m: Value, axis: Any = None) -> Value:
-    """`numpy.flip`: the order of elements reversed along one axis, several, or all."""
+    """`numpy.flip`: reverse the elements along one axis, several, or all."""
     ndim = typeof(m).ndim
     axes = normalize_axes(axis, ndim, "flip")
     return getitem(m, tuple(slice(None, None, -1) if i in axes else slice(None) for i in range(ndim)))
@@ -48,22 +48,22 @@ def flip(m: Value, axis: Any = None) -> Value:
 
 @implements(numpy.flipud)
 def flipud(m: Value) -> Value:
-    """`numpy.flipud`: the first axis reversed."""
+    """`numpy.flipud`: reverse the first axis."""
     return flip(m, 0)
 
 
 @implements(numpy.fliplr)
 def fliplr(m: Value) -> Value:
-    """`numpy.fliplr`: the second axis reversed."""
+    """`numpy.fliplr`: reverse the second axis."""
     return flip(m, 1)
 
 
 @implements(numpy.rot90)
 def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
-    """`numpy.rot90`: turned k times by 90 degrees, from the first of two axes towards the second."""
+    """`numpy.rot90`: rotate k times by 90 degrees, from axes[0] towards axes[1]."""
     ndim = typeof(m).ndim
     if len(axes) != 2:
-        raise ValueError(f"rot90: axes are two, got {axes}")
+        raise ValueError(f"rot90: two axes are needed, got {axes}")
     a, b = normalize_axes(tuple(axes), ndim, "rot90")
     order = list(range(ndim))
     order[a], order[b] = b, a
@@ -75,7 +75,7 @@ def rot90(m: Value, k: int = 1, axes: Sequence[int] = (0, 1)) -> Value:
     return flip(m, (a, b)) if k else m
 
 
-#: Elements moved by `shifts` along `axes`, those that fall off one end coming in at the other.
+#: Elements moved by `shifts` along `axes`; those past one end come back in at the other.
 roll_p = Linear(
     "roll",
     lambda x, shifts, axes: numpy.roll(x, shifts, axes),
@@ -90,7 +90,7 @@ roll_p.fits = lambda x, shifts, axes: (
 
 @implements(numpy.roll)
 def roll(a: Value, shift: Any, axis: Any = None) -> Value:
-    """`numpy.roll`, along one axis, several, or through all elements in one line."""
+    """`numpy.roll` along one axis, several, or the flattened array."""
     t = typeof(a)
     if axis is None:
         return reshape(roll(ravel(a), shift, 0), t.shape)
@@ -104,7 +104,7 @@ def roll(a: Value, shift: Any, axis: Any = None) -> Value:
 
 @implements(numpy.tile)
 def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
-    """`numpy.tile`: copies of an array beside each other, `reps` of them along each axis."""
+    """`numpy.tile`: repeat an array side by side, `reps` times along each axis."""
     A = as_array(A)
     reps = as_shape(reps)
     ndim = max(len(reps), typeof(A).ndim)
@@ -117,7 +117,7 @@ def tile(A: Value, reps: Any) -> Value:  # NumPy calls it A
 
 @implements(numpy.repeat)
 def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
-    """`numpy.repeat`: each element along an axis so many times, or as often as an array says for each."""
+    """`numpy.repeat`: repeat elements along an axis, by one number or one for each."""
     if isinstance(repeats, Tracer):
         repeats = repeats.concrete("np.repeat (the shape of its result depends on the repeats)")
     repeats = numpy.asarray(repeats)
@@ -133,7 +133,7 @@ def repeat(a: Value, repeats: Any, axis: int | None = None) -> Value:
 
 @implements(numpy.resize)
 def resize(a: Value, new_shape: Any) -> Value:
-    """`numpy.resize`: the elements, again and again or as many as needed, in another shape."""
+    """`numpy.resize`: fill a shape with the elements in order, repeated as needed."""
     new_shape = as_shape(new_shape)
     a, size = ravel(a), int(numpy.prod(new_shape, dtype=int))
     n = typeof(a).size
@@ -148,25 +148,25 @@ def resize(a: Value, new_shape: Any) -> Value:
 
 @implements(numpy.append)
 def append(arr: Value, values: Value, axis: int | None = None) -> Value:
-    """`numpy.append`: values after those of `arr`, along an axis, or all in one dimension."""
+    """`numpy.append`: append values to `arr` along an axis, or flattened."""
     return concatenate([as_array(arr), as_array(values)], axis)
 
 
 @implements(numpy.insert)
 def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Value:
-    """`numpy.insert`: values put in along an axis, before the elements that `obj` names (an int, a slice, ints)."""
+    """`numpy.insert`: insert values before indices `obj` (an int, a slice or ints)."""
     arr, values = as_array(arr), as_array(values)
     if axis is None:
         arr, axis = ravel(arr), 0
     t = typeof(arr)
     axis = normalize_axis(axis, t.ndim, "insert")
     n = t.shape[axis]
-    # Where new elements come to stand: NumPy inserts -1 among the places of the old ones.
+    # Find the positions of the new elements: NumPy inserts -1 among the indices of the old ones.
     if not isinstance(obj, slice):
         obj = numpy.asarray(_index_values(obj, "np.insert"))
         obj = obj if obj.size else obj.astype(int)
     single = not isinstance(obj, slice) and obj.ndim == 0
-    if single:  # NumPy's own reading: a single place takes as many values as there are
+    if single:  # as in NumPy, a single index takes any number of values
         values = moveaxis(reshape(values, (1,) * (t.ndim - typeof(values).ndim) + typeof(values).shape), 0, axis)
     else:
         values = reshape(values, (1,) * (t.ndim - typeof(values).ndim) + typeof(values).shape)
@@ -174,10 +174,10 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
     count = len(places) - n
     values = broadcast_to(convert(values, t.dtype), (*t.shape[:axis], count, *t.shape[axis + 1 :]))
     new = places < 0
-    if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: slices
+    if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: use slices
         start = int(numpy.argmax(new))
         return concatenate([_along(arr, axis, slice(start)), values, _along(arr, axis, slice(start, None))], axis)
-    # Of several indices the order is that of the values, wherever they go.
+    # With several indices, let NumPy sort out which value goes where.
     order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
     return take(concatenate([arr, values], axis), order, axis)
 
@@ -188,7 +188,7 @@ def _index_values(obj: Any, what: str) -> Any:
 
 @implements(numpy.delete)
 def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
-    """`numpy.delete`: without the elements along an axis that `obj` names (an int, a slice, ints, a mask)."""
+    """`numpy.delete`: remove elements at `obj` (an int, a slice, ints or a mask)."""
     if axis is None:
         arr, axis = ravel(arr), 0
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
@@ -200,11 +200,11 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
 
 @implements(numpy.trim_zeros)
 def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
-    """`numpy.trim_zeros`: without the zeros at the front ("f" in `trim`) and at the back ("b"). Needs their values."""
+    """`numpy.trim_zeros` at the front ("f") and back ("b"); needs concrete values."""
     filt = as_array(filt)
     t = typeof(filt)
     if trim.lower() not in ("f", "b", "fb", "bf"):
-        raise ValueError(f"trim_zeros: trim is made of 'f' and 'b', got {trim!r}")
+        raise ValueError(f"trim_zeros: trim consists of 'f' and 'b', got {trim!r}")
     nonzero = numpy.argwhere(concrete_mask(filt, "np.trim_zeros") != 0)
     axes = normalize_axes(axis, t.ndim, "trim_zeros")
     index = [slice(None)] * t.ndim
@@ -221,7 +221,7 @@ def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
 
 
 def _diagonal_part(rows: int, columns: int, offset: int) -> tuple[slice, int]:
-    """Where a diagonal stands in the elements of a matrix counted row by row; and its length."""
+    """The slice of a flattened matrix that is a diagonal, and its length."""
     start = offset if offset >= 0 else -offset * columns
     length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
     return slice(start, start + length * (columns + 1), columns + 1), length
@@ -263,17 +263,17 @@ embed_diagonal_p.fits = lambda x, offset, shape: (
 
 @implements(numpy.diagonal)
 def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """`numpy.diagonal`: of two axes the elements where their indices differ by `offset`, as a new last axis."""
+    """`numpy.diagonal` of two axes, `offset` from the main one, as a last axis."""
     if typeof(a).ndim < 2:
-        raise ValueError(f"diagonal: an array of two dimensions at least is needed, got {typeof(a)}")
+        raise ValueError(f"diagonal: an array of at least two dimensions is needed, got {typeof(a)}")
     if normalize_axis(axis1, typeof(a).ndim, "diagonal") == normalize_axis(axis2, typeof(a).ndim, "diagonal"):
-        raise ValueError(f"diagonal: axes {axis1} and {axis2} are one")
+        raise ValueError(f"diagonal: axes {axis1} and {axis2} are the same axis")
     return diagonal_p.bind(moveaxis(a, (axis1, axis2), (-2, -1)), offset=operator.index(offset))
 
 
 @implements(numpy.diag)
 def diag(v: Value, k: int = 0) -> Value:
-    """`numpy.diag`: the k-th diagonal of a matrix, or the matrix that has a vector as its k-th diagonal."""
+    """`numpy.diag`: a matrix's k-th diagonal, or the matrix with this k-th diagonal."""
     t = typeof(v)
     if t.ndim == 2:
         return diagonal(v, k)
@@ -285,26 +285,26 @@ def diag(v: Value, k: int = 0) -> Value:
 
 @implements(numpy.diagflat)
 def diagflat(v: Value, k: int = 0) -> Value:
-    """`numpy.diagflat`: the matrix that has all elements of v as its k-th diagonal."""
+    """`numpy.diagflat`: a matrix with all elements of v as its k-th diagonal."""
     return diag(ravel(v), k)
 
 
 @implements(numpy.tril)
 def tril(m: Value, k: int = 0) -> Value:
-    """`numpy.tril`: zeros above the k-th diagonal."""
+    """`numpy.tril`: set the elements above the k-th diagonal to zero."""
     return _triangle(m, "tril", lambda shape: numpy.tri(*shape, k=k, dtype=bool))
 
 
 @implements(numpy.triu)
 def triu(m: Value, k: int = 0) -> Value:
-    """`numpy.triu`: zeros below the k-th diagonal."""
+    """`numpy.triu`: set the elements below the k-th diagonal to zero."""
     return _triangle(m, "triu", lambda shape: ~numpy.tri(*shape, k=k - 1, dtype=bool))
 
 
 def _triangle(m: Value, what: str, mask_of: Callable) -> Value:
     t = typeof(m)
     if not t.ndim:
-        raise ValueError(f"{what}: an array of one dimension at least is needed, got {t}")
+        raise ValueError(f"{what}: an array of at least one dimension is needed, got {t}")
     return where(mask_of((t.shape[-2:] * 2)[:2]), m, numpy.zeros(1, t.dtype))
 
 
@@ -316,30 +316,30 @@ def _matrix_type(arr: Value) -> ShapedArray:
 
 @implements(numpy.tril_indices_from)
 def tril_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """`numpy.tril_indices_from`: the indices of the lower triangle of a matrix of that shape."""
+    """`numpy.tril_indices_from`: indices of the matrix's lower triangle."""
     rows, columns = _matrix_type(arr).shape
     return numpy.tril_indices(rows, k, columns)
 
 
 @implements(numpy.triu_indices_from)
 def triu_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """`numpy.triu_indices_from`: the indices of the upper triangle of a matrix of that shape."""
+    """`numpy.triu_indices_from`: indices of the matrix's upper triangle."""
     rows, columns = _matrix_type(arr).shape
     return numpy.triu_indices(rows, k, columns)
 
 
 @implements(numpy.diag_indices_from)
 def diag_indices_from(arr: Value) -> tuple[numpy.ndarray, ...]:
-    """`numpy.diag_indices_from`: the indices of the main diagonal of an array whose axes have one size."""
+    """`numpy.diag_indices_from`: main diagonal of an array with equal axes."""
     t = typeof(arr)
     if t.ndim < 2 or len(set(t.shape)) != 1:
-        raise ValueError(f"diag_indices_from: two axes or more of one size are needed, got {t}")
+        raise ValueError(f"diag_indices_from: at least two axes, all of equal size, are needed, got {t}")
     return numpy.diag_indices(t.shape[0], t.ndim)
 
 
 @implements(numpy.vander)
 def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
-    """`numpy.vander`: the matrix whose columns are powers of a vector."""
+    """`numpy.vander`: a matrix whose columns are powers of a vector."""
     x = as_array(x)
     if typeof(x).ndim != 1:
         raise ValueError(f"vander: a vector is needed, got {typeof(x)}")
@@ -349,7 +349,7 @@ def vander(x: Value, N: int | None = None, increasing: bool = False) -> Value:
 
 @implements(numpy.kron)
 def kron(a: Value, b: Value) -> Value:
-    """`numpy.kron`: the Kronecker product, a block of b for each element of a."""
+    """`numpy.kron`: the Kronecker product, a scaled copy of b per element of a."""
     a, b = as_array(a), as_array(b)
     ndim = max(typeof(a).ndim, typeof(b).ndim)
     sa, sb = ((1,) * (ndim - typeof(x).ndim) + typeof(x).shape for x in (a, b))
@@ -377,7 +377,7 @@ _PAD_OPTIONS = {
 
 @implements(numpy.pad)
 def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> Value:
-    """`numpy.pad`, in all its modes but "empty" and functions of one's own; `constant_values` may be traced."""
+    """`numpy.pad`, without mode "empty" and functions; constants may be traced."""
     array = as_array(array)
     if not isinstance(mode, str) or mode == "empty":
         raise TypeError(
@@ -407,7 +407,7 @@ def pad(array: Value, pad_width: Any, mode: str = "constant", **kwargs: Any) -> 
 
 
 def _pairs(x: Any, ndim: int) -> list:
-    """A number, a pair, or a pair for each axis; or a dictionary with these by axis: as a pair for each axis."""
+    """Expand a number, a pair, pairs or a dictionary by axis to a pair per axis."""
     if x is None:
         return [(None, None)] * ndim
     if isinstance(x, dict):
@@ -419,7 +419,7 @@ def _pairs(x: Any, ndim: int) -> list:
 
 
 def _surround(x: Value, widths: Sequence[tuple[int, int]]) -> Value:
-    """x amid zeros."""
+    """Pad x with zeros."""
     shape = typeof(x).shape
     index = tuple(slice(b, b + n) for (b, _), n in zip(widths, shape))
     return unslice_p.bind(x, index=index, shape=tuple(b + n + a for (b, a), n in zip(widths, shape)))
@@ -429,7 +429,7 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
     t = typeof(x)
     n = t.shape[axis]
     if not n and mode != "constant":
-        raise ValueError(f"pad: axis {axis} of {t} has no elements to be continued in mode {mode!r}")
+        raise ValueError(f"pad: axis {axis} of {t} has no elements to extend in mode {mode!r}")
     if mode in _COPYING and (*options, "even")[0] == "even":
         return take(x, numpy.pad(numpy.arange(n), width, mode), axis)
     if mode in _COPYING:
@@ -463,7 +463,7 @@ def _statistic(mode: str, side: Value, axis: int, k: int) -> Value:
 
 
 def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
-    """k steps in a straight line from `end` to just before the edge."""
+    """k values on a straight line from `end` to just before the edge."""
     t = typeof(edge)
     exact = t.dtype if t.dtype.kind in "fc" else numpy.dtype(float)
     weights = (numpy.arange(k) / max(k, 1)).astype(exact).reshape((k,) + (1,) * (t.ndim - axis - 1))
@@ -473,9 +473,9 @@ def _ramp(end: Value, edge: Value, k: int, axis: int) -> Value:
 
 
 def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Value:
-    """Reflection at the edge, in place and in value: at most once the array's length at a time."""
+    """Reflect positions and values at the edge, at most one array length at a time."""
     before, after = width
-    keep = 1 if mode == "reflect" else 0  # whether the edge itself is not repeated
+    keep = 1 if mode == "reflect" else 0  # 1 if the edge itself is not repeated
     n = typeof(x).shape[axis]
     if n == 1 and keep:
         return take(x, numpy.zeros(before + 1 + after, int), axis)
@@ -490,7 +490,7 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
     return x
 
 
-# ---------------------------------------------------------------- arrays like others
+# ---------------------------------------------------------------- full_like and the like
 
 
 def _like(numpy_function: Callable, name: str) -> None:
@@ -500,7 +500,7 @@ def _like(numpy_function: Callable, name: str) -> None:
         return numpy_function(shape, dtype or t.dtype)
 
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"`numpy.{name}`: a plain array, of the shape and dtype of a value or of others."
+    function.__doc__ = f"`numpy.{name}`: a plain array, with the shape and dtype of a value unless given."
     implements(getattr(numpy, name))(function)
 
 
@@ -519,13 +519,13 @@ def full_like(
     *,
     device: Any = None,
 ) -> Value:
-    """`numpy.full_like`: of the shape and dtype of `a` or of others; differentiable in the value it is filled with."""
+    """`numpy.full_like`, differentiable in the fill value."""
     t = typeof(a)
     return full(t.shape if shape is None else shape, fill_value, dtype or t.dtype)
 
 
 def full(shape: Any, fill_value: Value, dtype: Any = None) -> Value:
-    """`numpy.full`, of a value that may be traced."""
+    """`numpy.full`; the fill value may be traced."""
     value = as_array(fill_value)
     return copy(broadcast_to(value if dtype is None else convert(value, dtype), shape))
 
@@ -535,7 +535,7 @@ def full(shape: Any, fill_value: Value, dtype: Any = None) -> Value:
 
 @implements(numpy.apply_along_axis)
 def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwargs: Any) -> Value:
-    """`numpy.apply_along_axis`: a function of vectors, called for each along an axis."""
+    """`numpy.apply_along_axis`: call a function on each vector along an axis."""
     arr = as_array(arr)
     axis = normalize_axis(axis, typeof(arr).ndim, "apply_along_axis")
     rows = moveaxis(arr, axis, -1)
@@ -551,7 +551,7 @@ def apply_along_axis(func1d: Callable, axis: int, arr: Value, *args: Any, **kwar
 
 @implements(numpy.apply_over_axes)
 def apply_over_axes(func: Callable, a: Value, axes: Any) -> Value:
-    """`numpy.apply_over_axes`: `func(a, axis)` for one axis after another; axes that it reduces are kept, of size 1."""
+    """`numpy.apply_over_axes`: apply `func(a, axis)` per axis, keeping dimensions."""
     a = as_array(a)
     ndim = typeof(a).ndim
     for axis in numpy.atleast_1d(axes).tolist():

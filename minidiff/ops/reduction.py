@@ -1,6 +1,6 @@
-"""Operations that reduce axes or accumulate along one: sums, products, means, extrema.
+"""Reductions and accumulations along axes: sums, products, means, extrema.
 
-The functions that leave out NaNs are those of the same name with `where=`.
+The functions that ignore NaNs call those of the same name with `where=`.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from minidiff.ops.shape import (
 )
 from minidiff.ops.sorting import INTP
 
-# ---------------------------------------------------------------- what reductions share
+# ---------------------------------------------------------------- helpers of reductions
 
 
 def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
-    """The shape of a reduction of `x`: without `axes`, or with 1 in their places."""
+    """The shape of `x` without `axes`, or with size 1 in their places."""
     if keepdims:
         return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
     return tuple([n for i, n in enumerate(x.shape) if i not in axes])
 
 
 def _unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
-    """A reduced value, repeated along the axes of `x` that were reduced. `x` need only have a shape."""
+    """Broadcast a value back along the reduced axes of `x`, which may be a type."""
     if y.shape == x.shape:
         return y
-    # Axes that were in front need no place kept for them: that is how broadcasting puts them back.
+    # Leading axes need no reshape, since broadcasting adds them back in front.
     if not keepdims and axes != tuple(range(len(axes))):
         y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
     return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
 
 
 def _unreduced(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    """What `_unreduce` does, for plain arrays."""
+    """`_unreduce` for plain arrays."""
     shape = name.type.shape
     if not keepdims and axes != tuple(range(len(axes))):
         ct = ct.reshape(reduced_shape(name.type, axes, True))
@@ -70,19 +70,19 @@ def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], 
 
 
 def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params) -> Value:
-    """Bind a reduction. `keepdims` is a parameter only where it is true: tapes are easier to read so."""
+    """Bind a reduction, with `keepdims` only if true, to keep tapes readable."""
     if keepdims:
         params["keepdims"] = True
     return primitive.bind(x, axes=reduced_axes(axis, len(x.shape), primitive.name), **params)
 
 
 def _number(x: Any, dtype: numpy.dtype) -> Value:
-    """A number of this dtype, from a Python number or any other."""
+    """Convert a Python number or any other to a dtype."""
     return elementwise.convert(x, dtype) if isinstance(x, Tracer) else numpy.asarray(x, dtype)[()]
 
 
 def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
-    """What is really reduced: `a` of the dtype asked for, with `fill` in place of what is left out."""
+    """The array to reduce: `a` cast to the dtype, and `fill` where `where` is false."""
     x = as_array(a)
     if where is not True:
         x = elementwise.where(where, x, fill)
@@ -90,12 +90,12 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
 
 
 def _as_asked(y: Value, dtype: Any) -> Value:
-    """A sum or a product with the dtype asked for: of small integers it is computed in larger ones."""
+    """Convert a sum or product, accumulated in a larger dtype, to the requested one."""
     return y if dtype is None else elementwise.convert(y, dtype)
 
 
 def inexact(a: Value) -> Value:
-    """`a`, with integers as f64."""
+    """Convert integers to f64; return other arrays as they are."""
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
 
 
@@ -104,14 +104,14 @@ def _size(x: Value | ShapedArray, axes: tuple[int, ...]) -> int:
 
 
 def count_of(x: Value, axis: Any, where: Any, keepdims: bool, what: str) -> Any:
-    """How many elements are reduced to one: a number, or with `where` an array of numbers."""
+    """The number of elements reduced to one; an array of such numbers with `where`."""
     if where is True:
         return _size(x, normalize_axes(axis, len(x.shape), what))
     return sum(broadcast_to(as_array(where), x.shape), axis, keepdims=keepdims)
 
 
 def present(a: Value, where: Any) -> Any:
-    """The condition `where` of the functions that leave out NaNs; integers have none to leave out."""
+    """The condition `where` of the functions that ignore NaNs; integers have no NaNs."""
     if typeof(a).dtype.kind not in "fc":
         return where
     numbers = elementwise.logical_not(elementwise.isnan(a))
@@ -147,7 +147,7 @@ def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initia
 
 @implements(numpy.nansum)
 def nansum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.nansum`: the sum without NaNs."""
+    """`numpy.nansum`: the sum, ignoring NaNs."""
     return sum(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
 
 
@@ -173,13 +173,13 @@ mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(nam
 @implements(numpy.mean)
 def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
     """`numpy.mean` over one axis, several, or all."""
-    if dtype is not None and not is_differentiable(dtype):  # a sum of integers, divided, and cut off
+    if dtype is not None and not is_differentiable(dtype):  # a sum of integers, divided and truncated
         total = sum(a, axis, dtype, keepdims=keepdims, where=where)
         return elementwise.convert(
             elementwise.divide(total, count_of(as_array(a), axis, where, keepdims, "mean")), dtype
         )
     x = inexact(operand_of(a, dtype, where, 0))
-    if x.dtype.char == "e":  # as NumPy does it: summed in single precision
+    if x.dtype.char == "e":  # as NumPy does, sum in single precision
         return elementwise.convert(mean(a, axis, numpy.float32, keepdims=keepdims, where=where), x.dtype)
     if where is True:
         return bind_reduction(mean_p, x, normalize_axes(axis, len(x.shape), "mean"), keepdims)
@@ -189,7 +189,7 @@ def mean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = Fals
 
 @implements(numpy.nanmean)
 def nanmean(a: Value, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.nanmean`: the mean without NaNs; NaN where nothing is left."""
+    """`numpy.nanmean`: the mean, ignoring NaNs; NaN where nothing is left."""
     return mean(a, axis, dtype, keepdims=keepdims, where=present(a, where))
 
 
@@ -211,11 +211,11 @@ def _accumulate_shape(x, axis, reverse=False):
 
 
 def _turned(reverse: bool) -> dict:
-    """The parameter of the opposite direction; it is there only where it is true."""
+    """The `reverse` parameter for the opposite direction; present only if it is true."""
     return {} if reverse else {"reverse": True}
 
 
-#: Sums from the first element to each; with `reverse` from each to the last.
+#: Sums from the first element to each; with `reverse`, from each to the last.
 cumsum_p = Linear(
     "cumsum",
     functools.partial(_accumulate, numpy.add),
@@ -226,10 +226,10 @@ cumsum_p = Linear(
 
 
 class Recurrence(Primitive):
-    """y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end, y[i] = a[i] y[i+1] + b[i].
+    """y[i] = a[i] y[i-1] + b[i] along an axis, starting from y[-1] = 0.
 
-    Linear in b. It is what the derivative of `cumprod` is made of, and its own derivatives, so that nothing is
-    ever divided by an element that may be zero.
+    With `reverse` it starts from the end: y[i] = a[i] y[i+1] + b[i]. Linear in b. The derivatives of `cumprod`, and its
+    own, are recurrences, so nothing is ever divided by an element that may be zero.
     """
 
     def __init__(self):
@@ -259,7 +259,7 @@ def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: boo
     a, b = numpy.moveaxis(a, axis, 0), numpy.moveaxis(b, axis, 0)
     with numpy.errstate(over="ignore", invalid="ignore"):
         y = _recurrence_by_doubling(a, b)
-    if not numpy.isfinite(y).all():  # a product of many a may overflow where no y does: go step by step
+    if not numpy.isfinite(y).all():  # a product of many a may overflow although no y does: go step by step
         y = b.copy()
         for i in range(1, len(y)):
             y[i] += a[i] * y[i - 1]
@@ -267,7 +267,7 @@ def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: boo
 
 
 def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray:
-    """After k rounds each y is right as far as 2**k elements back; log2(n) rounds do instead of n steps."""
+    """Solve the recurrence in log2(n) rounds; round k reaches 2**k elements back."""
     a, y, step = a.copy(), b.copy(), 1
     while step < len(y):
         y[step:] += a[step:] * y[:-step]
@@ -281,7 +281,7 @@ cumsum_p.fits = recurrence_p.fits = axis_fits
 
 
 def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
-    """`x` moved one place along an axis, `first` moving in and the last element out; with `reverse` the other way."""
+    """Shift `x` by one along an axis, inserting `first` (`reverse`: at the end)."""
     n = x.shape[axis]
     if not n:
         return x
@@ -291,7 +291,7 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
 
 
 class CumulativeProduct(Primitive):
-    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]; with `reverse` from the end."""
+    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
 
     def __init__(self):
         super().__init__("cumprod", functools.partial(_accumulate, numpy.multiply), _accumulate_shape)
@@ -315,13 +315,13 @@ def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: An
 
 @implements(numpy.cumsum)
 def cumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumsum`: the sums of the elements up to each."""
+    """`numpy.cumsum`: the sum of the elements up to each."""
     return _cumulative(cumsum_p, a, axis, dtype)
 
 
 @implements(numpy.cumprod)
 def cumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumprod`: the products of the elements up to each; its derivatives are right at zeros too."""
+    """`numpy.cumprod`: the products up to each; derivatives are right at zeros too."""
     return _cumulative(cumprod_p, a, axis, dtype)
 
 
@@ -353,12 +353,12 @@ if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
 
     @implements(numpy.cumulative_sum)
     def cumulative_sum(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
-        """`numpy.cumulative_sum`: `cumsum`, preceded by a zero with `include_initial`."""
+        """`numpy.cumulative_sum`: `cumsum`, with a leading zero if `include_initial`."""
         return _from_initial(cumsum, 0, x, axis, dtype, include_initial)
 
     @implements(numpy.cumulative_prod)
     def cumulative_prod(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
-        """`numpy.cumulative_prod`: `cumprod`, preceded by a one with `include_initial`."""
+        """`numpy.cumulative_prod`: `cumprod`, with a leading one if `include_initial`."""
         return _from_initial(cumprod, 1, x, axis, dtype, include_initial)
 
 
@@ -366,7 +366,7 @@ if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
 
 
 def merged(x: Value, axes: Sequence[int]) -> Value:
-    """`x` with some of its axes made one, which stands in front."""
+    """Merge some axes of `x` into one leading axis."""
     shape = x.shape
     kept = [i for i in range(len(shape)) if i not in axes]
     x = transpose(x, (*axes, *kept))
@@ -374,7 +374,7 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
 
 
 class Product(Primitive):
-    """`prod`: the derivative in each element is the product of the others, before it and after it."""
+    """`prod`: its derivative in x[i] is the product of those before and after it."""
 
     def __init__(self):
         super().__init__("prod", self._impl, self._shape)
@@ -405,7 +405,7 @@ prod_p.fits = axes_fit
 
 @implements(numpy.prod)
 def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.prod`; its derivatives are right at zeros too.
+    """`numpy.prod`; derivatives are correct at zeros too.
 
     >>> from minidiff import grad
     >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
@@ -417,7 +417,7 @@ def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initi
 
 @implements(numpy.nanprod)
 def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.nanprod`: the product without NaNs."""
+    """`numpy.nanprod`: the product, ignoring NaNs."""
     return prod(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
 
 
@@ -425,9 +425,9 @@ def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, in
 
 
 class Extremum(Primitive):
-    """`max` and `min`: the derivative is shared equally among the elements that attain it.
+    """`max` and `min`: tied elements share the derivative equally.
 
-    `furthest` is the number that every other one beats; of integers, the last of their range on that side.
+    `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
     """
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
@@ -468,7 +468,7 @@ max_p.fits = min_p.fits = axes_fit
 
 @implements(numpy.max, numpy.amax)
 def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.max` over one axis, several, or all; elements that tie share the derivative.
+    """`numpy.max` over one axis, several, or all; tied elements share derivatives.
 
     >>> from minidiff import grad
     >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
@@ -479,7 +479,7 @@ def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = No
 
 @implements(numpy.min, numpy.amin)
 def min(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.min` over one axis, several, or all; elements that tie share the derivative."""
+    """`numpy.min` over one axis, several, or all; tied elements share derivatives."""
     return _extremum(min_p, elementwise.minimum, a, axis, keepdims, initial, where)
 
 
@@ -488,7 +488,7 @@ def _extremum(
 ) -> Value:
     if initial is None:
         if where is not True:
-            raise ValueError(f"{primitive.name}: with where= there may be no element left; say with initial= what then")
+            raise ValueError(f"{primitive.name}: where= may leave no element; give the result with initial=")
         return bind_reduction(primitive, a, axis, keepdims)
     x = operand_of(a, None, where, primitive.identity(a.dtype))
     initial = _number(initial, x.dtype)
@@ -504,13 +504,13 @@ def _is_empty(x: Value, axes: Sequence[int]) -> bool:
 
 @implements(numpy.nanmax)
 def nanmax(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.nanmax`: the maximum without NaNs; NaN where nothing is left."""
+    """`numpy.nanmax`: the maximum, ignoring NaNs; NaN where nothing is left."""
     return _nan_extremum(max_p, max, a, axis, keepdims, initial, where)
 
 
 @implements(numpy.nanmin)
 def nanmin(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.nanmin`: the minimum without NaNs; NaN where nothing is left."""
+    """`numpy.nanmin`: the minimum, ignoring NaNs; NaN where nothing is left."""
     return _nan_extremum(min_p, min, a, axis, keepdims, initial, where)
 
 
@@ -518,7 +518,7 @@ def _nan_extremum(primitive, extremum: Callable, a: Value, axis: Any, keepdims, 
     if initial is not None or a.dtype.kind not in "fc":
         return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
     if where is not True:
-        return extremum(a, axis, keepdims=keepdims, where=where)  # an error: what if nothing is left?
+        return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
     numbers = present(a, True)
     y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
     return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
@@ -526,7 +526,7 @@ def _nan_extremum(primitive, extremum: Callable, a: Value, axis: Any, keepdims, 
 
 @implements(numpy.ptp)
 def ptp(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """`numpy.ptp`: the maximum less the minimum."""
+    """`numpy.ptp`: the maximum minus the minimum."""
     return elementwise.subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
 
 
@@ -548,19 +548,19 @@ all_p.fits = any_p.fits = axes_fit
 
 @implements(numpy.all)
 def all(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.all`: whether all elements are true (not zero)."""
+    """`numpy.all`: whether all elements are true (nonzero)."""
     return bind_reduction(all_p, operand_of(a, None, where, True), axis, keepdims)
 
 
 @implements(numpy.any)
 def any(a: Value, axis: Any = None, *, keepdims: bool = False, where: Any = True) -> Value:
-    """`numpy.any`: whether an element is true (not zero)."""
+    """`numpy.any`: whether any element is true (nonzero)."""
     return bind_reduction(any_p, operand_of(a, None, where, False), axis, keepdims)
 
 
 @implements(numpy.count_nonzero)
 def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """`numpy.count_nonzero`: how many elements are not zero."""
+    """`numpy.count_nonzero`: the number of nonzero elements."""
     return sum(elementwise.not_equal(a, 0), axis, keepdims=keepdims)
 
 
@@ -589,7 +589,7 @@ def _position_of(numpy_function: Callable) -> Callable:
         return reshape(y, tuple(1 if i in axes else n for i, n in enumerate(shape))) if keepdims else y
 
     position.__name__ = position.__qualname__ = primitive.name
-    position.__doc__ = f"`numpy.{primitive.name}`: integers, so no derivative."
+    position.__doc__ = f"`numpy.{primitive.name}`, an integer result without a derivative."
     return implements(numpy_function)(position)
 
 

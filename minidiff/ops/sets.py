@@ -1,4 +1,4 @@
-"""Arrays as sets of their elements: which elements remain is decided by the values, and those are gathered."""
+"""Set operations: concrete values select the elements, and a gather takes them."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ def _line(x: Any) -> Value:
     return ravel(x) if isinstance(x, Tracer) else numpy.ravel(as_array(x))
 
 
-def _behind(x: Value, name: str) -> numpy.ndarray:
+def _concrete(x: Value, name: str) -> numpy.ndarray:
     return numpy.asarray(x.concrete(name) if isinstance(x, Tracer) else as_array(x))
 
 
 def _first(values: numpy.ndarray) -> numpy.ndarray:
-    """Where each distinct value stands first, in the order of the values."""
+    """The index of each distinct value's first occurrence, in order of the values."""
     return numpy.unique(values, return_index=True)[1]
 
 
 @implements(numpy.union1d)
 def union1d(ar1: Value, ar2: Value) -> Value:
-    """`numpy.union1d`: the distinct elements of both, sorted; one that is in both is that of the first."""
+    """`numpy.union1d`: sorted distinct elements of both, preferring the first."""
     both = concatenate([_line(ar1), _line(ar2)], 0)
-    return getitem(both, _first(_behind(both, "np.union1d")))
+    return getitem(both, _first(_concrete(both, "np.union1d")))
 
 
 @implements(numpy.intersect1d)
 def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indices: bool = False) -> Any:
-    """`numpy.intersect1d`: the distinct elements of the first that are in the second too, sorted."""
-    x, values = _line(ar1), [_behind(_line(y), "np.intersect1d") for y in (ar1, ar2)]
+    """`numpy.intersect1d`: sorted distinct elements of the first in the second."""
+    x, values = _line(ar1), [_concrete(_line(y), "np.intersect1d") for y in (ar1, ar2)]
     _, first, second = numpy.intersect1d(*values, assume_unique=assume_unique, return_indices=True)
     common = getitem(x, first)
     return (common, first, second) if return_indices else common
@@ -42,26 +42,26 @@ def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indi
 
 @implements(numpy.setdiff1d)
 def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
-    """`numpy.setdiff1d`: the distinct elements of the first that are not in the second, sorted."""
-    x, (one, two) = _line(ar1), [_behind(_line(y), "np.setdiff1d") for y in (ar1, ar2)]
+    """`numpy.setdiff1d`: sorted distinct elements of the first not in the second."""
+    x, (one, two) = _line(ar1), [_concrete(_line(y), "np.setdiff1d") for y in (ar1, ar2)]
     index = numpy.arange(one.size) if assume_unique else _first(one)
     return getitem(x, index[~numpy.isin(one[index], two)])
 
 
 @implements(numpy.setxor1d)
 def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
-    """`numpy.setxor1d`: the distinct elements that are in one of the two only, sorted."""
+    """`numpy.setxor1d`: sorted distinct elements in exactly one of the two."""
     both = concatenate([_line(ar1), _line(ar2)], 0)
-    one, two = [_behind(_line(y), "np.setxor1d") for y in (ar1, ar2)]
+    one, two = [_concrete(_line(y), "np.setxor1d") for y in (ar1, ar2)]
     index = numpy.concatenate([_first(one), one.size + _first(two)])
     _, first, counts = numpy.unique(numpy.concatenate([one, two])[index], return_index=True, return_counts=True)
     return getitem(both, index[first[counts == 1]])
 
 
 def _unique(x: Value, numpy_function: Any) -> Any:
-    """What a function of NumPy gives, its `values` gathered from x."""
+    """The result of a NumPy function, with its `values` gathered from x."""
     x = _line(x)
-    values = _behind(x, f"np.{numpy_function.__name__}")
+    values = _concrete(x, f"np.{numpy_function.__name__}")
     found = numpy_function(values)
     distinct = getitem(x, _first(values))
     return found._replace(values=distinct) if hasattr(found, "_replace") else distinct
@@ -79,5 +79,5 @@ def unique_all(x: Value) -> Any:
 
 @implements(numpy.unique_inverse)
 def unique_inverse(x: Value) -> Any:
-    """`numpy.unique_inverse`: distinct elements, and for each of x's which it is."""
+    """`numpy.unique_inverse`: distinct elements, and each element's index there."""
     return _unique(x, numpy.unique_inverse)

@@ -1,4 +1,4 @@
-"""Operations on shapes, that move numbers without changing them: all linear."""
+"""Shape operations, which move elements without changing them; all are linear."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # its families are looked up when a rule runs
+from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
 from minidiff.ops import indexing
 from minidiff.ops.base import Linear, match, zeros_like
 
 
 def several(x: Any) -> Sequence[Any]:
-    """A shape, axes or sizes as a sequence: NumPy takes one integer, or a sequence or an array of them."""
+    """A shape, axes or sizes, given as one integer or several, as a sequence."""
     if isinstance(x, (tuple, list, range)):
         return x
     return x.tolist() if isinstance(x, numpy.ndarray) and x.ndim else (x,)
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape, or sizes, as a tuple of Python's integers. Raises TypeError for numbers that are no integers."""
+    """A shape as a tuple of Python integers; raises TypeError for non-integers."""
     return tuple(map(operator.index, several(shape)))
 
 
 def normalize_axis(axis: Any, ndim: int, what: str) -> int:
-    """A non-negative axis, or an error that names the operation."""
+    """Make an axis non-negative; raise AxisError, naming `what`, if impossible."""
     axis = operator.index(axis)
     if not -ndim <= axis < ndim:
         raise numpy.exceptions.AxisError(f"{what}: axis {axis} is out of bounds for an array of {ndim} dimensions")
@@ -38,7 +38,7 @@ def normalize_axis(axis: Any, ndim: int, what: str) -> int:
 
 
 def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """A tuple of non-negative axes out of None (all of them), an integer, or several."""
+    """A tuple of non-negative axes, from None (all axes), an integer, or several."""
     if axis is None:
         return tuple(range(ndim))
     axes = tuple(normalize_axis(a, ndim, what) for a in several(axis))
@@ -48,23 +48,26 @@ def normalize_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
 
 
 def reduced_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
-    """As `normalize_axes`, but a number may also be reduced along axis 0 or -1, as NumPy's ufuncs allow."""
+    """Like `normalize_axes`, but allow axis 0 or -1 of a scalar, as ufuncs do."""
     return () if ndim == 0 and axis in (0, -1) else normalize_axes(axis, ndim, what)
 
 
 def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
-    """An array and a non-negative axis of it. Flattened where the axis is None; a number is a line of one element."""
+    """An array, flattened if the axis is None, and a non-negative axis of it.
+
+    A scalar becomes a vector of one element.
+    """
     ndim = typeof(a).ndim
     return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
 
 
 def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
-    """Whether x has each of these axes, which are as many as are named: what `Primitive.fits` asks along axes."""
+    """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
     return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
 
 
 def axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
-    """Whether all operands have this axis, and are alike along the others."""
+    """Whether all operands have this axis, and equal sizes along the others."""
     return all(0 <= axis < t.ndim for t in types) and len({resized(t, axis, 1) for t in types}) <= 1
 
 
@@ -74,12 +77,12 @@ def resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
 
 
 def shift(axes: Sequence[int]) -> tuple[int, ...]:
-    """Axes, after a batch axis has been put in front."""
+    """The axes, counted after a batch axis has been added in front."""
     return tuple(a + 1 for a in axes)
 
 
 def as_array(x: Any) -> Value:
-    """An array or a traced value as it is; numbers, and nested lists that may hold traced values, as one."""
+    """Convert numbers and nested lists, also of traced values, to an array."""
     if isinstance(x, Tracer):
         return strong(x)
     if isinstance(x, (list, tuple)) and holds_tracer(x):
@@ -89,14 +92,14 @@ def as_array(x: Any) -> Value:
 
 
 def holds_tracer(x: Any) -> bool:
-    """Whether x is a traced value, or nested lists with one in them."""
+    """Whether x is a traced value, or a nested list that contains one."""
     return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
 
 
 def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
-    """The values with arrays for the lists among them; None if there are none.
+    """Convert the lists among the values to arrays; return None if there are none.
 
-    Operations find a list by an error that it leads to: so what takes arrays alone does not look for one.
+    Operations call this only after a list has led to an error, so calls with arrays alone do not pay for a search.
     """
     values = list(values)
     if not any(isinstance(x, (list, tuple)) for x in values):
@@ -105,18 +108,18 @@ def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
 
 
 def _nested(x: Any) -> Value:
-    """Nested lists as one array: all that they hold joined in one row, which is given its shape."""
+    """Convert nested lists to one array: concatenate all elements, then reshape."""
     parts: list[Value] = []
     shape = _collect(x, parts)
     return reshape(concatenate(parts), shape)
 
 
 def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
-    """Append what x holds to `parts`, in rows, and return the shape of x."""
+    """Append the elements of x to `parts`, flattened, and return the shape of x."""
     if isinstance(x, (list, tuple)) and holds_tracer(x):
         shapes = [_collect(item, parts) for item in x]
         if len(set(shapes)) > 1:
-            raise ValueError(f"array: what stands in a list must be of one shape, got {' and '.join(map(str, shapes))}")
+            raise ValueError(f"array: the elements of a list must have one shape, got {' and '.join(map(str, shapes))}")
         return (len(x), *shapes[0])
     x = as_array(x)
     parts.append(x.reshape((x.size,)))
@@ -140,7 +143,7 @@ reshape_p = Linear(
 
 @implements(numpy.reshape)
 def reshape(a: Value, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: bool | None = None) -> Value:
-    """`numpy.reshape`; one entry of `shape` may be -1. A traced value has no layout in memory: order "A" is "C"."""
+    """`numpy.reshape`; traced values have no memory order, so "A" means "C"."""
     t, to = typeof(a), newshape if shape is None else shape
     to = as_shape(to)
     if to.count(-1) == 1:
@@ -164,14 +167,14 @@ def _order(order: str, what: str) -> str:
 
 @implements(numpy.ravel)
 def ravel(a: Value, order: str = "C") -> Value:
-    """`numpy.ravel`: all elements in one dimension. Orders "A" and "K" are "C" (see `reshape`)."""
+    """`numpy.ravel`: flatten; orders "A" and "K" mean "C" (see `reshape`)."""
     a = as_array(a)
     return reshape(a if _order(order, "ravel") == "C" else transpose(a), (typeof(a).size,))
 
 
 @implements(numpy.expand_dims)
 def expand_dims(a: Value, axis: Any) -> Value:
-    """`numpy.expand_dims`: axes of size 1 put in at `axis`, an int or a tuple."""
+    """`numpy.expand_dims`: insert axes of size 1 at `axis`, an int or a tuple."""
     shape = typeof(a).shape
     axes = several(axis)
     axes = normalize_axes(axes, len(shape) + len(axes), "expand_dims")
@@ -181,7 +184,7 @@ def expand_dims(a: Value, axis: Any) -> Value:
 
 @implements(numpy.squeeze)
 def squeeze(a: Value, axis: Any = None) -> Value:
-    """`numpy.squeeze`: axes of size 1 taken out."""
+    """`numpy.squeeze`: remove axes of size 1."""
     shape = typeof(a).shape
     if axis is None:
         axes = tuple(i for i, n in enumerate(shape) if n == 1)
@@ -199,7 +202,7 @@ def _at_least(numpy_function: Callable, shape_of: Callable) -> Callable:
         arrays = [reshape(x, shape_of(typeof(x).shape)) for x in arrays]
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
 
-    function.__doc__ = f"`numpy.{numpy_function.__name__}`, of one array or of several."
+    function.__doc__ = f"`numpy.{numpy_function.__name__}` of one or more arrays."
     return implements(numpy_function)(function)
 
 
@@ -228,21 +231,21 @@ transpose_p = Linear(
 
 @implements(numpy.transpose)
 def transpose(a: Value, axes: Sequence[int] | None = None) -> Value:
-    """`numpy.transpose`: axes permuted, reversed by default."""
+    """`numpy.transpose`: permute the axes; reverse them by default."""
     ndim = typeof(a).ndim
     axes = tuple(reversed(range(ndim))) if axes is None else normalize_axes(tuple(axes), ndim, "transpose")
     if len(axes) != ndim:
-        raise ValueError(f"transpose: axes {axes} do not name each of the {ndim} axes of {typeof(a)}")
+        raise ValueError(f"transpose: axes {axes} are not a permutation of the {ndim} axes of {typeof(a)}")
     return a if axes == tuple(range(ndim)) else transpose_p.bind(a, axes=axes)
 
 
 @implements(numpy.moveaxis)
 def moveaxis(a: Value, source: Any, destination: Any) -> Value:
-    """`numpy.moveaxis`, of one axis or several."""
+    """`numpy.moveaxis`: move one axis or several."""
     ndim = typeof(a).ndim
     sources, places = normalize_axes(source, ndim, "moveaxis"), normalize_axes(destination, ndim, "moveaxis")
     if len(sources) != len(places):
-        raise ValueError(f"moveaxis: axes {source} and their places {destination} differ in number")
+        raise ValueError(f"moveaxis: source {source} and destination {destination} differ in length")
     axes = [i for i in range(ndim) if i not in sources]
     for place, axis in sorted(zip(places, sources)):
         axes.insert(place, axis)
@@ -251,7 +254,7 @@ def moveaxis(a: Value, source: Any, destination: Any) -> Value:
 
 @implements(numpy.rollaxis)
 def rollaxis(a: Value, axis: int, start: int = 0) -> Value:
-    """`numpy.rollaxis`: an axis moved to stand before the axis `start`."""
+    """`numpy.rollaxis`: move an axis to the position before the axis `start`."""
     ndim = typeof(a).ndim
     axis = normalize_axis(axis, ndim, "rollaxis")
     start = normalize_axis(start, ndim, "rollaxis") if start != ndim else ndim
@@ -260,7 +263,7 @@ def rollaxis(a: Value, axis: int, start: int = 0) -> Value:
 
 @implements(numpy.swapaxes)
 def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
-    """`numpy.swapaxes`: two axes exchanged."""
+    """`numpy.swapaxes`: swap two axes."""
     axes = list(range(typeof(a).ndim))
     axis1, axis2 = normalize_axis(axis1, len(axes), "swapaxes"), normalize_axis(axis2, len(axes), "swapaxes")
     axes[axis1], axes[axis2] = axis2, axis1
@@ -269,9 +272,9 @@ def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
 
 @implements(numpy.matrix_transpose)
 def matrix_transpose(x: Value, /) -> Value:
-    """`numpy.matrix_transpose`: the last two axes exchanged."""
+    """`numpy.matrix_transpose`: swap the last two axes."""
     if typeof(x).ndim < 2:
-        raise ValueError(f"matrix_transpose: {typeof(x)} has no two axes to exchange")
+        raise ValueError(f"matrix_transpose: {typeof(x)} does not have two axes to swap")
     return swapaxes(x, -1, -2)
 
 
@@ -285,7 +288,7 @@ def _batch_broadcast_to(primitive, args, batched, shape):
 
 
 def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    """`numpy.broadcast_to`, which takes many times as long as most of what is done with its result."""
+    """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
     if type(x) is not numpy.ndarray:
         if isinstance(x, Tracer):
             return broadcast_to(x, shape)
@@ -310,7 +313,7 @@ broadcast_to_p = Linear(
 
 @implements(numpy.broadcast_to)
 def broadcast_to(array: Value, shape: Any) -> Value:
-    """`numpy.broadcast_to`."""
+    """`numpy.broadcast_to`: broadcast an array to a shape."""
     shape = as_shape(shape)
     t = typeof(array)
     if len(t.shape) > len(shape) or any(n not in (1, m) for n, m in zip(t.shape[::-1], shape[::-1])):
@@ -320,7 +323,7 @@ def broadcast_to(array: Value, shape: Any) -> Value:
 
 @implements(numpy.broadcast_arrays)
 def broadcast_arrays(*args: Value) -> tuple[Value, ...]:
-    """`numpy.broadcast_arrays`: arrays, each broadcast to the shape that all have in common."""
+    """`numpy.broadcast_arrays`: broadcast arrays to their common shape."""
     arrays = [as_array(x) for x in args]
     shape = numpy.broadcast_shapes(*[typeof(x).shape for x in arrays])
     return tuple(broadcast_to(x, shape) for x in arrays)
@@ -328,7 +331,7 @@ def broadcast_arrays(*args: Value) -> tuple[Value, ...]:
 
 @implements(numpy.meshgrid)
 def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> tuple[Value, ...]:
-    """`numpy.meshgrid`: vectors as the coordinates of a grid, each along an axis of its own."""
+    """`numpy.meshgrid`: a grid of coordinates from vectors, one axis for each."""
     if indexing not in ("xy", "ij"):
         raise ValueError(f"meshgrid: indexing is 'xy' or 'ij', got {indexing!r}")
     vectors = [ravel(x) for x in xi]
@@ -342,11 +345,11 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
 
 @implements(numpy.ix_)
 def ix_(*args: Value) -> tuple[Value, ...]:
-    """`numpy.ix_`: vectors of indices, so shaped that together they index each combination."""
+    """`numpy.ix_`: reshape index vectors so that they index every combination."""
     vectors = [as_array(x) for x in args]
     for x in vectors:
         if typeof(x).ndim != 1:
-            raise ValueError(f"ix_: arguments have one dimension each, got {typeof(x)}")
+            raise ValueError(f"ix_: arguments must have one dimension, got {typeof(x)}")
     vectors = [numpy.flatnonzero(indexing.concrete_mask(x, "np.ix_")) if x.dtype == bool else x for x in vectors]
     n = len(vectors)
     return tuple(reshape(x, (1,) * i + x.shape + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
@@ -375,7 +378,7 @@ def _concatenate_transpose(ct, operands, axis):
 
 
 def batch_along(primitive, args, batched, axis, **params):
-    """The batching rule of an operation along an axis of operands that are all of one rank."""
+    """The batching rule of a primitive along an axis of operands of equal rank."""
     size = next(x.shape[0] for x, b in zip(args, batched) if b)
     args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
     return primitive.bind(*args, axis=axis + 1, **params)
@@ -393,12 +396,12 @@ concatenate_p.fits = axis_fits
 
 @implements(numpy.concatenate)
 def concatenate(arrays: Sequence[Value], /, axis: int | None = 0, *, dtype: Any = None, casting: str = "same_kind"):
-    """`numpy.concatenate`: arrays joined along an existing axis."""
+    """`numpy.concatenate`: concatenate arrays along an existing axis."""
     arrays = _cast([as_array(x) for x in arrays], dtype, casting)
     if axis is None:
         arrays, axis = [ravel(x) for x in arrays], 0
     if not arrays:
-        raise ValueError("concatenate: there must be one array at least")
+        raise ValueError("concatenate: at least one array is needed")
     types = [typeof(x) for x in arrays]
     axis = normalize_axis(axis, types[0].ndim, "concatenate")
     for t in types[1:]:
@@ -408,18 +411,18 @@ def concatenate(arrays: Sequence[Value], /, axis: int | None = 0, *, dtype: Any 
 
 
 def _cast(arrays: list[Value], dtype: Any, casting: str) -> list[Value]:
-    """Arrays that will be joined, of the dtype asked for."""
+    """Cast arrays that will be concatenated to the requested dtype."""
     if dtype is None:
         return arrays
     for x in arrays:
         if not numpy.can_cast(x.dtype, dtype, casting):
-            raise TypeError(f"an array of type {typeof(x)} cannot become {numpy.dtype(dtype)} by casting {casting!r}")
+            raise TypeError(f"{typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
     return [ops.elementwise.convert(x, dtype) for x in arrays]
 
 
 @implements(numpy.stack)
 def stack(arrays: Sequence[Value], axis: int = 0, *, dtype: Any = None, casting: str = "same_kind") -> Value:
-    """`numpy.stack`: arrays of one shape joined along a new axis."""
+    """`numpy.stack`: concatenate arrays of one shape along a new axis."""
     arrays = [as_array(x) for x in arrays]
     shapes = {typeof(x).shape for x in arrays}
     if len(shapes) != 1:
@@ -429,13 +432,13 @@ def stack(arrays: Sequence[Value], axis: int = 0, *, dtype: Any = None, casting:
 
 @implements(numpy.vstack)
 def vstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind") -> Value:
-    """`numpy.vstack`: vectors and matrices below each other."""
+    """`numpy.vstack`: stack arrays vertically, vectors as rows."""
     return concatenate([atleast_2d(x) for x in tup], 0, dtype=dtype, casting=casting)
 
 
 @implements(numpy.hstack)
 def hstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind") -> Value:
-    """`numpy.hstack`: arrays beside each other: vectors along their axis, all others along their second."""
+    """`numpy.hstack`: stack arrays along axis 1, vectors along axis 0."""
     arrays = [atleast_1d(x) for x in tup]
     axis = 0 if arrays and typeof(arrays[0]).ndim == 1 else 1
     return concatenate(arrays, axis, dtype=dtype, casting=casting)
@@ -443,20 +446,20 @@ def hstack(tup: Sequence[Value], *, dtype: Any = None, casting: str = "same_kind
 
 @implements(numpy.dstack)
 def dstack(tup: Sequence[Value]) -> Value:
-    """`numpy.dstack`: arrays behind each other, along a third axis."""
+    """`numpy.dstack`: stack arrays along a third axis."""
     return concatenate([atleast_3d(x) for x in tup], 2)
 
 
 @implements(numpy.column_stack)
 def column_stack(tup: Sequence[Value]) -> Value:
-    """`numpy.column_stack`: vectors as columns, and matrices, beside each other."""
+    """`numpy.column_stack`: stack vectors, as columns, and matrices horizontally."""
     arrays = [as_array(x) for x in tup]
     return concatenate([atleast_2d(x).T if typeof(x).ndim < 2 else x for x in arrays], 1)
 
 
 @implements(numpy.block)
 def block(arrays: Any) -> Value:
-    """`numpy.block`: nested lists of blocks put together; innermost lists join along the last axis."""
+    """`numpy.block`: assemble nested lists; the innermost are along the last axis."""
     depth, ndim = _depth(arrays), _most_axes(arrays)
     if not depth:
         return ops.elementwise.copy(as_array(arrays))
@@ -468,7 +471,7 @@ def _depth(arrays: Any) -> int:
         return 0
     depths = {_depth(x) for x in arrays}
     if len(depths) != 1:
-        raise ValueError("block: lists must be nested equally deep everywhere, and none may be empty")
+        raise ValueError("block: lists must be nested equally deep, and none may be empty")
     return 1 + depths.pop()
 
 
@@ -487,7 +490,7 @@ def _block(arrays: Any, depth: int, ndim: int, level: int) -> Value:
 
 
 class SeveralResults(Linear):
-    """A linear operation whose results are parts of its operand."""
+    """A linear primitive whose results are slices of its operand."""
 
     multiple_results = True
     shares_memory = True
@@ -508,7 +511,7 @@ def _split_transpose(cts, operands, sizes, axis):
     return [concatenate([numpy.full(s, zero) if ct is None else ct for ct, s in zip(cts, shapes)], axis)]
 
 
-#: Consecutive parts along an axis. One operation, so that its transpose makes one array, not one for each part.
+#: Consecutive slices along an axis, as one primitive, so that its transpose allocates one array, not one per slice.
 split_p = SeveralResults(
     "split",
     _split_impl,
@@ -520,7 +523,7 @@ split_p.fits = lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == 
 
 
 def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
-    """The parts of x between `points` of an axis, which need not be in order, as slices need not be."""
+    """Split x at `points` of an axis, which need not be in order."""
     axis = normalize_axis(axis, typeof(x).ndim, what)
     n = typeof(x).shape[axis]
     points = [operator.index(p) for p in points]
@@ -533,7 +536,7 @@ def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
 
 @implements(numpy.array_split)
 def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """`numpy.array_split`: into parts of sizes as equal as can be, or at given points."""
+    """`numpy.array_split`: split into parts of nearly equal size, or at given points."""
     ary = as_array(ary)
     if numpy.ndim(indices_or_sections):
         return split_at(ary, indices_or_sections, axis, "array_split")
@@ -547,7 +550,7 @@ def array_split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Val
 
 @implements(numpy.split)
 def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """`numpy.split`: into equal parts, or at given points."""
+    """`numpy.split`: split into equal parts, or at given points."""
     ary = as_array(ary)
     if not numpy.ndim(indices_or_sections):
         n = typeof(ary).shape[normalize_axis(axis, typeof(ary).ndim, "split")]
@@ -564,7 +567,7 @@ def hsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
 
 @implements(numpy.vsplit)
 def vsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
-    """`numpy.vsplit`: split along the first axis of two or more."""
+    """`numpy.vsplit`: split an array of at least two dimensions along the first axis."""
     return _split_along(ary, indices_or_sections, 0, 2, "vsplit")
 
 
@@ -576,7 +579,7 @@ def dsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
 
 def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, what: str) -> list[Value]:
     if typeof(ary).ndim < least:
-        raise ValueError(f"{what}: an array of {least} or more dimensions is needed, got {typeof(ary)}")
+        raise ValueError(f"{what}: an array of at least {least} dimensions is needed, got {typeof(ary)}")
     return split(ary, indices_or_sections, axis)
 
 
@@ -585,12 +588,12 @@ def _without_axis(x: ShapedArray, axis: int) -> tuple[int, ...]:
 
 
 def _unstack_transpose(cts, operands, axis):
-    # Elements that were not used share one zero: the cotangent is put together once, not added up.
+    # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
     zero = zeros_like(ShapedArray(_without_axis(operands[0], axis), operands[0].dtype))
     return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
 
 
-#: The parts of x along an axis, without that axis: the transpose of `stack_p`.
+#: The slices of x along an axis, with that axis removed: the transpose of `stack_p`.
 unstack_p = SeveralResults(
     "unstack",
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
@@ -613,7 +616,7 @@ def _stack_batch(primitive, args, batched, axis):
     return primitive.bind(*args, axis=axis + 1)
 
 
-#: Values of one shape, whatever their dtypes, along a new axis.
+#: Stacks values of one shape, whatever their dtypes, along a new axis.
 stack_p = Linear(
     "stack",
     lambda *arrays, axis: numpy.stack(arrays, axis),
@@ -628,9 +631,9 @@ stack_p.fits = lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= 
 
 
 def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:
-    """`numpy.unstack`: the parts of x along an axis, without that axis."""
+    """`numpy.unstack`: the slices of x along an axis, with that axis removed."""
     if not typeof(x).ndim:
-        raise ValueError(f"unstack: a value of type {typeof(x)} has no axis to be taken apart along")
+        raise ValueError(f"unstack: a value of type {typeof(x)} has no axis to split along")
     axis = normalize_axis(axis, typeof(x).ndim, "unstack")
     return tuple(unstack_p.bind(x, axis=axis)) if typeof(x).shape[axis] else ()
 
@@ -640,7 +643,7 @@ if hasattr(numpy, "unstack"):
 
 
 def iterate(x: Value) -> Iterator[Value]:
-    """`iter(x)`: along the first axis."""
+    """`iter(x)`: iterate along the first axis."""
     if not typeof(x).ndim:
         raise TypeError(f"iteration over a 0-d value ({typeof(x)})")
     return iter(unstack(x))

@@ -1,7 +1,7 @@
 """Sorting, searching and counting.
 
-A sorted array is a rearrangement of the array, so its derivative is the same rearrangement of the tangent. Where
-elements tie, it goes to the one that the algorithm put in the place.
+Sorting permutes an array, so its tangent is permuted in the same way. Where elements tie, the derivative goes to the
+one that the algorithm put in that position.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTP = numpy.dtype(numpy.intp)
 
 
 def _along(array: numpy.ndarray, indices: numpy.ndarray, axis: int) -> tuple:
-    """The index of `array` that means `indices` along one axis, and every other axis as it is."""
+    """The index of `array` that applies `indices` along one axis only."""
     shape = array.shape
     return tuple(
         indices if a == axis else numpy.arange(n).reshape((n,) + (1,) * (len(shape) - a - 1))
@@ -39,7 +39,7 @@ def _permute_impl(x: numpy.ndarray, indices: numpy.ndarray, axis: int, inverse: 
     return out
 
 
-#: x with its elements rearranged along an axis: `indices` holds a permutation for each line. Transposed, its inverse.
+#: Permutes x along an axis; `indices` holds a permutation for each line. Its transpose is the inverse permutation.
 permute_p = Linear(
     "permute",
     _permute_impl,
@@ -71,13 +71,13 @@ argsort_p.fits = argpartition_p.fits = axis_fits
 
 
 def _line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
-    """As `line`, for functions that NumPy does not have of numbers."""
+    """Like `line`, for functions that NumPy does not define for scalars."""
     return line(a, axis if axis is None else normalize_axis(axis, typeof(a).ndim, what), what)
 
 
 @implements(numpy.sort)
 def sort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable: bool | None = None) -> Value:
-    """`numpy.sort` along an axis, or of all elements where that is None.
+    """`numpy.sort` along an axis, or of all elements if it is None.
 
     >>> from minidiff import grad
     >>> grad(lambda x: sort(x)[0])(numpy.array([5.0, 3.0, 7.0]))
@@ -98,7 +98,7 @@ def argsort(a: Value, axis: int | None = -1, kind: str | None = None, *, stable:
 
 @implements(numpy.partition)
 def partition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introselect") -> Value:
-    """`numpy.partition`: the elements at `kth` are where sorting would put them, smaller ones before them."""
+    """`numpy.partition`: put `kth` elements in sorted position, smaller ones before."""
     x, axis = _line(a, axis, "partition")
     return permute_p.bind(x, argpartition(x, kth, axis, kind), axis=axis, inverse=False)
 
@@ -117,7 +117,7 @@ def argpartition(a: Value, kth: Any, axis: int | None = -1, kind: str = "introse
 
 @implements(numpy.sort_complex)
 def sort_complex(a: Value) -> Value:
-    """`numpy.sort_complex`: sorted along the last axis, as complex numbers."""
+    """`numpy.sort_complex`: sort along the last axis, as complex numbers."""
     return elementwise.convert(sort(a), numpy.sort_complex(numpy.zeros(1, typeof(a).dtype)).dtype)
 
 
@@ -134,18 +134,18 @@ lexsort_p = Discrete(
 
 @implements(numpy.lexsort)
 def lexsort(keys: Any, axis: int = -1) -> Value:
-    """`numpy.lexsort`: the indices that sort by the last of the keys, then by the one before it, and so on."""
+    """`numpy.lexsort`: the indices that sort by the last key, then the one before."""
     keys = list(map(as_array, keys))
     if len({typeof(k).shape for k in keys}) != 1:
         raise ValueError(f"lexsort: all keys must have one shape, got {', '.join(str(typeof(k)) for k in keys)}")
-    if not typeof(keys[0]).ndim:  # numbers: NumPy takes axis 0 or -1 of these too
+    if not typeof(keys[0]).ndim:  # NumPy allows axis 0 or -1 for scalars too
         normalize_axis(axis, 1, "lexsort")
         return INTP.type(0)
     return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
 
 
 def _batch_unless(table: int):
-    """The batching rule of a search in a table: the elements that are searched for may be many."""
+    """The batching rule of a search: one call unless the `table` is batched."""
 
     def rule(primitive, args, batched, **params):
         return batch_in_turn(primitive, args, batched, **params) if batched[table] else primitive.bind(*args, **params)
@@ -175,7 +175,7 @@ isin_p = Discrete(
 
 @implements(numpy.searchsorted)
 def searchsorted(a: Value, v: Value, side: str = "left", sorter: Value | None = None) -> Value:
-    """`numpy.searchsorted`: where in the sorted array `a` the elements of `v` would be inserted."""
+    """`numpy.searchsorted`: where to insert elements of `v` into the sorted `a`."""
     a = as_array(a) if sorter is None else indexing.getitem(as_array(a), (sorter,))
     if typeof(a).ndim != 1:
         raise ValueError(f"searchsorted: the sorted array has one dimension, got {typeof(a)}")
@@ -192,7 +192,7 @@ def digitize(x: Value, bins: Value, right: bool = False) -> Value:
 def isin(
     element: Value, test_elements: Value, assume_unique: bool = False, invert: bool = False, *, kind: str | None = None
 ) -> Value:
-    """`numpy.isin`: which elements are among `test_elements`. (How they are found makes no difference.)"""
+    """`numpy.isin`; the hints `assume_unique` and `kind` are ignored."""
     return isin_p.bind(as_array(element), as_array(test_elements), invert=bool(invert))
 
 
@@ -201,9 +201,10 @@ def isin(
 
 @implements(numpy.bincount)
 def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> Value:
-    """`numpy.bincount`: how often each integer occurs in `x`, or the sum of its `weights`, differentiable in those.
+    """`numpy.bincount`: each integer's count in `x`, or the sum of its `weights`.
 
-    The length of the result depends on the integers: they must be known (not names on a tape, nor batched).
+    Differentiable in the weights. The length of the result depends on the integers, so they must be concrete (not on a
+    tape, nor batched).
     """
     x = numpy.asarray(as_array(concrete(x, numpy.bincount)))
     if weights is None:
@@ -214,9 +215,9 @@ def bincount(x: Value, /, weights: Value | None = None, minlength: int = 0) -> V
 
 @implements(numpy.unique)
 def unique(ar: Value, return_index=False, return_inverse=False, return_counts=False, axis=None, **options: Any) -> Any:
-    """`numpy.unique`, differentiable in the elements: each goes with its first occurrence.
+    """`numpy.unique`, differentiable; elements come from their first occurrence.
 
-    How many there are depends on their values, so those must be known (not names on a tape, nor batched).
+    Their number depends on the values, which must be concrete (not on a tape, nor batched).
     """
     values = concrete(ar, numpy.unique)
     _, index, *others = numpy.unique(values, True, return_inverse, return_counts, axis, **options)

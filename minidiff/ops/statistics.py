@@ -33,13 +33,13 @@ from minidiff.ops.sorting import INTP, searchsorted, sort
 
 @implements(numpy.average)
 def average(a: Value, axis: Any = None, weights: Value | None = None, returned: bool = False, *, keepdims=False):
-    """`numpy.average`, differentiable in the weights too. Where they sum to zero the result is not finite."""
+    """`numpy.average`, differentiable in the weights; not finite if they sum to 0."""
     a = as_array(a)
     if weights is None:
         y = mean(a, axis, keepdims=keepdims)
         total = numpy.full(y.shape, count_of(a, axis, True, keepdims, "average"), y.dtype)
     else:
-        w = _spread_weights(as_array(weights), a.shape, axis)
+        w = _expand_weights(as_array(weights), a.shape, axis)
         dtype = numpy.result_type(a.dtype, w.dtype, *([float] if a.dtype.kind in "biu" else []))
         total = sum(w, axis, dtype, keepdims=keepdims)
         y = elementwise.divide(sum(elementwise.multiply(a, w), axis, dtype, keepdims=keepdims), total)
@@ -47,8 +47,8 @@ def average(a: Value, axis: Any = None, weights: Value | None = None, returned: 
     return (y, total) if returned else y
 
 
-def _spread_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
-    """Weights of the elements of an array, from weights of all of them, or of places along `axis`."""
+def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
+    """Expand weights, of all elements or along `axis`, to the array's shape."""
     if weights.shape == shape:
         return weights
     axes = normalize_axes(axis, len(shape), "average")
@@ -64,7 +64,7 @@ def _spread_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 
 
 class Variance(Primitive):
-    """`var`: the mean of |x - mean(x)|**2. What a step does to the mean has no part in the derivative: it cancels."""
+    """`var`: the mean of |x - mean(x)|**2; d(mean) cancels in the derivative."""
 
     def __init__(self):
         super().__init__("var", self._impl, self._shape)
@@ -100,14 +100,14 @@ def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
 
 
 def _inner(x: Value, y: Value) -> Value:
-    """Re(conj(x) y): the product of real numbers; of complex ones, as of vectors in the plane."""
+    """Re(conj(x) y): the product, or for complex numbers that of plane vectors."""
     if x.dtype.kind != "c":
         return elementwise.multiply(x, y)
     return elementwise.real(elementwise.multiply(elementwise.conjugate(x), y))
 
 
 def _freedom(count: Any, ddof: Any, dtype: numpy.dtype) -> Any:
-    """Degrees of freedom: the count without `ddof`, not less than 0."""
+    """The degrees of freedom: the count minus `ddof`, at least 0."""
     if not hasattr(count, "dtype"):
         return count - ddof if count > ddof else 0
     return elementwise.maximum(elementwise.convert(count, dtype) - ddof, 0)
@@ -117,12 +117,12 @@ def _ddof(ddof: Any, correction: Any, what: str) -> Any:
     if correction is None:
         return ddof
     if ddof != 0:
-        raise ValueError(f"{what}: ddof and correction are names of one thing; give one of them")
+        raise ValueError(f"{what}: ddof and correction are the same parameter; give only one of them")
     return correction
 
 
 def _deviations(a: Value, axis: Any, dtype: Any, where: Any, about: Value | None) -> Value:
-    """a - mean(a), or a - about; zero for elements that are left out."""
+    """a - mean(a), or a - about; zero where `where` is false."""
     x = operand_of(a, dtype, True, 0)
     about = mean(x, axis, keepdims=True, where=where) if about is None else about
     return operand_of(elementwise.subtract(x, about), None, where, 0)
@@ -140,9 +140,9 @@ def var(
     mean: Value | None = None,
     correction: Any = None,
 ) -> Value:
-    """`numpy.var`: the mean square of the deviations from the mean; real, also of complex numbers.
+    """`numpy.var`: the mean squared deviation; real, also for complex numbers.
 
-    With `mean=` the deviations are from that, and the derivative in it is its own.
+    With `mean=`, deviations are from that value, which is differentiated as a separate argument.
     """
     ddof = _ddof(ddof, correction, "var")
     if where is True and mean is None:
@@ -155,7 +155,7 @@ def var(
 
 @implements(numpy.nanvar)
 def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, correction: Any = None, **options: Any):
-    """`numpy.nanvar`: the variance without NaNs; NaN where not more than `ddof` elements are left."""
+    """`numpy.nanvar`: ignores NaNs; NaN where at most `ddof` elements are left."""
     if typeof(a).dtype.kind not in "fc":
         return var(a, axis, dtype, ddof=ddof, correction=correction, **options)
     ddof = _ddof(ddof, correction, "nanvar")
@@ -166,20 +166,20 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
 
 
 def _root(y: Value) -> Value:
-    """The square root, with derivative 0 at 0: of the slopes that a norm has there, the middle one."""
+    """The square root, with derivative 0 at 0, the middle subgradient of a norm."""
     zero = elementwise.equal(y, 0)
     return elementwise.where(zero, 0, elementwise.sqrt(elementwise.where(zero, 1, y)))
 
 
 @implements(numpy.std)
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.std`, the root of :func:`var`, with the same arguments. Where it is 0, so is its derivative."""
+    """`numpy.std`: the root of :func:`var`; where it is 0, so is its derivative."""
     return _root(var(a, axis, dtype, **options))
 
 
 @implements(numpy.nanstd)
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
-    """`numpy.nanstd`, the root of :func:`nanvar`, with the same arguments. Where it is 0, so is its derivative."""
+    """`numpy.nanstd`: the root of :func:`nanvar`; where 0, so is its derivative."""
     return _root(nanvar(a, axis, dtype, **options))
 
 
@@ -188,18 +188,18 @@ def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Val
 
 @implements(numpy.median)
 def median(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
-    """`numpy.median`: the middle element in order, or the mean of the two in the middle; NaN if there is one."""
+    """`numpy.median`: the (mean of the two) middle elements; NaN if one is NaN."""
     return _of_sorted(_median, a, axis, keepdims, "median")
 
 
 @implements(numpy.nanmedian)
 def nanmedian(a: Value, axis: Any = None, *, overwrite_input: bool = False, keepdims: bool = False) -> Value:
-    """`numpy.nanmedian`: the median without NaNs; NaN where nothing is left."""
+    """`numpy.nanmedian`: the median, ignoring NaNs; NaN where nothing is left."""
     return nanquantile(inexact(a), 0.5, axis, keepdims=keepdims)
 
 
 def _of_sorted(rule: Callable, a: Value, axis: Any, keepdims: bool, what: str) -> Value:
-    """`rule` of the elements in order, along axis 0: its result's last axes are those that stay."""
+    """Merge and sort the reduced axes as axis 0; apply `rule`, keeping the others."""
     a = as_array(a)
     axes = normalize_axes(axis, len(a.shape), what)
     x = merged(a, axes)
@@ -217,7 +217,7 @@ def _median(s: Value) -> Value:
 
 
 def _nan_of(s: Value, y: Value) -> Value:
-    """`y`, but NaN where a NaN stands among the elements: sorted, it is the last."""
+    """Replace `y` by NaN where the last, and so any, of the sorted elements is NaN."""
     if s.dtype.kind not in "fc":
         return y
     last = indexing.getitem(s, (-1,))
@@ -238,8 +238,8 @@ def _nearest_even(n: Any, q: Any) -> Any:
     return numpy.where((n * q - 1.5 == v) & (v % 2 == 1), v, v + 1)
 
 
-#: The place of the quantile q among n elements in order, by each method; where it has a fraction, the quantile
-#: lies between two elements.
+#: The position of the quantile q among n sorted elements, by each method; a fractional position means interpolation
+#: between two elements.
 QUANTILE_METHODS: dict[str, Callable] = {
     "linear": lambda n, q: (n - 1) * q,
     "interpolated_inverted_cdf": _between(0, 1),
@@ -255,7 +255,7 @@ QUANTILE_METHODS: dict[str, Callable] = {
     "higher": lambda n, q: numpy.ceil((n - 1) * q),
     "nearest": lambda n, q: numpy.rint((n - 1) * q),
 }
-#: The methods whose quantile is always one of the elements.
+#: Methods whose quantile is always one of the elements.
 DISCRETE_METHODS = {"inverted_cdf", "closest_observation", "lower", "higher", "nearest"}
 
 
@@ -263,7 +263,7 @@ DISCRETE_METHODS = {"inverted_cdf", "closest_observation", "lower", "higher", "n
 def quantile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
-    """`numpy.quantile`, by each of its methods; differentiable in `a`, and in `q` where the method interpolates."""
+    """`numpy.quantile`, all methods; differentiable in `a`, and `q` if interpolated."""
     return _quantile(a, _checked(q, 1, "quantile"), axis, method, keepdims, False, "quantile")
 
 
@@ -271,7 +271,7 @@ def quantile(
 def nanquantile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
-    """`numpy.nanquantile`: the quantile without NaNs; NaN where nothing is left."""
+    """`numpy.nanquantile`: the quantile, ignoring NaNs; NaN where nothing is left."""
     return _quantile(a, _checked(q, 1, "nanquantile"), axis, method, keepdims, True, "nanquantile")
 
 
@@ -279,7 +279,7 @@ def nanquantile(
 def percentile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
-    """`numpy.percentile`: the quantile of q / 100."""
+    """`numpy.percentile`: the quantile at q / 100."""
     return _quantile(a, _hundredth(q, "percentile"), axis, method, keepdims, False, "percentile")
 
 
@@ -287,7 +287,7 @@ def percentile(
 def nanpercentile(
     a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
 ) -> Value:
-    """`numpy.nanpercentile`: the percentile without NaNs; NaN where nothing is left."""
+    """`numpy.nanpercentile`: ignores NaNs; NaN where nothing is left."""
     return _quantile(a, _hundredth(q, "nanpercentile"), axis, method, keepdims, True, "nanpercentile")
 
 
@@ -297,10 +297,10 @@ def _hundredth(q: Value, what: str) -> Value:
 
 
 def _checked(q: Any, most: int, what: str) -> Value:
-    """The place of a quantile: a number, an array or a traced value; those that are known are checked."""
+    """Convert q to an array; check that known values are between 0 and `most`."""
     q = q if isinstance(q, (int, float)) else as_array(q)
     if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
-        raise ValueError(f"{what}: q lies between 0 and {most}, got {numpy.asarray(q).tolist()}")
+        raise ValueError(f"{what}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
     return q
 
 
@@ -313,7 +313,7 @@ def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_n
 
 
 def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:
-    weak = type(q) in WEAK_TYPES  # it does not decide the dtype of the result
+    weak = type(q) in WEAK_TYPES  # it does not determine the dtype of the result
     q, n, kept = as_array(q), s.shape[0], s.shape[1:]
     if skip_nan and s.dtype.kind == "f":
         n = sum(elementwise.logical_not(elementwise.isnan(s)), 0)
@@ -336,7 +336,7 @@ def _clipped(place: Value, n: Any) -> Value:
 
 
 def _at(s: Value, index: Value, own: bool) -> Value:
-    """The elements of each line of `s` at `index`; with `own`, each line has its own: the index's last axes."""
+    """Take elements of each line of `s` at `index`; `own`: indexed per line."""
     if not own or s.dtype.kind != "f":
         return indexing.getitem(s, (index,))
     columns = math.prod(s.shape[1:])
@@ -349,7 +349,7 @@ def _at(s: Value, index: Value, own: bool) -> Value:
 
 @implements(numpy.histogram_bin_edges)
 def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Value | None = None) -> Value:
-    """`numpy.histogram_bin_edges`. Edges that a rule chooses (`bins="auto"`) are values, without a derivative."""
+    """`numpy.histogram_bin_edges`; those of a rule ("auto") have no derivative."""
     a = ravel(as_array(a))
     if isinstance(bins, str):
         return numpy.histogram_bin_edges(*concrete((a, bins, range, weights), numpy.histogram_bin_edges))
@@ -371,12 +371,12 @@ def histogram_bin_edges(a: Value, bins: Any = 10, range: Any = None, weights: Va
 def histogram(
     a: Value, bins: Any = 10, range: Any = None, density: bool | None = None, weights: Value | None = None
 ) -> tuple[Value, Value]:
-    """`numpy.histogram`: `(counts, edges)`; with `weights`, their sums, differentiable in them."""
+    """`numpy.histogram`: `(counts, edges)`; differentiable in `weights` if given."""
     edges = histogram_bin_edges(a, bins, range, weights)
     a = ravel(as_array(a))
     count = typeof(edges).shape[0] - 1
-    # Bins include their left edges, and the last one its right edge too. Before the first and after the last bin
-    # there is one for what lies outside.
+    # Bins include their left edges, and the last one also its right edge. One more bin on each side collects the
+    # elements outside.
     place = searchsorted(edges, a, "right") - numpy.equal(a, edges[-1]).astype(INTP)
     ones = numpy.ones(typeof(a).shape, INTP) if weights is None else ravel(as_array(weights))
     sums = indexing.scatter_add_p.bind(ones, place, shape=(count + 2,))[1:-1]

@@ -1,7 +1,6 @@
-"""The methods of ufuncs on traced values: `np.add.reduce`, `np.multiply.outer` and so on, of any binary ufunc.
+"""Methods of binary ufuncs on traced values, such as `np.add.reduce`.
 
-Where NumPy has a function of its own for it (`np.sum`), that is what is meant; else the ufunc is applied slice by
-slice.
+If NumPy has an equivalent function (`np.sum`), that is called; otherwise the ufunc is applied slice by slice.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from minidiff.ops.shape import as_array, moveaxis, normalize_axis, reduced_axes,
 
 
 def _logsumexp(x: Value, axis: Any, keepdims: bool = False) -> Value:
-    """log(sum(exp(x))), where no exponential overflows."""
+    """log(sum(exp(x))), computed without overflow of the exponentials."""
     top = maximum_of(x, axis, keepdims=True)
     top = where(isfinite(top), top, 0.0)
     total = log(sum_of(exp(x - top), axis, keepdims=keepdims))
     return total + (top if keepdims else reshape(top, total.shape))
 
 
-#: The functions that some ufuncs' methods amount to.
+#: The functions equivalent to methods of some ufuncs.
 REDUCTIONS: dict[numpy.ufunc, Callable] = {
     numpy.add: numpy.sum,
     numpy.multiply: numpy.prod,
@@ -52,7 +51,7 @@ def reduce(
     initial: Any = None,
     where: Any = True,
 ) -> Value:
-    """`np.<ufunc>.reduce`: the ufunc between all elements along an axis (all axes: None)."""
+    """`np.<ufunc>.reduce`: combine elements along an axis (None: all) by the ufunc."""
     _check_binary(ufunc, "reduce")
     array, mask = _in_loop(ufunc, array, dtype), where
     function = NUMPY_FUNCTIONS.get(REDUCTIONS.get(ufunc))
@@ -82,7 +81,7 @@ def reduce(
 
 
 def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
-    """The array with what does not count replaced by what does not change anything."""
+    """Replace masked-out elements by the ufunc's identity, or else `initial`."""
     neutral = ufunc.identity if ufunc.identity is not None else initial
     if neutral is None:
         raise ValueError(f"{ufunc.__name__}.reduce has no identity, so where= needs initial=")
@@ -90,7 +89,7 @@ def _masked(ufunc: numpy.ufunc, array: Value, mask: Any, initial: Any) -> Value:
 
 
 def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = None) -> Value:
-    """`np.<ufunc>.accumulate`: the results of reducing ever more elements along an axis."""
+    """`np.<ufunc>.accumulate`: reduce the elements up to each along an axis."""
     _check_binary(ufunc, "accumulate")
     array = _in_loop(ufunc, array, dtype)
     t = typeof(array)
@@ -107,7 +106,10 @@ def accumulate(ufunc: numpy.ufunc, array: Value, axis: int = 0, dtype: Any = Non
 
 
 def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int = 0, dtype: Any = None) -> Value:
-    """`np.<ufunc>.reduceat`: the reductions from each index to the next, or one element where that is not larger."""
+    """`np.<ufunc>.reduceat`: reduce from each index to the next.
+
+    Where the next index is not larger, the result is the one element at the index.
+    """
     _check_binary(ufunc, "reduceat")
     array = _in_loop(ufunc, array, dtype)
     n = typeof(array).shape[axis]
@@ -124,7 +126,7 @@ def reduceat(ufunc: numpy.ufunc, array: Value, indices: Sequence[int], axis: int
 
 
 def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
-    """`np.<ufunc>.outer`: the ufunc between each element of A and each of B."""
+    """`np.<ufunc>.outer`: the ufunc of each pair of an element of A and one of B."""
     _check_binary(ufunc, "outer")
     A, B = as_array(A), as_array(B)
     A = A.reshape(A.shape + (1,) * B.ndim)
@@ -132,11 +134,11 @@ def outer(ufunc: numpy.ufunc, A: Value, B: Value, dtype: Any = None) -> Value:
 
 
 def _in_loop(ufunc: numpy.ufunc, array: Value, dtype: Any) -> Value:
-    """The array in the dtype that NumPy reduces it in, which is that of the result."""
+    """Convert the array to the dtype that NumPy reduces it in."""
     array = array if dtype is None else convert(array, dtype)
     return convert(array, ufunc.resolve_dtypes((None, typeof(array).dtype, None), reduction=True)[0])
 
 
 def _check_binary(ufunc: numpy.ufunc, method: str) -> None:
     if ufunc.nin != 2 or ufunc.nout != 1 or ufunc.signature is not None:
-        raise ValueError(f"np.{ufunc.__name__}.{method}: only functions of two numbers that return one have it")
+        raise ValueError(f"np.{ufunc.__name__}.{method}: only ufuncs with two inputs and one output have this method")

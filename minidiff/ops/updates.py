@@ -1,8 +1,8 @@
-"""Functional updates: `x.at[index].set(v)` and its like give a new value where NumPy would write into `x`.
+"""Functional updates: `x.at[index].set(v)` returns a new value.
 
-An index of slices and integers is updated in place of a copy (`update`); any other is reduced to integer arrays
-that index the first axes (`scatter_set`, `scatter_add`, `scatter_max`, `scatter_min`): where they do not stand in
-front, of the elements in one line.
+An index of slices and integers becomes an `update`. Any other index is reduced to integer arrays that index the first
+axes (`scatter_set`, `scatter_add`, `scatter_max`, `scatter_min`), or the flattened array if the indexed axes are not
+the first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # its families are looked up when a rule runs
+from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, running, typeof
 from minidiff.ops.base import Linear, add_all, zeros_like
 from minidiff.ops.elementwise import add, convert, divide, equal, multiply, negative, power, where
@@ -54,15 +54,15 @@ def _batch_update(primitive, args, batched, index):
     x, v = args
     if not batched[0]:
         x = broadcast_to(x, (size, *x.shape))
-    if batched[1]:  # a number for each: as many dimensions as there are to fill
+    if batched[1]:  # one value per batch element: pad it to the number of dimensions to fill
         fills = numpy.broadcast_to(0, x.shape[1:])[index].ndim + 1
         v = reshape(v, (*v.shape, *(1,) * (fills - v.ndim))) if v.ndim < fills else v
-    elif typeof(v).shape:  # one number fits everywhere
+    elif typeof(v).shape:  # a scalar fits every shape
         v = broadcast_to(v, (size, *v.shape))
     return primitive.bind(x, v, index=(slice(None), *index))
 
 
-#: x, with v at a known `index`.
+#: x with v at a known `index`.
 update_p = Linear("update", _update_impl, lambda x, v, index: (x.shape, x.dtype), _update_transpose, _batch_update)
 update_p.show_params = slice_p.show_params
 update_p.fits = lambda x, v, index: (
@@ -87,7 +87,7 @@ def _scatter_set_transpose(ct, operands):
 
 
 def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
-    """Where indices repeat, only the last value stays: whether each of `v` does."""
+    """A mask of the values in `v` that are kept: the last where indices repeat."""
     count = v.ndim - (len(x.shape) - len(indices))
     order = numpy.arange(math.prod(v.shape[:count])).reshape(v.shape[:count])
     places = numpy.zeros(x.shape[: len(indices)], order.dtype)
@@ -95,7 +95,7 @@ def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
     return reshape(kept, (*v.shape[:count], *(1,) * (v.ndim - count)))
 
 
-#: x, with v at integer `indices` of its first axes; where they repeat, the last value stays.
+#: x with v at integer `indices` of its first axes; where they repeat, the last value is kept.
 scatter_set_p = Linear(
     "scatter_set",
     _scatter_set_impl,
@@ -110,7 +110,7 @@ scatter_set_p.fits = indices_fit
 
 
 class ScatterExtremum(Primitive):
-    """x, at indices the maximum (minimum) of what is there and of v; what ties shares the derivative."""
+    """x with the maximum (minimum) of x and v at indices; ties share the derivative."""
 
     def __init__(self, name: str, ufunc: numpy.ufunc):
         def impl(x, v, *indices):
@@ -144,7 +144,7 @@ scatter_max_p.fits = scatter_min_p.fits = indices_fit
 
 
 class Order(Primitive):
-    """The order that sorts the last axis, equal elements staying in theirs: integers, so no derivative."""
+    """The stable argsort of the last axis: integers, so it has no derivative."""
 
     def jvp(self, primals, tangents, params):
         return self.bind(*primals), None
@@ -161,10 +161,10 @@ order_p = Order(
 
 
 def _products(v: Value, places: Value, size: int) -> Value:
-    """For each of `size` places the product of those of `v` (in one line) that go there, 1 where none does.
+    """The product of the elements of flat `v` for each of `size` places; 1 for none.
 
-    Sorted by place, products are taken over ever longer stretches, as long as the place is the same: exact also
-    where factors are zero, to any derivative.
+    Elements are sorted by place, then multiplied within runs of one place by doubling. Nothing is divided, so
+    derivatives of any order are exact at zeros too.
     """
     order = order_p.bind(places)
     places, v = gather_p.bind(places, order), gather_p.bind(v, order)
@@ -181,7 +181,7 @@ def _products(v: Value, places: Value, size: int) -> Value:
 
 
 class At:
-    """`x.at`: index it as you would index `x`, to say which elements an update is of."""
+    """`x.at`: index it like `x` to choose the elements to update."""
 
     __slots__ = ("x",)
 
@@ -196,10 +196,10 @@ class At:
 
 
 class Update:
-    """`x.at[index]`: its methods give x with other values at `index`; x itself stays as it is.
+    """`x.at[index]`, whose methods return x with other values at `index`.
 
-    Values broadcast to the shape of `x[index]`, and take the dtype of x. Where an index names an element more than
-    once, `set` keeps the last value, as NumPy does, and all others apply every one. Differentiable in x and in the
+    Values broadcast to the shape of `x[index]`, and take the dtype of x. If an index names an element more than once,
+    `set` keeps the last value, as NumPy does; all other methods apply every value. Differentiable in x and in the
     values.
 
     >>> import numpy as np
@@ -223,7 +223,7 @@ class Update:
         return getitem(self.x, self.index)
 
     def set(self, values: Value) -> Value:
-        """x, with `values` at the index."""
+        """x with `values` at the index."""
         if self.plan is None:
             return self._where(lambda x, v: v, values, "set")
         v = self._values(values, "set")
@@ -232,49 +232,49 @@ class Update:
         return self._scatter(scatter_set_p.bind, v)
 
     def add(self, values: Value) -> Value:
-        """x, with `values` added at the index."""
+        """x with `values` added at the index."""
         if self.plan is None:
             return self._where(add, values, "add")
         return self._add(self._values(values, "add"))
 
     def subtract(self, values: Value) -> Value:
-        """x, with `values` subtracted at the index."""
+        """x with `values` subtracted at the index."""
         if self.plan is None:
             return self._where(lambda x, v: add(x, negative(v)), values, "subtract")
         return self._add(negative(self._values(values, "subtract")))
 
     def multiply(self, values: Value) -> Value:
-        """x, multiplied by `values` at the index."""
+        """x multiplied by `values` at the index."""
         return self._by_products(multiply, values, "multiply")
 
     def divide(self, values: Value) -> Value:
-        """x, divided by `values` at the index."""
+        """x divided by `values` at the index."""
         return self._by_products(divide, values, "divide")
 
     def power(self, values: Value) -> Value:
-        """x, raised to the power of `values` at the index."""
+        """x raised to the power of `values` at the index."""
         return self._by_products(power, values, "power")
 
     def max(self, values: Value) -> Value:
-        """x, at the index the maximum of itself and of `values`."""
+        """x with the maximum of x and `values` at the index."""
         return self._extremum(scatter_max_p, numpy.maximum, values, "max")
 
     def min(self, values: Value) -> Value:
-        """x, at the index the minimum of itself and of `values`."""
+        """x with the minimum of x and `values` at the index."""
         return self._extremum(scatter_min_p, numpy.minimum, values, "min")
 
     def apply(self, function: Callable) -> Value:
-        """x, with `function(x[index])` at the index; the index must name no element twice."""
+        """x with `function(x[index])` at the index, which must not name an element twice."""
         if self.plan is None:
             return where(_mask_of(self.index, self.t), convert(function(self.x), self.t.dtype), self.x)
         if not self._names_each_once():
             raise ValueError(f"at[...].apply: the index {self.index!r} may name an element twice: apply it once")
         return self.set(convert(function(self.get()), self.t.dtype))
 
-    # ------------------------------------------------ how
+    # ------------------------------------------------ implementation
 
     def _values(self, values: Value, what: str) -> Value:
-        """Values of x's dtype, broadcast to the shape of `x[index]`."""
+        """Cast values to the dtype of x, and broadcast them to the shape of `x[index]`."""
         v, t = ops.shape.as_array(values), self.t
         weak = isinstance(values, (int, float, complex)) and not isinstance(values, (numpy.generic, bool))
         if not numpy.can_cast(numpy.result_type(t.dtype, values) if weak else v.dtype, t.dtype, "same_kind"):
@@ -306,7 +306,7 @@ class Update:
         return rest[:front] + numpy.broadcast_shapes(*[numpy.shape(i) for i in arrays.values()]) + rest[front:]
 
     def _scatter(self, bind: Callable, v: Value) -> Value:
-        """`bind(x, v, *indices)`, of integer arrays that index the first axes of x."""
+        """Call `bind(x, v, *indices)` with integer arrays that index the first axes of x."""
         basic, arrays, _ = self.plan
         if sorted(arrays) == list(range(len(arrays))) and all(i == slice(None) for i in basic):
             indices = checked_indices([arrays[k] for k in range(len(arrays))], self.t.shape)
@@ -315,9 +315,9 @@ class Update:
         return reshape(bind(line, reshape(v, (typeof(v).size,)), self._places()), self.t.shape)
 
     def _places(self) -> Value:
-        """The elements that the index names, in one line, by their number in x."""
+        """The flat positions in x of the elements that the index names."""
         numbers = numpy.arange(self.t.size).reshape(self.t.shape)
-        with nullcontext() if self._is_traced() else running(EVALUATE):  # known indices stay known
+        with nullcontext() if self._is_traced() else running(EVALUATE):  # keep known indices known
             places = getitem(numbers, self.index)
             return reshape(places, (typeof(places).size,))
 
@@ -339,7 +339,7 @@ class Update:
 
     def _by_products(self, function: Callable, values: Value, what: str) -> Value:
         if what == "divide" and self.t.dtype.kind not in "fc":
-            raise TypeError(f"at[...].divide: the quotient of a value of type {self.t} is not one; convert it first")
+            raise TypeError(f"at[...].divide: a value of type {self.t} cannot hold quotients; convert it first")
         if self.plan is None:
             return self._where(function, values, what)
         v = self._values(values, what)
@@ -357,11 +357,11 @@ class Update:
         return self._scatter(primitive.bind, v)
 
     def _where(self, function: Callable, values: Value, what: str) -> Value:
-        """Where the index is a traced mask, and `x[index]` has no known shape."""
+        """Update by `where` for a traced mask, as `x[index]` has no known shape."""
         v = self._values(values, what)
         if typeof(v).ndim:
             raise TypeError(
-                f"at[mask].{what}: the mask is traced, so that only one number can go to its places, not values of "
+                f"at[mask].{what}: the mask is traced, so it takes only a single number, not values of "
                 f"type {typeof(v)}; use np.where(mask, values, x)"
             )
         return where(_mask_of(self.index, self.t), function(self.x, v), self.x)
@@ -379,7 +379,7 @@ def _mask_of(mask: Value, t: ShapedArray) -> Value:
 
 
 def at(x: Value) -> At:
-    """`x.at`, of plain arrays too: `at(x)[index].set(v)` is x with v at `index`. See :class:`Update`.
+    """`x.at` for plain arrays too: `at(x)[index].set(v)`; see :class:`Update`.
 
     >>> import numpy as np
     >>> x = np.arange(4.0)
