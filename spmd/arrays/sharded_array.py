@@ -10,7 +10,7 @@ from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, global_type, laid_out
+from spmd.partition import PartitionSpec, global_type, with_sharding
 
 
 class ShardedArray(Tracer):
@@ -31,7 +31,7 @@ class ShardedArray(Tracer):
         self.mesh = mesh
         self.spec = spec
         self.data = data  # as the backend holds it, along `held`
-        self._type = laid_out(global_type(block, spec, mesh.shape), mesh, spec)
+        self._type = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @property
     def type(self) -> ShapedArray:
