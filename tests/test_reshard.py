@@ -294,8 +294,8 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda x: spmd.reshard(X, P("i")), TypeError, r"lies on no mesh.*write distribute\(x, mesh, spec\)"),
-        (lambda x: spmd.explain_reshard(X, P("i")), TypeError, "lies on no mesh"),
+        (lambda x: spmd.reshard(X, P("i")), TypeError, r"is on no mesh.*write distribute\(x, mesh, spec\)"),
+        (lambda x: spmd.explain_reshard(X, P("i")), TypeError, "is on no mesh"),
         (
             lambda x: spmd.reshard(x, P("z")),
             ValueError,
@@ -337,7 +337,7 @@ def test_errors(call, error, message):
 def test_blocks_in_a_body_are_moved_by_collectives(move):
     with pytest.raises(
         TypeError,
-        match=r"lays out whole arrays, outside of any body; in the body of <lambda>, over "
+        match=r"shards whole arrays, outside of any body; in the body of <lambda>, over "
         r"\('i', 'j'\), collectives move blocks: pscatter splits",
     ):
         spmd.shard_map(lambda b: move(b), mesh=MESH, in_specs=P("i"), out_specs=P("i"))(X)
