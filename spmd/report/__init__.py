@@ -1,1 +1,1 @@
-"""What a program communicates and how long that takes; and pictures of sharded arrays."""
+"""Reports of what a program communicates and how long it takes, and pictures of sharded arrays."""
