@@ -20,7 +20,7 @@ from spmd.partition import PartitionSpec, check_ndim, check_spec, check_whole
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     """Make a `ShardedArray` from the blocks that the ranks already have: this rank's is `block`. No block moves.
 
-    It is the inverse of `.local`: if ranks are simulated, `block` is the list of all ranks' blocks. A block is a tree of
+    It is the inverse of `.local`: if ranks are simulated, `block` lists the blocks of all ranks. A block is a tree of
     arrays, and `spec` a tree of partition specs that is a prefix of it. In each dimension the whole is as many times
     larger as there are ranks along the axes that split it. An array that its spec does not split is plain. Along axes
     that a spec does not name, ranks must have the same block: this is checked for simulated ranks, and for MPI ranks

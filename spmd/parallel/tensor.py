@@ -1,6 +1,6 @@
 """Tensor parallelism: features are split over the ranks, and with them the weights. All ranks see all examples.
 
-Three ways to multiply, for bodies of `shard_map`. With p ranks along the axis:
+There are three kinds of layer, for bodies of `shard_map`. With p ranks along the axis:
 
 ======================= ============== ================== ============== ================ =====================
 layer                   x              W, b               result         forward          backward
@@ -10,8 +10,8 @@ row_parallel            [n, k/p]       [k/p, m], [m]      [n, m]         psum   
 row_parallel_scattered  [n, k/p]       [k/p, m], [m/p]    [n, m/p]       psum_scatter     all_gather
 ======================= ============== ================== ============== ================ =====================
 
-The first two make a pair: a column-parallel layer, an activation, a row-parallel one, with one all-reduce each way. The
-third may follow itself: features are split along the same axis on both sides.
+The first two form a pair: a column-parallel layer, an activation, a row-parallel layer, with one all-reduce in each
+direction. The third may follow itself: its operand and its result are split along the same axis.
 
 Source: shard_map tutorial, "8-way tensor parallelism (TP)"; Shoeybi et al., "Megatron-LM: Training multi-billion
 parameter language models using model parallelism".
@@ -33,8 +33,8 @@ from spmd.partition import P
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
     """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks]: x is the same on all ranks, each has columns of W.
 
-    Forward nothing is communicated. Backward, the cotangent of x is the sum of what the ranks have: one `psum`, which
-    the types place where x meets W.
+    The forward pass communicates nothing. In the backward pass, the cotangent of x is the sum of the ranks' cotangents:
+    one `psum`, the transpose of the `pbroadcast` that the types insert where x meets W.
     """
     return dense(x, W, b)
 
@@ -56,7 +56,7 @@ def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
 
 
 def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
-    """`dense`, of whole arrays, for programs that know nothing of ranks: (x [n, k], W [k, m], b [m]) -> [n, m].
+    """`dense` on whole arrays, for programs without ranks: (x [n, k], W [k, m], b [m]) -> [n, m].
 
     x and the result are split by their second dimension, W and b by their first, along the mesh's axis.
 
@@ -73,11 +73,11 @@ def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
 
 
 def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)): parameters split by their first dimension along the
-    mesh's axis, inputs and targets by their second.
+    """The loss, as a function of (params, (inputs, targets)): all of these split along the mesh's axis.
 
-    `error(predictions, targets, axis)` is that of each example, whose features are split along the axis; `options` are
-    those of `shard_map`. Raises ValueError where ranks do not divide the number of features of a layer.
+    Parameters are split by their first dimension, inputs and targets by their second. `error(predictions, targets,
+    axis)` is the error of each example, whose features are split along the axis; `options` are those of `shard_map`.
+    Raises ValueError if the number of ranks does not divide the number of features of a layer.
 
     >>> import minidiff as md
     >>> from spmd.parallel.network import init_params
