@@ -1,4 +1,4 @@
-"""python -m spmd: what this program finds where it runs. python -m spmd run script.py: a script, as one job."""
+"""python -m spmd: report the environment. python -m spmd run script.py: run a script as one job."""
 
 import argparse
 import os
@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Run a script, or `-m` a module, with the arguments after it. That spmd is imported by now guards it wholly."""
+    """Run a script, or `-m` a module, with its arguments. spmd is imported already, and so guards it from its start."""
     is_module = argv[:1] == ["-m"]
     program = argv[is_module:]
     if not program:
