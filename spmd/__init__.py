@@ -1,4 +1,4 @@
-"""SPMD programs with named axes: one function, run on the blocks that each rank of a mesh holds."""
+"""SPMD programs: one function, run on every rank's blocks of its arguments."""
 
 from minidiff.location import add_library
 from spmd.agreement import check_invariant, checking

@@ -1,4 +1,7 @@
-"""python -m spmd: report the environment. python -m spmd run script.py: run a script as one job."""
+"""python -m spmd: report the environment; with run script.py, run a script.
+
+A script runs as one job: an exception on one rank ends all of them.
+"""
 
 import argparse
 import os
@@ -30,7 +33,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Run a script, or `-m` a module, with its arguments. spmd is imported already, and so guards it from its start."""
+    """Run a script, or `-m` a module, with its arguments.
+
+    spmd is imported before it, and so guards the job from the script's first line.
+    """
     is_module = argv[:1] == ["-m"]
     program = argv[is_module:]
     if not program:

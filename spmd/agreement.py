@@ -1,4 +1,4 @@
-"""Checks that ranks agree: on the calls that they make, and on values that must be the same on all."""
+"""Checks that ranks agree on their calls and on unmapped values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from spmd.partition import P
 
 
 class Call:
-    """The description of a user's call of `shard_map` that ranks compare before it runs for the first time.
+    """A description of a user's `shard_map` call, for ranks to compare.
 
-    It is a parameter of the operation, so that a compiled program compares when it runs, not when it is recorded, which
-    one rank may do alone. Nothing computed depends on it: as parameters, all calls are equal.
+    It is compared before the call runs for the first time. It is a parameter of the operation, so that a compiled
+    program compares when it runs, not when it is recorded, which one rank may do alone. Nothing computed depends on it:
+    as parameters, all calls are equal.
     """
 
     __slots__ = ("function", "lines", "agreed")
@@ -60,7 +61,7 @@ NO_CALL = Call("", None)
 
 
 def compare_call(params: dict) -> None:
-    """Raise DisagreementError on all ranks if they call a `shard_map`, with these parameters, differently."""
+    """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
     call = params.get("call", NO_CALL)
     if not call.agreed:
         call.compare(params["mesh"])
@@ -77,7 +78,10 @@ def fused_call(params: Sequence[dict]) -> Call:
 
 
 def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
-    """A function that returns the lines of a call to compare: `where` it maps, the specs, the arguments' types."""
+    """Return a function that describes a call as lines for ranks to compare.
+
+    `where` has the parameters that say where it maps.
+    """
 
     def lines() -> list[str]:
         sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
@@ -119,7 +123,10 @@ WIDTH = 16  # characters of a digest
 
 
 def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
-    """The texts of all processes of a mesh, in the order of ranks, cut to `longest` bytes. It is a barrier too."""
+    """The texts of all processes of a mesh, in the order of ranks.
+
+    Texts are cut to `longest` bytes. It is a barrier too.
+    """
     if mesh.backend == "simulated":
         return [text]
     mine = numpy.frombuffer(text.encode()[:longest].ljust(longest), numpy.uint8).reshape(1, longest)
@@ -128,12 +135,12 @@ def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:
-    """Check that `x` is the same on all ranks of the mesh, bit for bit and in its types, and return it.
+    """Check that `x` is the same on all ranks of the mesh, and return it.
 
-    Arguments of a `shard_map` must be the same on all ranks, and under MPI only the program can ensure that: a random
-    generator without a seed, or seeded by the rank, gives each rank other parameters. `x` is a tree of arrays; for a
-    `ShardedArray`, type and spec are compared, not the blocks, which differ by design. It is a collective of a few
-    bytes: every rank must call it. Simulated ranks always agree.
+    Values are compared bit for bit, with their types. Arguments of a `shard_map` must be the same on all ranks, and
+    under MPI only the program can ensure that: a random generator without a seed, or seeded by the rank, gives each
+    rank other parameters. `x` is a tree of arrays; for a `ShardedArray`, type and spec are compared, not the blocks,
+    which differ by design. It is a collective of a few bytes: every rank must call it. Simulated ranks always agree.
 
     Raises ValueError on all ranks, naming the first array that is not the same, and which ranks have which value.
 
@@ -153,9 +160,10 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
 
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks, beginning with `what`, with the first type that is not the same on all.
+    """Raise ValueError on all ranks if they have different types.
 
-    `types` has a list of descriptions for each rank in this process: under MPI one. It is a collective.
+    The message begins with `what`, and has the first type that differs. `types` has a list of descriptions for each
+    rank in this process: under MPI one. It is a collective.
     """
 
     def said(of_ranks: list[str]) -> list[str]:
@@ -169,7 +177,10 @@ def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
 
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
-    """Raise ValueError if ranks that differ only along axes other than `held` have different digests of an array."""
+    """Raise ValueError if ranks that must have the same block have different ones.
+
+    These are ranks with the same place along the axes `held`. `digests` has one for each rank.
+    """
     groups = defaultdict(dict)  # place along `held` -> the digest of each rank that must have the same block
     for rank, digest in enumerate(digests):
         place = coordinates_of(rank, mesh.shape)
@@ -194,12 +205,13 @@ checks_values: Callable[[], bool] = _checking.get
 
 @contextlib.contextmanager
 def checking() -> Iterator[None]:
-    """Check in every `shard_map` that ranks have the same unmapped values, bit for bit: `with spmd.checking():`.
+    """Check in every `shard_map` that ranks have the same unmapped values.
 
-    Unmapped arguments, and arrays that a body closes over, must be the same on all ranks. A random generator without a
-    seed, or a different file on each rank, makes them differ, and no other check notices. With the environment variable
-    SPMD_CHECKING=1 a whole program is checked, compiled functions too. It costs a hash of these values, and a message,
-    at each call; without it, nothing. Simulated ranks always agree.
+    The check is bit for bit, within `with spmd.checking():`. Unmapped arguments, and arrays that a body closes over,
+    must be the same on all ranks. A random generator without a seed, or a different file on each rank, makes them
+    differ, and no other check notices. With the environment variable SPMD_CHECKING=1 a whole program is checked,
+    compiled functions too. It costs a hash of these values, and a message, at each call; without it, nothing. Simulated
+    ranks always agree.
 
     Raises ValueError on all ranks, naming the argument, and which ranks have the same value of it.
 
@@ -217,10 +229,10 @@ def checking() -> Iterator[None]:
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:
-    """Raise ValueError on all ranks if blocks differ along an axis that they are not split along.
+    """Raise ValueError on all ranks if copies of a block differ.
 
-    `blocks` are (name in errors, this rank's block, the axes that it is split along). All ranks of the mesh must call
-    it.
+    Copies are blocks on ranks along axes that do not split the array. `blocks` are (name in errors, this rank's block,
+    the axes that it is split along). All ranks of the mesh must call it.
     """
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:

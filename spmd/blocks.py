@@ -18,13 +18,13 @@ from spmd.partition import PartitionSpec, check_ndim, check_spec, check_whole
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
-    """Make a `ShardedArray` from the blocks that the ranks already have: this rank's is `block`. No block moves.
+    """Make a `ShardedArray` from the blocks that the ranks already have.
 
-    It is the inverse of `.local`: if ranks are simulated, `block` lists the blocks of all ranks. A block is a tree of
-    arrays, and `spec` a tree of partition specs that is a prefix of it. In each dimension the whole is as many times
-    larger as there are ranks along the axes that split it. An array that its spec does not split is plain. Along axes
-    that a spec does not name, ranks must have the same block: this is checked for simulated ranks, and for MPI ranks
-    within `spmd.checking()`.
+    This rank's is `block`. No block moves. It is the inverse of `.local`: if ranks are simulated, `block` lists the
+    blocks of all ranks. A block is a tree of arrays, and `spec` a tree of partition specs that is a prefix of it. In
+    each dimension the whole is as many times larger as there are ranks along the axes that split it. An array that its
+    spec does not split is plain. Along axes that a spec does not name, ranks must have the same block: this is checked
+    for simulated ranks, and for MPI ranks within `spmd.checking()`.
 
     Under MPI every rank must call it, and types are compared. Raises ValueError on all ranks if blocks have different
     shapes or dtypes, saying which ranks have which, or if a spec does not fit; TypeError for traced blocks:
@@ -62,7 +62,10 @@ def _of_all_ranks(blocks: Any, mesh: Mesh) -> Sequence:
 
 
 def _described(x: Any) -> str:
-    """Describe a block's type, without raising: ranks compare descriptions before any of them raises."""
+    """Describe a block's type, without raising.
+
+    Ranks compare these before any of them raises.
+    """
     try:
         x = as_value(x)
     except TypeError:
@@ -71,7 +74,10 @@ def _described(x: Any) -> str:
 
 
 def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Mesh) -> Value:
-    """The array made from the blocks in this process: of all ranks, if they are simulated, or of this one."""
+    """The array made from the blocks in this process.
+
+    These are the blocks of all ranks, if they are simulated, or of this one.
+    """
     blocks = [as_named_value(x, f"from_local: {path}") for x in blocks]
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names
     if isinstance(blocks[0], Tracer):

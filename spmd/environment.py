@@ -1,4 +1,4 @@
-"""A report of the environment: versions, MPI, ranks, the backend and why it was chosen, and problems.
+"""A report of the environment: versions, MPI, ranks, the backend, and problems.
 
 `python -m spmd` prints it; under `mpirun -n 4 python -m spmd`, once for all ranks.
 """
@@ -48,9 +48,10 @@ class Process(NamedTuple):
 
 
 class Environment(NamedTuple):
-    """The report: facts by name, the ranks, and problems, each a sentence that says what to do.
+    """The report: facts by name, the ranks, and problems.
 
-    `works` says whether the processes that were started can communicate.
+    Each problem is a sentence that says what to do. `works` says whether the processes that were started can
+    communicate.
     """
 
     facts: dict[str, str]
@@ -68,9 +69,9 @@ class Environment(NamedTuple):
 
 
 def environment() -> Environment:
-    """The report of this process's environment. Under MPI it is a collective: every rank must call it.
+    """The report of this process's environment.
 
-    Missing packages and other problems are reported, not raised.
+    Under MPI it is a collective: every rank must call it. Missing packages and other problems are reported, not raised.
 
     >>> print(environment().facts['backend'])
     simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd
@@ -127,12 +128,18 @@ def _counted(n: int, thing: str) -> str:
 
 
 def _usable() -> set[int]:
-    """The numbers of the processors that this process may run on; a launcher may have bound it to a few."""
+    """The numbers of the processors that this process may run on.
+
+    A launcher may have bound it to a few.
+    """
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _process(rank: int, usable: Sequence[tuple[str, set[int]]]) -> Process:
-    """This rank's part of the report; `usable` has the host and the usable processors of each rank."""
+    """This rank's part of the report.
+
+    `usable` has the host and the usable processors of each rank.
+    """
     host, versions = socket.gethostname(), (platform.python_version(), numpy.__version__, minidiff.__version__)
     processors = set().union(*[numbers for name, numbers in usable if name == host])
     return Process(rank, host, len(processors), os.environ.get("OMP_NUM_THREADS", ""), versions)
@@ -190,7 +197,7 @@ def _shared(processes: Sequence[Process]) -> Iterator[str]:
 
 
 def _all_reduce(ranks: int) -> str:
-    """Run a sum over the ranks, through all layers; say whether it is right, and how long it takes."""
+    """Sum over the ranks, through all layers; say if it is right, and its time."""
     mesh = make_mesh((ranks,), ("ranks",))
     total = shard_map(lambda x: psum(x, "ranks"), mesh=mesh, in_specs=P("ranks"), out_specs=P())
     ones: Any = numpy.ones(ranks)

@@ -18,7 +18,10 @@ from spmd.shard_map import shard_map_p
 
 @rewrites_tapes(first=True)
 def sum_inside(tape: Tape) -> Tape:
-    """Turn partial sums, `out_specs=P(sum=...)`, into psums in the body, where they can be fused with others."""
+    """Turn partial sums, `out_specs=P(sum=...)`, into psums in the body.
+
+    There they can be fused with others.
+    """
     return with_equations(tape, [_summed_inside(eqn) for eqn in tape.equations])
 
 
@@ -67,7 +70,10 @@ def _alike(eqn: Equation) -> Any:
 
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
-    """Whether `taken` uses the value a with the spec and block type with which `made` returns it, wherever it does."""
+    """Whether a value passes between two shard_maps without resharding.
+
+    `taken` must use `a` with the spec and block type with which `made` returns it, wherever it does.
+    """
     spec, type = _outside(made)[a]
     blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
     return not spec.summed and all((s, t) == (spec, type) for x, s, t in blocks if x is a)
@@ -79,7 +85,10 @@ def _outside(eqn: Equation) -> dict[Var, Any]:
 
 
 def _fused(eqns: Sequence[Equation]) -> Equation:
-    """Fuse several shard_maps into one. An operand that several of them take with one spec, it takes once."""
+    """Fuse several shard_maps into one.
+
+    An operand that several of them take with one spec, it takes once.
+    """
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block
     inputs, in_specs, equations = [], [], []
@@ -108,7 +117,10 @@ def _fused(eqns: Sequence[Equation]) -> Equation:
 
 
 def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
-    """Yield a body's equations with renamed inputs (`names`) and new outputs, which are added to `names`."""
+    """Yield a body's equations, with inputs renamed by `names` and new outputs.
+
+    The new outputs are added to `names`.
+    """
     for eqn in body.equations:
         outputs = [Var(v.type) for v in eqn.outputs]
         inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]

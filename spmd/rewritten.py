@@ -1,4 +1,4 @@
-"""The tape that `jit` compiles, after its rewrites: a program with fewer collectives, to look at."""
+"""The tape that `jit` compiles, after its rewrites."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from minidiff.tape import Tape
 
 
 def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
-    """Apply `read` to a tape; for a function, return a function that applies it to the tape for its arguments.
+    """Apply `read` to a tape, or to the tape of a function.
 
-    With `optimized`, that is the tape that `jit` compiles.
+    For a function, return a function of its arguments. With `optimized`, that is the tape that `jit` compiles.
     """
     if isinstance(f, Tape):
         return read(f)
@@ -23,11 +23,11 @@ def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) ->
 
 
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
-    """A function that returns the tape that `jit` compiles for `f`: `rewritten(f)(*args) -> Tape`.
+    """A function that returns the tape that `jit` compiles for `f`.
 
-    Rewrites named in `without` are skipped; `bucket_bytes` is the most that one all-reduce sums (25 MB by default). All
-    names are in `minidiff.compiler.simplify.REWRITES`, all settings in its `SETTINGS`: an unknown rewrite raises
-    ValueError, an unknown setting TypeError.
+    So `rewritten(f)(*args)` is a Tape. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
+    all-reduce sums (25 MB by default). All names are in `minidiff.compiler.simplify.REWRITES`, all settings in its
+    `SETTINGS`: an unknown rewrite raises ValueError, an unknown setting TypeError.
 
     >>> import numpy as np
     >>> from collectives import psum

@@ -135,7 +135,7 @@ class ShardMap(Primitive):
     operands_agree = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
-        """Apply the operation, after resharding sharded arguments whose sharding differs from their spec."""
+        """Apply the operation, resharding sharded arguments to their specs first."""
         if not params["around"]:
             if current_interpreter() is EVALUATE:
                 compare_call(params)  # before anything is resharded
@@ -199,7 +199,7 @@ class ShardMap(Primitive):
     # ------------------------------------------------ reverse mode
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run what depends on known values only; record what depends on tangents as one linear equation."""
+        """Run the known part; record the linear part as one linear equation."""
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
         known = [i for i, x in enumerate(args) if not outside.owns(x)]
         linear = [i for i, x in enumerate(args) if outside.owns(x)]
@@ -339,7 +339,7 @@ class ShardMap(Primitive):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
-        """The shard_map with only the results that are used and the arguments that they need."""
+        """The shard_map with its used results only, and the arguments they need."""
         params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
         body = params["body"]
         if not isinstance(body, Tape):
@@ -410,10 +410,11 @@ def _show(specs: Specs) -> str:
 
 
 class LinearBody:
-    """A body linearised under `inside`, split into its known results and the tape of its linear results.
+    """A body linearised: its known results, and the tape of its linear results.
 
-    Known values that the tape uses are its residuals. A residual that is an input of the body, or was closed over, is
-    passed in again from outside; a view of one is recomputed on the tape; only the others become extra results.
+    It has run under `inside`. Known values that the tape uses are its residuals. A residual that is an input of the
+    body, or was closed over, is passed in again from outside; a view of one is recomputed on the tape; only the others
+    become extra results.
     """
 
     def __init__(
@@ -445,7 +446,10 @@ class LinearBody:
         self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
 
     def _define(self, x: Value) -> Var:
-        """Define a residual on the linear tape, as an input or as the result of a view; return its variable."""
+        """Define a residual on the linear tape, and return its variable.
+
+        It becomes an input, or the result of a view.
+        """
         var = self._names.setdefault(id(x), Var(typeof(x)))
         if var in self._defined:
             return var
@@ -487,13 +491,19 @@ class LinearBody:
 
 
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
-    """Divide a cotangent by the number of ranks that hold copies of it, unless the result was summed over them."""
+    """Divide a cotangent by the number of ranks with a copy of it.
+
+    Axes over which the result was summed do not count.
+    """
     copies = mesh.ranks.size(a for a in axes if a not in spec.axes and a not in spec.summed)
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
-    """Sum an unmapped input's cotangent over the ranks that got copies, except along axes summed on the way out."""
+    """Sum an unmapped input's cotangent over the ranks that got copies of it.
+
+    Axes along which it is summed on the way out are left out.
+    """
     axes = tuple(a for a in axes if a not in spec.axes and a not in spec.varying)
     return untyped_psum_p.bind(ct, **_axes_and_size(mesh.ranks, axes)) if axes else ct
 
@@ -535,7 +545,7 @@ def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], params: dic
 
 
 def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str, ...]) -> Value:
-    """Apply a collective over all of these axes to a value that enters or leaves the body."""
+    """Apply a collective to a value that enters or leaves the body."""
     if not axes:
         return x
     return interpreter.process(collective, [x], _axes_and_size(interpreter.mesh.ranks, axes))
@@ -547,7 +557,10 @@ def _axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
 
 
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
-    """Convert a result of the body to a value of the enclosing body, or to an array, plain or sharded."""
+    """Convert a body's result to a value outside.
+
+    That is a value of the enclosing body, if there is one, or an array, plain or sharded.
+    """
     ranks, outer = interpreter.mesh.ranks, interpreter.outer
     x = _across(interpreter, psum_p, x, spec.summed)
     further = None
@@ -577,7 +590,7 @@ def _unshared(x: Value, owners: set[int]) -> Value:
 
 
 def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
-    """A batched argument's value, with its batch axis right after the leading rank dimensions."""
+    """A batched argument's value, with its batch axis after the rank dimensions."""
     return x.value if x.axis == len(spec.lead) else moveaxis(x.value, x.axis, len(spec.lead))
 
 
@@ -668,7 +681,10 @@ def shard_map(
     known: dict[Any, tuple[Specs, Call]] = {}  # keyed by the call's parameters and the types of its arguments
 
     def checked(args: tuple, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
-        """Check the specs against `args`; return a spec for each array, and what ranks compare of the call."""
+        """Check the specs against `args`; return them, and the call to compare.
+
+        There is one spec for each array in `args`.
+        """
         _check_axes(paths, where)
         names = [path for path, _ in tree.flatten_with_paths(args, "args")[0]]
         specs = tree.broadcast_prefix(in_specs, args, is_spec, "in_specs")
@@ -729,7 +745,7 @@ DEPENDS_ON.append(_forgetting.get)
 
 @contextlib.contextmanager
 def without_types() -> Iterator[None]:
-    """Within `with without_types():`, treat every `shard_map` as one with `check_rep=False`."""
+    """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
     token = _forgetting.set(True)
     try:
         yield
@@ -738,7 +754,10 @@ def without_types() -> Iterator[None]:
 
 
 def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) -> dict:
-    """Parameters that say where a body runs: `mesh`, `axes`, the enclosing bodies' axes `around`, and `check_rep`."""
+    """Parameters that say where a body runs: mesh, axes, around, check_rep.
+
+    `around` has the axes of the enclosing bodies.
+    """
     scope = current_scope()
     if scope is None:
         if mesh is None:
@@ -765,7 +784,7 @@ def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) 
 
 
 def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
-    """The mesh of a shard_map inside the body of another, which must be the outer one's."""
+    """The mesh of a shard_map inside another's body: the outer one's."""
     outer = scope.bottom.mesh
     if mesh is not None and mesh is not outer:
         raise ValueError(
@@ -793,7 +812,7 @@ def _check_axis_names(axis_names: Collection[str], mesh: Mesh) -> None:
 
 
 def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
-    """Raise ValueError for a spec that names an axis that this shard_map does not map over."""
+    """Raise ValueError for a spec with an axis that this shard_map does not map over."""
     for path, spec in paths:
         _check_leaf(path, spec, where["mesh"])
         for a in sorted(spec.axes.union(spec.summed).difference(where["axes"])):

@@ -12,13 +12,13 @@ from spmd.partition import PartitionSpec, check_ndim
 def checked_result(
     x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
 ) -> tuple[Value, PartitionSpec]:
-    """Check a body's result against its spec; return it, with pbroadcasts inserted, and the spec.
+    """Check a body's result against its spec; return it, and the spec.
 
-    The result becomes varying along the axes that the spec splits. If it is invariant along an axis in `sum=`, it is
-    multiplied by the axis's size, and the returned spec sums over the other axes only. Booleans that are summed are
-    counted, as integers. `axes` are those that the body maps over; along axes of an enclosing body a result may vary
-    anyway. Raises VarianceError if the result may vary along one of `axes` that `spec` does not name; in an explicit
-    scope also if it is invariant along one that `spec` names.
+    Pbroadcasts are inserted into the returned result. The result becomes varying along the axes that the spec splits.
+    If it is invariant along an axis in `sum=`, it is multiplied by the axis's size, and the returned spec sums over the
+    other axes only. Booleans that are summed are counted, as integers. `axes` are those that the body maps over; along
+    axes of an enclosing body a result may vary anyway. Raises VarianceError if the result may vary along one of `axes`
+    that `spec` does not name; in an explicit scope also if it is invariant along one that `spec` names.
     """
     x = enter(x)
     if spec.summed and x.dtype == bool:

@@ -1,1 +1,1 @@
-"""Sharded arrays: how operations run on their shards, and how an array is resharded."""
+"""Sharded arrays: how operations run on shards, and how to reshard."""

@@ -1,4 +1,4 @@
-"""Resharding: change the sharding of an array by the collectives that move the fewest bytes.
+"""Resharding by the collectives that move the fewest bytes.
 
 A sharding gives for each dimension the mesh axes that it is split along, the last running fastest. A route from one
 sharding to another is a sequence of steps, each of them one collective:
@@ -60,7 +60,7 @@ SEARCHED = 3
 
 
 class Step(NamedTuple):
-    """One collective over `axes`, the sharding `after` it, and the `bytes` that each rank receives."""
+    """One collective: the sharding `after` it, and the `bytes` each rank receives."""
 
     collective: str
     axes: tuple[str, ...]
@@ -105,7 +105,10 @@ class Route(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
-    """The cheapest route between two shardings of an array: fewest bytes, then collectives, then steps."""
+    """The cheapest route between two shardings of an array.
+
+    It has the fewest bytes, then the fewest collectives, then the fewest steps.
+    """
     if have == want:
         return Route(())
     known = dict(sizes)
@@ -130,7 +133,7 @@ def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: 
 
 
 class OfOneRank(NamedTuple):
-    """An axis of size 1 that splits a dimension, and the equivalent sharding `without` it."""
+    """An axis of size 1 in a sharding, and the same sharding `without` it."""
 
     axis: str
     dim: int
@@ -139,7 +142,10 @@ class OfOneRank(NamedTuple):
 
 
 def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
-    """The axes of size 1 in a sharding, one after the other: a route removes them first and adds them last."""
+    """The axes of size 1 in a sharding, in the order of their removal.
+
+    A route removes them first, and adds them last.
+    """
     found = []
     for d, a in [(d, a) for d, split in enumerate(sharding) for a in split if sizes[a] == 1]:
         without = tuple(tuple(b for b in split if b != a) for split in sharding)
@@ -149,7 +155,7 @@ def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
 
 
 def _of_size(step: Step, nbytes: int, every: int) -> Step:
-    """Scale the bytes of a step, found for an array of `every**2` bytes, to one of `nbytes`."""
+    """Scale a step's bytes from an array of `every**2` bytes to one of `nbytes`."""
     return step._replace(bytes=step.bytes * nbytes // every**2)
 
 
@@ -211,7 +217,7 @@ def _changed(sharding: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
 
 
 def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
-    """The other shardings over the same axes that split each dimension into the same number of parts."""
+    """The other shardings over the same axes with the same number of parts."""
     parts = [part_count(axes, sizes) for axes in at]
     for order in itertools.permutations([a for axes in at for a in axes]):
         rest, after = list(order), []
@@ -231,11 +237,11 @@ def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
 
 
 def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple:
-    """The pairs (source, destination) of ranks along `axes` by which each gets its block."""
+    """The `perm` of a ppermute: (source, destination) pairs of ranks along `axes`."""
     places = list(itertools.product(*[range(sizes[a]) for a in axes]))
 
     def block(sharding: Dims, place: tuple[int, ...]) -> tuple:
-        """The index of the block on the rank at this place, counted along the axes that change places."""
+        """The index of the block on the rank at this place, along the axes that change."""
         coordinates = {**dict.fromkeys(sizes, 0), **dict(zip(axes, place))}
         return tuple(index_along(split, coordinates, sizes) for split in sharding)
 
@@ -258,7 +264,7 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Reshard `x` from the spec `have` to `want`, by a `shard_map` of the cheapest route's steps."""
+    """Reshard `x` from the spec `have` to `want`, by the cheapest route."""
     sharding = typeof(x).sharding
     if isinstance(x, BatchTracer) or (sharding is not None and sharding.is_element):
         return reshard_p.bind(x, mesh=mesh, have=have, want=want)
@@ -271,7 +277,10 @@ def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec
 
 
 def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
-    """Reshard the whole batch: its batch axis stays split along the axes that `want` does not use."""
+    """Reshard a whole batch, with elements split by `want`.
+
+    The batch axis stays split along the axes that `want` does not use.
+    """
     t = typeof(args[0])
     own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
     return resharded(args[0], mesh, own.of_batch(0, t.ndim, want))
@@ -313,7 +322,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
 
 
 def reshard(x: Any, spec: Any) -> Any:
-    """Split the same arrays by another `spec` over their mesh, with the cheapest collectives.
+    """Split arrays by another `spec` over their mesh, with the cheapest collectives.
 
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
     array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones. Differentiable:
@@ -370,9 +379,10 @@ def _gathered(x: Any) -> Any:
 
 
 def spec_of(x: Any) -> Any:
-    """The tree of the arrays' partition specs: `.spec` for sharded ones, `P()` for plain and replicated ones.
+    """The tree of the arrays' partition specs.
 
-    Use it as the `in_specs` of a `shard_map` that takes its arguments without moving data.
+    It has `.spec` for sharded arrays, and `P()` for plain and replicated ones. Use it as the `in_specs` of a
+    `shard_map` that takes its arguments without moving data.
 
     >>> import numpy as np
     >>> import spmd
@@ -391,7 +401,9 @@ def _spec_of(x: Any) -> PartitionSpec:
 
 
 def explain_reshard(x: Any, spec: PartitionSpec) -> str:
-    """The steps of `reshard(x, spec)`, each with the spec after it and the bytes that each rank receives.
+    """The steps of `reshard(x, spec)`, as text.
+
+    Each step shows the spec after it and the bytes that each rank receives.
 
     >>> import numpy as np
     >>> import spmd
@@ -418,7 +430,10 @@ def check_mesh(what: str, mesh: Any) -> None:
 
 
 def check_no_body(what: str) -> None:
-    """Raise TypeError if `what`, a function of whole arrays, is called in the body of a `shard_map`."""
+    """Raise TypeError if `what` is called in the body of a `shard_map`.
+
+    `what` is a function of whole arrays.
+    """
     scope = current_scope()
     if scope is not None:
         raise TypeError(

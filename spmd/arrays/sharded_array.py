@@ -47,9 +47,9 @@ class ShardedArray(Tracer):
 
     @property
     def as_split(self) -> ShardedArray:
-        """The same array with an ordinary spec: leading (`P.stacked`) dimensions become split dimensions.
+        """The same array, with leading (`P.stacked`) dimensions as split dimensions.
 
-        Its blocks do not move, and operations on it keep its sharding.
+        Its spec is an ordinary one. Its blocks do not move, and operations on it keep its sharding.
         """
         ranks, lead = self.mesh.ranks, len(self.spec.lead)
         shape = (*(1,) * lead, *ranks.block_shape(self.data, self.held))
@@ -57,7 +57,10 @@ class ShardedArray(Tracer):
         return ShardedArray(self.mesh, spec, ShapedArray(shape, self.dtype), ranks.reshape(self.data, self.held, shape))
 
     def gather(self) -> numpy.ndarray:
-        """The whole array, on every rank: a copy, which may be written into. Under MPI every rank must call it."""
+        """The whole array on every rank: a copy, which may be written into.
+
+        Under MPI every rank must call it.
+        """
         ranks = self.mesh.ranks
         lead = len(self.spec.lead)
         blocks = ranks.gather(self.data, self.held)
@@ -133,7 +136,10 @@ def _whole(x: Any) -> Any:
 
 
 def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a NumPy function would write into a sharded array: written to a gathered copy, the values are lost."""
+    """Whether a NumPy function would write into a sharded array.
+
+    It would write to a gathered copy, and the values would be lost.
+    """
     from minidiff.numpy.coverage import writing  # imported here, since most programs do not need it
 
     targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
@@ -141,7 +147,7 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 
 def _holds_others(x: Any) -> bool:
-    """Whether x has tracers that are not sharded arrays, also inside lists, tuples and dictionaries."""
+    """Whether x, or a container in it, has tracers other than sharded arrays."""
     if isinstance(x, (list, tuple)):
         return any(map(_holds_others, x))
     if isinstance(x, dict):

@@ -1,4 +1,4 @@
-"""Operations on sharded arrays, outside of any body: each runs as a `shard_map` of itself.
+"""Operations on sharded arrays: each runs as a `shard_map` of itself.
 
 A sharding rule gives each dimension of each operand and result a label, as the subscripts of an einsum do. A dimension
 without a label must be whole: the axes that split it may split another one instead. All dimensions of a label may be
@@ -74,7 +74,7 @@ Labels = tuple[Label, ...]  # one for each dimension of an array
 
 @dataclass(frozen=True)
 class Rule:
-    """The labels of the dimensions of an operation's operands and results, and how it runs on blocks."""
+    """The labels of an operation's operands and results, and how it runs on blocks."""
 
     operands: tuple[Labels, ...]
     results: tuple[Labels, ...]
@@ -97,7 +97,10 @@ def _numbered(types: Sequence[ShapedArray]) -> tuple[Labels, ...]:
 
 
 def _broadcast(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Elementwise with broadcasting: dimensions are aligned from the last; those that are stretched stay whole."""
+    """Elementwise operations with broadcasting.
+
+    Dimensions are aligned from the last; those that are stretched stay whole.
+    """
     out = outs[0]
     return Rule(tuple(_aligned(t.shape, out.shape) for t in types), _numbered(outs))
 
@@ -108,7 +111,7 @@ def _aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
 
 
 def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) -> Rules:
-    """Reductions along `axes`, which must be whole if there is no `reduce` between ranks."""
+    """Reductions along `axes`; without a `reduce` between ranks these are whole."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
@@ -120,7 +123,10 @@ def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) 
 
 
 def _extremum(reduce: Callable) -> Rules:
-    """Maximum or minimum along `axes`, which must be whole for complex numbers: collectives cannot order these."""
+    """Maximum or minimum along `axes`.
+
+    These must be whole for complex numbers, which collectives cannot order.
+    """
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         known = reduce if types[0].dtype.kind != "c" else None
@@ -134,7 +140,7 @@ def _transpose(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params
 
 
 def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """A group of dimensions that is reshaped into another group may stay split along its first dimension."""
+    """Reshape: a group of dimensions may stay split along its first one."""
     (x,), (out,) = types, outs
     before, after = [None] * x.ndim, [None] * out.ndim
     for d, e in _leading_pairs(x.shape, out.shape):
@@ -143,7 +149,10 @@ def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Match groups of dimensions with equal products in two shapes; yield the first of each group larger than 1."""
+    """Match groups of dimensions with equal products in two shapes.
+
+    Yields the first dimension larger than 1 of each group.
+    """
     if 0 in one:
         return
     dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
@@ -192,7 +201,7 @@ def _along(name: str) -> Rules:
 
 
 def _stacks(ndim: int) -> Rules:
-    """Operations on the last `ndim` dimensions: the leading (batch) dimensions may be split."""
+    """Operations on the last `ndim` dimensions: batch dimensions may be split."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         stack = tuple(range(types[0].ndim - ndim))
@@ -210,7 +219,7 @@ def _solve(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: di
 
 
 def _search(table: int) -> Rules:
-    """Elementwise look-ups in a table, the operand at this position, which must be whole."""
+    """Elementwise look-ups in a table, the operand `table`, which must be whole."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         labels = _numbered(types)
@@ -231,7 +240,7 @@ def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Slicing: if a slice of a split dimension is not alike in all blocks, the ranks that have it send it."""
+    """Slicing: a slice that differs between blocks is sent by the ranks that have it."""
     (t,) = types
     labels, cut, index = map(list, _sliced(params["index"], t.shape))
     entries = [k for k, i in enumerate(index) if i is not None]  # for each dimension, its entry of the index
@@ -274,7 +283,10 @@ def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Valu
 
 
 def _is_sent(i: int | slice, n: int, length: int) -> bool:
-    """Whether the ranks that have the places at `i`, of n, broadcast them; otherwise the dimension is gathered."""
+    """Whether the ranks that have the places at `i`, of n, broadcast them.
+
+    Otherwise the dimension is gathered.
+    """
     count = len(pieces(i, n, length))
     return count == 1 or (count <= MOST_SENT and len(range(n)[i]) < n - length)
 
@@ -284,7 +296,7 @@ def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
 
 
 def _kept_before(index: Sequence, k: int) -> int:
-    """The number of dimensions of the result that come from the entries of an index before entry k."""
+    """The number of result dimensions from the entries of an index before entry k."""
     return sum(not isinstance(i, int) for i in index[:k])
 
 
@@ -303,9 +315,10 @@ def _update(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: d
 def _sliced(
     index: tuple, shape: tuple[int, ...], in_blocks: Callable[[slice, int], bool] = in_step
 ) -> tuple[Labels, Labels, tuple]:
-    """The labels of an array of this shape, those of its slice at `index`, and the index on blocks.
+    """The labels of an array and of its slice, and the index on blocks.
 
-    A dimension may stay split if its slice satisfies `in_blocks`: it then takes the same places of each block.
+    The array has this shape, and is sliced at `index`. A dimension may stay split if its slice satisfies `in_blocks`:
+    it then takes the same places of each block.
     """
     labels: list[Label] = []
     cut: list[Label] = []
@@ -368,7 +381,10 @@ def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple
 
 
 def _scatter(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """x with values written at indices of its first dimensions, which must be whole, as must the indices."""
+    """Write values at indices of the first dimensions, which must be whole.
+
+    The indices must be whole, too.
+    """
     x, v, *indices = types
     rest = tuple(range(len(indices), x.ndim))
     values = (*[None] * (v.ndim - len(rest)), *rest)
@@ -384,7 +400,7 @@ def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], para
 
 
 def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tuple[Labels, list[Labels]], Labels]:
-    """The labels of broadcast indices, and of each of them; and those of the dimensions that are not indexed."""
+    """The labels of the indices, broadcast and each, and of the other dimensions."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
     variadic = tuple(("index", d) for d in range(len(wide)))
     each = [tuple(None if d is None else ("index", d) for d in _aligned(t.shape, wide)) for t in indices]
@@ -392,7 +408,7 @@ def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tu
 
 
 def _product(x: Value, axes: tuple[str, ...]) -> Value:
-    """The product between ranks: no collective multiplies, so each rank gathers all factors."""
+    """The product between ranks: no collective multiplies, so gather the factors."""
     return reduction.prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
 
 
@@ -491,7 +507,7 @@ def _update_by_select(x: Value, v: Value, index: tuple) -> Value:
 
 
 def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
-    """`scatter_set` as an elementwise select; the last of several values written to one place wins."""
+    """`scatter_set` as an elementwise select: the last value for a place wins."""
     wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
     count, rest = math.prod(wide), x.shape[len(indices) :]
     if not count:
@@ -542,11 +558,11 @@ Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and itemsize in by
 def choose(
     operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, stays: bool, sizes: Sizes
 ) -> Way:
-    """The cheapest way to split the labels of an operation, given the shardings of its operands.
+    """The cheapest way to split an operation's labels.
 
-    With `stays`, a way that moves no operand is preferred; otherwise the way that moves the fewest bytes, including
-    those for reducing results. Ties are broken by the most ranks that share the work, then by the most axes (for axes
-    of size 1).
+    It depends on the shardings of the operands. With `stays`, a way that moves no operand is preferred; otherwise the
+    way that moves the fewest bytes, including those for reducing results. Ties are broken by the most ranks that share
+    the work, then by the most axes (for axes of size 1).
     """
     kept = {label for labels, _, _ in results for label in labels}
     candidates = []
@@ -567,9 +583,10 @@ def choose(
 
 
 def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
-    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once.
+    """The ways to split labels as some operand is split, or along fewer axes.
 
-    A label may also gain the axes that split a dimension of the same operand that must become whole.
+    Each axis is used once. A label may also gain the axes that split a dimension of the same operand that must become
+    whole.
     """
     lengths: dict[Label, list[int]] = {}
     splits: dict[Label, set[tuple[str, ...]]] = {}
@@ -604,10 +621,10 @@ def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
-    """Run an operation on sharded operands as a `shard_map` of it; return None if no operand is sharded.
+    """Run an operation on sharded operands as a `shard_map` of it.
 
-    If the operands are on several meshes, those on another mesh than the first one's are gathered. Raises
-    LeakedTracerError for tracers of a transformation that has ended.
+    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
+    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
     """
     if interpreter.scope is not None:
         return None
@@ -669,7 +686,7 @@ _WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan d
 
 
 class Plan(NamedTuple):
-    """How an operation runs on blocks, as far as types, shardings and parameters determine it."""
+    """How an operation runs on blocks of given types and shardings."""
 
     routes: list[Route]  # one for each operand
     run: Callable | None  # takes the way, and the resharded blocks; None: the operation itself
@@ -683,7 +700,10 @@ class Plan(NamedTuple):
 
 
 def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, sizes: Sizes) -> Plan:
-    """The plan for operands of these types (for Python's numbers, Python's) and shardings."""
+    """The plan for operands of these types and shardings.
+
+    The types of Python's numbers are Python's.
+    """
     given, known = dict(params), dict(sizes)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
@@ -725,7 +745,7 @@ def _mapped(
     specs: Sequence[PartitionSpec],
     plan: Plan,
 ) -> Any:
-    """Run the operation as a `shard_map` whose `in_specs` are the specs that its arguments have."""
+    """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
     on_blocks = {**params, **plan.params}
 

@@ -1,4 +1,6 @@
-"""Example programs to run with `mpirun`: mpirun -n 4 python -m spmd.examples.data_parallel
+"""Example programs to run with `mpirun`.
+
+For example: mpirun -n 4 python -m spmd.examples.data_parallel
 
 =================  =======================================================
 data_parallel      the batch is split

@@ -1,4 +1,4 @@
-"""Checkpoints of a run on many ranks, so that it can be killed at any moment and resumed.
+"""Checkpoints of a run on many ranks, which can be killed and resumed.
 
     PATH/step-00000100/whole.npz        written by rank 0: arrays that are the same on all ranks
                        rank-00003.npz   written by rank 3: its blocks of sharded arrays
@@ -55,10 +55,11 @@ class CheckpointError(Exception):
 
 
 class Checkpoints:
-    """The saved steps of a run, in the directory `path` on a file system that all ranks share.
+    """The saved steps of a run, in the directory `path`.
 
-    `options` are the run's options that its numbers depend on; with the mesh they identify the run. All methods must be
-    called on all ranks of the mesh; if one rank fails, all raise the same CheckpointError.
+    All ranks share its file system. `options` are the run's options that its numbers depend on; with the mesh they
+    identify the run. All methods must be called on all ranks of the mesh; if one rank fails, all raise the same
+    CheckpointError.
     """
 
     def __init__(self, path: str | os.PathLike, mesh: spmd.Mesh, options: dict[str, Any]):
@@ -72,9 +73,10 @@ class Checkpoints:
     # ------------------------------------------------ saving
 
     def prepare(self) -> None:
-        """Check that steps can be saved, before there is a result that could be lost, and lock the directory.
+        """Check that steps can be saved, and lock the directory.
 
-        No other run can save there until `close` is called, or the process has ended in any way.
+        So an error comes before there is a result that could be lost. No other run can save there until `close` is
+        called, or the process has ended in any way.
         """
         self._on_all_ranks(self._try)
 
@@ -95,7 +97,10 @@ class Checkpoints:
             raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
 
     def _take_lock(self) -> None:
-        """Lock the file LOCK, which names its holder. The system unlocks it when the process ends."""
+        """Lock the file LOCK, which names its holder.
+
+        The system unlocks it when the process ends.
+        """
         with contextlib.ExitStack() as unless_taken:
             file = unless_taken.enter_context((self.path / LOCK).open("a+b"))
             try:
@@ -116,7 +121,10 @@ class Checkpoints:
             self._lock = file
 
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
-        """Save a step: arrays (of sharded ones, each rank saves its blocks), and notes, which must be JSON."""
+        """Save a step: arrays and notes.
+
+        Each rank saves its blocks of sharded arrays. Notes must be JSON.
+        """
         checksums = self._on_all_ranks(lambda: self._write(step, arrays, notes))
         said = everyone(self.mesh, json.dumps(checksums))
         self._on_all_ranks(lambda: self._complete(step, {k: v for text in said for k, v in json.loads(text).items()}))
@@ -195,7 +203,10 @@ class Checkpoints:
             raise CheckpointError(self._damaged(folder, error)) from error
 
     def _arrays(self, file: Path, step: int, rank: int | str) -> tuple[dict[str, Any], str]:
-        """Read the arrays in a file, which must be of this run, step and rank; return them and their checksum."""
+        """Read the arrays in a file; return them and their checksum.
+
+        The file must be of this run, step and rank.
+        """
 
         def read(opened: BinaryIO) -> tuple[dict, dict[str, Any]]:
             with np.load(opened, allow_pickle=False) as archive:
@@ -253,7 +264,10 @@ class Checkpoints:
         return sorted(int(f.name[5:]) for f in found if not complete or (f / COMPLETE).exists())
 
     def _on_all_ranks(self, act: Callable) -> Any:
-        """Call `act` on all ranks, and wait for all of them. If it fails on one, raise its error on all."""
+        """Call `act` on all ranks, and wait for all of them.
+
+        If it fails on one, its error is raised on all.
+        """
         result, failure = None, ""
         try:
             result = act()
@@ -291,7 +305,10 @@ def _replace(file: Path, write: Callable) -> None:
 
 
 def _placed(data: np.ndarray, like: Any) -> Any:
-    """The saved data as an array with the sharding of `like`. Raises ValueError for other shapes or dtypes."""
+    """The saved data as an array with the sharding of `like`.
+
+    Raises ValueError for other shapes or dtypes.
+    """
     expected = np.asarray(like.data if isinstance(like, ShardedArray) else like)
     if (data.shape, data.dtype) != (expected.shape, expected.dtype):
         raise ValueError(f"{data.dtype} of shape {data.shape}, not {expected.dtype} of shape {expected.shape}")

@@ -1,4 +1,4 @@
-"""The common part of the examples: options, the digits, the training loop, progress, and resuming a run.
+"""The common part of the examples: options, data, training loop, progress.
 
 Each example describes itself by an `Example`; its script calls `main` with that.
 """
@@ -61,9 +61,10 @@ class Example:
 
 
 def load_digits(rng: np.random.Generator, classes: int) -> tuple:
-    """Training and held-out (images [n, 64], targets [n, classes]), shuffled; targets are one-hot.
+    """Shuffled (images [n, 64], targets [n, classes]), for training and held out.
 
-    With more than ten classes, those beyond ten never occur: they make the number of outputs divisible by the ranks.
+    Targets are one-hot. With more than ten classes, those beyond ten never occur: they make the number of outputs
+    divisible by the ranks.
     """
     with resources.files("spmd.examples").joinpath("data/digits.npz").open("rb") as file:
         data = np.load(file)
@@ -93,7 +94,10 @@ class Batches:
 
 @dataclass
 class Run:
-    """The state of training. Under MPI, `params` and `velocity` may be sharded; the rest is the same on all ranks."""
+    """The state of training.
+
+    Under MPI, `params` and `velocity` may be sharded; the rest is the same on all ranks.
+    """
 
     params: Any
     velocity: Any
@@ -130,7 +134,10 @@ class Run:
 
 
 def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
-    """The initial state: every rank draws the same numbers, and keeps its blocks of the parameters."""
+    """The initial state of training.
+
+    Every rank draws the same numbers, and keeps its blocks of the parameters.
+    """
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
@@ -143,7 +150,10 @@ def whole(x: Any) -> Any:
 
 
 def accuracy(example: Example, run: Run) -> float:
-    """The fraction of held-out images that are classified correctly. Under MPI this is a collective."""
+    """The fraction of held-out images that are classified correctly.
+
+    Under MPI this is a collective.
+    """
     images, targets = run.held_out
     logits = predict(example.restored(md.tree.map(whole, run.params)), images)
     return float(np.mean(np.argmax(logits, axis=1) == np.argmax(targets, axis=1)))
@@ -159,10 +169,11 @@ def train(
     jit: bool = False,
     progress: bool = False,
 ) -> Run:
-    """Train for `steps` steps in all. With `checkpoint`, a directory, resume the run that was saved there.
+    """Train for `steps` steps in all.
 
-    The run is saved every `every` steps, and at the end. Raises CheckpointError if the saved run is damaged, or was
-    made with other options, or if another run is saving there.
+    With `checkpoint`, a directory, resume the run that was saved there. The run is saved every `every` steps, and at
+    the end. Raises CheckpointError if the saved run is damaged, or was made with other options, or if another run is
+    saving there.
     """
     run = start(example, mesh, seed)
     same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}

@@ -1,4 +1,4 @@
-"""Parallel training: what each strategy splits over the ranks, and what it communicates.
+"""Parallel training: what each strategy splits, and what it communicates.
 
 Each file has the building blocks of one parallelism, for use in bodies of `shard_map`, and the loss of one network
 built from them, as a function of (params, (inputs, targets)). The network is that of `network.py`, with the squared

@@ -1,8 +1,9 @@
-"""Expert parallelism: a layer has many experts, split over the ranks, and each token is sent to one of them.
+"""Expert parallelism: each token is sent to one of many experts.
 
-Tokens are split over the same ranks. A router chooses an expert for each token. An expert takes at most `capacity`
-tokens from each rank: so all messages have one size, and one `all_to_all` sends the tokens, another returns the
-experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the layer expects.
+The experts of a layer are split over the ranks. Tokens are split over the same ranks. A router chooses an expert for
+each token. An expert takes at most `capacity` tokens from each rank: so all messages have one size, and one
+`all_to_all` sends the tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual
+connection around the layer expects.
 
 Forward: 2 `all_to_all` of experts * capacity * d numbers on each rank. Backward: as many, the other way; and a `psum`
 of the gradient of the router, which is the same on all ranks.
@@ -23,10 +24,10 @@ from minidiff.nn import one_hot, softmax
 
 
 def routed(probabilities: Any, capacity: int) -> Any:
-    """Route tokens to experts: [tokens, experts] -> [tokens, experts, capacity], 1 at each token's expert and place.
+    """Route tokens to experts: [tokens, experts] -> [tokens, experts, capacity].
 
-    Each token goes to its most probable expert, in the order of tokens; tokens beyond an expert's capacity are dropped:
-    all zeros.
+    The result is 1 at each token's expert and its place there, else 0. Each token goes to its most probable expert, in
+    the order of tokens; tokens beyond an expert's capacity are dropped: all zeros.
 
     >>> places = routed(np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]), capacity=2)
     >>> [tuple(map(int, np.argwhere(token)[0])) if token.any() else None for token in places]
@@ -39,11 +40,11 @@ def routed(probabilities: Any, capacity: int) -> Any:
 
 
 def mixture_of_experts(expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str) -> Any:
-    """A layer of experts, for the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
+    """A layer of experts: [tokens / ranks, d] -> [tokens / ranks, d].
 
-    `expert(params, x)` applies one expert to tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
-    [experts / ranks, …]. `router` [d, experts] is the same on all ranks. A token's result is its expert's output times
-    the probability that the router gave to this expert.
+    It is called in the body of a `shard_map`. `expert(params, x)` applies one expert to tokens [n, d]; `params` are
+    those of this rank's experts, stacked: leaves [experts / ranks, …]. `router` [d, experts] is the same on all ranks.
+    A token's result is its expert's output times the probability that the router gave to this expert.
     """
     probabilities = softmax(x @ router)
     places = routed(probabilities, capacity)

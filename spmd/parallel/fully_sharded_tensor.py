@@ -25,11 +25,11 @@ from spmd.partition import P
 def fully_sharded_tensor_parallel(
     mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
 ) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)), on a mesh with axes for the batch and for features.
+    """The loss, as a function of (params, (inputs, targets)).
 
-    Parameters are split by their first dimension over both axes, `P((features, batch))`; inputs and targets
-    `P(batch, features)`. The arguments are those of `fully_sharded` and `tensor_parallel`. Raises ValueError if the
-    number of ranks does not divide the dimensions that they split.
+    The mesh has an axis for the batch and one for features. Parameters are split by their first dimension over both
+    axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
+    and `tensor_parallel`. Raises ValueError if the number of ranks does not divide the dimensions that they split.
 
     >>> import minidiff as md
     >>> from spmd.parallel.network import init_params

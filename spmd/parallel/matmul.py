@@ -1,4 +1,4 @@
-"""Matrix products of operands split along a mesh axis: by one collective, or step by step.
+"""Matrix products of split operands, by one collective or step by step.
 
 All six are called inside a `shard_map` body. There are two ways to contract the split dimension k:
 
@@ -61,10 +61,10 @@ UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 
 
 def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """``lhs @ all_gather(rhs)``: each rank gathers `rhs`, and multiplies it by its own rows of `lhs`.
+    """``lhs @ all_gather(rhs)``.
 
-    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`.
-    Raises ValueError if the shapes do not fit.
+    Each rank gathers `rhs`, and multiplies it by its own rows of `lhs`. Shapes on n ranks: ``[m/n, k], [k/n, p] ->
+    [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`. Raises ValueError if the shapes do not fit.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -81,10 +81,11 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 
 
 def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_all_gather` in n steps: blocks of `rhs` go up the ring, and are multiplied on each rank.
+    """:func:`matmul_all_gather` in n steps.
 
-    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
-    with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` with it.
+    Blocks of `rhs` go up the ring, and each rank multiplies them as they arrive. Shapes on n ranks: ``[m/n, k], [k/n,
+    p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started with. It sends the block on to rank i
+    + 1, and adds the product of the matching columns of `lhs` with it.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -100,10 +101,11 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
 
 
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_all_gather_overlapped`, with the first half of each block going up, the second down.
+    """:func:`matmul_all_gather_overlapped` with halves of blocks.
 
-    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
-    rows that rank i - s started with, and the second half of those of rank i + s.
+    The first half of each block goes up, the second down. Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n
+    even. After s steps rank i holds the first half of the rows that rank i - s started with, and the second half of
+    those of rank i + s.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -138,10 +140,11 @@ def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, w
 
 
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """``psum_scatter(lhs @ rhs)``: each rank's product is a summand of the result, and it gets its own rows.
+    """``psum_scatter(lhs @ rhs)``.
 
-    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
-    whole product, [m, p]. Raises ValueError if the shapes do not fit.
+    Each rank's product is a summand of the result, and it gets its own rows. Shapes on n ranks: ``[m, k/n], [k/n, p] ->
+    [m/n, p]``; all vary along the axis. Every rank holds a summand of the whole product, [m, p]. Raises ValueError if
+    the shapes do not fit.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -159,11 +162,11 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 
 
 def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter` in n steps: sums of blocks of rows go down the ring, and accumulate.
+    """:func:`matmul_psum_scatter` in n steps.
 
-    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
-    the sum of the summands of the s ranks above it and its own. It sends the sum on to rank i - 1, and meanwhile
-    computes the product that it adds to the next sum.
+    Sums of blocks of rows go down the ring, and accumulate. Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``.
+    After s steps rank i holds, for the rows of rank i + s + 1, the sum of the summands of the s ranks above it and its
+    own. It sends the sum on to rank i - 1, and meanwhile computes the product that it adds to the next sum.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -180,10 +183,11 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
 
 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """:func:`matmul_psum_scatter_overlapped`, with sums of the first half of each block going up, the second down.
+    """:func:`matmul_psum_scatter_overlapped` with halves of blocks.
 
-    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
-    of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
+    Sums of the first half of each block go up, the second down. Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``,
+    m/n even. After s steps rank i holds sums for the first half of the rows of rank i - s - 1, and for the second half
+    of those of rank i + s + 1.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -225,7 +229,7 @@ def _neighbour(here: Value, by: int, n: int) -> Value:
 
 
 def _part(x: Value, owner: Value, size: int, part: int, parts: int, axis: int) -> Value:
-    """The slice of x along an axis that is one of equal parts of the `size` elements of the rank `owner`."""
+    """One of equal parts of the `size` elements of rank `owner`, along an axis of x."""
     start, each = owner * size, size // parts
     return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
 

@@ -1,7 +1,7 @@
-"""The network that the other files distribute: dense layers with relu between them, and its losses.
+"""The network that the other files distribute, and its losses.
 
-`predict` takes the dense layer as an argument: each parallelism passes its own, and the rest does not change. The
-errors take the mesh axis along which features are split, if they are.
+It has dense layers with relu between them. `predict` takes the dense layer as an argument: each parallelism passes its
+own, and the rest does not change. The errors take the mesh axis along which features are split, if they are.
 
 Source: shard_map tutorial, "Neural networks".
 """
@@ -22,7 +22,10 @@ Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
 
 
 def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
-    """The axes of a mesh. Raises ValueError if it does not have one for each of the names, which say their use."""
+    """The axes of a mesh, one for each name.
+
+    Raises ValueError if it has more or fewer; the names say their use.
+    """
     if len(mesh.axis_names) != len(names):
         example = f"make_mesh({(2,) * len(names)}, {names})"
         axes = f"{len(names)} axes, for {' and '.join(names)}" if len(names) > 1 else f"one axis, for {names[0]}"
@@ -57,9 +60,9 @@ def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> An
 
 
 def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
-    """The sum of squared differences for each example: [n, outputs], [n, outputs] -> [n].
+    """The sum of squared differences: [n, outputs], [n, outputs] -> [n].
 
-    With `axis`, outputs are split along that axis of the mesh: one `psum`.
+    There is one for each example. With `axis`, outputs are split along that axis of the mesh: one `psum`.
 
     >>> squared_error(np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2)))
     array([ 5., 25.])
@@ -68,10 +71,10 @@ def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> An
 
 
 def cross_entropy(logits: Any, targets: Any, axis: str | None = None) -> Any:
-    """-log of the probability of the right class, for each example: [n, classes], [n, classes] -> [n].
+    """-log of the right class's probability: [n, classes], [n, classes] -> [n].
 
-    The targets of an example sum to one. With `axis`, classes are split along that axis of the mesh: one `pmax`, two
-    `psum`s.
+    There is one for each example. The targets of an example sum to one. With `axis`, classes are split along that axis
+    of the mesh: one `pmax`, two `psum`s.
 
     >>> cross_entropy(np.zeros((1, 4)), np.eye(4)[:1]) / np.log(2)
     array([2.])
@@ -88,6 +91,9 @@ def _over_ranks(x: Any, axis: str | None) -> Any:
 
 
 def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error) -> Any:
-    """The mean error over the examples. Every parallelism computes the same value, and the same gradients."""
+    """The mean error over the examples.
+
+    Every parallelism computes the same value, and the same gradients.
+    """
     inputs, targets = batch
     return np.mean(error(predict(params, inputs), targets))

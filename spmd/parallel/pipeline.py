@@ -1,10 +1,10 @@
-"""Pipeline parallelism (GPipe): layers are split over the ranks, which work on different microbatches at a time.
+"""Pipeline parallelism (GPipe).
 
-A rank is a stage: it has some consecutive layers, and for each of them a slot in its `state`. At each tick every layer
-processes the microbatch in its slot; then all microbatches move on by one slot, from the last of a stage to the first
-of the next by a `ppermute`. With M microbatches and L layers that takes M + L - 1 ticks, and each layer is busy in M
-of them. The rest, a fraction (L - 1) / (M + L - 1) of the time, is the bubble: a layer then computes on filler values,
-and its result is not used.
+Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
+consecutive layers, and for each of them a slot in its `state`. At each tick every layer processes the microbatch in its
+slot; then all microbatches move on by one slot, from the last of a stage to the first of the next by a `ppermute`. With
+M microbatches and L layers that takes M + L - 1 ticks, and each layer is busy in M of them. The rest, a fraction (L -
+1) / (M + L - 1) of the time, is the bubble: a layer then computes on filler values, and its result is not used.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -26,11 +26,11 @@ from spmd.partition import P
 
 
 def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
-    """Apply the layers of all stages in turn to the microbatches of all stages, in the body of a `shard_map`.
+    """Apply the layers of all stages in turn to the microbatches of all stages.
 
-    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches` [k, …] are this
-    stage's share of them; the result is the same share of the results, [k, …]. The result of `layer(params, x)` has
-    the shape of x.
+    It is called in the body of a `shard_map`. `params` are those of this stage's layers, stacked: leaves [layers per
+    stage, …]. `microbatches` [k, …] are this stage's share of them; the result is the same share of the results, [k,
+    …]. The result of `layer(params, x)` has the shape of x.
 
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
     the first. Results are written into the last stage's share, and move in the same way: each share arrives where it
@@ -58,7 +58,9 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:
-    """(first, inner, last) layers, the inner ones stacked: weights [layers, n, n], biases [layers, n] for n features.
+    """(first, inner, last) layers, the inner ones stacked.
+
+    With n features their weights are [layers, n, n], their biases [layers, n].
 
     >>> from spmd.parallel.network import init_params
     >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
@@ -78,12 +80,13 @@ def unstacked_layers(params: tuple) -> list[Layer]:
 def pipeline_parallel(
     mesh: spmd.Mesh, error: Callable = squared_error, microbatch: int = 8, **options: Any
 ) -> Callable:
-    """The loss, as a function of (stacked_layers(params), (inputs, targets)): inner layers split along the mesh's axis.
+    """The loss, as a function of (stacked_layers(params), (inputs, targets)).
 
-    The first and last layers, which have other shapes, are on all ranks, and each rank applies them to its shard of the
-    batch. The batch is split along the same axis: each stage has a share of the microbatches, of `microbatch` examples
-    each. `error(predictions, targets)` is the error of each example; `options` are those of `shard_map`. Raises
-    ValueError if the number of stages does not divide the inner layers or the batch, or `microbatch` a stage's shard.
+    Inner layers are split along the mesh's axis. The first and last layers, which have other shapes, are on all ranks,
+    and each rank applies them to its shard of the batch. The batch is split along the same axis: each stage has a share
+    of the microbatches, of `microbatch` examples each. `error(predictions, targets)` is the error of each example;
+    `options` are those of `shard_map`. Raises ValueError if the number of stages does not divide the inner layers or
+    the batch, or `microbatch` a stage's shard.
 
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')

@@ -29,9 +29,10 @@ from minidiff.nn import softmax
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
-    """The mean of the values v for each query and head, weighted by how well the query q matches their keys k.
+    """The mean of the values v for each query and head.
 
-    [queries, heads, d], [tokens, heads, d], [tokens, heads, d] -> [queries, heads, d].
+    The weights say how well the query q matches their keys k. [queries, heads, d], [tokens, heads, d], [tokens, heads,
+    d] -> [queries, heads, d].
 
     >>> q, k, v = np.zeros((1, 1, 2)), np.ones((3, 1, 2)), np.arange(6.0).reshape(3, 1, 2)
     >>> attention(q, k, v)
@@ -45,7 +46,7 @@ def _scores(q: Any, k: Any) -> Any:
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens that are split along `axis`: [tokens / ranks, heads, d] each -> the same.
+    """`attention` of tokens split along `axis`: 3 x [tokens / ranks, heads, d] -> one.
 
     Heads are independent. So an `all_to_all` exchanges tokens for heads: each rank then has all tokens of some heads,
     and applies attention to these; a second `all_to_all` reverses the exchange. The number of ranks must divide the
@@ -56,7 +57,7 @@ def attention_by_heads(q: Any, k: Any, v: Any, axis: str) -> Any:
 
 
 def ring_attention(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens that are split along `axis`: [tokens / ranks, heads, d] each -> the same.
+    """`attention` of tokens split along `axis`: 3 x [tokens / ranks, heads, d] -> one.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
     its own queries. No rank ever has all tokens. The weights are exponentials: they are kept relative to the largest

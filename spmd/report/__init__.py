@@ -1,1 +1,1 @@
-"""Reports of what a program communicates and how long it takes, and pictures of sharded arrays."""
+"""Reports of communication and its time, and pictures of sharded arrays."""

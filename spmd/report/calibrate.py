@@ -37,13 +37,13 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = 5,
 ) -> CostModel:
-    """A :class:`CostModel` of the available ranks: measure collectives at several sizes, and fit alpha and beta.
+    """A :class:`CostModel` fitted to measurements on the available ranks.
 
-    `axis_name` gives the axes that they run along, by default all. `sizes` are bytes of the whole (K in
-    `collectives.cost`: the result of an all-gather, the operand of the others). Each case runs `repeats` times; its
-    time is that of the slowest rank, and the median over the repeats. The fit is robust too: a few outliers hardly
-    change `alpha` and `beta` (`fit_costs`). All ranks must call it with the same arguments, and all get the same model;
-    an error on one is an error on all.
+    Collectives are measured at several sizes, and alpha and beta are fitted. `axis_name` gives the axes that they run
+    along, by default all. `sizes` are bytes of the whole (K in `collectives.cost`: the result of an all-gather, the
+    operand of the others). Each case runs `repeats` times; its time is that of the slowest rank, and the median over
+    the repeats. The fit is robust too: a few outliers hardly change `alpha` and `beta` (`fit_costs`). All ranks must
+    call it with the same arguments, and all get the same model; an error on one is an error on all.
 
     On MPI ranks this measures MPI and the network beneath it. On simulated ranks it measures copies in this process's
     memory, for all ranks one after the other: that is not a network, and `print(model)` says so.
@@ -114,7 +114,10 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
 
 
 def _count(name: str, size: int, n: int) -> int:
-    """How many numbers each rank passes, so that the whole has `size` bytes, rounded up to equal parts."""
+    """How many numbers each rank passes, for a whole of `size` bytes.
+
+    The whole is rounded up to equal parts.
+    """
     if name in ("psum", "ppermute"):
         return -(-size // ITEM)
     each = -(-size // (ITEM * n))
@@ -122,7 +125,7 @@ def _count(name: str, size: int, n: int) -> int:
 
 
 def _time(mesh: Mesh, case: _Case) -> float:
-    """Seconds for one call, averaged over a few successive calls: equally many on all ranks."""
+    """Seconds for one call, averaged over a few, equally many on all ranks."""
     calls = 4 if case.nbytes < 65536 else 1
     _maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together
     start = time.perf_counter()
@@ -137,7 +140,7 @@ def _maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
 
 
 def _agree(mesh: Mesh, error: Exception | None, plan: list, repeats: int) -> None:
-    """Raise on all ranks if one has an error, or if they are about to measure different things."""
+    """Raise on all ranks if one has an error, or if their measurements differ."""
     number = float(zlib.crc32(repr((plan, repeats)).encode()))
     failed = float(mesh.rank + 1 if error is not None else 0)
     who, most, least = _maximum(mesh, numpy.array([failed, number, -number])).tolist()
@@ -156,11 +159,12 @@ def _agree(mesh: Mesh, error: Exception | None, plan: list, repeats: int) -> Non
 
 
 def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
-    """Fit non-negative alpha and beta to times in seconds. Raises ValueError if the times do not determine them.
+    """Fit non-negative alpha and beta to times in seconds.
 
-    The error is the sum of |log(time / model)|: relative, so that short messages count as much as long ones, and
-    absolute rather than squared, so that a few outliers count little. The candidates are all models that are exact for
-    two of the times, or that have one number only; each is scaled to be above the times as often as below.
+    Raises ValueError if the times do not determine them. The error is the sum of |log(time / model)|: relative, so that
+    short messages count as much as long ones, and absolute rather than squared, so that a few outliers count little.
+    The candidates are all models that are exact for two of the times, or that have one number only; each is scaled to
+    be above the times as often as below.
 
     >>> times = [(Cost(steps=1, bytes=10), 21.0), (Cost(steps=2, bytes=1), 4.0), (Cost(steps=3, bytes=5), 13.0)]
     >>> [round(x, 6) for x in fit_costs(times)]

@@ -1,4 +1,4 @@
-"""Reports of what a program communicates, read from its tape; and of the same program without types."""
+"""Reports of what a program communicates, with types and without."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Row:
 
     @property
     def asked_for_by(self) -> str:
-        """The file, number and text of the line that asked for it, or of the first of several."""
+        """The file, number and text of the line that asked for it (the first one)."""
         return _shown(self.source)
 
     def _key(self) -> tuple:
@@ -81,7 +81,7 @@ def _shown(line: Location | None) -> str:
 
 @dataclass(repr=False)
 class Communication(Tabular):
-    """A report of collectives that communicate; `print` and notebooks show it as a table.
+    """A report of collectives, shown as a table by `print` and notebooks.
 
     `counts` is how often each collective runs, `bytes` how many bytes each rank passes to them in all (the size of
     their operands on one rank; how much of that crosses the network depends on the algorithm). `rows` breaks this down
@@ -128,14 +128,14 @@ class Communication(Tabular):
 
 
 def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
-    """Report what a tape communicates, or return a function that reports it for `f`: `communication(f)(*args)`.
+    """Report what a tape, or `f`, communicates: `communication(f)(*args)`.
 
-    Nothing runs: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the tape
-    that `jit(f)` compiles (`rewritten`). The body of a `scan` counts once for each step. (Its carried sharded arrays
-    have the sharding that its steps return from the first step on; in a loop that is not compiled, from the second.
-    Gradients of constants that its steps use are summed once, after the loop; a loop that is not compiled sums them in
-    each step.) The table names the line of the program that asked for each collective; in the backward direction, the
-    line whose derivative needs it.
+    For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
+    the tape of `f` for arguments of these types; with `optimized`, from the tape that `jit(f)` compiles (`rewritten`).
+    The body of a `scan` counts once for each step. (Its carried sharded arrays have the sharding that its steps return
+    from the first step on; in a loop that is not compiled, from the second. Gradients of constants that its steps use
+    are summed once, after the loop; a loop that is not compiled sums them in each step.) The table names the line of
+    the program that asked for each collective; in the backward direction, the line whose derivative needs it.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -184,7 +184,7 @@ Key = tuple[str, tuple[str, ...]]  # a collective, and its axes
 
 
 def _summary(report: Communication) -> dict[Key, tuple[int, int]]:
-    """The count and bytes of each collective over each set of axes, for all source lines together."""
+    """The count and bytes of each collective over each set of axes."""
     found: dict[Key, tuple[int, int]] = {}
     for row in report.rows:
         count, nbytes = found.get((row.collective, row.axes), (0, 0))
@@ -197,10 +197,11 @@ def _summary(report: Communication) -> dict[Key, tuple[int, int]]:
 
 @dataclass(repr=False)
 class Comparison(Tabular):
-    """The result of `compare`: `typed` and `untyped` are reports of communication. Printing it gives a table.
+    """The result of `compare`. Printing it gives a table.
 
-    `same` says whether both gave the same numbers; it is None if they were not run. `note` says why not, or what
-    was wrong. `untyped` is None if the program does not run without types.
+    `typed` and `untyped` are reports of communication. `same` says whether both gave the same numbers; it is None if
+    they were not run. `note` says why not, or what was wrong. `untyped` is None if the program does not run without
+    types.
     """
 
     typed: Communication
@@ -210,7 +211,7 @@ class Comparison(Tabular):
 
     @property
     def ratio(self) -> float | None:
-        """The bytes of the old recipe's collectives divided by the typed program's; None if undefined."""
+        """The old recipe's bytes divided by the typed program's; None if undefined."""
         if self.untyped is None or not self.typed.bytes:
             return None
         return self.untyped.bytes / self.typed.bytes
@@ -242,10 +243,11 @@ class Comparison(Tabular):
 
 
 def compare(f: Callable, *args: Any) -> Comparison:
-    """Compare what `f(*args)` communicates with types and by the old recipe, `check_rep=False` throughout.
+    """Compare what `f(*args)` communicates with types and by the old recipe.
 
-    `f` is made of `shard_map`s (`md.grad(loss)`, for example). If all its meshes are simulated, it is run both ways,
-    and the results are compared. On MPI ranks nothing runs and nothing communicates; the comparison says so.
+    The old recipe is `check_rep=False` throughout. `f` is made of `shard_map`s (`md.grad(loss)`, for example). If all
+    its meshes are simulated, it is run both ways, and the results are compared. On MPI ranks nothing runs and nothing
+    communicates; the comparison says so.
 
     >>> import numpy as np
     >>> from minidiff import grad

@@ -39,10 +39,10 @@ Block = tuple[int, ...]  # for each dimension, the number of the part
 
 
 class ShardingPicture:
-    """The result of `visualize_sharding`; `print` and notebooks show which block is on which rank.
+    """The result of `visualize_sharding`.
 
-    `ranks` maps each block (the number of its part along each dimension) to the ranks that have it. All of it follows
-    from the mesh and the spec, without communication.
+    `print` and notebooks show which block is on which rank. `ranks` maps each block (the number of its part along each
+    dimension) to the ranks that have it. All of it follows from the mesh and the spec, without communication.
     """
 
     def __init__(self, shape: Sequence[int], mesh: Mesh | None, spec: PartitionSpec, dtype: Any = None):
@@ -63,7 +63,10 @@ class ShardingPicture:
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """The dimensions that run down and across: the first two, the last two, or the first two split ones."""
+        """The dimensions that run down and across.
+
+        They are the first two, the last two, or the first two split ones.
+        """
         ndim = len(self.shape)
         split = [d for d, n in enumerate(self.parts) if n > 1]
         for pair in ((0, 1), (ndim - 2, ndim - 1)):
@@ -97,7 +100,10 @@ class ShardingPicture:
         return f"down is dimension {down}, across is dimension {across}; {', '.join(said)}"
 
     def _directions(self) -> tuple[int | None, int | None]:
-        """The dimensions that run down and across. A single one runs across, unless it has many parts."""
+        """The dimensions that run down and across; None for none.
+
+        A single one runs across, unless it has many parts.
+        """
         if len(self.shown) == 2:
             return self.shown
         (d,) = self.shown or (None,)
@@ -108,7 +114,10 @@ class ShardingPicture:
         return f"{part * size}:{(part + 1) * size}"
 
     def _grids(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
-        """Yield for each part of the hidden dimensions its index, the labels down and across, and the cells."""
+        """Yield a grid for each part of the hidden dimensions.
+
+        A grid is an index, the labels down and across, and the cells.
+        """
         shown = self.shown
         down, across = self._directions()
         others = [range(1) if d in shown else range(n) for d, n in enumerate(self.parts)]
@@ -169,18 +178,27 @@ class ShardingPicture:
 
 
 def _colour(i: int) -> str:
-    """The i-th of many distinct light colours, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
+    """The i-th of many distinct light colours, as a hex code.
+
+    JupyterLab's sanitizer drops `hsl()`.
+    """
     rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
 def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:
-    """All steps; if there are more than `most`, the first ones and the last, with `instead` in between."""
+    """All steps; of more than `most`, only the first ones and the last.
+
+    `instead` stands in the gap.
+    """
     return list(steps) if len(steps) <= most else [*steps[: most - 2], instead, steps[-1]]
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Ranks, in order, separated by commas; if they are many, consecutive ones as ranges like `0-15`."""
+    """Ranks, in order, separated by commas.
+
+    If they are many, consecutive ones are shown as ranges like `0-15`.
+    """
     if len(ranks) <= MOST_RANKS:
         return ",".join(map(str, ranks))
     starts = [i for i, rank in enumerate(ranks) if not i or rank != ranks[i - 1] + 1]

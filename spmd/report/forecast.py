@@ -1,4 +1,4 @@
-"""Forecasts of a program's communication time at any number of ranks, by the alpha-beta model.
+"""Forecasts of communication time at any number of ranks, by alpha and beta.
 
 The model is that of `collectives.cost`: a step takes `alpha` seconds, and `beta` seconds for each byte of its longest
 message. Measure the two numbers with `spmd.calibrate`, or give them. The model only covers what is communicated: not
@@ -41,7 +41,10 @@ from spmd.rewritten import of_tape
 
 
 class Measurement(NamedTuple):
-    """The measured time of a collective over `ranks` ranks, each of which passes `nbytes` bytes."""
+    """The measured time of a collective.
+
+    It ran over `ranks` ranks, each of which passed `nbytes` bytes.
+    """
 
     collective: str
     ranks: int
@@ -51,11 +54,12 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """A model of communication time: `alpha` seconds a step, `beta` seconds a byte, `gamma` seconds a byte summed.
+    """A model of communication time: `alpha`, `beta`, `gamma`.
 
-    Made by `calibrate`, or by hand. `algorithms` maps collectives to the algorithm to price them as, if it is not that
-    of `collectives.cost.PRICED_AS`. `measurements` are the times that the numbers were fitted to, `source` says where
-    they were measured. Raises ValueError for a negative number, and for an unknown name.
+    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. Made by `calibrate`, or by hand.
+    `algorithms` maps collectives to the algorithm to price them as, if it is not that of `collectives.cost.PRICED_AS`.
+    `measurements` are the times that the numbers were fitted to, `source` says where they were measured. Raises
+    ValueError for a negative number, and for an unknown name.
 
     >>> model = CostModel(alpha=1e-6, beta=1e-9)
     >>> model
@@ -99,7 +103,10 @@ class CostModel:
         return f"{text}; {self.source}, which it misses by {off:.0%} (median of {len(self.measurements)})"
 
     def seconds(self, collective: str, ranks: int, nbytes: Number) -> float:
-        """The time of a collective over `ranks` ranks, each of which passes `nbytes` bytes, in seconds."""
+        """The time of a collective over `ranks` ranks, in seconds.
+
+        Each rank passes `nbytes` bytes.
+        """
         return self.of(price(collective, ranks, nbytes, self.algorithms.get(collective)))
 
     def of(self, cost: Cost) -> float:
@@ -124,11 +131,12 @@ class CostModel:
         scaling: str = "weak",
         optimized: bool = False,
     ) -> Any:
-        """Forecast the communication time of a tape, or of `f`: `model.predict(f)(*args) -> Forecast`.
+        """Forecast the communication time: `model.predict(f)(*args) -> Forecast`.
 
-        Nothing runs: the tape of `f` for arguments of these types shows what is communicated (with `optimized`, the
-        tape that `jit(f)` compiles) over the ranks of its mesh. Without `ranks`, the forecast is for that mesh. `ranks`
-        are other sizes of the mesh, which grows along `axis` (required if it has several).
+        `f` is a function or a tape; for a tape, it returns the forecast. Nothing runs: the tape of `f` for arguments of
+        these types shows what is communicated (with `optimized`, the tape that `jit(f)` compiles) over the ranks of its
+        mesh. Without `ranks`, the forecast is for that mesh. `ranks` are other sizes of the mesh, which grows along
+        `axis` (required if it has several).
 
         `scaling` says how arrays grow with the mesh. With "weak", each rank's blocks keep their size: gathered and
         scattered arrays grow with the ranks. With "strong", whole arrays keep their size: blocks that are gathered,
@@ -143,7 +151,9 @@ class CostModel:
         return of_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
     def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
-        """Compare the times of algorithms on `nbytes` of the whole, for each number of ranks: a table to print.
+        """Compare the times of algorithms for each number of ranks: a table to print.
+
+        The whole has `nbytes` bytes.
 
         >>> names = ["ring_all_reduce", "recursive_doubling_all_reduce", "parameter_server_all_reduce"]
         >>> print(CostModel(alpha=1e-6, beta=1e-9).compare(names, nbytes=2e4, ranks=(4, 16, 64)))
@@ -180,7 +190,10 @@ class Fit(Tabular):
         return [str(self.model)]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw times over bytes, measured (dots) and by the model (lines). Returns the axes; needs matplotlib."""
+        """Draw times over bytes, measured (dots) and by the model (lines).
+
+        Returns the axes; needs matplotlib.
+        """
         ax = _axes(ax)
         names = dict.fromkeys(m.collective for m in self.model.measurements)
         for name in names:
@@ -200,7 +213,10 @@ TOTAL = "time"
 
 
 class Prediction(NamedTuple):
-    """The total cost and time of one collective over the same axes, on a mesh of `ranks` ranks."""
+    """The cost and time of one collective over one set of axes, on `ranks` ranks.
+
+    They are totals over all `count` calls.
+    """
 
     ranks: int
     collective: str
@@ -212,11 +228,12 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Forecast(Tabular):
-    """A program's communication time by the model. Printing it gives a table, `plot()` draws it.
+    """A program's communication time by the model.
 
-    `predictions` has it for each collective and each number of `ranks`; `seconds` and `costs` are dicts of the totals,
-    by the number of ranks. `notes` has the assumptions made. Forecasts can be added. In the table, bytes are those that
-    take time (the longest message of each step), and latency is the fraction of the time spent on steps (`alpha`).
+    Printing it gives a table, `plot()` draws it. `predictions` has it for each collective and each number of `ranks`;
+    `seconds` and `costs` are dicts of the totals, by the number of ranks. `notes` has the assumptions made. Forecasts
+    can be added. In the table, bytes are those that take time (the longest message of each step), and latency is the
+    fraction of the time spent on steps (`alpha`).
     """
 
     model: CostModel
@@ -277,7 +294,10 @@ class Forecast(Tabular):
 
 @dataclass(frozen=True, repr=False)
 class Race(Tabular):
-    """The times of algorithms, `seconds`, for each number of ranks. Printing it gives a table."""
+    """The times of algorithms, `seconds`, for each number of ranks.
+
+    Printing it gives a table.
+    """
 
     ranks: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]

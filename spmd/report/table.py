@@ -9,7 +9,10 @@ Lines = Sequence[Sequence[str]]
 
 
 def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
-    """A table of text. Columns in `right` are right-aligned; the total, if there is one, is below a rule."""
+    """A table of text.
+
+    Columns in `right` are right-aligned; the total, if there is one, is below a rule.
+    """
     foot = [] if total is None else [total]
     widths = [max(map(len, column)) for column in zip(header, *lines, *foot)]
 
@@ -38,7 +41,7 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
 
 
 class Tabular:
-    """A result that is shown as a table, by `print` and in notebooks, with remarks below."""
+    """A result shown as a table, by `print` and in notebooks, with remarks below."""
 
     def _instead(self) -> str:
         """The text to show in place of an empty table; empty if the table is not."""
