@@ -19,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m spmd",
         description="Prints versions, the MPI library, ranks, the launcher, and which backend is chosen and why; then "
-        "what is off, if something is. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
+        "problems, if there are any. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
         epilog="python -m spmd run script.py …, or run -m module …, runs a program: an exception on one rank ends the "
         "job from its first line to its last, also before it imports spmd, and in what it registers with atexit.",
     )

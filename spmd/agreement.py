@@ -106,10 +106,10 @@ _ADVICE = {
     re.compile("shard_map|arrays"): "All ranks call the same functions, with as many arguments, in one order",
     re.compile("mesh"): "All ranks use one mesh: give make_mesh the same sizes and names on all of them",
     re.compile("in_specs|out_specs|axis_names|check_rep|auto_pbroadcast"): (
-        "All ranks split values in the same way: write the same arguments of shard_map on all of them, that do not "
-        "depend on the rank"
+        "All ranks split values in the same way: write the same arguments of shard_map on all of them, "
+        "independent of the rank"
     ),
-    re.compile(".* a ShardedArray"): "Split it alike on all ranks: spmd.distribute(x, mesh, spec), with one spec",
+    re.compile(".* a ShardedArray"): "Split it the same on all ranks: spmd.distribute(x, mesh, spec), with one spec",
     re.compile(""): (
         "All ranks pass the same whole arrays, of which each takes its own blocks. Where only one rank has read the "
         "data, send it to the others first (MPI.COMM_WORLD.bcast(x)); where dtypes differ, convert them on all "

@@ -82,7 +82,7 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names
     if isinstance(blocks[0], Tracer):
         raise TypeError(
-            f"from_local: {path} has type {_described(blocks[0])}, and is no plain array of a rank's own: call it on "
+            f"from_local: {path} has type {_described(blocks[0])}, and is not a rank's plain array: call it on "
             "data, outside of jit and derivatives, and distribute(x, mesh, spec) on whole arrays"
         )
     check_spec(spec, mesh.shape, "spec")

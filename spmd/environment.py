@@ -64,7 +64,7 @@ class Environment(NamedTuple):
         lines = [f"{name:{width}}  {text}" for name, text in self.facts.items()]
         lines += ["", _table(self.processes)]
         if self.problems:
-            lines += ["", "What is off:", *[f"- {problem}" for problem in self.problems]]
+            lines += ["", "Problems:", *[f"- {problem}" for problem in self.problems]]
         return "\n".join(lines)
 
 

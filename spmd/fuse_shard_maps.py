@@ -87,7 +87,7 @@ def _outside(eqn: Equation) -> dict[Var, Any]:
 def _fused(eqns: Sequence[Equation]) -> Equation:
     """Fuse several shard_maps into one.
 
-    An operand that several of them take with one spec, it takes once.
+    An operand that several of them take with one spec, the fused one takes once.
     """
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block

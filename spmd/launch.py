@@ -134,8 +134,7 @@ def _mpiexec(library: str) -> str:
 def end_job_on_exception() -> None:
     """Make an uncaught exception end all ranks of the job.
 
-    A process that is the only one is not affected. The others would wait for this one forever. Interactive sessions are
-    not affected.
+    The others would wait for this one forever. A process that is alone, and interactive sessions, are not affected.
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
         sys.excepthook = displays_short(_end_job)

@@ -24,8 +24,8 @@ class Mesh:
     def __init__(self, shape: dict[str, int], ranks: Backend):
         if not (isinstance(shape, dict) and isinstance(ranks, Backend)):
             raise TypeError(
-                "a mesh is made by make_mesh, of its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
-                f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: none are listed"
+                "a mesh is made by make_mesh, from its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
+                f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: do not list them"
             )
         self.shape = dict(shape)
         self.ranks = ranks  # the backend itself
@@ -139,14 +139,14 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
     if len(axis_shapes) != len(axis_names):
         raise ValueError(
             f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
-            f"{tuple(axis_names)}; each axis has one of both"
+            f"{tuple(axis_names)}; give one size and one name for each axis"
         )
     for name in axis_names:
         if not isinstance(name, str):
             raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
         if axis_names.count(name) > 1:
             raise ValueError(
-                f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; call one otherwise"
+                f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; rename one of them"
             )
     for name, size in zip(axis_names, axis_shapes):
         if not hasattr(size, "__index__"):

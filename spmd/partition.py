@@ -200,7 +200,7 @@ def check_is_spec(path: str, spec: Any) -> None:
     """
     if not is_spec(spec):
         meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
-        raise TypeError(f"{path} is {spec!r}, which is no partition spec; write {meant}")
+        raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
 
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
@@ -229,8 +229,8 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
     """
     if spec.summed:
         raise ValueError(
-            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and stands in its "
-            f"out_specs only; an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
+            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
         )
 
 
@@ -242,7 +242,7 @@ def check_whole(spec: PartitionSpec, what: str) -> None:
     check_not_summed(spec, what)
     if spec.lead:
         raise ValueError(
-            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and stands in its out_specs only: "
+            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and is only for its out_specs: "
             f"write {PartitionSpec(*spec.entries)}"
         )
 
@@ -370,7 +370,7 @@ class Sharding(NamedTuple):
 def with_sharding(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
     """Set the sharding of a new type, and return it.
 
-    No other value may have this type object.
+    The type object must not be shared.
     """
     t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

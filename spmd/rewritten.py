@@ -14,7 +14,7 @@ from minidiff.tape import Tape
 def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
     """Apply `read` to a tape, or to the tape of a function.
 
-    For a function, return a function of its arguments. With `optimized`, that is the tape that `jit` compiles.
+    For a function, return a function of its arguments. With `optimized`, the tape is the one that `jit` compiles.
     """
     if isinstance(f, Tape):
         return read(f)

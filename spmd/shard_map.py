@@ -322,7 +322,7 @@ class ShardMap(Primitive):
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
-            raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
+            raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
         found = [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, out_specs)]
         return found if params["around"] else [with_sharding(t, mesh, spec) for t, spec in zip(found, out_specs)]
 
@@ -660,8 +660,8 @@ def shard_map(
         raise TypeError(f"shard_map takes a function and a mesh, in this order; got {f!r} and {mesh!r}")
     if in_specs is None:
         raise TypeError(
-            "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two, of which the "
-            "second is the same on all ranks; and in_specs=() where there are none"
+            "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two arguments, "
+            "the second the same on all ranks; and in_specs=() for none"
         )
     if not (check_rep or auto_pbroadcast):
         raise ValueError(
@@ -699,7 +699,7 @@ def shard_map(
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
             raise TypeError(
-                f"shard_map: {name_of(f)} takes its arguments by position, as in_specs has an entry for each in their "
+                f"shard_map: {name_of(f)} takes its arguments by position, since in_specs has an entry for each, in "
                 f"order; got {', '.join(f'{name}=' for name in named)} by name"
             )
         typed, around = check_rep and not _forgetting.get(), current_scope()
@@ -772,7 +772,7 @@ def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) 
     if taken:
         raise ValueError(
             f"a shard_map inside the body of another cannot map over {_names(taken)}, which the one around it maps "
-            f"over: blocks are split along that already, and collectives over it may be called here as they are. "
+            f"over: blocks are split along it already, and collectives over it can be called here. "
             + (
                 f"Map over others, axis_names={_names(free)}"
                 if free
@@ -820,7 +820,7 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {_names(where['axes'])}: "
                 + (
-                    f"the one around it maps over {a!r}, and what it has here are blocks along it already; leave it out"
+                    f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out"
                     if inside
                     else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
                 )

@@ -8,7 +8,7 @@ import bisect
 def in_step(i: slice, n: int) -> bool:
     """Whether a slice takes the same places of each block.
 
-    So it is if it takes every step-th of n places, to the end.
+    That is the case if it takes every step-th of n places, to the end.
 
     >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
     (True, False, False)

@@ -426,7 +426,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
 
 def check_mesh(what: str, mesh: Any) -> None:
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"{what}: mesh is {mesh!r}, which is no mesh: write {what}(x, mesh, P(...))")
+        raise TypeError(f"{what}: mesh is {mesh!r}, which is not a mesh: write {what}(x, mesh, P(...))")
 
 
 def check_no_body(what: str) -> None:

@@ -91,8 +91,8 @@ class ShardedArray(Tracer):
         if not isinstance(self.mesh.ranks, Simulated):
             raise TypeError(
                 f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}, "
-                "and cannot be pickled: who loads it has other ranks. Pickle x.gather(), which every rank must call, "
-                f"or each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
+                "and cannot be pickled: its loader has other ranks. Pickle x.gather(), which every rank must call, or "
+                f"each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
             )
         return object.__reduce_ex__(self, protocol)
 

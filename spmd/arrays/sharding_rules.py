@@ -560,9 +560,9 @@ def choose(
 ) -> Way:
     """The cheapest way to split an operation's labels.
 
-    It depends on the shardings of the operands. With `stays`, a way that moves no operand is preferred; otherwise the
-    way that moves the fewest bytes, including those for reducing results. Ties are broken by the most ranks that share
-    the work, then by the most axes (for axes of size 1).
+    It is chosen for the shardings that the operands have. With `stays`, a way that moves no operand is preferred;
+    otherwise the way that moves the fewest bytes, including those for reducing results. Ties are broken by the most
+    ranks that share the work, then by the most axes (for axes of size 1).
     """
     kept = {label for labels, _, _ in results for label in labels}
     candidates = []

@@ -282,7 +282,7 @@ class Checkpoints:
 def _json_object(text: Any) -> dict[str, Any]:
     found = json.loads(text if isinstance(text, bytes) else str(text))
     if not isinstance(found, dict):
-        raise ValueError(f"it says {found!r:.40}, which is no JSON object")
+        raise ValueError(f"it says {found!r:.40}, which is not a JSON object")
     return found
 
 

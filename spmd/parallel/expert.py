@@ -1,9 +1,9 @@
 """Expert parallelism: each token is sent to one of many experts.
 
-The experts of a layer are split over the ranks. Tokens are split over the same ranks. A router chooses an expert for
-each token. An expert takes at most `capacity` tokens from each rank: so all messages have one size, and one
-`all_to_all` sends the tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual
-connection around the layer expects.
+The experts of a layer and the tokens are split over the same ranks. A router chooses an expert for each token. An
+expert takes at most `capacity` tokens from each rank: so all messages have one size, and one `all_to_all` sends the
+tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the
+layer expects.
 
 Forward: 2 `all_to_all` of experts * capacity * d numbers on each rank. Backward: as many, the other way; and a `psum`
 of the gradient of the router, which is the same on all ranks.

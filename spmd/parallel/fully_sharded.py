@@ -33,7 +33,7 @@ def gathered(params: Any, axis: str) -> Any:
 def gathering(dense: Callable, axis: str) -> Callable:
     """Make a layer with split parameters from one that takes them whole.
 
-    They are split along `axis` by their first dimension. (x, W [inputs / ranks, outputs], b [outputs / ranks]) ->
+    They are split along `axis` by their first dimension: (x, W [inputs / ranks, outputs], b [outputs / ranks]) ->
     `dense(x, W, b)` of the gathered W and b.
     """
     return lambda x, *parts: dense(x, *gathered(parts, axis))

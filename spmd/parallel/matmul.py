@@ -63,8 +63,10 @@ UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     """``lhs @ all_gather(rhs)``.
 
-    Each rank gathers `rhs`, and multiplies it by its own rows of `lhs`. Shapes on n ranks: ``[m/n, k], [k/n, p] ->
-    [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`. Raises ValueError if the shapes do not fit.
+    Each rank gathers `rhs`, and multiplies it by its own rows of `lhs`.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`.
+    Raises ValueError if the shapes do not fit.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -83,9 +85,10 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     """:func:`matmul_all_gather` in n steps.
 
-    Blocks of `rhs` go up the ring, and each rank multiplies them as they arrive. Shapes on n ranks: ``[m/n, k], [k/n,
-    p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started with. It sends the block on to rank i
-    + 1, and adds the product of the matching columns of `lhs` with it.
+    Blocks of `rhs` go up the ring, and each rank multiplies them as they arrive.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
+    with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` with it.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -103,9 +106,10 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     """:func:`matmul_all_gather_overlapped` with halves of blocks.
 
-    The first half of each block goes up, the second down. Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n
-    even. After s steps rank i holds the first half of the rows that rank i - s started with, and the second half of
-    those of rank i + s.
+    The first half of each block goes up, the second down.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
+    rows that rank i - s started with, and the second half of those of rank i + s.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -142,9 +146,10 @@ def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, w
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     """``psum_scatter(lhs @ rhs)``.
 
-    Each rank's product is a summand of the result, and it gets its own rows. Shapes on n ranks: ``[m, k/n], [k/n, p] ->
-    [m/n, p]``; all vary along the axis. Every rank holds a summand of the whole product, [m, p]. Raises ValueError if
-    the shapes do not fit.
+    Each rank's product is a summand of the result, and it gets its own rows.
+
+    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
+    whole product, [m, p]. Raises ValueError if the shapes do not fit.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -164,9 +169,11 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     """:func:`matmul_psum_scatter` in n steps.
 
-    Sums of blocks of rows go down the ring, and accumulate. Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``.
-    After s steps rank i holds, for the rows of rank i + s + 1, the sum of the summands of the s ranks above it and its
-    own. It sends the sum on to rank i - 1, and meanwhile computes the product that it adds to the next sum.
+    Sums of blocks of rows go down the ring, and accumulate.
+
+    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
+    the sum of the summands of the s ranks above it and its own. It sends the sum on to rank i - 1, and meanwhile
+    computes the product that it adds to the next sum.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -185,9 +192,10 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
     """:func:`matmul_psum_scatter_overlapped` with halves of blocks.
 
-    Sums of the first half of each block go up, the second down. Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``,
-    m/n even. After s steps rank i holds sums for the first half of the rows of rank i - s - 1, and for the second half
-    of those of rank i + s + 1.
+    Sums of the first half of each block go up, the second down.
+
+    Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
+    of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map

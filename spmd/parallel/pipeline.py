@@ -3,8 +3,8 @@
 Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
 consecutive layers, and for each of them a slot in its `state`. At each tick every layer processes the microbatch in its
 slot; then all microbatches move on by one slot, from the last of a stage to the first of the next by a `ppermute`. With
-M microbatches and L layers that takes M + L - 1 ticks, and each layer is busy in M of them. The rest, a fraction (L -
-1) / (M + L - 1) of the time, is the bubble: a layer then computes on filler values, and its result is not used.
+M microbatches and L layers that takes M + L - 1 ticks, and each layer is busy in M of them. The rest, a fraction
+(L - 1) / (M + L - 1) of the time, is the bubble: a layer then computes on filler values, and its result is not used.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -28,9 +28,11 @@ from spmd.partition import P
 def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
     """Apply the layers of all stages in turn to the microbatches of all stages.
 
-    It is called in the body of a `shard_map`. `params` are those of this stage's layers, stacked: leaves [layers per
-    stage, …]. `microbatches` [k, …] are this stage's share of them; the result is the same share of the results, [k,
-    …]. The result of `layer(params, x)` has the shape of x.
+    It is called in the body of a `shard_map`.
+
+    `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches` [k, …] are this
+    stage's share of them; the result is the same share of the results, [k, …]. The result of `layer(params, x)` has the
+    shape of x.
 
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
     the first. Results are written into the last stage's share, and move in the same way: each share arrives where it
@@ -114,7 +116,7 @@ def _in_microbatches(x: Any, size: int) -> Any:
     examples, features = x.shape
     if examples % size:
         raise ValueError(
-            f"pipeline_parallel: each stage has {examples} examples, which are no microbatches of {size}: choose a "
-            f"microbatch that divides {examples}, or a batch that is a multiple of {size} times the number of stages"
+            f"pipeline_parallel: each stage has {examples} examples, which do not make microbatches of {size}: choose "
+            f"a microbatch that divides {examples}, or a batch that is a multiple of {size} times the number of stages"
         )
     return x.reshape(examples // size, size, features)

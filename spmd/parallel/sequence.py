@@ -31,8 +31,9 @@ from minidiff.nn import softmax
 def attention(q: Any, k: Any, v: Any) -> Any:
     """The mean of the values v for each query and head.
 
-    The weights say how well the query q matches their keys k. [queries, heads, d], [tokens, heads, d], [tokens, heads,
-    d] -> [queries, heads, d].
+    The weights say how well the query q matches their keys k.
+
+    [queries, heads, d], [tokens, heads, d], [tokens, heads, d] -> [queries, heads, d].
 
     >>> q, k, v = np.zeros((1, 1, 2)), np.ones((3, 1, 2)), np.arange(6.0).reshape(3, 1, 2)
     >>> attention(q, k, v)
@@ -46,22 +47,23 @@ def _scores(q: Any, k: Any) -> Any:
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens split along `axis`: 3 x [tokens / ranks, heads, d] -> one.
+    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each.
 
     Heads are independent. So an `all_to_all` exchanges tokens for heads: each rank then has all tokens of some heads,
     and applies attention to these; a second `all_to_all` reverses the exchange. The number of ranks must divide the
-    number of heads.
+    number of heads. The result has the shape of q.
     """
     q, k, v = all_to_all(np.stack([q, k, v]), axis, split_axis=2, concat_axis=1, tiled=True)
     return all_to_all(attention(q, k, v), axis, split_axis=0, concat_axis=1, tiled=True)
 
 
 def ring_attention(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens split along `axis`: 3 x [tokens / ranks, heads, d] -> one.
+    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each.
 
     Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
     its own queries. No rank ever has all tokens. The weights are exponentials: they are kept relative to the largest
-    score so far, so that none overflows, and the sums are scaled down when a larger score comes.
+    score so far, so that none overflows, and the sums are scaled down when a larger score comes. The result has the
+    shape of q.
     """
     ranks, pair = axis_size(axis), np.stack([k, v])
     largest, total, result = -np.inf, 0.0, 0.0

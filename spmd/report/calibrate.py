@@ -96,10 +96,10 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
         raise ValueError(f"calibrate: {mesh} has no axis {unknown[0]!r}")
     n = mesh.ranks.size(axes)
     if n == 1:
-        raise ValueError(f"calibrate: there is one rank along {axes}; what it takes to communicate needs two")
+        raise ValueError(f"calibrate: there is one rank along {axes}; measuring communication needs at least two")
     for name in collectives:
         if name not in _PARAMETERS:
-            raise ValueError(f"calibrate: {name!r} is not among what is measured: {', '.join(_PARAMETERS)}")
+            raise ValueError(f"calibrate: {name!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
     if repeats < 1 or not sizes or min(sizes) < 1:
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
     held, found = mesh.ranks.ordered(axes), []

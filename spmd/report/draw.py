@@ -292,7 +292,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
             )
         return ShardingPicture(shape, None, PartitionSpec(), dtype)
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
+        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is not a mesh: write ...(x, mesh, P(...))")
     check_is_spec("spec", spec)
     check_spec(spec, mesh.shape, "spec")
     check_whole(spec, "spec")
@@ -305,7 +305,7 @@ def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:
     """The shape of x, an array or a shape; and its dtype, if it has one."""
     if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
         raise TypeError(
-            f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, and no array that is "
+            f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, not an array that is "
             "split over ranks; print it to see the blocks, or show the array outside"
         )
     if hasattr(x, "shape") and hasattr(x, "dtype"):

@@ -321,7 +321,7 @@ _SCALING: dict[str, dict[str, int]] = {
 }
 _SAYS = {
     "weak": "weak scaling: every rank's blocks stay as large as on the tape, which is for {} ranks",
-    "strong": "strong scaling: wholes stay as large as on the tape, which is for {} ranks",
+    "strong": "strong scaling: whole arrays stay as large as on the tape, which is for {} ranks",
 }
 AS_MANY = "there are as many ppermutes as on the tape: a program with one for each rank is taped at each size"
 
