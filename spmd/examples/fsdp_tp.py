@@ -1,8 +1,10 @@
 """Train a network on handwritten digits, fully sharded and tensor-parallel.
 
-Run `mpirun -n 8 python -m spmd.examples.fsdp_tp`. The mesh has two axes: along one, examples and parameters are split
-(fully sharded); along the other, features are (tensor-parallel), over two ranks. Collectives go over one axis at a
-time: parameters are gathered along the first, products are summed and split along the second.
+    mpirun -n 8 python -m spmd.examples.fsdp_tp
+
+The mesh has two axes: along one, examples and parameters are split (fully sharded); along the other, features are
+(tensor-parallel), over two ranks. Collectives go over one axis at a time: parameters are gathered along the first,
+products are summed and split along the second.
 """
 
 from functools import partial

@@ -1,9 +1,10 @@
 """Train a network on handwritten digits in a pipeline.
 
-Run `mpirun -n 4 python -m spmd.examples.pipeline`. Layers are split over the ranks: each is a stage, which has some of
-the eight inner layers. A batch goes through as eight microbatches, one after the other; after each tick, a `ppermute`
-sends a stage's result to the next stage. The first and last layers are on all ranks, and each rank applies them to its
-shard of the batch.
+    mpirun -n 4 python -m spmd.examples.pipeline
+
+Layers are split over the ranks: each is a stage, which has some of the eight inner layers. A batch goes through as
+eight microbatches, one after the other; after each tick, a `ppermute` sends a stage's result to the next stage. The
+first and last layers are on all ranks, and each rank applies them to its shard of the batch.
 """
 
 from functools import partial
