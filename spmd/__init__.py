@@ -1,10 +1,10 @@
-"""SPMD programs with named axes: one function, run on the blocks that each rank of a mesh holds."""
+"""SPMD programs: one function, run on every rank's blocks of its arguments."""
 
 from minidiff.location import add_library
 from spmd.agreement import check_invariant, checking
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.arrays.sharding_rules import dispatch_to_shards as _spread  # noqa: F401  (it says what operations on sharded arrays are)
+from spmd.arrays.sharding_rules import dispatch_to_shards as _dispatch_to_shards  # noqa: F401  (installs the dispatch)
 from spmd.blocks import from_local
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index

@@ -1,4 +1,7 @@
-"""python -m spmd: what this program finds where it runs. python -m spmd run script.py: a script, as one job."""
+"""python -m spmd: report the environment; with run script.py, run a script.
+
+A script runs as one job: an exception on one rank ends all of them.
+"""
 
 import argparse
 import os
@@ -16,7 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m spmd",
         description="Prints versions, the MPI library, ranks, the launcher, and which backend is chosen and why; then "
-        "what is off, if something is. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
+        "problems, if there are any. Under mpirun, once for all ranks. Exit status 1: ranks cannot work together.",
         epilog="python -m spmd run script.py …, or run -m module …, runs a program: an exception on one rank ends the "
         "job from its first line to its last, also before it imports spmd, and in what it registers with atexit.",
     )
@@ -30,7 +33,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run(argv: list[str]) -> int:
-    """Run a script, or `-m` a module, with the arguments after it. That spmd is imported by now guards it wholly."""
+    """Run a script, or `-m` a module, with its arguments.
+
+    spmd is imported before it, and so guards the job from the script's first line.
+    """
     is_module = argv[:1] == ["-m"]
     program = argv[is_module:]
     if not program:

@@ -1,4 +1,4 @@
-"""Whether ranks agree: on the calls that they make, and on the values that they take to be the same."""
+"""Checks that ranks agree on their calls and on unmapped values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from spmd.partition import P
 
 
 class Call:
-    """What all ranks compare of a user's call of a `shard_map`, before it runs on them for the first time.
+    """A description of a user's `shard_map` call, for ranks to compare.
 
-    It stands among the parameters of the operation, so that a compiled program compares where it runs, not where it is
-    recorded: that, one rank may do alone. What is computed does not depend on it: as parameters, all are equal.
+    It is compared before the call runs for the first time. It is a parameter of the operation, so that a compiled
+    program compares when it runs, not when it is recorded, which one rank may do alone. Nothing computed depends on it:
+    as parameters, all calls are equal.
     """
 
     __slots__ = ("function", "lines", "agreed")
@@ -55,19 +56,19 @@ class Call:
         self.agreed, self.lines = True, None
 
 
-#: Where there is nothing to compare: the library made the call, or all ranks are in one process.
+#: A call with nothing to compare: the library made it, or all ranks are in one process.
 NO_CALL = Call("", None)
 
 
 def compare_call(params: dict) -> None:
-    """Raise DisagreementError on all ranks where they call a `shard_map` differently; `params` are its parameters."""
+    """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
     call = params.get("call", NO_CALL)
     if not call.agreed:
         call.compare(params["mesh"])
 
 
 def fused_call(params: Sequence[dict]) -> Call:
-    """What ranks compare of several calls at once."""
+    """One call that stands for several, whose descriptions are compared at once."""
     calls = [p.get("call", NO_CALL) for p in params]
     rest = [*{id(call): call for call in calls if not call.agreed}.values()]
     if len(rest) < 2:
@@ -77,7 +78,10 @@ def fused_call(params: Sequence[dict]) -> Call:
 
 
 def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
-    """What ranks compare of a call, as lines: `where` it maps, the specs, and the types of all arguments."""
+    """Return a function that describes a call as lines for ranks to compare.
+
+    `where` has the parameters that say where it maps.
+    """
 
     def lines() -> list[str]:
         sizes = ", ".join(f"{a}: {n}" for a, n in where["mesh"].shape.items())
@@ -102,10 +106,10 @@ _ADVICE = {
     re.compile("shard_map|arrays"): "All ranks call the same functions, with as many arguments, in one order",
     re.compile("mesh"): "All ranks use one mesh: give make_mesh the same sizes and names on all of them",
     re.compile("in_specs|out_specs|axis_names|check_rep|auto_pbroadcast"): (
-        "All ranks split values in the same way: write the same arguments of shard_map on all of them, that do not "
-        "depend on the rank"
+        "All ranks split values in the same way: write the same arguments of shard_map on all of them, "
+        "independent of the rank"
     ),
-    re.compile(".* a ShardedArray"): "Split it alike on all ranks: spmd.distribute(x, mesh, spec), with one spec",
+    re.compile(".* a ShardedArray"): "Split it the same on all ranks: spmd.distribute(x, mesh, spec), with one spec",
     re.compile(""): (
         "All ranks pass the same whole arrays, of which each takes its own blocks. Where only one rank has read the "
         "data, send it to the others first (MPI.COMM_WORLD.bcast(x)); where dtypes differ, convert them on all "
@@ -119,7 +123,10 @@ WIDTH = 16  # characters of a digest
 
 
 def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
-    """What all processes of a mesh say, in the order of ranks: so many bytes of it. It is a barrier too."""
+    """The texts of all processes of a mesh, in the order of ranks.
+
+    Texts are cut to `longest` bytes. It is a barrier too.
+    """
     if mesh.backend == "simulated":
         return [text]
     mine = numpy.frombuffer(text.encode()[:longest].ljust(longest), numpy.uint8).reshape(1, longest)
@@ -128,14 +135,14 @@ def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:
-    """`x` itself, after a check that all ranks of the mesh have the same: bit for bit, and of the same types.
+    """Check that `x` is the same on all ranks of the mesh, and return it.
 
-    What goes into a `shard_map` must be the same on all ranks, and under MPI nothing but the program sees to it: with a
-    random generator that is seeded by nothing, or by the rank, each has other parameters. `x` is a tree of arrays; of a
-    `ShardedArray` type and spec are compared, its blocks are each rank's own. A collective, of a few bytes: every rank
-    calls it. Simulated ranks agree.
+    Values are compared bit for bit, with their types. Arguments of a `shard_map` must be the same on all ranks, and
+    under MPI only the program can ensure that: a random generator without a seed, or seeded by the rank, gives each
+    rank other parameters. `x` is a tree of arrays; for a `ShardedArray`, type and spec are compared, not the blocks,
+    which differ by design. It is a collective of a few bytes: every rank must call it. Simulated ranks always agree.
 
-    Raises ValueError on all ranks, with the first array that is not the same, and who has which.
+    Raises ValueError on all ranks, naming the first array that is not the same, and which ranks have which value.
 
     >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
@@ -153,9 +160,10 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
 
 
 def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
-    """Raise ValueError on all ranks, with the first type that is not the same on all, and `what` is wrong about it.
+    """Raise ValueError on all ranks if they have different types.
 
-    `types` are lists of descriptions, one for each rank that is here: under MPI for this one. It is a collective.
+    The message begins with `what`, and has the first type that differs. `types` has a list of descriptions for each
+    rank in this process: under MPI one. It is a collective.
     """
 
     def said(of_ranks: list[str]) -> list[str]:
@@ -169,8 +177,11 @@ def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
 
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
-    """Raise ValueError where ranks that differ along other axes than `held` have different digests of an array."""
-    groups = defaultdict(dict)  # ranks that are to have the same block
+    """Raise ValueError if ranks that must have the same block have different ones.
+
+    These are ranks with the same place along the axes `held`. `digests` has one for each rank.
+    """
+    groups = defaultdict(dict)  # place along `held` -> the digest of each rank that must have the same block
     for rank, digest in enumerate(digests):
         place = coordinates_of(rank, mesh.shape)
         groups[(*map(place.get, held),)][rank] = digest
@@ -187,21 +198,22 @@ def _check_alike(what: str, digests: dict[int, str]) -> None:
         )
 
 
-#: Whether every `shard_map` checks that ranks have the same unmapped values.
+#: Whether every `shard_map` checks that unmapped values are the same on all ranks.
 _checking: ContextVar[bool] = ContextVar("checking", default=os.environ.get("SPMD_CHECKING", "0") not in ("", "0"))
 checks_values: Callable[[], bool] = _checking.get
 
 
 @contextlib.contextmanager
 def checking() -> Iterator[None]:
-    """Check in every `shard_map` that ranks have the same unmapped values, bit for bit: `with spmd.checking():`.
+    """Check in every `shard_map` that ranks have the same unmapped values.
 
-    What a spec does not split is to be the same on all ranks, and so is an array that a body closes over. A random
-    generator without a seed, or a file of each rank's own, makes them differ, and nothing else notices. With the
-    environment variable SPMD_CHECKING=1 a whole program is checked, compiled functions too. It costs a hash of these
-    values, and a message, at each call; without it, nothing. Simulated ranks agree.
+    The check is bit for bit, within `with spmd.checking():`. Unmapped arguments, and arrays that a body closes over,
+    must be the same on all ranks. A random generator without a seed, or a different file on each rank, makes them
+    differ, and no other check notices. With the environment variable SPMD_CHECKING=1 a whole program is checked,
+    compiled functions too. It costs a hash of these values, and a message, at each call; without it, nothing. Simulated
+    ranks always agree.
 
-    Raises ValueError on all ranks, with the argument, and the ranks that have the same of it.
+    Raises ValueError on all ranks, naming the argument, and which ranks have the same value of it.
 
     >>> import numpy as np, spmd
     >>> mesh = spmd.make_mesh((4,), ('i',), backend='simulated')
@@ -217,9 +229,10 @@ def checking() -> Iterator[None]:
 
 
 def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[str, ...]]]) -> None:
-    """Raise ValueError on all ranks where blocks differ along an axis that they are not split along.
+    """Raise ValueError on all ranks if copies of a block differ.
 
-    `blocks` are (what errors call it, this rank's block, the axes it is split along). All ranks of the mesh call it.
+    Copies are blocks on ranks along axes that do not split the array. `blocks` are (name in errors, this rank's block,
+    the axes that it is split along). All ranks of the mesh must call it.
     """
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:
@@ -240,12 +253,12 @@ def _content(x: Any) -> Any:
 
 
 def digest_of(x: Any) -> str:
-    """A short text that differs where arrays of one type do."""
+    """A short text that differs if arrays of one type differ."""
     return _digest(numpy.asarray(x).tobytes())
 
 
 def _digest(*parts: Any) -> str:
-    """A short text that differs where any of these do."""
+    """A short text that differs if any of these differ."""
     found = hashlib.sha256()
     for part in parts:
         found.update(part if isinstance(part, bytes) else part.encode())

@@ -1,4 +1,4 @@
-"""Sharded arrays made of the blocks that ranks have."""
+"""Make sharded arrays from the ranks' blocks."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from spmd.partition import PartitionSpec, check_ndim, check_spec, check_whole
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
-    """The `ShardedArray` of which each rank has a block already: this rank's is `block`. No block is moved.
+    """Make a `ShardedArray` from the blocks that the ranks already have.
 
-    The inverse of `.local`: where ranks are simulated, `block` is the list of all ranks' blocks. It is a tree of arrays
-    (a list of such trees), and `spec` a tree of partition specs that is a prefix of it. The whole is as many times
-    larger in a dimension as there are ranks along the axes that split it. What is split along no axis is a plain array.
-    Along axes that a spec does not name, ranks have the same block: simulated ones are checked, others in
-    `spmd.checking()`.
+    This rank's is `block`. No block moves. It is the inverse of `.local`: if ranks are simulated, `block` lists the
+    blocks of all ranks. A block is a tree of arrays, and `spec` a tree of partition specs that is a prefix of it. In
+    each dimension the whole is as many times larger as there are ranks along the axes that split it. An array that its
+    spec does not split is plain. Along axes that a spec does not name, ranks must have the same block: this is checked
+    for simulated ranks, and for MPI ranks within `spmd.checking()`.
 
-    Under MPI every rank calls it, and types are compared. Raises ValueError on all ranks, with who has which, where
-    blocks have different shapes or dtypes, and where a spec does not fit; TypeError for blocks that are traced:
-    derivatives are of whole arrays (`distribute`), or are taken of blocks in the body of a `shard_map`.
+    Under MPI every rank must call it, and types are compared. Raises ValueError on all ranks if blocks have different
+    shapes or dtypes, saying which ranks have which, or if a spec does not fit; TypeError for traced blocks:
+    differentiate with respect to whole arrays (`distribute`), or to blocks in the body of a `shard_map`.
 
     >>> import numpy as np
     >>> import spmd
@@ -47,8 +47,8 @@ def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
     check_types("from_local: ranks have blocks of different types", mesh, types)
     specs = specs_for(trees[0], spec)
     paths, structure = tree.paths(flat[0][1], "block"), flat[0][1]
-    columns = zip(*[[x for _, x in leaves] for leaves, _ in flat])  # for each leaf, the blocks that are here
-    return tree.unflatten(structure, [_joined(*entry, mesh) for entry in zip(paths, columns, specs)])
+    columns = zip(*[[x for _, x in leaves] for leaves, _ in flat])  # for each leaf, the blocks in this process
+    return tree.unflatten(structure, [_from_blocks(*entry, mesh) for entry in zip(paths, columns, specs)])
 
 
 def _of_all_ranks(blocks: Any, mesh: Mesh) -> Sequence:
@@ -62,7 +62,10 @@ def _of_all_ranks(blocks: Any, mesh: Mesh) -> Sequence:
 
 
 def _described(x: Any) -> str:
-    """The type of a block, or what else it is: ranks compare it before any of them raises an error of its own."""
+    """Describe a block's type, without raising.
+
+    Ranks compare these before any of them raises.
+    """
     try:
         x = as_value(x)
     except TypeError:
@@ -70,13 +73,16 @@ def _described(x: Any) -> str:
     return f"{typeof(x)}, traced or sharded" if isinstance(x, Tracer) else str(typeof(x))
 
 
-def _joined(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Mesh) -> Value:
-    """The array of which these are the blocks of the ranks that are here: of all, or of this one."""
+def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Mesh) -> Value:
+    """The array made from the blocks in this process.
+
+    These are the blocks of all ranks, if they are simulated, or of this one.
+    """
     blocks = [as_named_value(x, f"from_local: {path}") for x in blocks]
     type, ranks, every = typeof(blocks[0]), mesh.ranks, mesh.axis_names
     if isinstance(blocks[0], Tracer):
         raise TypeError(
-            f"from_local: {path} has type {_described(blocks[0])}, and is no plain array of a rank's own: call it on "
+            f"from_local: {path} has type {_described(blocks[0])}, and is not a rank's plain array: call it on "
             "data, outside of jit and derivatives, and distribute(x, mesh, spec) on whole arrays"
         )
     check_spec(spec, mesh.shape, "spec")

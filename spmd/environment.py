@@ -1,4 +1,4 @@
-"""What a program finds where it runs: versions, MPI, ranks, the backend and why, and what may be off about them.
+"""A report of the environment: versions, MPI, ranks, the backend, and problems.
 
 `python -m spmd` prints it; under `mpirun -n 4 python -m spmd`, once for all ranks.
 """
@@ -27,7 +27,7 @@ from spmd.partition import P
 from spmd.report.table import text_table
 from spmd.shard_map import shard_map
 
-#: Packages that not every program needs, and what for.
+#: Optional packages, and their use.
 OPTIONAL = {
     "tqdm": "progress bars",
     "graphviz": "md.draw",
@@ -38,19 +38,20 @@ OPTIONAL = {
 
 
 class Process(NamedTuple):
-    """What one rank says of itself."""
+    """One rank's part of the report."""
 
     rank: int
     host: str
-    processors: int  # that the ranks on this host may use, between them
+    processors: int  # the number that the ranks on this host may use together
     threads: str  # OMP_NUM_THREADS
     versions: tuple[str, ...]  # of Python, NumPy and minidiff
 
 
 class Environment(NamedTuple):
-    """What was found: facts by name, the ranks, and what is off, each in a sentence that says what to do.
+    """The report: facts by name, the ranks, and problems.
 
-    `works` says whether the processes that were started can work together.
+    Each problem is a sentence that says what to do. `works` says whether the processes that were started can
+    communicate.
     """
 
     facts: dict[str, str]
@@ -63,14 +64,14 @@ class Environment(NamedTuple):
         lines = [f"{name:{width}}  {text}" for name, text in self.facts.items()]
         lines += ["", _table(self.processes)]
         if self.problems:
-            lines += ["", "What is off:", *[f"- {problem}" for problem in self.problems]]
+            lines += ["", "Problems:", *[f"- {problem}" for problem in self.problems]]
         return "\n".join(lines)
 
 
 def environment() -> Environment:
-    """What this process finds. Under MPI a collective: every rank must call it.
+    """The report of this process's environment.
 
-    Nothing is raised for what is missing or off: that is what is reported.
+    Under MPI it is a collective: every rank must call it. Missing packages and other problems are reported, not raised.
 
     >>> print(environment().facts['backend'])
     simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd
@@ -108,7 +109,7 @@ def environment() -> Environment:
 
 
 def _pictures() -> str:
-    """What lays out the graphs that `md.draw` makes."""
+    """The program that computes the layout of `md.draw`'s graphs."""
     if (dot := shutil.which("dot")) is not None:
         return f"by {dot}"
     version = _version("pygraphviz")
@@ -127,12 +128,18 @@ def _counted(n: int, thing: str) -> str:
 
 
 def _usable() -> set[int]:
-    """The numbers of the processors that this process may run on: a launcher may have bound it to some."""
+    """The numbers of the processors that this process may run on.
+
+    A launcher may have bound it to a few.
+    """
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
 def _process(rank: int, usable: Sequence[tuple[str, set[int]]]) -> Process:
-    """What this rank says of itself, where the ranks on those hosts may use those processors."""
+    """This rank's part of the report.
+
+    `usable` has the host and the usable processors of each rank.
+    """
     host, versions = socket.gethostname(), (platform.python_version(), numpy.__version__, minidiff.__version__)
     processors = set().union(*[numbers for name, numbers in usable if name == host])
     return Process(rank, host, len(processors), os.environ.get("OMP_NUM_THREADS", ""), versions)
@@ -160,7 +167,7 @@ def _table(processes: Sequence[Process]) -> str:
 
 
 def _ranges(ranks: Sequence[int]) -> str:
-    """Numbers in ascending order, those that follow on each other as 0-3."""
+    """Format ascending numbers, consecutive ones as ranges like 0-3."""
     runs: list[list[int]] = []
     for r in ranks:
         if runs and runs[-1][-1] == r - 1:
@@ -171,7 +178,7 @@ def _ranges(ranks: Sequence[int]) -> str:
 
 
 def _shared(processes: Sequence[Process]) -> Iterator[str]:
-    """What is off about ranks beside each other."""
+    """Yield the problems of ranks that share a machine, or have different versions."""
     for host, members in _by_host(processes):
         n, processors = len(members), members[0].processors
         if n > processors:
@@ -190,7 +197,7 @@ def _shared(processes: Sequence[Process]) -> Iterator[str]:
 
 
 def _all_reduce(ranks: int) -> str:
-    """A sum over the ranks, through all layers: whether it is right, and how long it takes."""
+    """Sum over the ranks, through all layers; say if it is right, and its time."""
     mesh = make_mesh((ranks,), ("ranks",))
     total = shard_map(lambda x: psum(x, "ranks"), mesh=mesh, in_specs=P("ranks"), out_specs=P())
     ones: Any = numpy.ones(ranks)

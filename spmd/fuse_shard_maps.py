@@ -1,6 +1,6 @@
-"""shard_maps as tapes that communicate less: what they do at their boundary is done inside, or not at all.
+"""Two rewrites of shard_maps that save communication.
 
-Partial sums are added up in the body; shard_maps one after the other are one.
+Partial sums are added up in the body; successive shard_maps are fused into one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from spmd.shard_map import shard_map_p
 
 @rewrites_tapes(first=True)
 def sum_inside(tape: Tape) -> Tape:
-    """Partial sums, `out_specs=P(sum=...)`, become psums in the body: there they are summed together with others."""
+    """Turn partial sums, `out_specs=P(sum=...)`, into psums in the body.
+
+    There they can be fused with others.
+    """
     return with_equations(tape, [_summed_inside(eqn) for eqn in tape.equations])
 
 
@@ -30,8 +33,8 @@ def _summed_inside(eqn: Equation) -> Equation:
     sums, results = [], []
     for x, spec in zip(body.outputs, params["out_specs"]):
         if spec.summed:
-            along = {"axes": ranks.ordered(spec.summed), "size": ranks.size(spec.summed)}
-            sums.append(Equation(psum, [x], along, [Var(t) for t in psum.typecheck([atom_type(x)], along)], eqn.source))
+            over = {"axes": ranks.ordered(spec.summed), "size": ranks.size(spec.summed)}
+            sums.append(Equation(psum, [x], over, [Var(t) for t in psum.typecheck([atom_type(x)], over)], eqn.source))
             (x,) = sums[-1].outputs
         results.append(x)
     specs = tuple(spec.without_sum() for spec in params["out_specs"])
@@ -41,23 +44,23 @@ def _summed_inside(eqn: Equation) -> Equation:
 
 @rewrites_tapes(first=True)
 def fuse_shard_maps(tape: Tape) -> Tape:
-    """shard_maps over one mesh become one, where nothing has to be done between them.
+    """Fuse shard_maps over one mesh into one, if no operation is needed between them.
 
-    A result that the one gives by a spec and the other takes by the same spec stays where it is. A loss and its
-    gradient are then one program: what both communicate can be communicated together.
+    A result that one returns with the spec with which the next takes it stays on its ranks. A loss and its gradient
+    then are one program, whose collectives can be fused.
     """
     if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
         return tape
     groups = Groups(tape, _alike, inside=_stays)
     if all(len(members) == 1 for members in groups.members):
         return tape
-    return with_equations(tape, [_joined(part) if len(part) > 1 else part[0] for part in groups.in_order()])
+    return with_equations(tape, [_fused(part) if len(part) > 1 else part[0] for part in groups.in_order()])
 
 
 def _alike(eqn: Equation) -> Any:
-    """What shard_maps that can be one have in common; None for other equations.
+    """The key that shard_maps must share to be fused; None for other equations.
 
-    A body with loops cannot be compiled as a whole: it is not joined to one that can.
+    A body with loops cannot be compiled as a whole, so it is not fused with one that can.
     """
     if eqn.primitive is not shard_map_p:
         return None
@@ -67,7 +70,10 @@ def _alike(eqn: Equation) -> Any:
 
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
-    """Whether the one gives a value in the blocks in which the other takes it, wherever it takes it."""
+    """Whether a value passes between two shard_maps without resharding.
+
+    `taken` must use `a` with the spec and block type with which `made` returns it, wherever it does.
+    """
     spec, type = _outside(made)[a]
     blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
     return not spec.summed and all((s, t) == (spec, type) for x, s, t in blocks if x is a)
@@ -78,8 +84,11 @@ def _outside(eqn: Equation) -> dict[Var, Any]:
     return dict(zip(eqn.outputs, zip(eqn.params["out_specs"], eqn.params["body"].out_types)))
 
 
-def _joined(eqns: Sequence[Equation]) -> Equation:
-    """One shard_map for several. What several of them take alike, it takes once."""
+def _fused(eqns: Sequence[Equation]) -> Equation:
+    """Fuse several shard_maps into one.
+
+    An operand that several of them take with one spec, the fused one takes once.
+    """
     blocks: dict[Any, Var] = {}  # (an operand or its id, its spec, the type) -> its block
     results: dict[Var, Atom] = {}  # a result -> its block
     inputs, in_specs, equations = [], [], []
@@ -108,7 +117,10 @@ def _joined(eqns: Sequence[Equation]) -> Equation:
 
 
 def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
-    """A body's equations, with further names in the place of its inputs'; its other names, new, are put to these."""
+    """Yield a body's equations, with inputs renamed by `names` and new outputs.
+
+    The new outputs are added to `names`.
+    """
     for eqn in body.equations:
         outputs = [Var(v.type) for v in eqn.outputs]
         inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]

@@ -1,4 +1,7 @@
-"""The interpreter of a `shard_map` body: a value is what all ranks hold, and the axes along which they may differ."""
+"""The interpreter of `shard_map` bodies.
+
+A value is the ranks' data, and the axes along which it may vary.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Any
 
 import numpy
 
-import collectives.passes.simplify_collectives  # noqa: F401  (they are the compiler's, once there are ranks)
+import collectives.passes.simplify_collectives  # noqa: F401  (registers its rewrites with the compiler)
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
 from collectives.passes.overlap import index, run_lowered, run_lowered_variadic
@@ -45,23 +48,26 @@ from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, global_type
 
-#: Why operands do not fit in the body of a `shard_map`, as a rule.
+#: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
     "they do not fit. In the body of a shard_map arguments are a rank's blocks, and what the body closes over is "
     "whole: make it an argument, with a spec of its own in in_specs"
 )
-UNROLLED = 8  # steps: a scan of no more is written out where a `shard_map`'s body is compiled
+UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_map`'s body is compiled
 
 
 @functools.lru_cache(maxsize=4096)
 def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str]) -> ShapedArray:
-    """The type of values that vary along some axes: always the same object, as long as it is in use."""
+    """The type of values that vary along some axes, cached."""
     check_dtype(dtype)
     return ShapedArray(shape, dtype, variance)
 
 
 class RankTracer(Tracer):
-    """A value on the ranks of a mesh: `data` as the backend holds it, `held` the axes along which it may differ."""
+    """A value on the ranks of a mesh.
+
+    `data` is what the backend holds, `held` the axes along which it may vary.
+    """
 
     __slots__ = ("data", "held")
 
@@ -106,10 +112,11 @@ class RankTracer(Tracer):
 
 
 class SplitTracer(Tracer):
-    """A value that is whole in a body, and lies on the ranks in blocks, split as `spec` says.
+    """A value that is whole in a body, but held by the ranks in blocks.
 
-    So a `shard_map` inside the body returns what it maps over its axes: what is inside another one can take it as it
-    is. Anything else has it put together first.
+    They are split by `spec`. A `shard_map` inside the body returns its mapped results so: another one inside the body
+    can take the blocks as they are. Any other operation gathers them first (except elementwise ones, which run on the
+    blocks).
     """
 
     __slots__ = ("data", "held", "spec", "type", "_whole")
@@ -125,7 +132,7 @@ class SplitTracer(Tracer):
         self._whole: RankTracer | None = None
 
     def whole(self) -> RankTracer:
-        """The value put together, on every rank: under MPI all of them call it."""
+        """The whole value, gathered on every rank: under MPI all ranks must call it."""
         if self._whole is None:
             ranks, lead = self.interpreter.mesh.ranks, len(self.spec.lead)
             block = (1,) * lead + ranks.block_shape(self.data, self.held)
@@ -144,14 +151,14 @@ class SplitTracer(Tracer):
 
 
 class SPMD(Interpreter):
-    """Operations are applied to blocks by the mesh's backend; collectives run between its ranks.
+    """The interpreter that runs operations on blocks by the mesh's backend.
 
-    It maps over `axes` of the mesh. Inside the body of another `shard_map`, that one's interpreter is `outer`, and its
-    axes are bound too.
+    Collectives run between its ranks. It maps over `axes` of the mesh. Inside the body of another `shard_map`, `outer`
+    is that one's interpreter, and its axes are bound too.
     """
 
     name = "shard_map"
-    checker: Interpreter | None = None  # the interpreter that its `shard_map` was evaluated by
+    checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
 
     def __init__(
         self,
@@ -164,7 +171,7 @@ class SPMD(Interpreter):
     ):
         super().__init__(None, outer)
         self.mesh = mesh
-        self.base = base  # what runs operations on the data: evaluation, or a recorder
+        self.base = base  # runs operations on the data: evaluation, or a recorder
         self.axes = axes
         bound = mesh.ranks.ordered({*axes, *(outer.scope.axes if outer is not None else ())})
         self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
@@ -172,11 +179,11 @@ class SPMD(Interpreter):
 
     @property
     def backend(self) -> Backend | None:
-        """What runs operations, at once; None where they are recorded."""
+        """The backend that runs operations immediately; None if they are recorded."""
         return self.mesh.ranks if self.base is EVALUATE else None
 
     def held(self, data: numpy.ndarray, held: Axes) -> RankTracer:
-        """What the backend holds, as a value of the body."""
+        """Wrap the backend's data as a value of the body."""
         return RankTracer(self, data, held)
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
@@ -203,24 +210,24 @@ class SPMD(Interpreter):
                 return self._across(primitive, operands, params, recorded)
             try:
                 data, held = ranks.apply(primitive, operands, params)
-            except MisfitError:  # it speaks of all ranks' blocks
+            except MisfitError:  # its shapes include the dimensions that count ranks
                 raise MisfitError(primitive, args, _BLOCKS) from None
         if primitive.multiple_results:
             return [RankTracer(self, x, held) for x in data]
         return RankTracer(self, data, held)
 
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
-        """An operation with an effect, and no results: each rank does it, with its own blocks."""
+        """Run an operation with an effect, and no results, on each rank's blocks."""
         operands = [self.operand(x) for x in args]
         by_rank = functools.partial(_by_rank, self.mesh, [held for _, held in operands])
         with running(self.base):
             return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
     def _across(self, primitive: Primitive, operands: Sequence[tuple], params: dict, recorded: bool) -> Value:
-        """A collective, or which rank this is."""
+        """Run a collective, or `axis_index`."""
         ranks = self.mesh.ranks
         for x, _ in operands:
-            check_dtype(x.dtype)  # other ranks cannot have this one's objects
+            check_dtype(x.dtype)  # Python objects cannot be sent to other ranks
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
@@ -236,7 +243,10 @@ class SPMD(Interpreter):
         return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
 
     def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
-        """How operands lie split, of which an elementwise operation has only to be applied to the blocks."""
+        """The spec that operands share, if an elementwise operation can run on blocks.
+
+        It is None otherwise.
+        """
         if SplitTracer not in map(type, args) or not is_elementwise(primitive):
             return None
         split = [x for x in args if type(x) is SplitTracer]
@@ -250,16 +260,19 @@ class SPMD(Interpreter):
             return SplitTracer(self, *self.mesh.ranks.apply(primitive, operands, params), spec)
 
     def blocks(self, x: Value, spec: PartitionSpec) -> tuple[Any, Axes]:
-        """The blocks of a value of this body, split as `spec` says along axes that the body does not map over."""
+        """The blocks of a value of this body, split by `spec`.
+
+        The axes of `spec` are some that the body does not map over.
+        """
         if type(x) is SplitTracer and x.interpreter is self and x.spec == spec:
             return x.data, x.held
         return place(self.mesh.ranks, *self.operand(x), spec)
 
     def enter_sharded(self, x: Value, spec: PartitionSpec) -> Value | None:
-        """A value that lies on the ranks, as one of this body, if nothing has to be moved for that."""
+        """Convert a sharded value to one of this body; None if that would move data."""
         if x.spec == spec:
             return RankTracer(self, x.data, x.held)
-        if spec.lead and x.spec.dims(x.ndim) == spec.dims(x.ndim):  # a stack of blocks, as a loop has handed it on
+        if spec.lead and x.spec.dims(x.ndim) == spec.dims(x.ndim):  # stacked blocks that a loop has carried
             ranks = self.mesh.ranks
             shape = ranks.block_shape(x.data, x.held)[len(spec.lead) - len(x.spec.lead) :]
             return RankTracer(self, ranks.reshape(x.data, x.held, shape), x.held)
@@ -281,7 +294,7 @@ class SPMD(Interpreter):
             return None
         source, helds = program
         try:
-            with running(self.base):  # what is left of choices and loops is about data
+            with running(self.base):  # branches and loops that are left are on data
                 results = source.results(*[x for x, _ in operands])
         except BaseException:
             self.mesh.ranks.finish()
@@ -289,10 +302,10 @@ class SPMD(Interpreter):
         return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
     def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
-        """A body's tape as a program on the data, and the axes along which its results are held.
+        """Compile a body's tape to a program on this process's data.
 
-        None where it cannot be recorded, since it has to look at values on its way, or would be long: a loop, whose
-        body then becomes such a program.
+        Returns it, and the axes along which its results vary. Return None if it cannot be recorded, because it needs
+        concrete values, or if it would be long: for a loop, whose body then becomes such a program.
         """
         try:
             recorded, helds = self._on_data(tape, operands)
@@ -301,7 +314,10 @@ class SPMD(Interpreter):
         return Source(optimize(recorded, **tape.options), tape.name, options=tape.options), helds
 
     def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
-        """The tape of what a body does to this process's data, and the axes along which its results are held."""
+        """Record what a body does to this process's data.
+
+        Returns the tape, and the axes along which its results vary.
+        """
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, tuple(self.scope.axes), base=stage)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
@@ -310,7 +326,10 @@ class SPMD(Interpreter):
             return stage.tape([x for x, _ in results]), [held for _, held in results]
 
     def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
-        """A choice or a loop on data: of a predicate that ranks agree about, all of them go the same way."""
+        """Record a cond or a loop as one on data.
+
+        Its predicate is invariant, so all ranks take the same branch.
+        """
         operands = [self.operand(x) for x in args]
         changed, helds = {}, []
         for name, taken in bodies.items():
@@ -325,11 +344,14 @@ class SPMD(Interpreter):
     def _adopt(self, x: Tracer) -> Value:
         if not isinstance(x, ShardedArray):
             return super()._adopt(x)
-        with running(EVALUATE):  # one that the body closes over is one that every rank has whole
+        with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
             return RankTracer(self, x.type.sharding.gathered(x), ())
 
     def agreed(self, x: Value) -> Value:
-        """Without types: a predicate or an index that all ranks are found to agree about, as one value."""
+        """Without types, make a scalar that all ranks agree on invariant.
+
+        Only integers and booleans are compared: predicates and indices.
+        """
         if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
             return x
         ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
@@ -337,7 +359,10 @@ class SPMD(Interpreter):
         return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
-        """A value as the backend takes it: plain arrays are the same on all ranks."""
+        """A value as the backend takes it, and the axes that it varies along.
+
+        Plain arrays vary along none.
+        """
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
         if type(x) is SplitTracer and x.interpreter is self:
@@ -347,14 +372,15 @@ class SPMD(Interpreter):
         return plain_operand(x), ()
 
 
-#: Collectives that may make a NaN or an infinity. The others move numbers, or choose one.
+#: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
 _SUMS = ("psum", "psum_scatter", "reduce")
 
 
 class CheckFiniteOnRanks(SPMD):
-    """As `SPMD`, while `debug_nans` is on: each rank's results are checked against its operands.
+    """`SPMD` while `debug_nans` is on.
 
-    An all-reduce of a small integer before each sum says what the other ranks' operands are.
+    Each rank's results are checked against its operands. Before each sum, an all-reduce of a small integer tells every
+    rank the worst state of the other ranks' operands.
     """
 
     keeps_sources = True
@@ -380,7 +406,10 @@ class CheckFiniteOnRanks(SPMD):
         return out
 
     def _worst(self, x: Value) -> tuple[numpy.ndarray, Axes]:
-        """The worst that each rank's block of a value holds, as a value of this mesh."""
+        """The worst state (finite, infinite, NaN) in each rank's block.
+
+        It is returned as data, and the axes that it varies along.
+        """
         data, held = (x.data, x.held) if isinstance(x, (RankTracer, SplitTracer)) else self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()
@@ -397,9 +426,12 @@ class CheckFiniteOnRanks(SPMD):
 
 
 class CompareUnmapped(SPMD):
-    """As `SPMD`, and checks that unmapped arguments and arrays that the body closes over are the same on all ranks."""
+    """`SPMD` that checks that unmapped values are the same on all ranks.
 
-    checked: dict[int, Any] | None = None  # arrays that the body closes over, by id, once it runs
+    These are unmapped arguments, and arrays that the body closes over.
+    """
+
+    checked: dict[int, Any] | None = None  # closed-over arrays that were compared, by id; None before the body runs
 
     def check_arguments(self, blocks: Sequence[RankTracer | SplitTracer], specs: Sequence[PartitionSpec]) -> None:
         names = [spec.path or "an unmapped operand" for spec in specs]
@@ -414,10 +446,10 @@ class CompareUnmapped(SPMD):
 
 
 class CheckAll(CompareUnmapped, CheckFiniteOnRanks):
-    """Both checks together."""
+    """Both checks: `CompareUnmapped` and `CheckFiniteOnRanks`."""
 
 
-#: The interpreter of a body, by whether unmapped values are compared, and whether results are checked to be finite.
+#: Body interpreters, keyed by (whether unmapped values are compared, whether results are checked to be finite).
 CHECKED = {
     (False, False): SPMD,
     (True, False): CompareUnmapped,
@@ -427,7 +459,7 @@ CHECKED = {
 
 
 def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[Any, Axes]:
-    """An array (or one on each rank along `held`) as blocks."""
+    """Split an array (or one for each rank along `held`) into blocks by `spec`."""
     data = data if held else numpy.asarray(data)
     data, held = ranks.place(data, spec.dims(len(ranks.block_shape(data, held))), held)
     if spec.lead:
@@ -436,7 +468,7 @@ def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[A
 
 
 def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
-    """Of each rank that this process runs, its name and its blocks of these values."""
+    """Yield the name of each rank in this process, and its blocks of these values."""
     ranks = mesh.ranks
     local = [ranks.local(numpy.asarray(x), held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]
@@ -445,5 +477,5 @@ def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterat
 
 
 def _is_loop(params: dict) -> bool:
-    """Whether these are the parameters of a loop of more than a few steps."""
+    """Whether these are the parameters of a loop that is too long to unroll."""
     return params.get("length", 0) > UNROLLED

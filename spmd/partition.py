@@ -1,4 +1,4 @@
-"""Partition specs: which dimension of an array is split along which axes of a mesh."""
+"""Partition specs: which dimension of an array is split along which mesh axes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Entry = Any  # None, an axis's name, or a tuple of names
 
 
 class PartitionSpec:
-    """`P('x', None, ('y', 'z'))`: the first dimension is split along x, the third along y and z (y major).
+    """The split of an array's dimensions over a mesh: `P('x', None, ('y', 'z'))`.
 
-    Dimensions without an entry are not split. An axis that is not named is *unmapped*: every rank along
-    it has the same block. `sum`, in `out_specs`, names axes whose ranks have partial results: the blocks along them
-    are added up, and the sum is unmapped there.
+    Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
+    split. An axis that is not named is *unmapped*: every rank along it has the same block. `sum`, in `out_specs`, names
+    axes whose ranks hold partial sums: the blocks along them are added up, and the sum is unmapped there.
 
     >>> PartitionSpec('x', None)
     P('x', None)
@@ -30,7 +30,7 @@ class PartitionSpec:
     Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
     """
 
-    __slots__ = ("entries", "lead", "summed", "lifted", "stays", "path", "_known_key")
+    __slots__ = ("entries", "lead", "summed", "varying", "stays", "path", "_known_key")
 
     def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
         for entry in (*entries, sum):
@@ -42,18 +42,19 @@ class PartitionSpec:
         self.entries = entries
         self.lead: tuple[str, ...] = ()
         self.summed: tuple[str, ...] = names(sum)
-        #: Of an input: unmapped axes along which its blocks, all the same, are typed as varying. The transpose of a sum
-        #: takes such a one. It is no part of what the spec says of the array; the type of the body's input shows it.
-        self.lifted: tuple[str, ...] = ()
-        self.stays = False  # whether blocks may be split further, along axes of which it says nothing
-        self.path = ""  # the argument that it is the spec of, as errors call it: no part of what it says
+        #: For an input: unmapped axes along which its blocks, though equal, are typed as varying. The transpose of
+        #: `sum` has such inputs. Equality of specs ignores it; the type of the body's input shows it.
+        self.varying: tuple[str, ...] = ()
+        self.stays = False  # whether blocks may be split further, along axes that the spec does not name
+        self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
 
     @classmethod
     def stacked(cls, *axes: str) -> PartitionSpec:
-        """Blocks that stay where they are: stacked along new leading dimensions, one for each axis.
+        """The spec of blocks that stay on their ranks.
 
-        Residuals have such specs: whatever a block's shape, and whether or not it is a scalar.
+        They are stacked along new leading dimensions, one for each axis. Residuals have such specs, since these fit a
+        block of any shape, scalars included.
         """
         spec = cls()
         spec.lead = axes
@@ -61,9 +62,9 @@ class PartitionSpec:
         return spec
 
     def split_further(self, inner: PartitionSpec) -> PartitionSpec | None:
-        """The spec of an array split as this one says, whose blocks are split as `inner` says.
+        """The spec of an array split by this spec, with blocks split by `inner`.
 
-        None where there is none: leading dimensions of blocks, within dimensions that are split.
+        Return None if there is none: if one of the two adds leading dimensions and this one splits dimensions.
         """
         if not self.entries:
             spec = PartitionSpec(*inner.entries)
@@ -75,7 +76,7 @@ class PartitionSpec:
         return PartitionSpec(*[_entry((*names(one), *names(other))) for one, other in pairs])
 
     def rest_of(self, spec: PartitionSpec) -> PartitionSpec | None:
-        """The `inner` for which `self.split_further(inner)` is `spec`, if there is one."""
+        """The `inner` for which `self.split_further(inner)` is `spec`, or None."""
         if not self.entries and spec.lead[: len(self.lead)] == self.lead:
             inner = PartitionSpec(*spec.entries)
             inner.lead = spec.lead[len(self.lead) :]
@@ -91,7 +92,10 @@ class PartitionSpec:
         return frozenset(self.lead).union(*[names(e) for e in self.entries])
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
-        """For each of `ndim` dimensions, the axes it is split along (leading dimensions of `stacked` come first)."""
+        """For each of `ndim` dimensions, the axes it is split along.
+
+        Leading dimensions of `stacked` come first.
+        """
         own = tuple(names(e) for e in self.entries)
         lead = tuple((a,) for a in self.lead)
         return (*lead, *own, *[()] * (ndim - len(lead) - len(own)))
@@ -105,32 +109,32 @@ class PartitionSpec:
         return cls(*entries)
 
     def batched(self) -> PartitionSpec:
-        """The spec of an array with one more dimension, that is not split, in front of those of the block."""
+        """The spec with an unsplit batch dimension inserted before those of the block."""
         return self._like(None, *self.entries)
 
     def transposed(self) -> PartitionSpec:
-        """The spec of a cotangent: of an input if this is one of a result, and the reverse."""
+        """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
         spec = self._like(*self.entries)
-        spec.summed, spec.lifted = self.lifted, self.summed
+        spec.summed, spec.varying = self.varying, self.summed
         return spec
 
     def without_sum(self, done: Collection[str] | None = None) -> PartitionSpec:
-        """The spec of what is summed already: along all axes, or those that are `done`."""
-        if not (self.summed or self.lifted):
+        """The spec once the partial sums are added up: along all axes, or those in `done`."""
+        if not (self.summed or self.varying):
             return self
         spec = self._like(*self.entries)
         spec.summed = () if done is None else tuple(a for a in self.summed if a not in done)
-        spec.lifted = ()
+        spec.varying = ()
         return spec
 
     def _like(self, *entries: Entry) -> PartitionSpec:
         spec = PartitionSpec(*entries)
-        spec.lead, spec.summed, spec.lifted, spec.stays = self.lead, self.summed, self.lifted, self.stays
+        spec.lead, spec.summed, spec.varying, spec.stays = self.lead, self.summed, self.varying, self.stays
         spec.path = self.path
         return spec
 
     def of(self, path: str) -> PartitionSpec:
-        """The same spec, of the argument at `path`."""
+        """The same spec, for the argument at `path`."""
         spec = self._like(*self.entries)
         spec.path = path
         return spec
@@ -180,24 +184,30 @@ def _entry(axes: tuple[str, ...]) -> Entry:
 
 
 def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
-    """How many parts a dimension has that is split along these axes."""
+    """The number of parts of a dimension that is split along these axes."""
     return math.prod(sizes[a] for a in axes)
 
 
 def is_spec(x: Any) -> bool:
-    """Whether x is a partition spec: what trees of specs have for leaves."""
+    """Whether x is a partition spec, the leaf of a tree of specs."""
     return isinstance(x, PartitionSpec)
 
 
 def check_is_spec(path: str, spec: Any) -> None:
-    """Raise TypeError where what is found at `path` of a tree of specs is none."""
+    """Raise TypeError if a leaf of a tree of specs is not a partition spec.
+
+    `path` is where it is in the tree.
+    """
     if not is_spec(spec):
         meant = f"P({spec!r})" if isinstance(spec, str) else "P(...), or P() for an array that is the same on all ranks"
-        raise TypeError(f"{path} is {spec!r}, which is no partition spec; write {meant}")
+        raise TypeError(f"{path} is {spec!r}, which is not a partition spec; write {meant}")
 
 
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
-    """Raise ValueError, calling the spec `what`, where it names an axis that the mesh lacks, or one twice."""
+    """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
+
+    `what` is what the message calls the spec.
+    """
     named = [a for e in (*spec.entries, spec.summed) for a in names(e)]
     for a in named:
         if a not in sizes:
@@ -213,26 +223,32 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
 
 
 def check_not_summed(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError where a spec of a whole array, which has no partial sums, says that it is a sum."""
+    """Raise ValueError if a whole array's spec has `sum=`.
+
+    A whole array has no partial sums.
+    """
     if spec.summed:
         raise ValueError(
-            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and stands in its "
-            f"out_specs only; an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
+            f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
         )
 
 
 def check_whole(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError where a spec of a whole array says what only one of a body's results can be: a sum, a stack."""
+    """Raise ValueError if a whole array's spec has `sum=`, or is `P.stacked`.
+
+    These are for the results of bodies only.
+    """
     check_not_summed(spec, what)
     if spec.lead:
         raise ValueError(
-            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and stands in its out_specs only: "
+            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and is only for its out_specs: "
             f"write {PartitionSpec(*spec.entries)}"
         )
 
 
 def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
-    """Raise ValueError where a spec has more entries than the array has dimensions."""
+    """Raise ValueError if a spec has more entries than the array has dimensions."""
     if len(spec.entries) > len(shape):
         advice = "a spec has one entry for each dimension, or fewer"
         if what == "out_specs" and not shape:
@@ -245,7 +261,7 @@ def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: st
 
 
 def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], what: str, array: str) -> None:
-    """Raise ValueError where the ranks along a dimension's axes do not divide it."""
+    """Raise ValueError if the ranks along a dimension's axes do not divide its size."""
     for d, (entry, n) in enumerate(zip(spec.entries, shape)):
         ranks = part_count(names(entry), sizes)
         if n % ranks:
@@ -257,7 +273,10 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
 
 
 def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError where an array of type `t` cannot be split as a spec says, which may count ranks in front."""
+    """Raise ValueError if an array of type `t` cannot be split by a spec.
+
+    The spec may have leading rank dimensions.
+    """
     count, array = len(spec.lead), f"an operand of type {t}"
     if t.shape[:count] != tuple(sizes[a] for a in spec.lead):
         raise ValueError(f"{array} does not have a block for each rank in front, as {spec} says")
@@ -270,10 +289,13 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 
 
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
-    """The type of a rank's block of an array of type `t` (which varies itself where there is a body around)."""
+    """The type of a rank's block of an array of type `t`.
+
+    Inside an enclosing body, `t` itself may vary.
+    """
     dims = spec.dims(t.ndim)
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, dims)]
-    return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.lifted) if typed else ())
+    return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
@@ -287,9 +309,10 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
 
 
 class Sharding(NamedTuple):
-    """How an array lies on the ranks of a mesh: what a type's `layout` is.
+    """How an array is sharded over a mesh: the `sharding` of its type.
 
-    `is_element`: it is one of a batch, which may lie along further axes. What is done with it is done with the batch.
+    `is_element` is set for an element of a batch, which may be sharded along further axes. Operations on the element
+    are done on the whole batch.
     """
 
     mesh: Any
@@ -297,44 +320,57 @@ class Sharding(NamedTuple):
     is_element: bool = False
 
     def is_like(self, other: Sharding) -> bool:
-        """Whether what lies in this way lies in the other one as well, but that one of both may be an element's."""
+        """Whether both are the same sharding; one may be an element's and the other not."""
         return self.spec == other.spec and self.mesh.is_like(other.mesh)
 
     def of_element(self, axis: int, ndim: int) -> Sharding:
-        """How the elements of a batch, an array of so many dimensions, lie, that are along this one of them."""
+        """The sharding of a batch's elements.
+
+        The batch has `ndim` dimensions, and its batch axis is `axis`.
+        """
         dims = self.spec.dims(ndim)
         return Sharding(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_part(self, ndim: int) -> Sharding | None:
-        """How the parts of an array of so many dimensions lie, that are along the first, which is whole."""
+        """The sharding of `x[i]`; None if it is not sharded.
+
+        x has `ndim` dimensions, of which the first is whole.
+        """
         spec = self.of_element(0, ndim).spec
         return self._replace(spec=spec) if spec.axes else None
 
     def of_stack(self) -> Sharding:
-        """How the array lies that is stacked of parts that lie so."""
+        """The sharding of a stack of such arrays, along a new first dimension."""
         return self._replace(spec=self.spec.batched())
 
     def whole_along_first(self, ndim: int) -> Sharding:
-        """The same of an array of so many dimensions, but for the first, which is whole."""
+        """The same sharding with the first of `ndim` dimensions whole."""
         return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
-        """The spec of such an array whose elements lie as `element` says: the dimension stays split, where it can."""
+        """The spec of a batch whose elements are split by `element`.
+
+        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
+        now.
+        """
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
         return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
     def resharded(self, x: Any) -> Any:
-        """`x`, an array wherever it is, laid out in this way."""
-        from spmd.arrays.reshard import resharded  # it is done by shard_maps, which stand above
+        """Reshard `x`, a plain or sharded array, to this sharding."""
+        from spmd.arrays.reshard import resharded  # it uses shard_map, which imports this module
 
         return resharded(x, self.mesh, self.spec)
 
     def gathered(self, x: Any) -> Any:
-        """`x`, an array wherever it is, whole on every rank."""
+        """Gather `x`, a plain or sharded array, on every rank."""
         return Sharding(self.mesh, P()).resharded(x)
 
 
-def laid_out(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
-    """The type (a new one, which is nobody else's) of an array that lies on the ranks of a mesh in this way."""
+def with_sharding(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
+    """Set the sharding of a new type, and return it.
+
+    The type object must not be shared.
+    """
     t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
     return t

@@ -1,18 +1,21 @@
-"""Programs with fewer collectives, to look at: what `jit` makes of a function before it compiles it."""
+"""The tape that `jit` compiles, after its rewrites."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import spmd.fuse_shard_maps  # noqa: F401  (what it declares is among the rewrites that are made)
+import spmd.fuse_shard_maps  # noqa: F401  (registers its rewrites)
 from minidiff.compiler.simplify import check_options, optimize
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
 
 
 def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) -> Any:
-    """What `read` says of a tape; or of a function, as a function of its arguments: of its tape, or `jit`'s."""
+    """Apply `read` to a tape, or to the tape of a function.
+
+    For a function, return a function of its arguments. With `optimized`, the tape is the one that `jit` compiles.
+    """
     if isinstance(f, Tape):
         return read(f)
     tape_of = rewritten(f) if optimized else make_tape(f)
@@ -20,11 +23,11 @@ def of_tape(read: Callable[[Tape], Any], f: Callable | Tape, optimized: bool) ->
 
 
 def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Callable[..., Tape]:
-    """A function that returns the tape of `f` as `jit` compiles it: `rewritten(f)(*args) -> Tape`.
+    """A function that returns the tape that `jit` compiles for `f`.
 
-    Rewrites named in `without` are not made; `bucket_bytes` is how much is summed in one all-reduce at most (25 MB by
-    default). All names are in `minidiff.compiler.simplify.REWRITES`, all settings in its `SETTINGS`: one that is not
-    there raises ValueError, or TypeError.
+    So `rewritten(f)(*args)` is a Tape. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
+    all-reduce sums (25 MB by default). All names are in `minidiff.compiler.simplify.REWRITES`, all settings in its
+    `SETTINGS`: an unknown rewrite raises ValueError, an unknown setting TypeError.
 
     >>> import numpy as np
     >>> from collectives import psum

@@ -6,29 +6,29 @@ It is an operation with the same rules as any other, whose parameter is a body:
 evaluate   split the inputs by `in_specs`, run the body on the ranks, assemble by `out_specs`
 jvp        the body's jvp; the tangents have the specs of their primals
 linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
-transpose  the body's linear tape transposed, specs exchanged
+transpose  the body's linear tape transposed, input and output specs swapped
 batch      the body vectorised, with one more dimension in every spec
 stage      the body on a tape of its own
 ========== =====================================================================================
 
-Because types say exactly where values may differ from rank to rank, the boundary needs no correction:
-what is unmapped on the way in is invariant, and so is its cotangent on the way out. Without types
-(`check_rep=False`) that is not known, and transposition divides and sums at the boundary instead: the
-recipe of the JEP's problem statement, kept to compare with.
+Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
+and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
+variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
+JEP's problem statement, kept for comparison.
 
-Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. Transposed, that
-is an argument that all ranks along i get whole (an unmapped one), typed as varying: no communication.
+Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. The transpose of that
+is an unmapped argument (all ranks along i get the whole) typed as varying: no communication.
 
-A shard_map may map over some axes of the mesh only. Its body may then hold another one, over others of the same mesh,
-whose body knows the axes of both: types carry both, collectives name either. To the inner one, values of the body
-around are what arrays are to the outer one: it splits them along its own axes, what it closes over is unmapped, and
-their variance along the outer axes goes through it unchanged, in and out. So the boundary is exact there too, and each
-rule above holds as it stands. (A value that the inner one maps over its axes lies split in the body around, until an
-operation needs it whole: `SplitTracer`. Elementwise operations do not, nor do inner bodies that take it as it lies,
-nor results that are mapped, nor residuals.)
+A shard_map may map over only some axes of the mesh. Its body may then contain another one, over other axes of the
+same mesh, in whose body the axes of both are bound: types carry both, collectives name either. The inner one treats
+values of the outer body as the outer one treats arrays: it splits them along its own axes, values it closes over are
+unmapped, and their variance along the outer axes passes through unchanged, in and out. So no correction is needed
+there either, and each rule above applies unchanged. (A result that the inner one maps over its axes stays sharded in
+the outer body until an operation needs it whole: see `SplitTracer`. Elementwise operations do not need it whole, nor
+do inner bodies that take it with the same spec, nor mapped results, nor residuals.)
 
-A body is a function of blocks that returns its results *and their specs*: how many residuals there will
-be is known only when it has run.
+A body is a function of blocks that returns its results *and their specs*: the number of residuals is known only
+after it has run.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ from spmd.partition import (
     check_spec,
     global_type,
     is_spec,
-    laid_out,
+    with_sharding,
 )
 from spmd.variance import checked_result
 
@@ -109,7 +109,7 @@ Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 
 
 class StageBody(Stage):
-    """Writes the tape of a body: whatever the body closes over is an input."""
+    """Record the tape of a body; values that the body closes over become inputs."""
 
     mesh: Mesh
 
@@ -121,11 +121,11 @@ class StageBody(Stage):
 
 
 class ShardMap(Primitive):
-    """The operation.
+    """The `shard_map` operation.
 
-    Parameters: `body`, a Body or a Tape; `mesh`; `axes`, those that it maps over, and `around`, those that one around
-    it does; `in_specs`; `out_specs` (of a Tape); `check_rep`, `auto_pbroadcast`; `call`, what ranks compare before
-    the first run.
+    Parameters: `body`, a Body or a Tape; `mesh`; `axes`, which it maps over; `around`, the axes that enclosing
+    shard_maps map over; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`, `auto_pbroadcast`; `call`, what
+    ranks compare before the first run.
     """
 
     is_higher_order = True
@@ -135,11 +135,11 @@ class ShardMap(Primitive):
     operands_agree = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
-        """Apply it. What lies on the ranks in another way than its spec says is redistributed first."""
+        """Apply the operation, resharding sharded arguments to their specs first."""
         if not params["around"]:
             if current_interpreter() is EVALUATE:
                 compare_call(params)  # before anything is resharded
-            args = tuple(_sharded_over(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+            args = tuple(_resharded(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
         return super().bind(*args, **params)
 
     # ------------------------------------------------ running
@@ -159,7 +159,7 @@ class ShardMap(Primitive):
         if checks_values():
             interpreter.check_arguments(blocks, in_specs)
         if params["check_rep"]:
-            blocks = [_across(interpreter, pbroadcast_p, x, spec.lifted) for x, spec in zip(blocks, in_specs)]
+            blocks = [_across(interpreter, pbroadcast_p, x, spec.varying) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         owners = {id(owner_of(x)) for x in args if isinstance(x, numpy.ndarray)}
@@ -199,7 +199,7 @@ class ShardMap(Primitive):
     # ------------------------------------------------ reverse mode
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run now what depends on values alone; record what depends on `outside`'s names as one linear equation."""
+        """Run the known part; record the linear part as one linear equation."""
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
         known = [i for i, x in enumerate(args) if not outside.owns(x)]
         linear = [i for i, x in enumerate(args) if outside.owns(x)]
@@ -316,15 +316,15 @@ class ShardMap(Primitive):
         mesh, typed, tape = params["mesh"], params["check_rep"], params["body"]
         types = [typeof(t) for t in types]
         blocks = [block_type(t, spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
-        # What varies outside, where nothing should, varies inside.
+        # A value that varies outside, where none should, varies inside too.
         blocks = [b.update(variance=b.variance | t.variance) for b, t in zip(blocks, types)]
         if blocks != tape.in_types:
             raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
-            raise TypeError(f"shard_map: its body gives {tape.out_types}, but there are the out_specs {out_specs}")
+            raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
         found = [global_type(t, spec, mesh.shape) for t, spec in zip(tape.out_types, out_specs)]
-        return found if params["around"] else [laid_out(t, mesh, spec) for t, spec in zip(found, out_specs)]
+        return found if params["around"] else [with_sharding(t, mesh, spec) for t, spec in zip(found, out_specs)]
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         mesh, in_specs = params["mesh"], params["in_specs"]
@@ -339,7 +339,7 @@ class ShardMap(Primitive):
             check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
-        """A shard_map of the results that are used, and of the arguments that these need: no rank computes others."""
+        """The shard_map with its used results only, and the arguments they need."""
         params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
         body = params["body"]
         if not isinstance(body, Tape):
@@ -370,34 +370,34 @@ class ShardMap(Primitive):
         return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
 
     def body_scope(self, params: dict) -> Scope:
-        """What the body is recorded in, or its tape rewritten."""
+        """The scope in which the body is recorded, and its tape rewritten."""
         bound, explicit = {*params["axes"], *params["around"]}, not params["auto_pbroadcast"]
         sizes = {a: n for a, n in params["mesh"].shape.items() if a in bound}
         return Scope(sizes, params["check_rep"], explicit)
 
     def sums(self, params: dict) -> dict[int, dict]:
         summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
-        found = {i: _along(params["mesh"].ranks, axes) for i, axes in summed.items()}
-        return {i: along for i, along in found.items() if psum_p.sends(along)}
+        found = {i: _axes_and_size(params["mesh"].ranks, axes) for i, axes in summed.items()}
+        return {i: psum_params for i, psum_params in found.items() if psum_p.sends(psum_params)}
 
 
 shard_map_p = ShardMap("shard_map")
 
 
 def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
-    """Apply a body to blocks: its results, and their specs."""
+    """Apply a body to blocks; return its results and their specs."""
     body = params["body"]
     return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
 
 
 def everywhere(mesh: Mesh) -> dict:
-    """The parameters of a shard_map over all axes of a mesh, with types."""
+    """Parameters of a typed shard_map over all axes of a mesh."""
     where = {"mesh": mesh, "axes": mesh.axis_names, "around": (), "check_rep": True, "auto_pbroadcast": True}
     return {**where, "call": NO_CALL}
 
 
 def _where(params: dict) -> dict:
-    """The parameters that stay the same, whatever the body."""
+    """The parameters that do not depend on the body."""
     where = {k: params[k] for k in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast")}
     return {**where, "call": params.get("call", NO_CALL)}
 
@@ -410,10 +410,11 @@ def _show(specs: Specs) -> str:
 
 
 class LinearBody:
-    """A body that has run under `inside`, taken apart: results that are known, and the tape of those that are linear.
+    """A body linearised: its known results, and the tape of its linear results.
 
-    What the tape needs of the known part are its residuals. One that is an input of the body, or was closed over, is
-    taken from outside again; a view of such a one is made again on the tape; only the others are further results.
+    It has run under `inside`. Known values that the tape uses are its residuals. A residual that is an input of the
+    body, or was closed over, is passed in again from outside; a view of one is recomputed on the tape; only the others
+    become extra results.
     """
 
     def __init__(
@@ -424,9 +425,9 @@ class LinearBody:
         self.known_outs = [i for i, x in enumerate(outs) if not inside.owns(x)]
         self.linear_outs = [i for i, x in enumerate(outs) if inside.owns(x)]
         self._argument_of = argument_of  # id of a block -> which argument of the shard_map it is a block of
-        self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it stands for
+        self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it was adopted from
         self._scope = inside.scope
-        self._sources: list[tuple[str, Any]] = []  # where each input of the tape that is no tangent comes from
+        self._sources: list[tuple[str, Any]] = []  # where each non-tangent input of the tape comes from
         self._inputs: list[Var] = []
         self._views: list[Equation] = []
         self._kept: list[Value] = []
@@ -445,7 +446,10 @@ class LinearBody:
         self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
 
     def _define(self, x: Value) -> Var:
-        """The name of a residual on the linear tape, once it is an input there, or the result of a view."""
+        """Define a residual on the linear tape, and return its variable.
+
+        It becomes an input, or the result of a view.
+        """
         var = self._names.setdefault(id(x), Var(typeof(x)))
         if var in self._defined:
             return var
@@ -473,7 +477,7 @@ class LinearBody:
         self._sources.append((source, what))
 
     def residuals(self, args: Sequence[Value], in_specs: Specs, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
-        """The operands, outside, for the residuals of the linear tape, and their specs."""
+        """The operands to pass for the residuals of the linear tape, and their specs."""
         find = {
             "argument": lambda i: (args[i], in_specs[i]),
             "closed over": lambda x: (x, P()),
@@ -483,26 +487,32 @@ class LinearBody:
         return [x for x, _ in pairs], tuple(spec for _, spec in pairs)
 
 
-# ---------------------------------------------------------------- the old recipe's boundary
+# ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
 
 
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
-    """A cotangent that each of several ranks has whole: each counts for its part, unless theirs are summed."""
+    """Divide a cotangent by the number of ranks with a copy of it.
+
+    Axes over which the result was summed do not count.
+    """
     copies = mesh.ranks.size(a for a in axes if a not in spec.axes and a not in spec.summed)
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh, axes: tuple[str, ...]) -> Value:
-    """The cotangent of an input that several ranks were given whole: the sum of theirs, here if not on its way out."""
-    axes = tuple(a for a in axes if a not in spec.axes and a not in spec.lifted)
-    return untyped_psum_p.bind(ct, **_along(mesh.ranks, axes)) if axes else ct
+    """Sum an unmapped input's cotangent over the ranks that got copies of it.
+
+    Axes along which it is summed on the way out are left out.
+    """
+    axes = tuple(a for a in axes if a not in spec.axes and a not in spec.varying)
+    return untyped_psum_p.bind(ct, **_axes_and_size(mesh.ranks, axes)) if axes else ct
 
 
 # ---------------------------------------------------------------- blocks in and out
 
 
 def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
-    """This value's blocks, as a value of the body."""
+    """Shard a value, and return its blocks as a value of the body."""
     outer = interpreter.outer
     if isinstance(x, ShardedArray):
         is_sharded_here = x.mesh.is_like(interpreter.mesh)
@@ -511,15 +521,15 @@ def _place(interpreter: SPMD, x: Value, spec: PartitionSpec) -> RankTracer:
     found = interpreter.enter_sharded(x, spec) if is_sharded_here else None
     if found is not None:
         return found
-    if isinstance(x, ShardedArray):  # a step of a loop, say, is compiled before it is known how values lie
+    if isinstance(x, ShardedArray):  # a loop's step, for example, is compiled before the shardings are known
         x = x.as_split
-        return _place(interpreter, x.gather() if spec.stays else _sharded_over(x, interpreter.mesh, spec), spec)
-    data, held = (outer or interpreter).operand(x)  # raises, if it is a traced value that has leaked
+        return _place(interpreter, x.gather() if spec.stays else _resharded(x, interpreter.mesh, spec), spec)
+    data, held = (outer or interpreter).operand(x)  # raises LeakedTracerError for a leaked tracer
     return RankTracer(interpreter, *place(interpreter.mesh.ranks, data, held, spec))
 
 
-def _sharded_over(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
-    """An argument laid out as its spec says, if it lies on ranks at all."""
+def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """Reshard a sharded argument by its spec; return any other argument unchanged."""
     sharding = typeof(x).sharding
     if sharding is None or spec.stays or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
         return x
@@ -527,27 +537,30 @@ def _sharded_over(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
 
 
 def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], params: dict) -> list[Value]:
-    """What a body closes over, as unmapped arguments: whole."""
+    """The values that a body closes over, gathered, as unmapped arguments."""
     if params["around"]:
         return list(values)
     with running(interpreter):
-        return [_sharded_over(x, params["mesh"], P()) for x in values]
+        return [_resharded(x, params["mesh"], P()) for x in values]
 
 
 def _across(interpreter: SPMD, collective: Collective, x: Value, axes: tuple[str, ...]) -> Value:
-    """A collective at the boundary, over all of these axes."""
+    """Apply a collective to a value that enters or leaves the body."""
     if not axes:
         return x
-    return interpreter.process(collective, [x], _along(interpreter.mesh.ranks, axes))
+    return interpreter.process(collective, [x], _axes_and_size(interpreter.mesh.ranks, axes))
 
 
-def _along(ranks: Backend, axes: Collection[str]) -> dict:
+def _axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
     """The parameters of a collective over all of these axes."""
     return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
 
 
 def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
-    """A result of the body as a value outside: of the body around, if there is one, or an array, plain or sharded."""
+    """Convert a body's result to a value outside.
+
+    That is a value of the enclosing body, if there is one, or an array, plain or sharded.
+    """
     ranks, outer = interpreter.mesh.ranks, interpreter.outer
     x = _across(interpreter, psum_p, x, spec.summed)
     further = None
@@ -562,13 +575,13 @@ def _take(interpreter: SPMD, x: Value, spec: PartitionSpec) -> Value:
     if outer is not None:
         return SplitTracer(outer, data, wanted, spec) if spec.axes else RankTracer(outer, data, wanted)
     if not wanted:
-        return data if data.ndim else data[()]  # a number is one of NumPy's, whatever a backend makes of it
+        return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
     block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
     return ShardedArray(interpreter.mesh, spec.without_sum(), block, data)
 
 
 def _unshared(x: Value, owners: set[int]) -> Value:
-    """A result outside of all bodies, copied where it looks at memory of these owners: the arguments."""
+    """Copy a result if it is a view of memory that these owners, the arguments, hold."""
     if type(x) is ShardedArray:
         x.data = _unshared(x.data, owners)
     elif isinstance(x, numpy.ndarray) and id(owner_of(x)) in owners:
@@ -577,7 +590,7 @@ def _unshared(x: Value, owners: set[int]) -> Value:
 
 
 def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
-    """A batched argument's value, its batch axis right behind the dimensions that count ranks."""
+    """A batched argument's value, with its batch axis after the rank dimensions."""
     return x.value if x.axis == len(spec.lead) else moveaxis(x.value, x.axis, len(spec.lead))
 
 
@@ -595,28 +608,29 @@ def shard_map(
     check_rep: bool = True,
     auto_pbroadcast: bool = True,
 ) -> Callable:
-    """`f` run on every rank of `mesh`, each on its blocks of the arguments.
+    """Run `f` on every rank of `mesh`, each on its blocks of the arguments.
 
-    `in_specs` says for each argument how it is split: a tree of partition specs that is a prefix of the tuple of
-    arguments. A mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`,
-    collectives communicate over the mesh's axes. `out_specs` says likewise how the results' blocks make up the
-    whole; along an axis that it does not name they must be the same, and their types prove it. An axis in `sum=` is
-    one along which they are parts of a sum: `out_specs=P(sum='i')` adds them up as they leave, by one all-reduce.
-    (What is the same on all ranks is multiplied, as by `psum`: nothing is sent.)
+    `in_specs` says how each argument is split: a tree of partition specs that is a prefix of the tuple of arguments.
+    A mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`, collectives
+    communicate over the mesh's axes. `out_specs` says likewise how the results' blocks form the whole; along an
+    unnamed axis they must be the same, and their types prove it. An axis in `sum=` is one along which they are
+    partial sums: `out_specs=P(sum='i')` adds them up as they leave, by one all-reduce. (A result that is the same on
+    all ranks is multiplied by their number, as by `psum`: nothing is sent.)
 
-    Under MPI every rank calls it, with the same arguments: each takes its own blocks of them. Arguments and results
+    Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
-    Arrays that `f` closes over are unmapped inputs; derivatives are taken in them too.
+    Arrays that `f` closes over are unmapped inputs, and can be differentiated with respect to.
 
     It maps over the axes of the mesh in `axis_names`, by default over all. Along the others every rank computes the
-    same, and values are whole; in `f` a further `shard_map` may map over these. It has the same mesh (which may be
-    left out), and by default all axes that are not in use yet. Its arguments are split along its own axes, in its body
-    the axes of both are bound, and its results may vary along those of the body around. What it maps over its axes is
-    whole again outside: under MPI ranks gather it when they use it, unless it goes into such a `shard_map` once more.
+    same, and values are whole; a further `shard_map` inside `f` may map over these. It has the same mesh (which may be
+    left out), and by default maps over all axes that are not yet in use. Its arguments are split along its own axes,
+    the axes of both are bound in its body, and its results may vary along those of the outer body. A result that it
+    maps over its axes is whole again outside: under MPI ranks gather it on use, unless it enters another such
+    `shard_map`.
 
-    `check_rep=False` leaves out the types, the check of `out_specs`, and the savings in transposition.
-    `auto_pbroadcast=False` inserts no `pbroadcast` into what `f` does, nor into what a `shard_map` in it does: where
-    values disagree in variance, it is for `f` to write one, and so to say where its derivative sums.
+    `check_rep=False` turns off the types, the check of `out_specs`, and the savings in transposition.
+    `auto_pbroadcast=False` inserts no `pbroadcast` in `f`, nor in a `shard_map` inside it: where values disagree in
+    variance, `f` must write one, and so say where its derivative sums.
 
     Raises ValueError for specs that do not fit the mesh, the axes or the arrays, and for an inner `shard_map` over
     another mesh or over axes in use; VarianceError for a result that may differ along an axis its spec does not name,
@@ -646,8 +660,8 @@ def shard_map(
         raise TypeError(f"shard_map takes a function and a mesh, in this order; got {f!r} and {mesh!r}")
     if in_specs is None:
         raise TypeError(
-            "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two, of which the "
-            "second is the same on all ranks; and in_specs=() where there are none"
+            "shard_map: in_specs says how each argument is split: write in_specs=(P('i'), P()) for two arguments, "
+            "the second the same on all ranks; and in_specs=() for none"
         )
     if not (check_rep or auto_pbroadcast):
         raise ValueError(
@@ -664,10 +678,13 @@ def shard_map(
         if is_spec(spec):
             check_not_summed(spec, path)
 
-    known: dict[Any, tuple[Specs, Call]] = {}  # by where it is called, and the types of the arguments
+    known: dict[Any, tuple[Specs, Call]] = {}  # keyed by the call's parameters and the types of its arguments
 
     def checked(args: tuple, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
-        """The specs of all arrays in `args`, which fit, and what ranks compare of the call."""
+        """Check the specs against `args`; return them, and the call to compare.
+
+        There is one spec for each array in `args`.
+        """
         _check_axes(paths, where)
         names = [path for path, _ in tree.flatten_with_paths(args, "args")[0]]
         specs = tree.broadcast_prefix(in_specs, args, is_spec, "in_specs")
@@ -682,7 +699,7 @@ def shard_map(
     def mapped(*args: Any, **named: Any) -> Any:
         if named:
             raise TypeError(
-                f"shard_map: {name_of(f)} takes its arguments by position, as in_specs has an entry for each in their "
+                f"shard_map: {name_of(f)} takes its arguments by position, since in_specs has an entry for each, in "
                 f"order; got {', '.join(f'{name}=' for name in named)} by name"
             )
         typed, around = check_rep and not _forgetting.get(), current_scope()
@@ -721,14 +738,14 @@ _EACH_ITS_OWN = (
     "on real ranks each has a generator of its own, and what the body's types say is the same on all ranks may differ"
 )
 
-#: Whether every `shard_map` forgets the types just now.
+#: Whether every `shard_map` is called as with `check_rep=False`.
 _forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
 DEPENDS_ON.append(_forgetting.get)
 
 
 @contextlib.contextmanager
 def without_types() -> Iterator[None]:
-    """`with without_types():` every `shard_map` that is called is one with `check_rep=False`."""
+    """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
     token = _forgetting.set(True)
     try:
         yield
@@ -737,7 +754,10 @@ def without_types() -> Iterator[None]:
 
 
 def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) -> dict:
-    """The parameters that say where a body runs: `mesh`, `axes`, the axes of the body `around`, and `check_rep`."""
+    """Parameters that say where a body runs: mesh, axes, around, check_rep.
+
+    `around` has the axes of the enclosing bodies.
+    """
     scope = current_scope()
     if scope is None:
         if mesh is None:
@@ -752,7 +772,7 @@ def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) 
     if taken:
         raise ValueError(
             f"a shard_map inside the body of another cannot map over {_names(taken)}, which the one around it maps "
-            f"over: blocks are split along that already, and collectives over it may be called here as they are. "
+            f"over: blocks are split along it already, and collectives over it can be called here. "
             + (
                 f"Map over others, axis_names={_names(free)}"
                 if free
@@ -764,7 +784,7 @@ def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) 
 
 
 def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
-    """The mesh of a shard_map inside the body of another: the same one."""
+    """The mesh of a shard_map inside another's body: the outer one's."""
     outer = scope.bottom.mesh
     if mesh is not None and mesh is not outer:
         raise ValueError(
@@ -792,7 +812,7 @@ def _check_axis_names(axis_names: Collection[str], mesh: Mesh) -> None:
 
 
 def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
-    """Raise ValueError for a spec that names an axis which this shard_map does not map over."""
+    """Raise ValueError for a spec with an axis that this shard_map does not map over."""
     for path, spec in paths:
         _check_leaf(path, spec, where["mesh"])
         for a in sorted(spec.axes.union(spec.summed).difference(where["axes"])):
@@ -800,7 +820,7 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {_names(where['axes'])}: "
                 + (
-                    f"the one around it maps over {a!r}, and what it has here are blocks along it already; leave it out"
+                    f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out"
                     if inside
                     else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
                 )

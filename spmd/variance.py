@@ -1,4 +1,4 @@
-"""What `shard_map` asks of the types of its results."""
+"""Check the variance of a `shard_map` body's results against its `out_specs`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from spmd.partition import PartitionSpec, check_ndim
 def checked_result(
     x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
 ) -> tuple[Value, PartitionSpec]:
-    """A body's result, checked against its spec, and lifted along the axes that the spec splits; and its spec.
+    """Check a body's result against its spec; return it, and the spec.
 
-    Along an axis to be summed over it varies, or is multiplied by the axis's size: then its spec sums over the others.
-    Booleans that are summed are counted, as integers. `axes` are those that the body maps over; along those of a body
-    around it, a result may differ anyway. Raises VarianceError where it may differ along one of `axes` that `spec` does
-    not name; in an explicit scope also where it is the same along one that it does.
+    Pbroadcasts are inserted into the returned result. The result becomes varying along the axes that the spec splits.
+    If it is invariant along an axis in `sum=`, it is multiplied by the axis's size, and the returned spec sums over the
+    other axes only. Booleans that are summed are counted, as integers. `axes` are those that the body maps over; along
+    axes of an enclosing body a result may vary anyway. Raises VarianceError if the result may vary along one of `axes`
+    that `spec` does not name; in an explicit scope also if it is invariant along one that `spec` names.
     """
     x = enter(x)
     if spec.summed and x.dtype == bool:

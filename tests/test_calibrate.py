@@ -111,7 +111,7 @@ def test_what_is_measured_is_the_collective(monkeypatch):
     ("arguments", "message"),
     [
         ({"axis_name": "k"}, "Mesh\\(i: 2; 2 ranks, simulated\\) has no axis 'k'"),
-        ({"collectives": ["pmean"]}, "'pmean' is not among what is measured: psum, "),
+        ({"collectives": ["pmean"]}, "'pmean' is not a collective that is measured: psum, "),
         ({"sizes": ()}, "takes sizes in bytes and repeats, both at least 1; got \\(\\), 5"),
         ({"sizes": (0,)}, "got \\(0,\\), 5"),
         ({"repeats": 0}, "both at least 1"),
@@ -124,7 +124,7 @@ def test_what_cannot_be_measured(arguments, message):
 
 
 def test_one_rank_does_not_communicate():
-    with pytest.raises(ValueError, match="there is one rank along \\('i',\\); what it takes to communicate needs two"):
+    with pytest.raises(ValueError, match="there is one rank along \\('i',\\); measuring communication needs"):
         calibrate(mesh_of(1))
 
 
@@ -244,7 +244,7 @@ def test_scaling_is_what_tapes_of_other_sizes_say(scaling):
     assert scaled.notes == (
         {
             "weak": "weak scaling: every rank's blocks stay as large as on the tape, which is for 8 ranks",
-            "strong": "strong scaling: wholes stay as large as on the tape, which is for 8 ranks",
+            "strong": "strong scaling: whole arrays stay as large as on the tape, which is for 8 ranks",
         }[scaling],
         AS_MANY,
     )

@@ -395,7 +395,7 @@ MISFITS = {
     "a split": ("psum_scatter", "psum_scatter", {"axis": 1}, "axis 1 of .* must have one entry for each of the 4"),
     "no dimension": ("all_gather_invariant", "all_gather_invariant", {"axis": 3}, r"f64\[4,2\]\{i,j\} has no axis"),
     "splits": ("ragged_all_to_all", "ragged_all_to_all", {"splits": ((1, 1), (1, 1))}, "axis 0 of .* must have 2 rows"),
-    "no spec": ("pmax", "shard_map", {"in_specs": ("i",)}, r"in_specs\[0\] is 'i', which is no partition spec"),
+    "no spec": ("pmax", "shard_map", {"in_specs": ("i",)}, r"in_specs\[0\] is 'i', which is not a partition spec"),
     "few specs": ("pmax", "shard_map", {"in_specs": ()}, "there are 1 operands, and in_specs for 0"),
     "an unknown axis": ("pmax", "shard_map", {"in_specs": (P("k"),)}, r"in_specs\[0\] = P\('k'\) names the axis 'k'"),
     "a long spec": ("pmax", "shard_map", {"out_specs": (P(None, None, "i"),)}, "has 3 entries, but a result of type"),

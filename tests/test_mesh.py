@@ -58,7 +58,7 @@ def test_the_rank_of_a_mesh_in_a_body(how, wrap):
     "arguments, error, message",
     [
         (((4, 2), ("x",)), ValueError, r"2 sizes for 1 axis names: \(4, 2\) and \('x',\)"),
-        (((4, 2), ("x", "x")), ValueError, r"axis name 'x' occurs twice in \('x', 'x'\); call one otherwise"),
+        (((4, 2), ("x", "x")), ValueError, r"axis name 'x' occurs twice in \('x', 'x'\); rename one of them"),
         (((4, 2), ("x", 0)), TypeError, "the name of an axis is a string, .* got 0"),
         (((4.0,), ("x",)), TypeError, "integer"),
         (((0,), ("x",)), ValueError, "'x' has size 0; a size is at least 1, or -1 for all ranks that are left"),

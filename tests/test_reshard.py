@@ -294,30 +294,30 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda x: spmd.reshard(X, P("i")), TypeError, r"lies on no mesh.*write distribute\(x, mesh, spec\)"),
-        (lambda x: spmd.explain_reshard(X, P("i")), TypeError, "lies on no mesh"),
+        (lambda x: spmd.reshard(X, P("i")), TypeError, r"is on no mesh.*write distribute\(x, mesh, spec\)"),
+        (lambda x: spmd.explain_reshard(X, P("i")), TypeError, "is on no mesh"),
         (
             lambda x: spmd.reshard(x, P("z")),
             ValueError,
             r"spec = P\('z'\) names the axis 'z', but the axes of the mesh",
         ),
         (lambda x: spmd.reshard(x, P(None, None, "i")), ValueError, "has 3 entries, but reshard: x has 2 dimensions"),
-        (lambda x: spmd.reshard(x, "i"), TypeError, r"spec is 'i', which is no partition spec; write P\('i'\)$"),
-        (lambda x: spmd.explain_reshard(x, "i"), TypeError, r"spec is 'i', which is no partition spec"),
+        (lambda x: spmd.reshard(x, "i"), TypeError, r"spec is 'i', which is not a partition spec; write P\('i'\)$"),
+        (lambda x: spmd.explain_reshard(x, "i"), TypeError, r"spec is 'i', which is not a partition spec"),
         (
             lambda x: spmd.distribute(X, P("i"), MESH),
             TypeError,
-            r"mesh is P\('i'\), which is no mesh: write distribute",
+            r"mesh is P\('i'\), which is not a mesh: write distribute",
         ),
         (
             lambda x: spmd.distribute(X, MESH, MESH),
             TypeError,
-            r"spec is Mesh\(.*no partition spec; write P\(\.\.\.\), or",
+            r"spec is Mesh\(.*not a partition spec; write P\(\.\.\.\), or",
         ),
         (
             lambda x: spmd.distribute(X, MESH, P("i", sum="j")),
             ValueError,
-            r"spec = P\('i', sum='j'\): sum= adds up partial results .* in its out_specs only; .*: write P\('i'\)$",
+            r"spec = P\('i', sum='j'\): sum= adds up partial results .* only for its out_specs; .*: write P\('i'\)$",
         ),
         (lambda x: spmd.reshard(x, P(sum="i")), ValueError, r"spec = P\(sum='i'\): sum= adds up.* write P\(\)$"),
         (lambda x: spmd.reshard(x, P.stacked("i")), ValueError, r"P.stacked stacks the blocks of .* write P\(\)$"),
@@ -337,7 +337,7 @@ def test_errors(call, error, message):
 def test_blocks_in_a_body_are_moved_by_collectives(move):
     with pytest.raises(
         TypeError,
-        match=r"lays out whole arrays, outside of any body; in the body of <lambda>, over "
+        match=r"shards whole arrays, outside of any body; in the body of <lambda>, over "
         r"\('i', 'j'\), collectives move blocks: pscatter splits",
     ):
         spmd.shard_map(lambda b: move(b), mesh=MESH, in_specs=P("i"), out_specs=P("i"))(X)

@@ -1,1 +1,1 @@
-"""Sharded arrays: how operations act on their shards, and how an array is sharded in another way."""
+"""Sharded arrays: how operations run on shards, and how to reshard."""

@@ -1,4 +1,4 @@
-"""Slices of a dimension that is split into blocks: which blocks have the places, and where in them."""
+"""Slices of a split dimension: which blocks have the places, and where."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import bisect
 
 
 def in_step(i: slice, n: int) -> bool:
-    """Whether a slice takes of n places one of every so many: of each block it does likewise.
+    """Whether a slice takes the same places of each block.
+
+    That is the case if it takes every step-th of n places, to the end.
 
     >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
     (True, False, False)
@@ -15,7 +17,10 @@ def in_step(i: slice, n: int) -> bool:
 
 
 def in_step_backwards(i: slice, n: int) -> bool:
-    """Whether it does so from the last to the first: of each block it does what it does of another one."""
+    """Whether a reversed slice takes the same places of each block.
+
+    It then reverses the order of the blocks, too.
+    """
     places = range(n)[i]
     return places.step < 0 and _are_in_step(places[::-1], n)
 
@@ -25,7 +30,9 @@ def _are_in_step(places: range, n: int) -> bool:
 
 
 def of_block(i: slice, n: int) -> slice:
-    """What a slice in step, forwards or backwards, is of a block, however long that is.
+    """The slice of each block for a slice in step, forwards or backwards.
+
+    It does not depend on the length of the blocks.
 
     >>> of_block(slice(1, 6, 2), 6), of_block(slice(4, None, -2), 6), of_block(slice(0, 6), 6)
     (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
@@ -36,9 +43,10 @@ def of_block(i: slice, n: int) -> slice:
 
 
 def pieces(i: int | slice, n: int, length: int) -> list[tuple[int, int | slice]]:
-    """The blocks, of this length, that have something of what stands at `i` of n places; and at what of each it is.
+    """The blocks that have places of `i`, and the index of these in each block.
 
-    In the order in which they make it up. What is nothing at all is in the first block.
+    The dimension has n places, in blocks of this length. They are in the order of the places in the result. An empty
+    slice is in the first block.
 
     >>> pieces(slice(1, 5), 8, 4), pieces(slice(5, 1, -2), 8, 4), pieces(-1, 8, 4)
     ([(0, slice(1, 4, None)), (1, slice(0, 1, None))], [(1, slice(1, None, -2)), (0, slice(3, 1, -2))], [(1, 3)])

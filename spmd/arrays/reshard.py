@@ -1,20 +1,20 @@
-"""Redistribution: an array split in one way, split in another, by the collectives that move the fewest bytes.
+"""Resharding by the collectives that move the fewest bytes.
 
-A layout says for each dimension the mesh axes that it is split along, the last running fastest. From one layout
-to another lead steps, each of them one collective:
+A sharding gives for each dimension the mesh axes that it is split along, the last running fastest. A route from one
+sharding to another is a sequence of steps, each of them one collective:
 
 =========== ====================================================== ==========================
-step        what it does to the layout                             bytes that a rank receives
+step        what it does to the sharding                           bytes that a rank receives
 =========== ====================================================== ==========================
-pscatter    an axis that splits nothing splits a dimension further none
-all_gather  the last axes of a dimension split it no more          (n - 1) blocks
+pscatter    an unused axis splits a dimension further              none
+all_gather  the last axes of a dimension no longer split it        (n - 1) blocks
 all_to_all  the last axes of a dimension split another one instead (n - 1) / n of a block
 ppermute    axes change places; blocks keep their shape            a block
 =========== ====================================================== ==========================
 
-The cheapest sequence is a shortest path through the layouts (Dijkstra's algorithm). It is never dearer than to gather
-the whole and keep a part of it, which is one of the paths. What all ranks must know to walk together, the path, follows
-from layouts, shape and mesh alone.
+The cheapest route is a shortest path in the graph of shardings (Dijkstra's algorithm). It never moves more bytes than
+gathering the whole array and slicing it, which is one of the paths. All ranks compute the same route without
+communicating, since it depends only on shardings, shape and mesh.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from spmd.shard_map import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
-#: How many axes of a mesh a route may go along: beyond those that arrays are split along, others are tried up to this
-#: many. Blocks that are split further on their way may be cheaper to move.
+#: The number of mesh axes that a route may use: besides those that split the array, others are tried up to this number.
+#: Blocks that are split further on the way may be cheaper to move.
 SEARCHED = 3
 
 
 class Step(NamedTuple):
-    """One collective over `axes`: the layout `after` it, and the `bytes` that each rank receives."""
+    """One collective: the sharding `after` it, and the `bytes` each rank receives."""
 
     collective: str
     axes: tuple[str, ...]
@@ -78,20 +78,20 @@ class Step(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The steps from one layout to another."""
+    """The steps from one sharding to another."""
 
     steps: tuple[Step, ...]
 
     @property
     def bytes(self) -> int:
-        """How many bytes each rank receives in all."""
+        """The number of bytes that each rank receives in all."""
         return sum(step.bytes for step in self.steps)
 
     def __call__(self, x: Value, varying: frozenset = frozenset()) -> Value:
-        """In the body of a `shard_map`: the block in the first layout as the block in the last.
+        """Apply the steps to a block, in the body of a `shard_map`.
 
-        Where a gathered value is used beside others that vary along the same axes, the axes being `varying`, it is
-        gathered as one that varies too: so it transposes to a `psum_scatter` (JEP 17111, on `all_gather`).
+        If the result is used with values that vary along the axes `varying`, gathers over these use `all_gather`, whose
+        result varies too, and whose transpose is a `psum_scatter` (JEP 17111, on `all_gather`).
         """
         for k, step in enumerate(self.steps):
             rest = frozenset(a for later in self.steps[k + 1 :] for a in later.axes)
@@ -105,7 +105,10 @@ class Route(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
-    """The cheapest way between two layouts of an array: by bytes, then by collectives, then by steps."""
+    """The cheapest route between two shardings of an array.
+
+    It has the fewest bytes, then the fewest collectives, then the fewest steps.
+    """
     if have == want:
         return Route(())
     known = dict(sizes)
@@ -116,7 +119,7 @@ def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: 
     others = [a for a in known if a not in used and known[a] > 1]
     steps = [
         *[_step("all_gather_invariant", (one.axis,), one.without, 0, axis=one.dim) for one in gone],
-        # Which layouts there are depends on which axes divide a dimension; which path is cheapest, on nothing else.
+        # The shape matters only by which axes divide a dimension; with gcds, more shapes share a cache entry.
         *_cheapest(
             start,
             frozenset(used + others[: max(0, SEARCHED - len(used))]),
@@ -130,7 +133,7 @@ def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: 
 
 
 class OfOneRank(NamedTuple):
-    """An axis of one rank that splits a dimension of a layout, which comes to the same without it."""
+    """An axis of size 1 in a sharding, and the same sharding `without` it."""
 
     axis: str
     dim: int
@@ -139,7 +142,10 @@ class OfOneRank(NamedTuple):
 
 
 def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
-    """The axes of one rank in a layout, one after the other: they are taken away first, and put back last."""
+    """The axes of size 1 in a sharding, in the order of their removal.
+
+    A route removes them first, and adds them last.
+    """
     found = []
     for d, a in [(d, a) for d, split in enumerate(sharding) for a in split if sizes[a] == 1]:
         without = tuple(tuple(b for b in split if b != a) for split in sharding)
@@ -149,17 +155,19 @@ def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
 
 
 def _of_size(step: Step, nbytes: int, every: int) -> Step:
-    """A step that was found for an array of `every` squared bytes, for one of `nbytes`."""
+    """Scale a step's bytes from an array of `every**2` bytes to one of `nbytes`."""
     return step._replace(bytes=step.bytes * nbytes // every**2)
 
 
 @lru_cache(maxsize=256)
 def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Sizes) -> dict[Dims, tuple[Step, ...]]:
-    """The cheapest steps from a layout to each other one along `useful` axes, of an array of so many bytes that all
-    parts have a whole number of them."""
+    """The cheapest steps from a sharding to each other one over the `useful` axes.
+
+    They are priced for an array of (number of ranks)**2 bytes, so that every part has a whole number of bytes.
+    """
     found: dict[Dims, tuple[Step, ...]] = {}
     least = {have: (0, 0, 0)}
-    tail = itertools.count()  # so that layouts are never compared
+    tail = itertools.count()  # breaks ties, so that the heap never compares shardings
     queue: list = [((0, 0, 0), next(tail), have, ())]
     known = dict(sizes)
     nbytes = math.prod(known.values()) ** 2
@@ -177,7 +185,7 @@ def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Size
 
 
 def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
-    """The steps that lead on from a layout, along axes that are of use."""
+    """The possible next steps from a sharding, over `useful` axes."""
     ranks = [part_count(axes, sizes) for axes in at]
     block = nbytes // math.prod(ranks)
     taken = frozenset(a for axes in at for a in axes)
@@ -197,7 +205,7 @@ def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int],
                     yield _step("all_to_all", moved, after, block * (n - 1) // n, split_axis=e, concat_axis=d)
     for after in _rearranged(at, sizes):
         axes = tuple(a for a in sizes if any(a in one and one != two for one, two in zip(at, after)))
-        yield Step("ppermute", axes, (), after, block)  # who sends to whom is found for those steps that are taken
+        yield Step("ppermute", axes, (), after, block)  # `perm` is computed only for the steps of the final route
 
 
 def _step(collective: str, axes: tuple[str, ...], after: Dims, nbytes: int, **options: int) -> Step:
@@ -209,7 +217,7 @@ def _changed(sharding: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
 
 
 def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
-    """The other layouts along the same axes that split each dimension into as many parts."""
+    """The other shardings over the same axes with the same number of parts."""
     parts = [part_count(axes, sizes) for axes in at]
     for order in itertools.permutations([a for axes in at for a in axes]):
         rest, after = list(order), []
@@ -229,11 +237,11 @@ def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
 
 
 def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple:
-    """From which rank along `axes` each one gets its block, as pairs (source, destination)."""
+    """The `perm` of a ppermute: (source, destination) pairs of ranks along `axes`."""
     places = list(itertools.product(*[range(sizes[a]) for a in axes]))
 
     def block(sharding: Dims, place: tuple[int, ...]) -> tuple:
-        """Which block the rank at this place has, counted along the axes that change places."""
+        """The index of the block on the rank at this place, along the axes that change."""
         coordinates = {**dict.fromkeys(sizes, 0), **dict(zip(axes, place))}
         return tuple(index_along(split, coordinates, sizes) for split in sharding)
 
@@ -245,18 +253,18 @@ def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, 
 
 
 def sizes_of(mesh: Mesh) -> Sizes:
-    """The axes of a mesh and their sizes, as what routes are remembered by."""
+    """The axes of a mesh and their sizes, as a hashable cache key."""
     return tuple(mesh.shape.items())
 
 
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
-    """The cheapest way to have `x`, that is laid out as `have` says, as `want` says."""
+    """The cheapest route for `x` from the spec `have` to `want`."""
     t = typeof(x)
     return route(have.dims(t.ndim), want.dims(t.ndim), t.shape, t.dtype.itemsize, sizes_of(mesh))
 
 
 def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """`x`, that is laid out as `have` says, as `want` says: a `shard_map` of the steps of the cheapest route."""
+    """Reshard `x` from the spec `have` to `want`, by the cheapest route."""
     sharding = typeof(x).sharding
     if isinstance(x, BatchTracer) or (sharding is not None and sharding.is_element):
         return reshard_p.bind(x, mesh=mesh, have=have, want=want)
@@ -269,14 +277,16 @@ def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec
 
 
 def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
-    """The whole batch redistributed: it stays split along the axes that its elements need not be."""
+    """Reshard a whole batch, with elements split by `want`.
+
+    The batch axis stays split along the axes that `want` does not use.
+    """
     t = typeof(args[0])
     own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
     return resharded(args[0], mesh, own.of_batch(0, t.ndim, want))
 
 
-#: An element of a batch redistributed, derivatives being taken of it perhaps: what is done with all of them waits for
-#: the `vmap` further down.
+#: Resharding of one element of a batch (perhaps under a derivative): the enclosing `vmap` reshards the whole batch.
 reshard_p = Linear(
     "reshard",
     lambda x, mesh, have, want: resharded(x, mesh, want),
@@ -287,7 +297,7 @@ reshard_p = Linear(
 reshard_p.show_params = lambda params: repr(params["want"])
 
 
-# To type checkers an array becomes a `ShardedArray`; whether a spec splits it along an axis at all, they cannot tell.
+# To type checkers the result is always a `ShardedArray`: they cannot tell whether a spec splits the array at all.
 @overload
 def distribute(x: numpy.ndarray | ShardedArray, mesh: Mesh, spec: PartitionSpec) -> ShardedArray: ...
 @overload
@@ -295,11 +305,11 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any: ...
 
 
 def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
-    """`x` as a `ShardedArray` split over `mesh` by `spec`; no rank communicates.
+    """Split `x` over `mesh` by `spec` into a `ShardedArray`, without communication.
 
-    `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. What
-    is split along no axis is replicated: it stays a plain array. Differentiable: the cotangent of an array that was
-    whole is whole again, by an all-gather. Raises ValueError where a spec does not fit the mesh or the array.
+    `x` is a tree of arrays, the same on all ranks, and `spec` a tree of partition specs that is a prefix of it. An
+    array that its spec does not split is replicated: it stays a plain array. Differentiable: the cotangent of a whole
+    array is gathered to a whole array. Raises ValueError if a spec does not fit the mesh or the array.
 
     >>> import numpy as np
     >>> import spmd
@@ -308,18 +318,18 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     ShardedArray([0, 1, 2, 3], P('i'))
     """
     check_mesh("distribute", mesh)
-    return _map_specs("distribute", x, spec, lambda leaf, to, path: _laid_out_anew(leaf, mesh, to, path))
+    return _map_specs("distribute", x, spec, lambda leaf, to, path: _distributed(leaf, mesh, to, path))
 
 
 def reshard(x: Any, spec: Any) -> Any:
-    """The same arrays, split by another `spec` over the mesh they lie on: by the cheapest collectives.
+    """Split arrays by another `spec` over their mesh, with the cheapest collectives.
 
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
-    array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones beside them.
-    Differentiable: the transpose is the redistribution in reverse. Under MPI every rank calls it. Under `vmap` elements
-    are split so, and the dimension that they are along stays split by the axes that `spec` does not name.
-    `explain_reshard` shows which collectives it takes. Raises ValueError where a spec does not fit the mesh or the
-    array, and TypeError where it splits a plain array, and no array in `x` lies on a mesh (see `distribute`).
+    array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones. Differentiable:
+    the transpose reshards in reverse. Under MPI every rank must call it. Under `vmap`, `spec` is that of the elements,
+    and the batch axis stays split along the axes that `spec` does not name. `explain_reshard` shows which collectives
+    it uses. Raises ValueError if a spec does not fit the mesh or the array, and TypeError if it splits a plain array
+    and no array in `x` is on a mesh (see `distribute`).
 
     >>> import numpy as np
     >>> import spmd
@@ -340,16 +350,16 @@ def reshard(x: Any, spec: Any) -> Any:
         mesh = beside if sharding is None else sharding.mesh
         if mesh is None and to == P():
             return leaf
-        return _laid_out_anew(leaf, sharding_of(leaf, path).mesh if mesh is None else mesh, to, path)
+        return _distributed(leaf, sharding_of(leaf, path).mesh if mesh is None else mesh, to, path)
 
     return _map_specs("reshard", x, spec, place)
 
 
 def gather(x: Any) -> Any:
-    """The same tree with whole arrays in the place of sharded ones: on every rank, NumPy arrays.
+    """Replace the sharded arrays of a tree by whole NumPy arrays, on every rank.
 
-    What is plain or replicated stays as it is. Differentiable, as `reshard(x, P())` is. Under MPI every rank calls it;
-    an all-gather for each sharded array.
+    Plain and replicated arrays are unchanged. Differentiable, as `reshard(x, P())` is. Under MPI every rank must call
+    it; there is one all-gather for each sharded array.
 
     >>> import numpy as np
     >>> import spmd
@@ -369,9 +379,10 @@ def _gathered(x: Any) -> Any:
 
 
 def spec_of(x: Any) -> Any:
-    """The tree of the partition specs of arrays: of sharded ones their `.spec`, `P()` of plain and replicated ones.
+    """The tree of the arrays' partition specs.
 
-    What `in_specs` of a `shard_map` can be, of arguments that stay where they are.
+    It has `.spec` for sharded arrays, and `P()` for plain and replicated ones. Use it as the `in_specs` of a
+    `shard_map` that takes its arguments without moving data.
 
     >>> import numpy as np
     >>> import spmd
@@ -390,7 +401,9 @@ def _spec_of(x: Any) -> PartitionSpec:
 
 
 def explain_reshard(x: Any, spec: PartitionSpec) -> str:
-    """The steps by which `reshard(x, spec)` would go, each with the layout after it and the bytes each rank receives.
+    """The steps of `reshard(x, spec)`, as text.
+
+    Each step shows the spec after it and the bytes that each rank receives.
 
     >>> import numpy as np
     >>> import spmd
@@ -413,22 +426,25 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
 
 def check_mesh(what: str, mesh: Any) -> None:
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"{what}: mesh is {mesh!r}, which is no mesh: write {what}(x, mesh, P(...))")
+        raise TypeError(f"{what}: mesh is {mesh!r}, which is not a mesh: write {what}(x, mesh, P(...))")
 
 
 def check_no_body(what: str) -> None:
-    """Raise TypeError where what is of whole arrays is called in the body of a `shard_map`."""
+    """Raise TypeError if `what` is called in the body of a `shard_map`.
+
+    `what` is a function of whole arrays.
+    """
     scope = current_scope()
     if scope is not None:
         raise TypeError(
-            f"{what} lays out whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
+            f"{what} shards whole arrays, outside of any body; in the body of {scope.function or 'a shard_map'}, "
             f"over {show_axes(tuple(scope.axes))}, collectives move blocks: pscatter splits what all ranks have, "
             "all_gather joins blocks, all_to_all splits them along another dimension"
         )
 
 
 def specs_for(x: Any, spec: Any) -> list[PartitionSpec]:
-    """A spec for each leaf of a tree, of a tree of specs that is a prefix of it."""
+    """A spec for each leaf of a tree, from a tree of specs that is a prefix of it."""
     for path, leaf in tree.flatten_with_paths(spec, "spec")[0]:
         check_is_spec(path, leaf)
     return tree.broadcast_prefix(spec, x, is_spec, "spec")
@@ -449,16 +465,16 @@ def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
     check_divides(spec, shape, mesh.shape, "spec", path)
 
 
-def _laid_out_anew(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
+def _distributed(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
     _check(path, x, mesh, spec)
     found = resharded(x, mesh, spec)
     if found is not x and isinstance(x, numpy.ndarray) and numpy.may_share_memory(found.data, x):
-        found.data = found.data.copy()  # whoever writes into `x` later does not mean this
+        found.data = found.data.copy()  # so that later writes into `x` do not change it
     return found
 
 
 def resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
-    """`x` laid out over `mesh` as `spec` says, wherever it is now."""
+    """Reshard `x`, a plain array or one sharded over any mesh, over `mesh` by `spec`."""
     here, have, _ = typeof(x).sharding or Sharding(mesh, P())
     if not here.is_like(mesh):
         x, have = redistributed(x, here, have, P()), P()
@@ -466,11 +482,11 @@ def resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
 
 
 def sharding_of(x: Value, path: str) -> Sharding:
-    """The mesh that `x` lies on, and its spec. Raises TypeError for what lies on none."""
+    """The sharding of `x`. Raises TypeError if it is not sharded."""
     sharding = typeof(x).sharding
     if sharding is None:
         raise TypeError(
-            f"{path} has type {typeof(x)} and lies on no mesh, so nothing says over which ranks to split it: write "
+            f"{path} has type {typeof(x)} and is on no mesh, so nothing says over which ranks to split it: write "
             "distribute(x, mesh, spec)"
         )
     return sharding

@@ -1,4 +1,4 @@
-"""Arrays whose blocks lie on the ranks of a mesh."""
+"""Arrays that are sharded: their blocks are on the ranks of a mesh."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, global_type, laid_out
+from spmd.partition import PartitionSpec, global_type, with_sharding
 
 
 class ShardedArray(Tracer):
-    """An array split over the ranks of a mesh, as results of `shard_map` are that are mapped over it.
+    """An array split over the ranks of a mesh, such as a mapped result of `shard_map`.
 
     `shape` and `dtype` are those of the whole; `spec` says how it is split over `mesh`. `local` is this rank's
-    block, or the list of all ranks' blocks where they are simulated (`spmd.from_local` is its inverse). `gather()`
-    returns the whole as a NumPy array on every rank: a collective, that every rank must call. `numpy.asarray(x)` gives
-    the whole where all of it is here, and raises otherwise. Printing never communicates.
+    block, or the list of all ranks' blocks if they are simulated (`spmd.from_local` is its inverse). `gather()`
+    returns the whole as a NumPy array on every rank: a collective, which every rank must call. `numpy.asarray(x)`
+    returns the whole if all blocks are in this process, and raises otherwise. Printing never communicates.
 
-    It behaves as the whole: operators, indexing, methods and NumPy's functions apply to it, and each operation is a
-    `shard_map` of itself (`propagation.py`), whose result is split as the operands are where a rule is known for that.
-    Functions that are no operations gather it. Under MPI, every rank calls them.
+    It behaves like the whole array: operators, indexing, methods and NumPy's functions apply to it, and each operation
+    is a `shard_map` of itself (`sharding_rules.py`), whose result is split as the operands are if the operation has a
+    sharding rule. Functions that are not operations gather it. Under MPI, every rank must call them.
     """
 
     def __init__(self, mesh: Mesh, spec: PartitionSpec, block: ShapedArray, data: Any):
         super().__init__(EVALUATE)
         self.mesh = mesh
         self.spec = spec
-        self.data = data  # as the backend holds it, along `held`
-        self._type = laid_out(global_type(block, spec, mesh.shape), mesh, spec)
+        self.data = data  # as the backend holds it, varying along `held`
+        self._type = with_sharding(global_type(block, spec, mesh.shape), mesh, spec)
 
     @property
     def type(self) -> ShapedArray:
@@ -47,9 +47,9 @@ class ShardedArray(Tracer):
 
     @property
     def as_split(self) -> ShardedArray:
-        """The same array, of the same blocks, where these are stacked along dimensions of their own: split along these.
+        """The same array, with leading (`P.stacked`) dimensions as split dimensions.
 
-        So it lies as any array may, and operations on it leave it where it is.
+        Its spec is an ordinary one. Its blocks do not move, and operations on it keep its sharding.
         """
         ranks, lead = self.mesh.ranks, len(self.spec.lead)
         shape = (*(1,) * lead, *ranks.block_shape(self.data, self.held))
@@ -57,7 +57,10 @@ class ShardedArray(Tracer):
         return ShardedArray(self.mesh, spec, ShapedArray(shape, self.dtype), ranks.reshape(self.data, self.held, shape))
 
     def gather(self) -> numpy.ndarray:
-        """The whole array, on every rank: a copy, free to be written into. Under MPI every rank must call it."""
+        """The whole array on every rank: a copy, which may be written into.
+
+        Under MPI every rank must call it.
+        """
         ranks = self.mesh.ranks
         lead = len(self.spec.lead)
         blocks = ranks.gather(self.data, self.held)
@@ -70,7 +73,7 @@ class ShardedArray(Tracer):
         return self.gather()
 
     def check_own(self, interpreter: Interpreter) -> None:
-        pass  # it has a meaning everywhere
+        pass  # a sharded array is valid under every interpreter
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> numpy.ndarray:
         if not self.mesh.ranks.is_here(self.held):
@@ -88,8 +91,8 @@ class ShardedArray(Tracer):
         if not isinstance(self.mesh.ranks, Simulated):
             raise TypeError(
                 f"this {self.dtype} array of shape {self.shape} is split over the ranks of {self.mesh} as {self.spec}, "
-                "and cannot be pickled: who loads it has other ranks. Pickle x.gather(), which every rank must call, "
-                f"or each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
+                "and cannot be pickled: its loader has other ranks. Pickle x.gather(), which every rank must call, or "
+                f"each rank its x.local; the whole is split again by spmd.distribute(whole, mesh, {self.spec})"
             )
         return object.__reduce_ex__(self, protocol)
 
@@ -119,12 +122,12 @@ class ShardedArray(Tracer):
         return str(self.gather()) if self.mesh.ranks.is_here(self.held) else repr(self)
 
 
-#: Functions whose result is laid out as their first argument is, of which they take nothing but the type.
+#: Functions that use only the type of their first argument; their result gets its sharding.
 _LIKE = {numpy.zeros_like, numpy.ones_like, numpy.full_like, numpy.empty_like}
 
 
 def _whole(x: Any) -> Any:
-    """Sharded arrays gathered, also inside lists, tuples and dictionaries."""
+    """Gather sharded arrays, also inside lists, tuples and dictionaries."""
     if isinstance(x, ShardedArray):
         return x.gather()
     if isinstance(x, (list, tuple)):
@@ -133,15 +136,18 @@ def _whole(x: Any) -> Any:
 
 
 def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a function of NumPy would write into a sharded array: of what is gathered it would be lost."""
-    from minidiff.numpy.coverage import writing  # which most programs do without
+    """Whether a NumPy function would write into a sharded array.
+
+    It would write to a gathered copy, and the values would be lost.
+    """
+    from minidiff.numpy.coverage import writing  # imported here, since most programs do not need it
 
     targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
 
 
 def _holds_others(x: Any) -> bool:
-    """Whether there are traced values that are not sharded arrays, also inside lists, tuples and dictionaries."""
+    """Whether x, or a container in it, has tracers other than sharded arrays."""
     if isinstance(x, (list, tuple)):
         return any(map(_holds_others, x))
     if isinstance(x, dict):

@@ -1,18 +1,17 @@
-"""Operations on arrays that lie on the ranks of a mesh, outside of any body: each is a `shard_map` of itself.
+"""Operations on sharded arrays: each runs as a `shard_map` of itself.
 
-A rule says of an operation which dimensions belong together, as the subscripts of an einsum do: it gives each
-dimension of each operand and of each result a label. A dimension without a label must be whole: the axes that split it
-may split another one instead. What has a label may be split: all dimensions of that label along the same mesh axes,
-each rank then computing its part. A label that the results lack is summed over (or what else `reduce` says), first by
-each rank, then between them.
+A sharding rule gives each dimension of each operand and result a label, as the subscripts of an einsum do. A dimension
+without a label must be whole: the axes that split it may split another one instead. All dimensions of a label may be
+split along the same mesh axes, and each rank computes its block. A label that the results lack is summed over (or
+reduced by the rule's `reduce`), first on each rank, then between ranks.
 
-How the labels are split is chosen by cost: where all operands can stay as they are, so they do; otherwise the choice is
-the one that moves the fewest bytes, in redistributing operands and in reducing the result. An operation that has no
-rule takes its operands whole. One that reads or writes at an index need not, though the dimension is split that is
-indexed: the rank that has the place sends it, or each finds, or writes, what is its own.
+The split of the labels is chosen by cost: if no operand needs to be resharded, none is; otherwise the choice is the one
+that moves the fewest bytes, to reshard operands and to reduce the result. An operation without a rule takes its
+operands whole. One that reads or writes at an index need not, even if the indexed dimension is split: the rank that
+has the place sends it, or each rank finds, or writes, the places in its own block.
 
-All this is one operation, `shard_map`, whose body redistributes blocks, computes and reduces: so it is typed, counted
-and differentiated as any other. Its transpose gives each operand a cotangent that is split as the operand is.
+All of this is one operation, `shard_map`, whose body reshards blocks, computes and reduces: so it is typed, counted
+and differentiated like any other. Its transpose gives each operand a cotangent with the operand's sharding.
 """
 
 from __future__ import annotations
@@ -70,21 +69,21 @@ from spmd.partition import P, PartitionSpec, part_count
 from spmd.shard_map import everywhere, shard_map_p
 
 Label = Hashable  # None: the dimension must be whole
-Labels = tuple[Label, ...]  # of the dimensions of one array
+Labels = tuple[Label, ...]  # one for each dimension of an array
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The labels of the dimensions of an operation's operands and of its results, and how it is done on blocks."""
+    """The labels of an operation's operands and results, and how it runs on blocks."""
 
     operands: tuple[Labels, ...]
     results: tuple[Labels, ...]
-    reduce: Callable | None = None  # of a result and the axes that its missing labels are split along
-    moves: int = 2  # how often what is reduced is moved, at most: an all-reduce scatters, and gathers
-    stays: bool = True  # whether operands that can stay where they are do so, though it may be dearer to reduce
-    params: dict = field(default_factory=dict)  # parameters that are others on blocks
-    run: Callable | None = None  # of a way to split labels, and blocks: where a rank must know which part it has
-    of_whole: bool = False  # whether the derivative is that of the whole, not of what ranks do
+    reduce: Callable | None = None  # takes a result, and the axes that its missing labels are split along
+    moves: int = 2  # how often a reduced result is moved, at most: an all-reduce scatters it, and gathers it
+    stays: bool = True  # whether to prefer not to reshard operands, even if the reduction then costs more
+    params: dict = field(default_factory=dict)  # parameters whose values differ on blocks
+    run: Callable | None = None  # takes a split of the labels, and blocks: if a rank must know which block it has
+    of_whole: bool = False  # whether to differentiate the operation on whole arrays, not the body's steps
 
 
 Rules = Callable[[Sequence[ShapedArray], Sequence[ShapedArray], dict], Rule | None]
@@ -98,7 +97,10 @@ def _numbered(types: Sequence[ShapedArray]) -> tuple[Labels, ...]:
 
 
 def _broadcast(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Number by number: dimensions belong together that are equally far from the last. Those stretched stay whole."""
+    """Elementwise operations with broadcasting.
+
+    Dimensions are aligned from the last; those that are stretched stay whole.
+    """
     out = outs[0]
     return Rule(tuple(_aligned(t.shape, out.shape) for t in types), _numbered(outs))
 
@@ -109,7 +111,7 @@ def _aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
 
 
 def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) -> Rules:
-    """Reductions along `axes`; where nothing is known that reduces between ranks, these must be whole."""
+    """Reductions along `axes`; without a `reduce` between ranks these are whole."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
@@ -121,7 +123,10 @@ def _reduction(reduce: Callable | None, moves: int = 2, of_whole: bool = False) 
 
 
 def _extremum(reduce: Callable) -> Rules:
-    """The largest, or smallest, along `axes`: of complex numbers, which collectives cannot order, these are whole."""
+    """Maximum or minimum along `axes`.
+
+    These must be whole for complex numbers, which collectives cannot order.
+    """
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         known = reduce if types[0].dtype.kind != "c" else None
@@ -135,7 +140,7 @@ def _transpose(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params
 
 
 def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """What becomes of a group of dimensions is split as the group is, if that is along its first one."""
+    """Reshape: a group of dimensions may stay split along its first one."""
     (x,), (out,) = types, outs
     before, after = [None] * x.ndim, [None] * out.ndim
     for d, e in _leading_pairs(x.shape, out.shape):
@@ -144,7 +149,10 @@ def _reshape(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Where a shape is another by groups of dimensions, the first dimensions of each group that are larger than 1."""
+    """Match groups of dimensions with equal products in two shapes.
+
+    Yields the first dimension larger than 1 of each group.
+    """
     if 0 in one:
         return
     dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
@@ -175,12 +183,12 @@ def _einsum(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: d
 
 
 def _sum(outs: Sequence[ShapedArray]) -> Callable:
-    """What adds up products between ranks: of truth values, whether one is true."""
+    """The collective that sums products between ranks: `pmax` for booleans."""
     return collectives.pmax if outs[0].dtype == bool else collectives.psum
 
 
 def _along(name: str) -> Rules:
-    """Line by line along the axis, or axes, that a parameter names: these must be whole."""
+    """Operations along the axis, or axes, that a parameter names: these must be whole."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         given = params[name]
@@ -193,7 +201,7 @@ def _along(name: str) -> Rules:
 
 
 def _stacks(ndim: int) -> Rules:
-    """Array by array of the last `ndim` dimensions: those in front of them may be split."""
+    """Operations on the last `ndim` dimensions: batch dimensions may be split."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         stack = tuple(range(types[0].ndim - ndim))
@@ -203,7 +211,7 @@ def _stacks(ndim: int) -> Rules:
 
 
 def _solve(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Matrix by matrix, and column by column of the right sides."""
+    """Solve: batch dimensions, and the columns of the right-hand side, may be split."""
     a, b = types
     stack = outs[0].shape[:-2]
     right = (*_aligned(b.shape[:-2], stack), None, "column")
@@ -211,7 +219,7 @@ def _solve(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: di
 
 
 def _search(table: int) -> Rules:
-    """Number by number, each in the whole of a table: the operand of this position."""
+    """Elementwise look-ups in a table, the operand `table`, which must be whole."""
 
     def rule(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
         labels = _numbered(types)
@@ -232,10 +240,10 @@ def _unstack(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Where a part is taken of a dimension that is split, the ranks that have it send it to the others."""
+    """Slicing: a slice that differs between blocks is sent by the ranks that have it."""
     (t,) = types
     labels, cut, index = map(list, _sliced(params["index"], t.shape))
-    entries = [k for k, i in enumerate(index) if i is not None]  # of each dimension, its own
+    entries = [k for k, i in enumerate(index) if i is not None]  # for each dimension, its entry of the index
     taken = [d for d, _ in enumerate(entries) if labels[d] is None]
     for d in taken:
         i, labels[d] = index[entries[d]], ("at", d)
@@ -244,19 +252,19 @@ def _slice(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: di
 
     def run(way: Way, x: Value) -> Value:
         split = [(d, entries[d], way[labels[d]]) for d in taken if labels[d] in way]
-        # What is gathered comes first: so it is gathered once, and not for each piece of another dimension.
+        # Dimensions to gather come first, so that each is gathered once, not for each piece of another dimension.
         split.sort(key=lambda at: _is_sent(index[at[1]], t.shape[at[0]], x.shape[at[0]]))
         return _taken(x, tuple(index), split, t.shape)
 
     return Rule((tuple(labels),), (tuple(cut),), moves=1, run=run)
 
 
-Split = Sequence[tuple[int, int, tuple[str, ...]]]  # dimensions that are split, their entries of an index, their axes
-MOST_SENT = 2  # pieces that are sent one by one
+Split = Sequence[tuple[int, int, tuple[str, ...]]]  # (split dimension, its entry of the index, its axes)
+MOST_SENT = 2  # at most this many pieces are sent one by one; for more, the dimension is gathered
 
 
 def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Value:
-    """The part at `index` of an array of this shape, of which `x` is a block."""
+    """Slice an array of this shape at `index`, given its block `x`."""
     if not split:
         return slice_p.bind(x, index=index)
     (d, k, axes), *rest = split
@@ -275,7 +283,10 @@ def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Valu
 
 
 def _is_sent(i: int | slice, n: int, length: int) -> bool:
-    """Whether what stands at `i` of n places is sent by the blocks that have it. Otherwise all places are gathered."""
+    """Whether the ranks that have the places at `i`, of n, broadcast them.
+
+    Otherwise the dimension is gathered.
+    """
     count = len(pieces(i, n, length))
     return count == 1 or (count <= MOST_SENT and len(range(n)[i]) < n - length)
 
@@ -285,7 +296,7 @@ def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
 
 
 def _kept_before(index: Sequence, k: int) -> int:
-    """How many dimensions the entries of an index in front of one give its result."""
+    """The number of result dimensions from the entries of an index before entry k."""
     return sum(not isinstance(i, int) for i in index[:k])
 
 
@@ -304,9 +315,10 @@ def _update(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: d
 def _sliced(
     index: tuple, shape: tuple[int, ...], in_blocks: Callable[[slice, int], bool] = in_step
 ) -> tuple[Labels, Labels, tuple]:
-    """The labels of an array of this shape, those of its part at `index`, and the index as it is on blocks.
+    """The labels of an array and of its slice, and the index on blocks.
 
-    What is split stays so where a slice takes `in_blocks` what it does of the whole.
+    The array has this shape, and is sliced at `index`. A dimension may stay split if its slice satisfies `in_blocks`:
+    it then takes the same places of each block.
     """
     labels: list[Label] = []
     cut: list[Label] = []
@@ -332,8 +344,8 @@ def _is_all(i: slice, n: int) -> bool:
 def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     """x[indices]: the indices are split as the result is.
 
-    Where x itself is split along dimensions that they are indices of, each rank looks up those that it has, and the
-    ranks add up what they found, if that is cheaper than to have x whole.
+    If x is split along the indexed dimensions, each rank looks up the places that it has, and the ranks add up their
+    results, if that is cheaper than to gather x.
     """
     x, *indices = types
     (variadic, each), rest = _indexed(x.shape, indices)
@@ -347,7 +359,10 @@ def _gather(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: d
 
 
 def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple[str, ...], int]]) -> Value:
-    """x[indices] where this rank's block has it, else 0: `split` are the dimensions' axes, and lengths in all."""
+    """x[indices] where this rank's block has the place, else 0.
+
+    `split` maps each split dimension to its axes and its length in the whole array.
+    """
     places, known = list(indices), []
     for d, (axes, length) in split.items():
         given = elementwise.convert(indices[d], numpy.intp)
@@ -356,7 +371,7 @@ def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple
         nearest = elementwise.minimum(elementwise.maximum(place, 0), x.shape[d] - 1)
         known.append(equal(place, nearest))
         there = elementwise.logical_and(greater_equal(i, 0), less(i, length))
-        places[d] = where(there, nearest, given)  # what is out of bounds stays so: an error
+        places[d] = where(there, nearest, given)  # an index out of bounds stays so, and raises
     found = gather_p.bind(x, *places)
     if not known:
         return found
@@ -366,7 +381,10 @@ def _found_here(x: Value, indices: Sequence[Value], split: dict[int, tuple[tuple
 
 
 def _scatter(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """x with values at indices of its first dimensions: these are whole, and so are the indices."""
+    """Write values at indices of the first dimensions, which must be whole.
+
+    The indices must be whole, too.
+    """
     x, v, *indices = types
     rest = tuple(range(len(indices), x.ndim))
     values = (*[None] * (v.ndim - len(rest)), *rest)
@@ -375,14 +393,14 @@ def _scatter(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: 
 
 
 def _scatter_add(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """Each rank adds up what it has, and the ranks their sums."""
+    """Each rank adds up its own values, then the ranks add up their sums."""
     _, *indices = types
     places, rest = _indexed(outs[0].shape, indices)
     return Rule(((*places[0], *rest), *places[1]), ((None,) * len(indices) + rest,), collectives.psum)
 
 
 def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tuple[Labels, list[Labels]], Labels]:
-    """The labels that indices have together, and each of them; and of the dimensions that they leave."""
+    """The labels of the indices, broadcast and each, and of the other dimensions."""
     wide = numpy.broadcast_shapes(*[t.shape for t in indices])
     variadic = tuple(("index", d) for d in range(len(wide)))
     each = [tuple(None if d is None else ("index", d) for d in _aligned(t.shape, wide)) for t in indices]
@@ -390,16 +408,16 @@ def _indexed(shape: tuple[int, ...], indices: Sequence[ShapedArray]) -> tuple[tu
 
 
 def _product(x: Value, axes: tuple[str, ...]) -> Value:
-    """The product between ranks: there is no collective for it, so each has all the factors."""
+    """The product between ranks: no collective multiplies, so gather the factors."""
     return reduction.prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
 
 
 def _whole(types: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
-    """What is known of any operation: that it can be applied to the whole."""
+    """The rule of an operation without one of its own: operands and results are whole."""
     return Rule(tuple((None,) * t.ndim for t in types), tuple((None,) * t.ndim for t in outs))
 
 
-#: The rules by the operations' names; `rule_of` knows those that are applied number by number besides.
+#: The rules, by operation name. Elementwise operations have one rule, which `rule_of` supplies.
 RULES: dict[str, Rules] = {
     "reshape": _reshape,
     "transpose": _transpose,
@@ -448,29 +466,29 @@ def _var(x: Value, axes: tuple[int, ...], ddof: int, keepdims: bool = False) -> 
     return divide(reduction.sum(multiply(off, off), axes, keepdims=keepdims), count - ddof)
 
 
-def _below_largest(x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
-    """The largest number along axes, and how far from it each is."""
+def _minus_max(x: Value, axes: tuple[int, ...]) -> tuple[Value, Value]:
+    """The maximum along axes, and x minus it."""
     largest = elementwise.stop_gradient(reduction.max(x, axes, keepdims=True))
     return largest, elementwise.difference(x, largest)
 
 
 def _softmax(x: Value, axes: tuple[int, ...]) -> Value:
-    parts = exp(_below_largest(x, axes)[1])
+    parts = exp(_minus_max(x, axes)[1])
     return divide(parts, reduction.sum(parts, axes, keepdims=True))
 
 
 def _log_softmax(x: Value, axes: tuple[int, ...]) -> Value:
-    below = _below_largest(x, axes)[1]
+    below = _minus_max(x, axes)[1]
     return subtract(below, log(reduction.sum(exp(below), axes, keepdims=True)))
 
 
 def _logsumexp(x: Value, axes: tuple[int, ...]) -> Value:
-    largest, below = _below_largest(x, axes)
+    largest, below = _minus_max(x, axes)
     return add(squeeze(largest, axes), log(reduction.sum(exp(below), axes)))
 
 
-def _update_in_parts(x: Value, v: Value, index: tuple) -> Value:
-    """Place by place: what is written there, or what is there already."""
+def _update_by_select(x: Value, v: Value, index: tuple) -> Value:
+    """`update` as an elementwise select: the written value, or the old one."""
     mask, axis = numpy.ones((), bool), 0  # which places are written to; the axis of `v` that comes next
     for i in index:
         if i is None:
@@ -488,8 +506,8 @@ def _update_in_parts(x: Value, v: Value, index: tuple) -> Value:
     return where(mask, v, x)
 
 
-def _scatter_set_in_parts(x: Value, v: Value, *indices: Value) -> Value:
-    """As above; of what is written to the same place, the last."""
+def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
+    """`scatter_set` as an elementwise select: the last value for a place wins."""
     wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
     count, rest = math.prod(wide), x.shape[len(indices) :]
     if not count:
@@ -513,38 +531,38 @@ def _indices(types: Sequence[ShapedArray], params: dict) -> Iterable[int]:
     return range(len(types) - 2)
 
 
-#: Operations that are made of others where the first operand is split along some dimensions: which these are, and how.
-IN_PARTS: dict[str, tuple[Callable, Callable]] = {
+#: Operations that are decomposed if the first operand is split along certain dimensions: (these dimensions, how).
+DECOMPOSED: dict[str, tuple[Callable, Callable]] = {
     "var": (_axes, _var),
     "softmax": (_axes, _softmax),
     "log_softmax": (_axes, _log_softmax),
     "logsumexp": (_axes, _logsumexp),
-    "update": (_written, _update_in_parts),
-    "scatter_set": (_indices, _scatter_set_in_parts),
+    "update": (_written, _update_by_select),
+    "scatter_set": (_indices, _scatter_set_by_select),
 }
 
 
 def rule_of(primitive: Primitive) -> Rules | None:
-    """The rule of an operation; None where there is none."""
+    """The rule of an operation, or None."""
     return _broadcast if isinstance(primitive, Elementwise) else RULES.get(primitive.name)
 
 
 # ---------------------------------------------------------------- how labels are split
 
 
-Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; those that are not named are whole
-Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and the bytes of a number
+Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
+Array = tuple[Labels, tuple[int, ...], int]  # labels, shape, and itemsize in bytes
 
 
 @functools.lru_cache(maxsize=4096)
 def choose(
     operands: tuple[tuple[Array, Dims], ...], results: tuple[Array, ...], moves: int, stays: bool, sizes: Sizes
 ) -> Way:
-    """The cheapest way to split the labels of an operation, whose operands are laid out in some way.
+    """The cheapest way to split an operation's labels.
 
-    If there is a way that moves no operand, it is taken where `stays` says so; else the one of fewest bytes, those
-    for reducing results among them. Of equals, the one that shares the work among the most ranks, and then
-    the one along the most axes, for those of one rank.
+    It is chosen for the shardings that the operands have. With `stays`, a way that moves no operand is preferred;
+    otherwise the way that moves the fewest bytes, including those for reducing results. Ties are broken by the most
+    ranks that share the work, then by the most axes (for axes of size 1).
     """
     kept = {label for labels, _, _ in results for label in labels}
     candidates = []
@@ -565,9 +583,10 @@ def choose(
 
 
 def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], sizes: dict[str, int]) -> Iterator[Way]:
-    """The ways to split labels as some operand is split already, or along fewer axes; each axis is used once.
+    """The ways to split labels as some operand is split, or along fewer axes.
 
-    Or along more axes: those that split a dimension of the operand which must be whole.
+    Each axis is used once. A label may also gain the axes that split a dimension of the same operand that must become
+    whole.
     """
     lengths: dict[Label, list[int]] = {}
     splits: dict[Label, set[tuple[str, ...]]] = {}
@@ -589,12 +608,12 @@ def _ways(operands: Sequence[tuple[Array, Dims]], results: Sequence[Array], size
 
 
 def _sharding(way: Way, labels: Labels) -> Dims:
-    """How an array with these labels is laid out."""
+    """The sharding of an array with these labels."""
     return tuple(way.get(label, ()) for label in labels)
 
 
 def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
-    """How many blocks there are along these axes."""
+    """The number of blocks along these axes."""
     return part_count(itertools.chain(*dims), sizes)
 
 
@@ -602,17 +621,17 @@ def _parts(dims: Iterable[tuple[str, ...]], sizes: dict[str, int]) -> int:
 
 
 def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
-    """An operation on values that lie on the ranks of a mesh, as a `shard_map` of it; None where none does.
+    """Run an operation on sharded operands as a `shard_map` of it.
 
-    Of operands that lie on several meshes, those stay that lie on one like the first operand's; others are made whole.
-    Raises LeakedTracerError for operands that are dead.
+    Returns None if no operand is sharded. If the operands are on several meshes, those on another mesh than the first
+    one's are gathered. Raises LeakedTracerError for tracers of a transformation that has ended.
     """
     if interpreter.scope is not None:
         return None
     shardings = [typeof(x).sharding if isinstance(x, Tracer) else None for x in args]
     if any(sharding is not None and sharding.is_element for sharding in shardings):
-        return None  # it is done with all elements at once, further down
-    if primitive is reshard_p:  # of what turned out to be the same for all elements
+        return None  # `vmap`, beneath, runs it on all elements at once
+    if primitive is reshard_p:  # its operand was found not to be batched
         with running(interpreter):
             return resharded(*args, params["mesh"], params["want"])
     if primitive.has_effect and not isinstance(interpreter, Evaluate):
@@ -634,12 +653,12 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         shardings = [t if yes else None for t, yes in zip(shardings, here)]
     types = [typeof(x) for x in args]
     specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
-    laid = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
-    dims, in_parts = IN_PARTS.get(primitive.name, (None, None))
-    if in_parts is not None and shardings[0] is not None and any(laid[0][d] for d in dims(types, params)):
+    dims_of = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
+    dims, decomposed = DECOMPOSED.get(primitive.name, (None, None))
+    if decomposed is not None and shardings[0] is not None and any(dims_of[0][d] for d in dims(types, params)):
         with running(interpreter):
-            return in_parts(*args, **params)
-    operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, laid))
+            return decomposed(*args, **params)
+    operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, dims_of))
     what = primitive, operands, tuple(params.items()), sizes_of(mesh)
     plan = (_known_plan if _can_be_hashed(what) else _plan)(*what)
     if plan.of_whole and isinstance(interpreter, JVP):
@@ -663,25 +682,28 @@ def _check_alive(args: Sequence[Value]) -> None:
 
 
 WHOLE = P()
-_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: they are known by their type alone
+_WEAK = (bool, int, float, complex)  # Python's numbers promote weakly: a plan depends on their type alone
 
 
 class Plan(NamedTuple):
-    """How an operation is done on blocks: what of it depends on types, layouts and parameters alone."""
+    """How an operation runs on blocks of given types and shardings."""
 
-    routes: list[Route]  # of each operand
-    run: Callable | None  # of the way, and of blocks as the routes leave them; None: the operation itself
-    params: dict  # of the operation, those that are others on blocks
+    routes: list[Route]  # one for each operand
+    run: Callable | None  # takes the way, and the resharded blocks; None: the operation itself
+    params: dict  # the operation's parameters whose values differ on blocks
     way: Way
     varying: frozenset  # the axes that labels are split along
-    over: tuple[str, ...]  # those of labels that the results lack
+    over: tuple[str, ...]  # the axes of labels that the results lack
     reduce: Callable | None
     out_specs: tuple[PartitionSpec, ...]
     of_whole: bool
 
 
 def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, sizes: Sizes) -> Plan:
-    """The plan for operands of these types (Python's, for its numbers) and layouts."""
+    """The plan for operands of these types and shardings.
+
+    The types of Python's numbers are Python's.
+    """
     given, known = dict(params), dict(sizes)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
@@ -723,7 +745,7 @@ def _mapped(
     specs: Sequence[PartitionSpec],
     plan: Plan,
 ) -> Any:
-    """The operation, as a `shard_map` whose arguments come as they lie."""
+    """Run the operation as a `shard_map` with its arguments' specs as `in_specs`."""
     arrays = [i for i, x in enumerate(args) if not is_scalar_constant(x)]
     on_blocks = {**params, **plan.params}
 

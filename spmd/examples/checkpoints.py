@@ -1,14 +1,14 @@
-"""Saving a run on many ranks, so that it can be killed at any moment and taken up again.
+"""Checkpoints of a run on many ranks, which can be killed and resumed.
 
-    PATH/step-00000100/whole.npz        written by rank 0: what all ranks have alike
-                       rank-00003.npz   written by rank 3: its blocks of what is split
-                       complete.json    written by rank 0, when all have written: how the run was started
-         lock                           held by rank 0 of the run that saves here, as long as it lives
+    PATH/step-00000100/whole.npz        written by rank 0: arrays that are the same on all ranks
+                       rank-00003.npz   written by rank 3: its blocks of sharded arrays
+                       complete.json    written by rank 0, after all others: how the run was started
+         lock                           held by rank 0 of the run that saves here, until its process ends
 
-Each rank writes its own blocks: nothing is communicated but that it is done, and no rank needs room for all of it. A
-file appears under its name when it is whole (it is written under another, then renamed), and a step counts when its
-`complete.json` is there: so what is loaded is of one step on all ranks. Each file says which run, step and rank it is
-of, and has a checksum, which `complete.json` repeats. The last two steps are kept.
+Each rank writes its own blocks: only the completion is communicated, and no rank needs memory for whole arrays. Files
+appear atomically (written under another name, then renamed), and a step is valid once its `complete.json` exists: so
+all ranks load the same step. Each file records the run, step and rank that it belongs to, and a checksum, which
+`complete.json` repeats. The last two steps are kept.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ except ImportError:  # on Windows
 KEPT = 2  # steps
 
 WHOLE, COMPLETE, LOCK = "whole.npz", "complete.json", "lock"
-HEADER, NOTES = "made by", "notes"  # beside the arrays, in files
+HEADER, NOTES = "made by", "notes"  # names of further entries in the files of arrays
 RANK, CHECKSUM, CHECKSUMS = "rank", "checksum", "checksums"  # in headers, and of all files in COMPLETE
 ALL_RANKS = "all"
 
-#: What NumPy raises where a file is not what was written.
+#: Exceptions that NumPy raises for a file that was damaged after it was written.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
 
 
 class CheckpointError(Exception):
-    """What was saved cannot be used; the message says what to do."""
+    """A checkpoint cannot be used or written; the message says what to do."""
 
 
 class Checkpoints:
-    """The steps of a run that are saved in the directory `path`, which all ranks see.
+    """The saved steps of a run, in the directory `path`.
 
-    `options` are those of the run that its numbers depend on; with the mesh they say which run it is. All methods are
-    to be called on all ranks of the mesh; where one rank fails, all raise the same CheckpointError.
+    All ranks share its file system. `options` are the run's options that its numbers depend on; with the mesh they
+    identify the run. All methods must be called on all ranks of the mesh; if one rank fails, all raise the same
+    CheckpointError.
     """
 
     def __init__(self, path: str | os.PathLike, mesh: spmd.Mesh, options: dict[str, Any]):
@@ -72,14 +73,15 @@ class Checkpoints:
     # ------------------------------------------------ saving
 
     def prepare(self) -> None:
-        """Find out whether anything can be saved, before there is something that would be lost.
+        """Check that steps can be saved, and lock the directory.
 
-        From then on no other run saves there, until this one is closed, or its process has ended in whatever way.
+        So an error comes before there is a result that could be lost. No other run can save there until `close` is
+        called, or the process has ended in any way.
         """
-        self._together(self._try)
+        self._on_all_ranks(self._try)
 
     def close(self) -> None:
-        """Let other runs save there."""
+        """Unlock the directory, so that other runs can save there."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -95,7 +97,10 @@ class Checkpoints:
             raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
 
     def _take_lock(self) -> None:
-        """Lock the file LOCK, which says who holds it. The system unlocks it when the process ends."""
+        """Lock the file LOCK, which names its holder.
+
+        The system unlocks it when the process ends.
+        """
         with contextlib.ExitStack() as unless_taken:
             file = unless_taken.enter_context((self.path / LOCK).open("a+b"))
             try:
@@ -116,13 +121,16 @@ class Checkpoints:
             self._lock = file
 
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
-        """Save a step: arrays (those that are split, each rank its blocks), and notes that can be written as JSON."""
-        checksums = self._together(lambda: self._write(step, arrays, notes))
+        """Save a step: arrays and notes.
+
+        Each rank saves its blocks of sharded arrays. Notes must be JSON.
+        """
+        checksums = self._on_all_ranks(lambda: self._write(step, arrays, notes))
         said = everyone(self.mesh, json.dumps(checksums))
-        self._together(lambda: self._complete(step, {k: v for text in said for k, v in json.loads(text).items()}))
+        self._on_all_ranks(lambda: self._complete(step, {k: v for text in said for k, v in json.loads(text).items()}))
 
     def _write(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> dict[str, str]:
-        """Write this rank's files. Returns their checksums, by name."""
+        """Write this rank's files, and return their checksums, by name."""
         folder, checksums = self._folder(step), {}
 
         def write(name: str, rank: int | str, arrays: dict[str, Any]) -> None:
@@ -150,7 +158,7 @@ class Checkpoints:
             _replace(self._folder(step) / COMPLETE, lambda file: file.write(text))
             for old in self._steps(complete=False):
                 if old not in self._steps()[-KEPT:]:
-                    (self._folder(old) / COMPLETE).unlink(missing_ok=True)  # first: half a step is none
+                    (self._folder(old) / COMPLETE).unlink(missing_ok=True)  # first: then a half-deleted step is invalid
                     shutil.rmtree(self._folder(old))
         except OSError as error:
             raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
@@ -158,9 +166,9 @@ class Checkpoints:
     # ------------------------------------------------ loading
 
     def load(self, like: dict[str, Any], notes: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """The arrays and notes of the last step saved; None if there is none.
+        """The arrays and notes of the last saved step; None if there is none.
 
-        `like` are arrays of the same types and specs, `notes` the names of notes that have to be there.
+        `like` are arrays of the same types and specs, `notes` the names of the notes that are required.
         """
         steps = everyone(self.mesh, str(self._steps()[-1:]))
         if len(set(steps)) > 1:
@@ -168,7 +176,7 @@ class Checkpoints:
                 f"{self.path}: ranks see different steps there, {', '.join(sorted(set(steps)))}: --checkpoint is a "
                 "directory on a file system that all ranks share"
             )
-        return self._together(lambda: self._read(self._steps()[-1], like, notes)) if self._steps() else None
+        return self._on_all_ranks(lambda: self._read(self._steps()[-1], like, notes)) if self._steps() else None
 
     def _read(self, step: int, like: dict[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         folder = self._folder(step)
@@ -195,7 +203,10 @@ class Checkpoints:
             raise CheckpointError(self._damaged(folder, error)) from error
 
     def _arrays(self, file: Path, step: int, rank: int | str) -> tuple[dict[str, Any], str]:
-        """The arrays in a file of this run, step and rank, and their checksum."""
+        """Read the arrays in a file; return them and their checksum.
+
+        The file must be of this run, step and rank.
+        """
 
         def read(opened: BinaryIO) -> tuple[dict, dict[str, Any]]:
             with np.load(opened, allow_pickle=False) as archive:
@@ -228,7 +239,7 @@ class Checkpoints:
         return f"{file} is damaged ({type(error).__name__}: {error}): remove {folder} to {before}"
 
     def _check(self, file: Path, made_by: dict[str, Any], step: int) -> None:
-        """Raise CheckpointError where a file is of another run, or another step."""
+        """Raise CheckpointError if a file belongs to another run, or another step."""
         expected = {**self.made_by, "step": step}
         names = [name for name in expected | made_by if expected.get(name) != made_by.get(name)]
         if names:
@@ -248,12 +259,15 @@ class Checkpoints:
         return self.path / f"step-{step:08}"
 
     def _steps(self, complete: bool = True) -> list[int]:
-        """The steps that are there, in order."""
+        """The saved steps, in order."""
         found = [f for f in self.path.glob("step-*") if f.name[5:].isdigit()]
         return sorted(int(f.name[5:]) for f in found if not complete or (f / COMPLETE).exists())
 
-    def _together(self, act: Callable) -> Any:
-        """Do it on all ranks, and wait for all. Where it fails on one, that is an error on all."""
+    def _on_all_ranks(self, act: Callable) -> Any:
+        """Call `act` on all ranks, and wait for all of them.
+
+        If it fails on one, its error is raised on all.
+        """
         result, failure = None, ""
         try:
             result = act()
@@ -268,7 +282,7 @@ class Checkpoints:
 def _json_object(text: Any) -> dict[str, Any]:
     found = json.loads(text if isinstance(text, bytes) else str(text))
     if not isinstance(found, dict):
-        raise ValueError(f"it says {found!r:.40}, which is no JSON object")
+        raise ValueError(f"it says {found!r:.40}, which is not a JSON object")
     return found
 
 
@@ -281,7 +295,7 @@ def _checksum(arrays: dict[str, Any]) -> str:
 
 
 def _replace(file: Path, write: Callable) -> None:
-    """Write a file that appears when it is whole."""
+    """Write a file atomically: under another name, then renamed."""
     hidden = file.with_name(f".{file.name}")
     with hidden.open("wb") as opened:
         write(opened)
@@ -291,7 +305,10 @@ def _replace(file: Path, write: Callable) -> None:
 
 
 def _placed(data: np.ndarray, like: Any) -> Any:
-    """What was saved, as an array that lies where `like` does."""
+    """The saved data as an array with the sharding of `like`.
+
+    Raises ValueError for other shapes or dtypes.
+    """
     expected = np.asarray(like.data if isinstance(like, ShardedArray) else like)
     if (data.shape, data.dtype) != (expected.shape, expected.dtype):
         raise ValueError(f"{data.dtype} of shape {data.shape}, not {expected.dtype} of shape {expected.shape}")

@@ -1,8 +1,10 @@
-"""Train a network on handwritten digits, data-parallel: mpirun -n 4 python -m spmd.examples.data_parallel
+"""Train a network on handwritten digits, data-parallel.
 
-The batch is split over the ranks, every rank has all parameters. The gradient is taken outside the `shard_map`, of
-the loss as a whole; the types of the values in the body decide where it communicates: one all-reduce for the loss on
-the way forward, one for the gradients of all parameters on the way back.
+    mpirun -n 4 python -m spmd.examples.data_parallel
+
+The batch is split over the ranks, every rank has all parameters. The gradient is taken outside the `shard_map`, of the
+whole loss; the types of the values in the body decide where it communicates: one all-reduce for the loss in the forward
+pass, one for the gradients of all parameters in the backward pass.
 """
 
 from functools import partial

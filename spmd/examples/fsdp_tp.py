@@ -1,4 +1,6 @@
-"""Train a network on handwritten digits, fully sharded and tensor-parallel: mpirun -n 8 python -m spmd.examples.fsdp_tp
+"""Train a network on handwritten digits, fully sharded and tensor-parallel.
+
+    mpirun -n 8 python -m spmd.examples.fsdp_tp
 
 The mesh has two axes: along one, examples and parameters are split (fully sharded); along the other, features are
 (tensor-parallel), over two ranks. Collectives go over one axis at a time: parameters are gathered along the first,

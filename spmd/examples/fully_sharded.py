@@ -1,9 +1,11 @@
-"""Train a network on handwritten digits, fully sharded: mpirun -n 4 python -m spmd.examples.fully_sharded
+"""Train a network on handwritten digits, fully sharded.
 
-The batch and all parameters are split over the ranks. A layer's parameters are gathered just before their use, and
-not kept: the backward pass gathers them again. Their gradients are summed and split in one step. What descends is
-split too: each rank updates its own part of the parameters. (The network has 16 outputs, of which 6 are never right:
-as many as 2, 4, 8 or 16 ranks divide.)
+    mpirun -n 4 python -m spmd.examples.fully_sharded
+
+The batch and all parameters are split over the ranks. A layer's parameters are gathered just before their use, and not
+kept: the backward pass gathers them again. Their gradients are summed and split in one step. The update is split too:
+each rank updates its own shard of the parameters. (The network has 16 outputs, 6 of them unused, so that 2, 4, 8 or 16
+ranks divide their number.)
 """
 
 from functools import partial

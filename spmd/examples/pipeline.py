@@ -1,8 +1,10 @@
-"""Train a network on handwritten digits in a pipeline: mpirun -n 4 python -m spmd.examples.pipeline
+"""Train a network on handwritten digits in a pipeline.
+
+    mpirun -n 4 python -m spmd.examples.pipeline
 
 Layers are split over the ranks: each is a stage, which has some of the eight inner layers. A batch goes through as
-eight microbatches, one behind the other; after each tick, what a stage has computed moves on to the next by a
-`ppermute`. First and last layer are on all ranks, each for its part of the batch.
+eight microbatches, one after the other; after each tick, a `ppermute` sends a stage's result to the next stage. The
+first and last layers are on all ranks, and each rank applies them to its shard of the batch.
 """
 
 from functools import partial
@@ -11,7 +13,7 @@ from spmd import P
 from spmd.examples.training import BATCH, Example, main
 from spmd.parallel import cross_entropy, pipeline_parallel, stacked_layers, unstacked_layers
 
-INNER = 8  # layers, divided by 1, 2, 4 and 8 stages
+INNER = 8  # layers, divisible by 1, 2, 4 and 8 stages
 
 EXAMPLE = Example(
     name="pipeline",

@@ -1,10 +1,12 @@
-"""Train a network on handwritten digits, tensor-parallel: mpirun -n 4 python -m spmd.examples.tensor_parallel
+"""Train a network on handwritten digits, tensor-parallel.
+
+    mpirun -n 4 python -m spmd.examples.tensor_parallel
 
 Features are split over the ranks: a rank has some pixels of all images, some features of each layer, and the rows of
-the weights that these are multiplied by. A layer's products are summed and split by one `psum_scatter`; on the way
-back, one `all_gather` does for both cotangents. Since a rank has the logits of some classes only, the cross entropy
-takes the maximum and sums over all ranks. (The network has 16 outputs, of which 6 are never right: as many as 2, 4, 8
-or 16 ranks divide.)
+the weights that these are multiplied by. A layer's products are summed and scattered by one `psum_scatter`; in the
+backward pass, one `all_gather` serves both cotangents. Since a rank has the logits of some classes only, the cross
+entropy takes the maximum and sums over all ranks. (The network has 16 outputs, 6 of them unused, so that 2, 4, 8 or 16
+ranks divide their number.)
 """
 
 from functools import partial

@@ -1,6 +1,6 @@
-"""What the examples share: their options, the digits, the training loop, progress, and how a run is taken up again.
+"""The common part of the examples: options, data, training loop, progress.
 
-An example is a table of what is its own, `Example`; its script calls `main` with it.
+Each example describes itself by an `Example`; its script calls `main` with that.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from spmd.parallel import init_params, predict
 
 try:
     from tqdm import tqdm
-except ImportError:  # then there is no progress bar
+except ImportError:  # without it there is no progress bar
     tqdm = None
 
-BATCH = 240  # divided by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
+BATCH = 240  # divisible by 1, 2, 3, 4, 5, 6, 8, 10 and 12 ranks
 TRAINING = 1440
 MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
 class Example:
-    """What one example has of its own.
+    """The settings of one example.
 
     `loss(mesh, **options)` makes the loss, a function of (params, (inputs, targets)); `options` are those of
     `shard_map`. `params` are the specs of its parameters: a tree that is a prefix of theirs, or one for all.
@@ -47,11 +47,11 @@ class Example:
     axes: tuple[str, ...]  # of the mesh
     params: Any
     shape: Callable[[int], tuple[int, ...]] = lambda ranks: (ranks,)  # of the mesh
-    arranged: Callable = lambda params: params  # as the loss takes the list of layers' parameters
-    restored: Callable = lambda params: params  # and back
+    arranged: Callable = lambda params: params  # from the list of layers' parameters to the loss's argument
+    restored: Callable = lambda params: params  # the inverse
     learning_rate: float = 0.1
-    tape: bool = False  # whether its tape is short enough to be shown unasked
-    jit: bool = False  # whether its steps are so many small operations that compiling them pays
+    tape: bool = False  # whether to show the tape by default, since it is short
+    jit: bool = False  # whether to compile by default, since a step has many small operations
 
     def mesh(self, ranks: int, backend: str | None = None) -> spmd.Mesh:
         return spmd.make_mesh(self.shape(ranks), self.axes, backend=backend)
@@ -61,9 +61,10 @@ class Example:
 
 
 def load_digits(rng: np.random.Generator, classes: int) -> tuple:
-    """Training and held-out (images [n, 64], targets [n, classes]), shuffled; targets are one-hot.
+    """Shuffled (images [n, 64], targets [n, classes]), for training and held out.
 
-    With more than ten classes the others never occur: so many outputs as ranks can divide.
+    Targets are one-hot. With more than ten classes, those beyond ten never occur: they make the number of outputs
+    divisible by the ranks.
     """
     with resources.files("spmd.examples").joinpath("data/digits.npz").open("rb") as file:
         data = np.load(file)
@@ -75,11 +76,11 @@ def load_digits(rng: np.random.Generator, classes: int) -> tuple:
 
 @dataclass
 class Batches:
-    """Batches without end; their order is drawn anew in each epoch."""
+    """An endless iterator of batches, shuffled in each epoch."""
 
     data: tuple
     rng: np.random.Generator
-    order: np.ndarray = field(default_factory=lambda: np.array([], int))  # of what is left of this epoch
+    order: np.ndarray = field(default_factory=lambda: np.array([], int))  # the rest of this epoch
 
     def __next__(self) -> tuple:
         if len(self.order) < BATCH:
@@ -93,7 +94,10 @@ class Batches:
 
 @dataclass
 class Run:
-    """Training, at some step. Under MPI each rank has its blocks of `params` and `velocity`, and all else alike."""
+    """The state of training.
+
+    Under MPI, `params` and `velocity` may be sharded; the rest is the same on all ranks.
+    """
 
     params: Any
     velocity: Any
@@ -112,7 +116,7 @@ class Run:
         self.params = md.tree.map(lambda p, v: p + v, self.params, self.velocity)
         self.losses.append(float(loss))
 
-    # ------------------------------------------------ what is saved: all that the steps to come depend on
+    # ------------------------------------------------ the state to save: all that later steps depend on
 
     def arrays(self) -> dict[str, Any]:
         return dict(md.tree.flatten_with_paths({"params": self.params, "velocity": self.velocity})[0])
@@ -130,7 +134,10 @@ class Run:
 
 
 def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
-    """The beginning: every rank draws the same numbers, and keeps its blocks of the parameters."""
+    """The initial state of training.
+
+    Every rank draws the same numbers, and keeps its blocks of the parameters.
+    """
     rng = np.random.default_rng(seed)
     training, held_out = load_digits(rng, example.layers[-1])
     params = spmd.distribute(example.arranged(init_params(rng, example.layers)), mesh, example.params)
@@ -138,12 +145,15 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
 
 
 def whole(x: Any) -> Any:
-    """An array on every rank. Under MPI a collective, if it is split."""
+    """The whole array, on every rank. Under MPI this is a collective if x is sharded."""
     return x.gather() if isinstance(x, ShardedArray) else x
 
 
 def accuracy(example: Example, run: Run) -> float:
-    """The part of the held-out images that the network is right about. Under MPI a collective."""
+    """The fraction of held-out images that are classified correctly.
+
+    Under MPI this is a collective.
+    """
     images, targets = run.held_out
     logits = predict(example.restored(md.tree.map(whole, run.params)), images)
     return float(np.mean(np.argmax(logits, axis=1) == np.argmax(targets, axis=1)))
@@ -159,10 +169,11 @@ def train(
     jit: bool = False,
     progress: bool = False,
 ) -> Run:
-    """Train for so many steps, in all. With `checkpoint`, a directory, go on from what an earlier run has saved there.
+    """Train for `steps` steps in all.
 
-    It is saved after each `every` steps, and at the end. Raises CheckpointError where what is there is damaged, or was
-    made with other options, and where another run is saving there.
+    With `checkpoint`, a directory, resume the run that was saved there. The run is saved every `every` steps, and at
+    the end. Raises CheckpointError if the saved run is damaged, or was made with other options, or if another run is
+    saving there.
     """
     run = start(example, mesh, seed)
     same = {"example": example.name, "layers": list(example.layers), "seed": seed, "jit": jit}
@@ -194,7 +205,7 @@ def train(
     return run
 
 
-# ---------------------------------------------------------------- what is shown
+# ---------------------------------------------------------------- output
 
 
 def show_tape(example: Example, mesh: spmd.Mesh, run: Run) -> None:
@@ -203,7 +214,7 @@ def show_tape(example: Example, mesh: spmd.Mesh, run: Run) -> None:
 
 
 def show_communication(example: Example, mesh: spmd.Mesh, run: Run, jit: bool) -> None:
-    """What a step communicates, with types and without."""
+    """Print what a step communicates, with types and without."""
     batch = next(run.batches)
     typed, untyped = (
         spmd.communication(md.value_and_grad(example.loss(mesh, check_rep=check_rep)), optimized=jit)(run.params, batch)
@@ -255,7 +266,7 @@ def parse(example: Example, description: str, argv: Sequence[str] | None) -> arg
 
 
 def main(example: Example, description: str, argv: Sequence[str] | None = None) -> None:
-    """The script of an example. Ctrl-C and SIGTERM end it, on all ranks."""
+    """Run the script of an example. Ctrl-C and SIGTERM end it, on all ranks."""
     options = parse(example, description, argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,8 +1,8 @@
-"""Networks on many ranks: what is split over them, and what they tell each other.
+"""Parallel training: what each strategy splits, and what it communicates.
 
-Each file has the building blocks of one parallelism, to be used in bodies of `shard_map`, and the loss of one network,
-made of them, as a function of (params, (inputs, targets)). The network is that of `network.py`, its error the squared
-one. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. What the gradient of the
+Each file has the building blocks of one parallelism, for use in bodies of `shard_map`, and the loss of one network
+built from them, as a function of (params, (inputs, targets)). The network is that of `network.py`, with the squared
+error. The matrix products of such layers, by one collective or step by step, are in `matmul.py`. The gradient of each
 loss communicates:
 
 =============================  =========  ============  ======  =============  ===========================
@@ -34,22 +34,22 @@ pipeline_parallel              backward   ppermute      stages  M+L-4+2*(p-1)  (
 pipeline_parallel              backward   psum          stages  1              ends
 =============================  =========  ============  ======  =============  ===========================
 
-The numbers are all that one rank hands to these collectives, in numbers of the arrays' dtype. There are L layers, N
-examples, p ranks along the first axis of the mesh and q along the second; params is how many numbers the parameters
-are, weights those without the biases, first the weights of the first layer, ends the parameters of first and last
-layer; outputs is the sum over layers of their outputs. A pipeline has M microbatches and F features. (Along an axis
-of one rank nothing is communicated.)
+The last column counts the array elements that one rank passes to these collectives in all. There are L layers, N
+examples, p ranks along the first axis of the mesh and q along the second; params is the number of elements of all
+parameters, weights of those without the biases, first of the first layer's weights, ends of the first and last
+layers' parameters; outputs is the sum of the layers' output sizes. A pipeline has M microbatches and F features.
+(Along an axis of size 1 nothing is communicated.)
 
-Why so many:
+Where these counts come from:
 
-- What all ranks have alike and use on different blocks has a gradient that is the sum over them: the parameters of
-  `data_parallel`, and of the ends of a pipeline. All are summed together.
-- A gather's transpose is a `psum_scatter`, and the reverse; that of a `ppermute` goes the other way.
-- Backward, `fully_sharded` gathers again what it needs: all weights but the first, whose product with the inputs nobody
-  differentiates by the inputs, and no biases.
+- The gradient of a value that is the same on all ranks, and used on different blocks, is the sum over the ranks: the
+  parameters of `data_parallel`, and of the ends of a pipeline. One all-reduce sums all of them.
+- The transpose of a gather is a `psum_scatter`, and the reverse; the transpose of a `ppermute` sends the other way.
+- In the backward pass, `fully_sharded` gathers again only what it needs: all weights but the first layer's, since no
+  gradient with respect to the inputs is taken, and no biases.
 
-Two more are layers, for bodies of `shard_map`: attention over a sequence that is split (`sequence.py`), and experts,
-to which tokens are sent (`expert.py`). Their files say what they communicate.
+Two more files have layers, for bodies of `shard_map`: attention over a split sequence (`sequence.py`), and mixtures of
+experts (`expert.py`). They document what they communicate.
 
 >>> import minidiff as md, numpy as np, spmd
 >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')

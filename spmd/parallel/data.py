@@ -1,7 +1,7 @@
-"""Data parallelism: the batch is split over the ranks, every rank has all parameters.
+"""Data parallelism: the batch is split over the ranks, parameters are not.
 
-Forward, one number is summed: the loss. Backward, the gradients of the parameters, which all ranks have alike
-and use on different examples, in one all-reduce.
+The forward pass sums one number, the loss. The backward pass sums the gradients of the parameters, which are the same
+on all ranks but used on different examples, in one all-reduce.
 
 Source: shard_map tutorial, "8-way batch data parallelism".
 """
@@ -18,10 +18,11 @@ from spmd.partition import P
 
 
 def data_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)): parameters whole, the batch split along the mesh's axis.
+    """The loss, as a function of (params, (inputs, targets)).
 
-    `error(predictions, targets)` is that of each example; `options` are those of `shard_map`. Any loss that is a mean
-    over examples is made so: `pmean(loss(params, block), axis)`. Raises ValueError where ranks do not divide the batch.
+    Parameters are whole, the batch is split along the mesh's axis. `error(predictions, targets)` is the error of each
+    example; `options` are those of `shard_map`. Any loss that is a mean over examples can be written so:
+    `pmean(loss(params, block), axis)`. Raises ValueError if the batch size is not a multiple of the number of ranks.
 
     >>> import minidiff as md, minidiff.numpy as np
     >>> from spmd.parallel.network import init_params

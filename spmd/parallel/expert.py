@@ -1,12 +1,12 @@
-"""Expert parallelism: a layer is many experts, of which each token is sent to one; experts are split over the ranks.
+"""Expert parallelism: each token is sent to one of many experts.
 
-Tokens are split over the same ranks. A router says for each token which expert is to work on it. An expert takes so
-many tokens of each rank and no more, its capacity: then all that is sent has one size, and one `all_to_all` sends it,
-another sends back what the experts made of it. Tokens beyond the capacity get nothing, zeros, as a residual connection
-around the layer expects.
+The experts of a layer and the tokens are split over the same ranks. A router chooses an expert for each token. An
+expert takes at most `capacity` tokens from each rank: so all messages have one size, and one `all_to_all` sends the
+tokens, another returns the experts' outputs. Tokens beyond the capacity get zeros, as a residual connection around the
+layer expects.
 
 Forward: 2 `all_to_all` of experts * capacity * d numbers on each rank. Backward: as many, the other way; and a `psum`
-of the gradient of the router, which all ranks have alike.
+of the gradient of the router, which is the same on all ranks.
 
 Source: Lepikhin et al., "GShard: Scaling giant models with conditional computation and automatic sharding"; Fedus et
 al., "Switch transformers: Scaling to trillion parameter models with simple and efficient sparsity".
@@ -24,10 +24,10 @@ from minidiff.nn import one_hot, softmax
 
 
 def routed(probabilities: Any, capacity: int) -> Any:
-    """Who goes where: [tokens, experts] -> [tokens, experts, capacity], 1 at the token's expert, and its place there.
+    """Route tokens to experts: [tokens, experts] -> [tokens, experts, capacity].
 
-    Each token goes to its most probable expert, in the order of tokens; those that come when all places are taken go
-    nowhere.
+    The result is 1 at each token's expert and its place there, else 0. Each token goes to its most probable expert, in
+    the order of tokens; tokens beyond an expert's capacity are dropped: all zeros.
 
     >>> places = routed(np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]), capacity=2)
     >>> [tuple(map(int, np.argwhere(token)[0])) if token.any() else None for token in places]
@@ -35,16 +35,16 @@ def routed(probabilities: Any, capacity: int) -> Any:
     """
     chosen = one_hot(np.argmax(probabilities, axis=-1), probabilities.shape[-1])
     place = (np.cumsum(chosen, axis=0) - 1) * chosen  # among the tokens of its expert
-    # A place beyond the last is none: its row is zero.
+    # one_hot of a place beyond the capacity is zero.
     return np.expand_dims(chosen, -1) * one_hot(np.astype(np.sum(place, axis=-1), int), capacity)[:, None, :]
 
 
 def mixture_of_experts(expert: Callable, params: Any, router: Any, x: Any, capacity: int, axis: str) -> Any:
-    """A layer of experts, for the body of a `shard_map`: [tokens / ranks, d] -> [tokens / ranks, d].
+    """A layer of experts: [tokens / ranks, d] -> [tokens / ranks, d].
 
-    `expert(params, x)` is what one makes of tokens [n, d]; `params` are those of this rank's experts, stacked: leaves
-    [experts / ranks, …]. `router` [d, experts] is the same on all ranks. What a token gets is what its expert made of
-    it, times the probability that the router gave to this expert.
+    It is called in the body of a `shard_map`. `expert(params, x)` applies one expert to tokens [n, d]; `params` are
+    those of this rank's experts, stacked: leaves [experts / ranks, …]. `router` [d, experts] is the same on all ranks.
+    A token's result is its expert's output times the probability that the router gave to this expert.
     """
     probabilities = softmax(x @ router)
     places = routed(probabilities, capacity)

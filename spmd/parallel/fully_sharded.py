@@ -1,8 +1,8 @@
-"""Fully sharded data parallelism (FSDP, ZeRO-3): the batch is split over the ranks, and so are the parameters.
+"""Fully sharded data parallelism (FSDP, ZeRO-3).
 
-A layer's parameters are gathered just before their use, and not kept for the backward pass: there they are gathered
-again. So a rank holds its part of all parameters, and one layer whole. Gradients are summed and split in one step,
-by the transpose of the gather: a `psum_scatter`.
+The batch is split over the ranks, and so are the parameters. A layer's parameters are gathered just before their use,
+and not kept for the backward pass, which gathers them again. So a rank holds its shard of all parameters, and one whole
+layer at a time. Gradients are summed and split in one step, by the transpose of the gather: a `psum_scatter`.
 
 Source: shard_map tutorial, "8-way fully sharded data parallelism (FSDP)"; Rajbhandari et al., "ZeRO: Memory
 optimizations toward training trillion parameter models".
@@ -23,7 +23,7 @@ from spmd.partition import P
 
 
 def gathered(params: Any, axis: str) -> Any:
-    """Arrays whole, of which this rank has its part of the first dimension: leaves [n / ranks, …] -> [n, …].
+    """Gather arrays split by their first dimension: leaves [n / ranks, …] -> [n, …].
 
     Forward one `all_gather` for each leaf; backward one `psum_scatter`.
     """
@@ -31,30 +31,32 @@ def gathered(params: Any, axis: str) -> Any:
 
 
 def gathering(dense: Callable, axis: str) -> Callable:
-    """A layer whose parameters are split along `axis` by their first dimension, from one that takes them whole.
+    """Make a layer with split parameters from one that takes them whole.
 
-    (x, W [inputs / ranks, outputs], b [outputs / ranks]) -> what `dense` makes of x, W and b.
+    They are split along `axis` by their first dimension: (x, W [inputs / ranks, outputs], b [outputs / ranks]) ->
+    `dense(x, W, b)` of the gathered W and b.
     """
     return lambda x, *parts: dense(x, *gathered(parts, axis))
 
 
 def not_gathered(operation: Any, *_: Any, **__: Any) -> bool:
-    """The policy for `checkpoint`: the backward pass keeps the results of all operations but those of `all_gather`."""
+    """The `checkpoint` policy that keeps the results of all but `all_gather`."""
     return str(operation) != "all_gather"
 
 
-#: `checkpoint`, keeping all but what was gathered: that is gathered again.
+#: `checkpoint` that keeps all residuals but gathered arrays, which the backward pass gathers again.
 gathering_again = functools.partial(md.checkpoint, policy=not_gathered)
 
 
 def fully_sharded(
     mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
 ) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)): all of these split along the mesh's axis.
+    """The loss, as a function of (params, (inputs, targets)).
 
-    `error(predictions, targets)` is that of each example; `checkpoint` says what the backward pass keeps (with
-    `lambda f: f`, everything); `options` are those of `shard_map`. Raises ValueError where ranks do not divide the
-    batch, or the first dimension of a parameter.
+    All of these are split along the mesh's axis. `error(predictions, targets)` is the error of each example;
+    `checkpoint` decides what the backward pass keeps (with `lambda f: f`, everything); `options` are those of
+    `shard_map`. Raises ValueError if the number of ranks does not divide the batch size, or the first dimension of a
+    parameter.
 
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((4,), ('batch',), backend='simulated')
@@ -67,11 +69,11 @@ def fully_sharded(
     (axis,) = axes_of(mesh, "fully_sharded", "batch")
 
     @checkpoint
-    def predict_from_parts(params, inputs):
+    def predict_from_shards(params, inputs):
         return predict(params, inputs, gathering(dense, axis))
 
     def on_each_rank(params, block):
         inputs, targets = block
-        return pmean(np.mean(error(predict_from_parts(params, inputs), targets)), axis)
+        return pmean(np.mean(error(predict_from_shards(params, inputs), targets)), axis)
 
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=P(axis), out_specs=P(), **options)

@@ -1,8 +1,8 @@
-"""Both at once, on a mesh of two axes: examples and parameters split along one, features along the other.
+"""FSDP and tensor parallelism on a mesh of two axes.
 
-Of a layer's weights every rank has its part of the rows that belong to its features. It gathers these rows from the
-ranks of its group (along the batch axis), multiplies, and sums and splits the products among the ranks that have the
-other features.
+Examples and parameters are split along the batch axis, features along the other. Each rank has a shard of the rows of
+a layer's weights that belong to its features. It gathers these rows along the batch axis, multiplies, and sums and
+scatters the products along the feature axis.
 
 Source: shard_map tutorial, "FSDP + TP, with shard_map at the top level".
 """
@@ -25,11 +25,11 @@ from spmd.partition import P
 def fully_sharded_tensor_parallel(
     mesh: spmd.Mesh, error: Callable = squared_error, checkpoint: Callable = gathering_again, **options: Any
 ) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)), on a mesh with axes for the batch and for features.
+    """The loss, as a function of (params, (inputs, targets)).
 
-    Parameters are split by their first dimension over both axes, `P((features, batch))`; inputs and targets
-    `P(batch, features)`. The arguments are those of `fully_sharded` and `tensor_parallel`. Raises ValueError where
-    ranks do not divide what they split.
+    The mesh has an axis for the batch and one for features. Parameters are split by their first dimension over both
+    axes, `P((features, batch))`; inputs and targets `P(batch, features)`. The arguments are those of `fully_sharded`
+    and `tensor_parallel`. Raises ValueError if the number of ranks does not divide the dimensions that they split.
 
     >>> import minidiff as md
     >>> from spmd.parallel.network import init_params
@@ -44,12 +44,12 @@ def fully_sharded_tensor_parallel(
     layer = gathering(functools.partial(row_parallel_scattered, axis=features), batch_axis)
 
     @checkpoint
-    def predict_from_parts(params, inputs):
+    def predict_from_shards(params, inputs):
         return predict(params, inputs, layer)
 
     def on_each_rank(params, block):
         inputs, targets = block
-        return pmean(np.mean(error(predict_from_parts(params, inputs), targets, features)), batch_axis)
+        return pmean(np.mean(error(predict_from_shards(params, inputs), targets, features)), batch_axis)
 
     specs = (P((features, batch_axis)), P(batch_axis, features))
     return spmd.shard_map(on_each_rank, mesh=mesh, in_specs=specs, out_specs=P(), **options)

@@ -1,19 +1,19 @@
-"""Matrix products whose operands lie in blocks on the ranks of an axis: by one collective, or step by step.
+"""Matrix products of split operands, by one collective or step by step.
 
-All six are called inside a `shard_map` body. There are two ways for the contracted dimension k to meet:
+All six are called inside a `shard_map` body. There are two ways to contract the split dimension k:
 
-- *gather* what has to be multiplied. `lhs` is split along its rows, `rhs` along k, and each rank needs all of `rhs`:
+- *gather* an operand. `lhs` is split along its rows, `rhs` along k, and each rank needs all of `rhs`:
   ``[m/n, k] @ all_gather([k/n, p]) -> [m/n, p]``.
-- *scatter* what has been multiplied. Both are split along k, so each rank's product is one summand of the whole result,
-  which is added up: ``psum_scatter([m, k/n] @ [k/n, p]) -> [m/n, p]``.
+- *scatter* the product. Both are split along k, so each rank's product is one summand of the whole result,
+  and these are added up: ``psum_scatter([m, k/n] @ [k/n, p]) -> [m/n, p]``.
 
 One collective does either, but nothing is computed while it runs. Both collectives are n - 1 steps around a ring of n
-ranks, in which each rank passes a block on to its neighbour; and a product by blocks has a piece of work for each
-step. *Overlapped* forms take the steps themselves: a block is on its way while another is multiplied. *Bidirectional*
-ones halve the blocks and send one half each way around, over links that otherwise carry nothing.
+ranks, in which each rank passes a block on to its neighbour; and a blockwise product has one block product for each
+step. *Overlapped* forms take the steps themselves: a block is sent while another is multiplied. *Bidirectional*
+ones halve the blocks and send the halves in opposite directions, over links that are otherwise idle.
 
 ===================================  ================  =================  ============================
-on n ranks, a block has s bytes      calls             bytes a rank sends what a rank holds besides
+on n ranks, a block has s bytes      calls             bytes a rank sends what a rank holds in addition
 ===================================  ================  =================  ============================
 `matmul_all_gather`                  1 all_gather      (n - 1) s          all of `rhs`: n blocks
 `matmul_all_gather_overlapped`       n - 1 ppermute    (n - 1) s          two blocks: one here, one coming
@@ -23,13 +23,13 @@ on n ranks, a block has s bytes      calls             bytes a rank sends what a
 `matmul_psum_scatter_bidirectional`  2(n - 1) ppermute (n - 1) s          two blocks
 ===================================  ================  =================  ============================
 
-A block is [k/n, p] of `rhs` where it is gathered, [m/n, p] of the product where it is scattered. All have the same
+A block is [k/n, p] of `rhs` if that is gathered, [m/n, p] of the product if that is scattered. All have the same
 values, up to rounding, and the same derivatives. `all_gather` and `psum_scatter` are each other's transposes, so the
-way back of a product that gathers scatters, and the reverse; the steps of a ring are transposed into steps of a ring
-the other way around. (Of the overlapped forms, the way back keeps the blocks that came by: with `md.checkpoint` they
-come by once more instead.)
+backward pass of a product that gathers scatters, and the reverse; the steps of a ring transpose to steps of a ring in
+the other direction. (The backward pass of the overlapped forms keeps the blocks that were received; with
+`md.checkpoint` they are sent around again instead.)
 
-In a compiled program (`md.jit`) on MPI ranks, what is passed on really is under way while blocks are multiplied.
+In a compiled program (`md.jit`) on MPI ranks, blocks really are sent while others are multiplied.
 
 Source: shard_map tutorial, "Matrix multiplication", Examples 1 and 2; Wang et al., "Overlap communication with
 dependent computation via decomposition in large deep learning models" (ASPLOS 2023).
@@ -61,10 +61,12 @@ UP, DOWN = 1, -1  # to the rank of the next index, or of the one before
 
 
 def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """``lhs @ all_gather(rhs)``: each rank gathers `rhs`, and multiplies by its own rows of `lhs`.
+    """``lhs @ all_gather(rhs)``.
+
+    Each rank gathers `rhs`, and multiplies it by its own rows of `lhs`.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds all of `rhs`.
-    Raises ValueError where the shapes do not fit.
+    Raises ValueError if the shapes do not fit.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -81,10 +83,12 @@ def matmul_all_gather(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 
 
 def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """As :func:`matmul_all_gather`, in n steps: blocks of `rhs` go up the ring, and are multiplied as they come by.
+    """:func:`matmul_all_gather` in n steps.
 
-    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s began
-    with. It sends it on, to rank i + 1, and adds its product with the columns of `lhs` that belong to it.
+    Blocks of `rhs` go up the ring, and each rank multiplies them as they arrive.
+
+    Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``. After s steps rank i holds the block that rank i - s started
+    with. It sends the block on to rank i + 1, and adds the product of the matching columns of `lhs` with it.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -100,10 +104,12 @@ def matmul_all_gather_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) ->
 
 
 def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """As :func:`matmul_all_gather_overlapped`, with the first half of each block going up, the second down.
+    """:func:`matmul_all_gather_overlapped` with halves of blocks.
+
+    The first half of each block goes up, the second down.
 
     Shapes on n ranks: ``[m/n, k], [k/n, p] -> [m/n, p]``, k/n even. After s steps rank i holds the first half of the
-    rows that rank i - s began with, and the second half of those of rank i + s.
+    rows that rank i - s started with, and the second half of those of rank i + s.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -121,10 +127,10 @@ def matmul_all_gather_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName)
 def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, ways: Sequence[int]) -> Value:
     _check_gathered(what, lhs, rhs, axis_name, len(ways))
     n, here = axis_size(axis_name), axis_index(axis_name)
-    blocks = np.split(rhs, len(ways))  # each goes its way
+    blocks = np.split(rhs, len(ways))  # one for each direction
     out = None
     for step in range(n):
-        # Sent on before they are multiplied: so they are on their way meanwhile.
+        # Send before multiplying, so that communication and computation overlap.
         coming = [shifted(b, axis_name, way) for b, way in zip(blocks, ways)] if step < n - 1 else []
         for part, (block, way) in enumerate(zip(blocks, ways)):
             columns = _part(lhs, _neighbour(here, -way * step, n), rhs.shape[0], part, len(ways), axis=1)
@@ -138,10 +144,12 @@ def _gathered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, w
 
 
 def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """``psum_scatter(lhs @ rhs)``: each rank's product is a summand of the result, of which it gets its own rows.
+    """``psum_scatter(lhs @ rhs)``.
+
+    Each rank's product is a summand of the result, and it gets its own rows.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``; all vary along the axis. Every rank holds a summand of the
-    whole product, [m, p]. Raises ValueError where the shapes do not fit.
+    whole product, [m, p]. Raises ValueError if the shapes do not fit.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -159,11 +167,13 @@ def matmul_psum_scatter(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
 
 
 def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """As :func:`matmul_psum_scatter`, in n steps: sums of blocks of rows go down the ring, and grow as they go.
+    """:func:`matmul_psum_scatter` in n steps.
+
+    Sums of blocks of rows go down the ring, and accumulate.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``. After s steps rank i holds, for the rows of rank i + s + 1,
-    the sum of what the s ranks above it and it itself have to add. It sends it on, to rank i - 1, and multiplies
-    meanwhile what it will add to the sum that comes.
+    the sum of the summands of the s ranks above it and its own. It sends the sum on to rank i - 1, and meanwhile
+    computes the product that it adds to the next sum.
 
     >>> import numpy as np
     >>> from spmd import P, make_mesh, shard_map
@@ -180,7 +190,9 @@ def matmul_psum_scatter_overlapped(lhs: Value, rhs: Value, axis_name: AxisName) 
 
 
 def matmul_psum_scatter_bidirectional(lhs: Value, rhs: Value, axis_name: AxisName) -> Value:
-    """As :func:`matmul_psum_scatter_overlapped`, with sums of the first half of each block going up, the others down.
+    """:func:`matmul_psum_scatter_overlapped` with halves of blocks.
+
+    Sums of the first half of each block go up, the second down.
 
     Shapes on n ranks: ``[m, k/n], [k/n, p] -> [m/n, p]``, m/n even. After s steps rank i holds sums for the first half
     of the rows of rank i - s - 1, and for the second half of those of rank i + s + 1.
@@ -216,16 +228,16 @@ def _scattered_by_steps(what: str, lhs: Value, rhs: Value, axis_name: AxisName, 
     return np.concatenate(sums) if len(ways) > 1 else sums[0]
 
 
-# ---------------------------------------------------------------- what both need
+# ---------------------------------------------------------------- helpers
 
 
 def _neighbour(here: Value, by: int, n: int) -> Value:
-    """The index of the rank so many further up a ring of n."""
+    """The index of the rank that is `by` places further up a ring of n."""
     return (here + by) % n if by % n else here
 
 
 def _part(x: Value, owner: Value, size: int, part: int, parts: int, axis: int) -> Value:
-    """Along an axis, of the `size` elements that belong to the rank `owner`, those of one of equal parts."""
+    """One of equal parts of the `size` elements of rank `owner`, along an axis of x."""
     start, each = owner * size, size // parts
     return dynamic_slice_in_dim(x, start + part * each if part else start, each, axis)
 

@@ -1,7 +1,7 @@
-"""The network that the other files distribute: dense layers with relu between them, and what is minimised.
+"""The network that the other files distribute, and its losses.
 
-`predict` takes the operation of a dense layer as an argument: each parallelism has its own, and the rest stays as it
-is. The errors take the mesh axis along which features are split, if they are.
+It has dense layers with relu between them. `predict` takes the dense layer as an argument: each parallelism passes its
+own, and the rest does not change. The errors take the mesh axis along which features are split, if they are.
 
 Source: shard_map tutorial, "Neural networks".
 """
@@ -22,7 +22,10 @@ Layer = tuple[Any, Any]  # weights [inputs, outputs] and biases [outputs]
 
 
 def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
-    """The axes of a mesh, of which a loss needs as many as there are names for what they are there for."""
+    """The axes of a mesh, one for each name.
+
+    Raises ValueError if it has more or fewer; the names say their use.
+    """
     if len(mesh.axis_names) != len(names):
         example = f"make_mesh({(2,) * len(names)}, {names})"
         axes = f"{len(names)} axes, for {' and '.join(names)}" if len(names) > 1 else f"one axis, for {names[0]}"
@@ -31,7 +34,9 @@ def axes_of(mesh: Mesh, loss: str, *names: str) -> tuple[str, ...]:
 
 
 def init_params(rng: Any, sizes: Sequence[int]) -> list[Layer]:
-    """Weights and biases of layers from `sizes[0]` features to `sizes[-1]`: alike on ranks whose `rng` are alike.
+    """Random weights and biases of layers from `sizes[0]` to `sizes[-1]` features.
+
+    They are the same on all ranks if `rng` is.
 
     >>> [(W.shape, b.shape) for W, b in init_params(np.random.default_rng(0), (64, 32, 10))]
     [((64, 32), (32,)), ((32, 10), (10,))]
@@ -47,7 +52,7 @@ def dense(x: Any, W: Any, b: Any) -> Any:
 
 
 def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> Any:
-    """What the network makes of each example: [n, features] -> [n, outputs]."""
+    """The network's output for each example: [n, features] -> [n, outputs]."""
     *hidden, last = params
     for layer in hidden:
         inputs = relu(dense(inputs, *layer))
@@ -55,9 +60,9 @@ def predict(params: Sequence[Layer], inputs: Any, dense: Callable = dense) -> An
 
 
 def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> Any:
-    """The sum of squared differences of each example: [n, outputs], [n, outputs] -> [n].
+    """The sum of squared differences: [n, outputs], [n, outputs] -> [n].
 
-    With `axis`, outputs are split along that axis of the mesh: one `psum`.
+    There is one for each example. With `axis`, outputs are split along that axis of the mesh: one `psum`.
 
     >>> squared_error(np.array([[1.0, 2.0], [3.0, 4.0]]), np.zeros((2, 2)))
     array([ 5., 25.])
@@ -66,15 +71,15 @@ def squared_error(predictions: Any, targets: Any, axis: str | None = None) -> An
 
 
 def cross_entropy(logits: Any, targets: Any, axis: str | None = None) -> Any:
-    """Of each example, -log of the probability given to what is right: [n, classes], [n, classes] -> [n].
+    """-log of the right class's probability: [n, classes], [n, classes] -> [n].
 
-    The targets of an example sum to one. With `axis`, classes are split along that axis of the mesh: one `pmax`, two
-    `psum`s.
+    There is one for each example. The targets of an example sum to one. With `axis`, classes are split along that axis
+    of the mesh: one `pmax`, two `psum`s.
 
     >>> cross_entropy(np.zeros((1, 4)), np.eye(4)[:1]) / np.log(2)
     array([2.])
     """
-    # The largest logit is subtracted from all, so that no exponential overflows: its derivative is nothing.
+    # Subtract the largest logit, so that no exponential overflows: neither result nor derivative depends on it.
     largest = np.max(md.stop_gradient(logits), axis=-1, keepdims=True)
     logits = logits - (largest if axis is None else pmax(largest, axis))
     total = _over_ranks(np.sum(np.exp(logits), axis=-1), axis)
@@ -86,6 +91,9 @@ def _over_ranks(x: Any, axis: str | None) -> Any:
 
 
 def loss(params: Sequence[Layer], batch: tuple, error: Callable = squared_error) -> Any:
-    """The mean of the examples' errors. Every parallelism has the same value, and the same gradients."""
+    """The mean error over the examples.
+
+    Every parallelism computes the same value, and the same gradients.
+    """
     inputs, targets = batch
     return np.mean(error(predict(params, inputs), targets))

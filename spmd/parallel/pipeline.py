@@ -1,10 +1,10 @@
-"""Pipeline parallelism (GPipe): layers are split over the ranks, which work on different microbatches at a time.
+"""Pipeline parallelism (GPipe).
 
-A rank is a stage: it has some layers in a row, and for each of them a place in its `state`. At each tick every layer
-works on what lies in its place; then all move on by one place, from the last of a stage to the first of the next by a
-`ppermute`. With M microbatches and L layers that takes M + L - 1 ticks, of which each layer works in M: the rest, a
-part of (L - 1) / (M + L - 1) of the time, is the bubble, in which a layer computes on what is no microbatch, and
-nobody reads the result.
+Layers are split over the ranks, which work on different microbatches at a time. A rank is a stage: it has some
+consecutive layers, and for each of them a slot in its `state`. At each tick every layer processes the microbatch in its
+slot; then all microbatches move on by one slot, from the last of a stage to the first of the next by a `ppermute`. With
+M microbatches and L layers that takes M + L - 1 ticks, and each layer is busy in M of them. The rest, a fraction
+(L - 1) / (M + L - 1) of the time, is the bubble: a layer then computes on filler values, and its result is not used.
 
 Source: shard_map tutorial, "SPMD pipeline parallelism (PP)"; Huang et al., "GPipe: Efficient training of giant neural
 networks using pipeline parallelism".
@@ -26,21 +26,23 @@ from spmd.partition import P
 
 
 def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
-    """The layers of all stages, one after the other, on the microbatches of all stages: for the body of a `shard_map`.
+    """Apply the layers of all stages in turn to the microbatches of all stages.
+
+    It is called in the body of a `shard_map`.
 
     `params` are those of this stage's layers, stacked: leaves [layers per stage, …]. `microbatches` [k, …] are this
-    stage's share of them; the result is the same share of the results, [k, …]. `layer(params, x)` gives one of the
+    stage's share of them; the result is the same share of the results, [k, …]. The result of `layer(params, x)` has the
     shape of x.
 
     The first stage takes microbatches from its share; when that is used up, all shares move on by one stage, towards
     the first. Results are written into the last stage's share, and move in the same way: each share arrives where it
-    came from. Forward `ppermute`s of a microbatch, one for each tick but the last; of a share, 2 (stages - 1). Backward
-    the same, the other way.
+    came from. The forward pass has one `ppermute` of a microbatch for each tick but the last, and 2 (stages - 1) of a
+    share. The backward pass has the same, in the other direction.
     """
     stage, stages = axis_index(axis), axis_size(axis)
     per_stage, share = md.tree.leaves(params)[0].shape[0], microbatches.shape[0]
     count, layers = share * stages, per_stage * stages
-    # What lies in places that no microbatch has reached yet is a finite number: in reverse mode it is multiplied by 0.
+    # Slots that no microbatch has reached yet hold finite numbers, since reverse mode multiplies these by 0.
     state = np.zeros((per_stage, *microbatches.shape[1:]), microbatches.dtype)
     results = np.zeros_like(microbatches)
     for tick in range(count + layers - 1):
@@ -58,7 +60,9 @@ def pipeline(layer: Callable, params: Any, microbatches: Any, axis: str) -> Any:
 
 
 def stacked_layers(params: Sequence[Layer]) -> tuple:
-    """(first, inner, last) layers, the inner ones stacked: weights [layers, features, features], biases alike.
+    """(first, inner, last) layers, the inner ones stacked.
+
+    With n features their weights are [layers, n, n], their biases [layers, n].
 
     >>> from spmd.parallel.network import init_params
     >>> first, inner, last = stacked_layers(init_params(np.random.default_rng(0), (8, 4, 4, 4, 2)))
@@ -70,7 +74,7 @@ def stacked_layers(params: Sequence[Layer]) -> tuple:
 
 
 def unstacked_layers(params: tuple) -> list[Layer]:
-    """The list of layers, from what `stacked_layers` makes of it."""
+    """The inverse of `stacked_layers`: a list of layers."""
     first, inner, last = params
     return [first, *zip(*inner), last]
 
@@ -78,12 +82,13 @@ def unstacked_layers(params: tuple) -> list[Layer]:
 def pipeline_parallel(
     mesh: spmd.Mesh, error: Callable = squared_error, microbatch: int = 8, **options: Any
 ) -> Callable:
-    """The loss, as a function of (stacked_layers(params), (inputs, targets)): inner layers split along the mesh's axis.
+    """The loss, as a function of (stacked_layers(params), (inputs, targets)).
 
-    First and last layer, of other shapes than those between, are on all ranks, each for its part of the batch. This is
-    split along the same axis: stages have their share of microbatches, `microbatch` examples each. `error(predictions,
-    targets)` is that of each example; `options` are those of `shard_map`. Raises ValueError where stages do not divide
-    inner layers or the batch, or microbatches a stage's part of it.
+    Inner layers are split along the mesh's axis. The first and last layers, which have other shapes, are on all ranks,
+    and each rank applies them to its shard of the batch. The batch is split along the same axis: each stage has a share
+    of the microbatches, of `microbatch` examples each. `error(predictions, targets)` is the error of each example;
+    `options` are those of `shard_map`. Raises ValueError if the number of stages does not divide the inner layers or
+    the batch, or `microbatch` a stage's shard.
 
     >>> from spmd.parallel.network import init_params
     >>> mesh = spmd.make_mesh((2,), ('stages',), backend='simulated')
@@ -111,7 +116,7 @@ def _in_microbatches(x: Any, size: int) -> Any:
     examples, features = x.shape
     if examples % size:
         raise ValueError(
-            f"pipeline_parallel: each stage has {examples} examples, which are no microbatches of {size}: choose a "
-            f"microbatch that divides {examples}, or a batch that is a multiple of {size} times the number of stages"
+            f"pipeline_parallel: each stage has {examples} examples, which do not make microbatches of {size}: choose "
+            f"a microbatch that divides {examples}, or a batch that is a multiple of {size} times the number of stages"
         )
     return x.reshape(examples // size, size, features)

@@ -1,16 +1,16 @@
 """Sequence parallelism: a long sequence is split over the ranks, token by token.
 
-Most of a transformer works on each token alone and needs nothing for that. Attention, in which each token looks at all
-others, has two ways, for bodies of `shard_map`. With p ranks, a rank has t/p tokens; per rank, forward:
+Most of a transformer works on each token alone and needs no communication. For attention, in which each token looks at
+all others, there are two ways, for bodies of `shard_map`. With p ranks, a rank has t/p tokens; per rank, forward:
 
 ==================  ==========  =====  =========================================  ================================
-attention           collective  count  numbers in all                             a rank holds
+attention           collective  count  elements in all                            a rank holds
 ==================  ==========  =====  =========================================  ================================
 attention_by_heads  all_to_all  2      (3 + 1) * t/p * heads * d                  all tokens of heads/p heads
 ring_attention      ppermute    p-1    2*(p-1) * t/p * heads * d                  t/p tokens, and another rank's
 ==================  ==========  =====  =========================================  ================================
 
-Backward they are as many, of as many numbers, the other way.
+The backward pass has as many collectives, of as many elements, in the other direction.
 
 Source: Jacobs et al., "DeepSpeed Ulysses: System optimizations for enabling training of extreme long sequence
 transformer models"; Liu et al., "Ring attention with blockwise transformers for near-infinite context".
@@ -29,7 +29,9 @@ from minidiff.nn import softmax
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
-    """Of each token and head, the mean of the values v, weighted by how well its query q suits their keys k.
+    """The mean of the values v for each query and head.
+
+    The weights say how well the query q matches their keys k.
 
     [queries, heads, d], [tokens, heads, d], [tokens, heads, d] -> [queries, heads, d].
 
@@ -45,21 +47,23 @@ def _scores(q: Any, k: Any) -> Any:
 
 
 def attention_by_heads(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens that are split along `axis`: [tokens / ranks, heads, d] each -> the same.
+    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each.
 
-    Heads do not look at each other. So an `all_to_all` exchanges tokens for heads: each rank has all tokens of some
-    heads, and works on these alone; another gives back. The ranks divide the number of heads.
+    Heads are independent. So an `all_to_all` exchanges tokens for heads: each rank then has all tokens of some heads,
+    and applies attention to these; a second `all_to_all` reverses the exchange. The number of ranks must divide the
+    number of heads. The result has the shape of q.
     """
     q, k, v = all_to_all(np.stack([q, k, v]), axis, split_axis=2, concat_axis=1, tiled=True)
     return all_to_all(attention(q, k, v), axis, split_axis=0, concat_axis=1, tiled=True)
 
 
 def ring_attention(q: Any, k: Any, v: Any, axis: str) -> Any:
-    """`attention` of tokens that are split along `axis`: [tokens / ranks, heads, d] each -> the same.
+    """`attention` of tokens split along `axis`: [tokens / ranks, heads, d] each.
 
-    Keys and values go around in a ring, by a `ppermute` for each step, and every rank adds up what its own queries take
-    from them. No rank ever has all tokens. The weights are exponentials: they are kept relative to the largest score
-    so far, so that none overflows, and what was added up is scaled down when a larger one comes.
+    Keys and values go around a ring, by a `ppermute` for each step, and every rank accumulates the weighted values for
+    its own queries. No rank ever has all tokens. The weights are exponentials: they are kept relative to the largest
+    score so far, so that none overflows, and the sums are scaled down when a larger score comes. The result has the
+    shape of q.
     """
     ranks, pair = axis_size(axis), np.stack([k, v])
     largest, total, result = -np.inf, 0.0, 0.0

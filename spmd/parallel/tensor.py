@@ -1,6 +1,6 @@
-"""Tensor parallelism: features are split over the ranks, and with them the weights. All ranks see all examples.
+"""Tensor parallelism: features and weights are split over the ranks.
 
-Three ways to multiply, for bodies of `shard_map`. With p ranks along the axis:
+All ranks see all examples. There are three kinds of layer, for bodies of `shard_map`. With p ranks along the axis:
 
 ======================= ============== ================== ============== ================ =====================
 layer                   x              W, b               result         forward          backward
@@ -10,8 +10,8 @@ row_parallel            [n, k/p]       [k/p, m], [m]      [n, m]         psum   
 row_parallel_scattered  [n, k/p]       [k/p, m], [m/p]    [n, m/p]       psum_scatter     all_gather
 ======================= ============== ================== ============== ================ =====================
 
-The first two make a pair: a column-parallel layer, an activation, a row-parallel one, with one all-reduce each way. The
-third may follow itself: features are split along the same axis on both sides.
+The first two form a pair: a column-parallel layer, an activation, a row-parallel layer, with one all-reduce in each
+direction. The third may follow itself: its operand and its result are split along the same axis.
 
 Source: shard_map tutorial, "8-way tensor parallelism (TP)"; Shoeybi et al., "Megatron-LM: Training multi-billion
 parameter language models using model parallelism".
@@ -31,34 +31,36 @@ from spmd.partition import P
 
 
 def column_parallel(x: Any, W: Any, b: Any) -> Any:
-    """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks]: x is the same on all ranks, each has columns of W.
+    """[n, k], [k, m / ranks], [m / ranks] -> [n, m / ranks].
 
-    Forward nothing is communicated. Backward, the cotangent of x is the sum of what the ranks have: one `psum`, which
-    the types place where x meets W.
+    x is the same on all ranks, each has columns of W. The forward pass communicates nothing. In the backward pass, the
+    cotangent of x is the sum of the ranks' cotangents: one `psum`, the transpose of the `pbroadcast` that the types
+    insert where x meets W.
     """
     return dense(x, W, b)
 
 
 def row_parallel(x: Any, W: Any, b: Any, axis: str) -> Any:
-    """[n, k / ranks], [k / ranks, m], [m] -> [n, m], the same on all ranks: each has rows of W.
+    """[n, k / ranks], [k / ranks, m], [m] -> [n, m].
 
-    Forward one `psum` of [n, m]; backward nothing.
+    Each rank has rows of W; the result is the same on all ranks. Forward one `psum` of [n, m]; backward nothing.
     """
     return psum(x @ W, axis) + b
 
 
 def row_parallel_scattered(x: Any, W: Any, b: Any, axis: str) -> Any:
-    """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks]: each rank has rows of W.
+    """[n, k / ranks], [k / ranks, m], [m / ranks] -> [n, m / ranks].
 
-    Forward one `psum_scatter` of [n, m]; backward one `all_gather` of [n, m / ranks].
+    Each rank has rows of W. Forward one `psum_scatter` of [n, m]; backward one `all_gather` of [n, m / ranks].
     """
     return psum_scatter(x @ W, axis, scatter_dimension=1, tiled=True) + b
 
 
 def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
-    """`dense`, of whole arrays, for programs that know nothing of ranks: (x [n, k], W [k, m], b [m]) -> [n, m].
+    """`dense` on whole arrays: (x [n, k], W [k, m], b [m]) -> [n, m].
 
-    x and the result are split by their second dimension, W and b by their first, along the mesh's axis.
+    It is for programs without ranks. x and the result are split by their second dimension, W and b by their first,
+    along the mesh's axis.
 
     >>> mesh = spmd.make_mesh((4,), ('feats',), backend='simulated')
     >>> x, W, b = np.ones((3, 8)), np.eye(8), np.arange(8.0)
@@ -73,11 +75,12 @@ def tensor_parallel_dense(mesh: spmd.Mesh, **options: Any) -> Callable:
 
 
 def tensor_parallel(mesh: spmd.Mesh, error: Callable = squared_error, **options: Any) -> Callable:
-    """The loss, as a function of (params, (inputs, targets)): parameters split by their first dimension along the
-    mesh's axis, inputs and targets by their second.
+    """The loss, as a function of (params, (inputs, targets)).
 
-    `error(predictions, targets, axis)` is that of each example, whose features are split along the axis; `options` are
-    those of `shard_map`. Raises ValueError where ranks do not divide the number of features of a layer.
+    All of these are split along the mesh's axis. Parameters are split by their first dimension, inputs and targets by
+    their second. `error(predictions, targets, axis)` is the error of each example, whose features are split along the
+    axis; `options` are those of `shard_map`. Raises ValueError if the number of ranks does not divide the number of
+    features of a layer.
 
     >>> import minidiff as md
     >>> from spmd.parallel.network import init_params

@@ -1,1 +1,1 @@
-"""What a program communicates and how long that takes; and pictures of sharded arrays."""
+"""Reports of communication and its time, and pictures of sharded arrays."""

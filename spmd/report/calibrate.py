@@ -1,4 +1,4 @@
-"""Measuring collectives on the ranks at hand, and fitting a model of their cost to that."""
+"""Measure collectives on the available ranks, and fit a cost model to the times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spmd.report.forecast import CostModel, Measurement
 
 # ---------------------------------------------------------------- measuring
 
-#: What is measured: collectives, with their parameters (where they do not follow from the ranks).
+#: The collectives that are measured, with their parameters (except axes and size) for n ranks.
 _PARAMETERS: dict[str, Callable[[int], dict]] = {
     "psum": lambda n: {},
     "all_gather": lambda n: {"axis": 0, "tiled": True},
@@ -37,18 +37,18 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = 5,
 ) -> CostModel:
-    """A :class:`CostModel` of the ranks at hand: collectives are measured at several sizes, and two numbers fitted.
+    """A :class:`CostModel` fitted to measurements on the available ranks.
 
-    `axis_name` are the axes that they run along, by default all. `sizes` are bytes of the whole (K in
-    `collectives.cost`: what an all-gather returns, what the others take). Each is run `repeats` times; what counts is
-    the slowest rank, and of the repeats the median. Of these, too, a few odd ones do not move `alpha` and `beta` much
-    (`fit_costs`). All ranks call it, with the same arguments, and all get the same model; a mistake on one is an error
-    on all.
+    Collectives are measured at several sizes, and alpha and beta are fitted. `axis_name` gives the axes that they run
+    along, by default all. `sizes` are bytes of the whole (K in `collectives.cost`: the result of an all-gather, the
+    operand of the others). Each case runs `repeats` times; its time is that of the slowest rank, and the median over
+    the repeats. The fit is robust too: a few outliers hardly change `alpha` and `beta` (`fit_costs`). All ranks must
+    call it with the same arguments, and all get the same model; an error on one is an error on all.
 
-    On MPI ranks this measures MPI and what is beneath it. On simulated ranks it measures copies in this process's
-    memory, of all ranks one after the other: that is no network, and `print(model)` says so.
+    On MPI ranks this measures MPI and the network beneath it. On simulated ranks it measures copies in this process's
+    memory, for all ranks one after the other: that is not a network, and `print(model)` says so.
 
-    Raises ValueError where there is one rank only, for a collective that cannot be measured, and for measurements that
+    Raises ValueError if there is only one rank, for a collective that cannot be measured, and for measurements that
     cannot tell steps from bytes.
 
     >>> from spmd import make_mesh
@@ -65,18 +65,18 @@ def calibrate(
     error, cases = None, []
     try:
         cases = _cases(mesh, axis_name, collectives, sizes, repeats)
-    except Exception as caught:  # the others are told, before they wait for this rank
+    except Exception as caught:  # raised after the other ranks are told, so that they do not wait for this one
         error = caught
     _agree(mesh, error, [(case.name, case.nbytes, case.params["axes"]) for case in cases], repeats)
     times = numpy.array([[_time(mesh, case) for case in cases] for _ in range(1 + repeats)])
-    slowest = _maximum(mesh, times)[1:]  # the first round is to warm up
+    slowest = _maximum(mesh, times)[1:]  # without the first round, a warm-up
     measurements = tuple(
         Measurement(case.name, case.params["size"], case.nbytes, statistics.median(column.tolist()))
         for case, column in zip(cases, slowest.T)
     )
     what = "MPI ranks" if mesh.backend == "mpi" else "simulated ranks (copies in memory, no network)"
     fitted = fit_costs([(price(*m[:3]), m.seconds) for m in measurements])
-    alpha, beta = _maximum(mesh, numpy.array(fitted)).tolist()  # machines that differ may round differently
+    alpha, beta = _maximum(mesh, numpy.array(fitted)).tolist()  # different machines may round differently
     ranks = cases[0].params["size"]
     return CostModel(alpha, beta, measurements=measurements, source=f"fitted to times on {ranks} {what}")
 
@@ -96,10 +96,10 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
         raise ValueError(f"calibrate: {mesh} has no axis {unknown[0]!r}")
     n = mesh.ranks.size(axes)
     if n == 1:
-        raise ValueError(f"calibrate: there is one rank along {axes}; what it takes to communicate needs two")
+        raise ValueError(f"calibrate: there is one rank along {axes}; measuring communication needs at least two")
     for name in collectives:
         if name not in _PARAMETERS:
-            raise ValueError(f"calibrate: {name!r} is not among what is measured: {', '.join(_PARAMETERS)}")
+            raise ValueError(f"calibrate: {name!r} is not a collective that is measured: {', '.join(_PARAMETERS)}")
     if repeats < 1 or not sizes or min(sizes) < 1:
         raise ValueError(f"calibrate: takes sizes in bytes and repeats, both at least 1; got {sizes!r}, {repeats!r}")
     held, found = mesh.ranks.ordered(axes), []
@@ -114,7 +114,10 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
 
 
 def _count(name: str, size: int, n: int) -> int:
-    """How many numbers each rank hands over, so that the whole has this size: filled up to equal parts."""
+    """How many numbers each rank passes, for a whole of `size` bytes.
+
+    The whole is rounded up to equal parts.
+    """
     if name in ("psum", "ppermute"):
         return -(-size // ITEM)
     each = -(-size // (ITEM * n))
@@ -122,9 +125,9 @@ def _count(name: str, size: int, n: int) -> int:
 
 
 def _time(mesh: Mesh, case: _Case) -> float:
-    """Seconds for one call, of a few that are made one after the other: the same number on all ranks."""
+    """Seconds for one call, averaged over a few, equally many on all ranks."""
     calls = 4 if case.nbytes < 65536 else 1
-    _maximum(mesh, numpy.zeros(1))  # all begin together
+    _maximum(mesh, numpy.zeros(1))  # a barrier, so that all ranks start together
     start = time.perf_counter()
     for _ in range(calls):
         mesh.ranks.collective(case.name, case.data, case.held, False, case.params)
@@ -132,12 +135,12 @@ def _time(mesh: Mesh, case: _Case) -> float:
 
 
 def _maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
-    """The largest that any rank has, on all ranks."""
+    """The elementwise maximum over all ranks, on all ranks."""
     return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
 
 
 def _agree(mesh: Mesh, error: Exception | None, plan: list, repeats: int) -> None:
-    """Raise, on all ranks, where one has an error, or is about to measure something else than the rest."""
+    """Raise on all ranks if one has an error, or if their measurements differ."""
     number = float(zlib.crc32(repr((plan, repeats)).encode()))
     failed = float(mesh.rank + 1 if error is not None else 0)
     who, most, least = _maximum(mesh, numpy.array([failed, number, -number])).tolist()
@@ -156,11 +159,12 @@ def _agree(mesh: Mesh, error: Exception | None, plan: list, repeats: int) -> Non
 
 
 def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
-    """Alpha and beta, neither negative, that times in seconds speak for. ValueError where they could be anything.
+    """Fit non-negative alpha and beta to times in seconds.
 
-    What counts is by how many times the model is off, above or below, so that short messages count as much as long
-    ones; and the sum of that, not of its squares, so that a few odd times count little. Tried are all the models that
-    are right about two of the times, or that have one number only; each is scaled so as to be above as often as below.
+    Raises ValueError if the times do not determine them. The error is the sum of |log(time / model)|: relative, so that
+    short messages count as much as long ones, and absolute rather than squared, so that a few outliers count little.
+    The candidates are all models that are exact for two of the times, or that have one number only; each is scaled to
+    be above the times as often as below.
 
     >>> times = [(Cost(steps=1, bytes=10), 21.0), (Cost(steps=2, bytes=1), 4.0), (Cost(steps=3, bytes=5), 13.0)]
     >>> [round(x, 6) for x in fit_costs(times)]
@@ -185,7 +189,7 @@ def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
 
 
 def _check_distinct(costs: Sequence[Cost]) -> None:
-    """ValueError where steps and bytes always are in the same proportion."""
+    """Raise ValueError if steps and bytes are always in the same proportion."""
     shares = {Fraction(cost.bytes) / Fraction(cost.steps) for cost in costs if cost.steps}
     if len(shares) < 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a program communicates, read from its tape; and what the same program would without types."""
+"""Reports of what a program communicates, with types and without."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ ONE_BRANCH = "which branch is run is not known beforehand: the one that communic
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"
 
 LONGEST = 60  # columns of a line of the program
-SAME_CALL = "  and for"  # a further line, for which the same call is made
+SAME_CALL = "  and for"  # another source line that the same call serves
 
 # ---------------------------------------------------------------- one program
 
 
 @dataclass
 class Row:
-    """One kind of collective over one set of axes, on behalf of one line of the program.
+    """One collective over one set of axes, for one line of the program.
 
-    `count` says how often, `bytes` how many bytes each rank hands to it in all. `source` is the line that asked for
-    it; in the backward direction, the line whose derivative needs it. It is None where nobody knows. Where one call
-    serves several lines, `lines` are all of them. `ranks` is how many take part.
+    `count` is how often it runs, `bytes` how many bytes each rank passes to it in all. `source` is the line that asked
+    for it; in the backward direction, the line whose derivative needs it; None if unknown. If one call serves several
+    lines, `lines` has all of them. `ranks` is the number of ranks that take part.
     """
 
     collective: str
@@ -45,25 +45,25 @@ class Row:
 
     @property
     def direction(self) -> str:
-        """ "forward", or "backward" for what only the derivative needs; "both" for a call that serves both."""
+        """The direction: "forward", "backward" if only the derivative needs it, or "both"."""
         found = {_direction(line) for line in self.lines}
         return found.pop() if len(found) == 1 else "both"
 
     @property
     def lines(self) -> list[Location | None]:
-        """The lines that asked for it, each once."""
+        """The lines that asked for it, without duplicates."""
         return list(dict.fromkeys(lines_of(self.source)))
 
     @property
     def asked_for_by(self) -> str:
-        """The file, the number and the text of the line; of the first of several."""
+        """The file, number and text of the line that asked for it (the first one)."""
         return _shown(self.source)
 
     def _key(self) -> tuple:
         return self.collective, self.axes, self.source, self.ranks
 
     def _cells(self) -> Iterator[list[str]]:
-        """Lines of a table: one, and one more for each further line of the program."""
+        """The lines of a table: one, and one more for each further line of the program."""
         first = [self.collective, ", ".join(self.axes), str(self.count), f"{self.bytes:,}"]
         for line in self.lines:
             yield [*first, _direction(line), _shown(line)]
@@ -81,12 +81,12 @@ def _shown(line: Location | None) -> str:
 
 @dataclass(repr=False)
 class Communication(Tabular):
-    """A report of collectives that communicate. Printing it gives a table, as does a notebook.
+    """A report of collectives, shown as a table by `print` and notebooks.
 
-    `counts` says how often each collective is run, `bytes` how many bytes each rank hands to them in all (the
-    size of their operands on one rank; how much of that crosses the network depends on the algorithm). `rows` have
-    that for each collective, its axes, the direction and the line of the program that asked for it. `notes` say
-    where these depend on values: they are exact if there are none.
+    `counts` is how often each collective runs, `bytes` how many bytes each rank passes to them in all (the size of
+    their operands on one rank; how much of that crosses the network depends on the algorithm). `rows` breaks this down
+    by collective, axes, direction and the line of the program that asked for it. `notes` says where the numbers depend
+    on values: without notes they are exact.
     """
 
     rows: list[Row] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Communication(Tabular):
         return sum(row.bytes for row in self.rows)
 
     def add(self, other: Communication, times: int = 1) -> None:
-        """Count in what another report says, so many times."""
+        """Add the counts of another report, `times` times."""
         for r in other.rows if times else ():
             row = next((mine for mine in self.rows if mine._key() == r._key()), None)
             if row is None:
@@ -128,14 +128,14 @@ class Communication(Tabular):
 
 
 def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> Any:
-    """What a tape communicates, or a function that reports what `f` does: `communication(f)(*args)`.
+    """Report what a tape, or `f`, communicates: `communication(f)(*args)`.
 
-    Nothing is run: the report is read from the tape of `f` for arguments of these types; with `optimized`, from the
-    tape which `jit(f)` compiles (`rewritten`). The body of a `scan` counts as often as the loop has steps. (Sharded
-    arrays that it carries lie there from the first step as its steps leave them; those of a loop that is not compiled
-    do so from the second. What its steps compute from constants is summed once, after the loop; a loop that is not
-    compiled sums it in each step.) The table names the line of the program that asked for each collective; in the
-    backward direction, the line whose derivative needs it.
+    For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
+    the tape of `f` for arguments of these types; with `optimized`, from the tape that `jit(f)` compiles (`rewritten`).
+    The body of a `scan` counts once for each step. (Its carried sharded arrays have the sharding that its steps return
+    from the first step on; in a loop that is not compiled, from the second. Gradients of constants that its steps use
+    are summed once, after the loop; a loop that is not compiled sums them in each step.) The table names the line of
+    the program that asked for each collective; in the backward direction, the line whose derivative needs it.
 
     >>> import numpy as np
     >>> from collectives import psum
@@ -171,36 +171,37 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
-    for i, along in primitive.sums(eqn.params).items():
+    for i, over in primitive.sums(eqn.params).items():
         nbytes = eqn.params["body"].out_types[i].nbytes
-        bodies.append(Communication([Row("psum", along["axes"], 1, nbytes, eqn.source, along["size"])]))
+        bodies.append(Communication([Row("psum", over["axes"], 1, nbytes, eqn.source, over["size"])]))
     found = Communication()
     for report in bodies:
         found.add(report, rounds(eqn))
     return found
 
 
-Kind = tuple[str, tuple[str, ...]]  # a collective, and its axes
+Key = tuple[str, tuple[str, ...]]  # a collective, and its axes
 
 
-def _summary(report: Communication) -> dict[Kind, tuple[int, int]]:
-    """How often each collective is run over which axes, and with how many bytes: whoever asks for it."""
-    found: dict[Kind, tuple[int, int]] = {}
+def _summary(report: Communication) -> dict[Key, tuple[int, int]]:
+    """The count and bytes of each collective over each set of axes."""
+    found: dict[Key, tuple[int, int]] = {}
     for row in report.rows:
         count, nbytes = found.get((row.collective, row.axes), (0, 0))
         found[row.collective, row.axes] = count + row.count, nbytes + row.bytes
     return found
 
 
-# ---------------------------------------------------------------- beside the old recipe
+# ---------------------------------------------------------------- comparison with the old recipe
 
 
 @dataclass(repr=False)
 class Comparison(Tabular):
-    """What `compare` returns: `typed` and `untyped` are reports of communication. Printing it gives a table.
+    """The result of `compare`. Printing it gives a table.
 
-    `same` says whether both gave the same numbers; it is None where they were not run. `note` says why not, or what
-    was wrong. `untyped` is None where the program cannot do without types.
+    `typed` and `untyped` are reports of communication. `same` says whether both gave the same numbers; it is None if
+    they were not run. `note` says why not, or what was wrong. `untyped` is None if the program does not run without
+    types.
     """
 
     typed: Communication
@@ -210,7 +211,7 @@ class Comparison(Tabular):
 
     @property
     def ratio(self) -> float | None:
-        """How many times as many bytes the old recipe hands to collectives; None where that is no number."""
+        """The old recipe's bytes divided by the typed program's; None if undefined."""
         if self.untyped is None or not self.typed.bytes:
             return None
         return self.untyped.bytes / self.typed.bytes
@@ -218,7 +219,7 @@ class Comparison(Tabular):
     def _table(self) -> tuple[list, list, list, list]:
         header = ["collective", "axes", "count", "without types", "bytes per rank", "without types", "ratio"]
         typed, untyped = _summary(self.typed), _summary(self.untyped or Communication())
-        kinds = dict.fromkeys([*typed, *untyped])
+        keys = dict.fromkeys([*typed, *untyped])
 
         def cells(name: str, axes: str, one: tuple[int, int], two: tuple[int, int]) -> list[str]:
             if self.untyped is None:
@@ -227,7 +228,7 @@ class Comparison(Tabular):
             return [name, axes, str(one[0]), str(two[0]), f"{one[1]:,}", f"{two[1]:,}", ratio]
 
         none = (0, 0)
-        lines = [cells(k[0], ", ".join(k[1]), typed.get(k, none), untyped.get(k, none)) for k in kinds]
+        lines = [cells(k[0], ", ".join(k[1]), typed.get(k, none), untyped.get(k, none)) for k in keys]
         sums = [(sum(c for c, _ in s.values()), sum(b for _, b in s.values())) for s in (typed, untyped)]
         return header, lines, cells("total", "", *sums), [2, 3, 4, 5, 6]
 
@@ -242,10 +243,11 @@ class Comparison(Tabular):
 
 
 def compare(f: Callable, *args: Any) -> Comparison:
-    """What `f(*args)` communicates with types, beside what it would by the old recipe: `check_rep=False` throughout.
+    """Compare what `f(*args)` communicates with types and by the old recipe.
 
-    `f` is built of `shard_map`s (`md.grad(loss)`, say). Where all its meshes are simulated it is run both ways, and
-    the results are compared. On MPI ranks nothing is run and nothing communicates; the comparison says so.
+    The old recipe is `check_rep=False` throughout. `f` is made of `shard_map`s (`md.grad(loss)`, for example). If all
+    its meshes are simulated, it is run both ways, and the results are compared. On MPI ranks nothing runs and nothing
+    communicates; the comparison says so.
 
     >>> import numpy as np
     >>> from minidiff import grad
@@ -275,7 +277,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
         with without_types():
             untyped = make_tape(f)(*args)
         other = [] if why else untyped(*values)
-    except Exception as error:  # whatever the program does about it: it was not written to be run so
+    except Exception as error:  # any: the program may not be written to run without types
         why = f"without types it does not run: {type(error).__name__}: {error}"
     reports = _report(typed), untyped and _report(untyped)
     if why:
@@ -285,7 +287,7 @@ def compare(f: Callable, *args: Any) -> Comparison:
 
 
 def _not_runnable(tape: Tape, args: tuple) -> str:
-    """Why a program is not run to be compared; empty if it is."""
+    """Why `compare` cannot run a program; empty if it can."""
     if any(not (hasattr(x, "__array__") or isinstance(x, (int, float, complex))) for x in tree.leaves(args)):
         return "not run: the arguments are types, not values"
     if any(mesh.backend != "simulated" for mesh in meshes_of(tape)):
@@ -294,7 +296,7 @@ def _not_runnable(tape: Tape, args: tuple) -> str:
 
 
 def meshes_of(tape: Tape) -> Iterator[Any]:
-    """The meshes that a tape runs on, each as often as it does."""
+    """Yield the mesh of each shard_map on a tape."""
     for eqn in tape.equations:
         if eqn.primitive is shard_map_p:
             yield eqn.params["mesh"]
@@ -303,7 +305,7 @@ def meshes_of(tape: Tape) -> Iterator[Any]:
 
 
 def _close(x: Any, y: Any) -> bool:
-    """Whether two arrays hold the same numbers, but for rounding: the order of summation may differ."""
+    """Whether two arrays are equal up to rounding: the order of summation may differ."""
     x, y = numpy.asarray(x), numpy.asarray(y)
     if x.dtype.kind not in "fc":
         return numpy.array_equal(x, y)

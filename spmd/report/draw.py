@@ -28,21 +28,21 @@ from spmd.partition import (
 )
 from spmd.report.table import paragraph
 
-CELL_WIDTH = 22  # columns of a list of ranks, before it is continued on the next line
-MOST_ACROSS = 8  # parts of an array of one dimension that are drawn beside each other
-MOST_GRIDS = 8  # of an array that is split along more than two dimensions; others are counted
-MOST_STEPS = 16  # parts down, or across, that are drawn; of more, those in the middle are left out
-MOST_RANKS = 8  # of one block that are listed; more are written in fewer words
+CELL_WIDTH = 22  # characters of a list of ranks, before it wraps to the next line
+MOST_ACROSS = 8  # parts of a one-dimensional array that are drawn next to each other; more run down
+MOST_GRIDS = 8  # grids drawn for an array that is split along more than two dimensions; the rest are counted
+MOST_STEPS = 16  # parts drawn down, or across; if there are more, those in the middle are left out
+MOST_RANKS = 8  # ranks of a block that are listed one by one; more are shown as ranges
 LEFT_OUT = "…"
 
-Block = tuple[int, ...]  # for each dimension, which part
+Block = tuple[int, ...]  # for each dimension, the number of the part
 
 
 class ShardingPicture:
-    """What `visualize_sharding` returns. Printing it shows which block is on which rank, as does a notebook.
+    """The result of `visualize_sharding`.
 
-    `ranks` says it too: for each block (the number of its part along each dimension) the ranks that have it.
-    Everything follows from the mesh and the spec: nothing communicates.
+    `print` and notebooks show which block is on which rank. `ranks` maps each block (the number of its part along each
+    dimension) to the ranks that have it. All of it follows from the mesh and the spec, without communication.
     """
 
     def __init__(self, shape: Sequence[int], mesh: Mesh | None, spec: PartitionSpec, dtype: Any = None):
@@ -63,7 +63,10 @@ class ShardingPicture:
 
     @property
     def shown(self) -> tuple[int, ...]:
-        """The dimensions that run down and across: the first two, or the last two, or two of those that are split."""
+        """The dimensions that run down and across.
+
+        They are the first two, the last two, or the first two split ones.
+        """
         ndim = len(self.shape)
         split = [d for d, n in enumerate(self.parts) if n > 1]
         for pair in ((0, 1), (ndim - 2, ndim - 1)):
@@ -73,7 +76,7 @@ class ShardingPicture:
 
     @property
     def title(self) -> str:
-        """One line: the array, how it is split, and the blocks that makes."""
+        """One line: the array, how it is split, and the type of its blocks."""
         if self.mesh is None:
             return f"{self._type(self.shape)}: one block, on no mesh"
         mesh = ", ".join(f"{a}: {n}" for a, n in self.mesh.shape.items())
@@ -88,7 +91,7 @@ class ShardingPicture:
 
     @property
     def remark(self) -> str:
-        """Which dimensions are shown, where that is not all of them; empty where it is."""
+        """Which dimensions are shown; empty if all are."""
         if len(self.shape) < 3:
             return ""
         down, across = self.shown
@@ -97,7 +100,10 @@ class ShardingPicture:
         return f"down is dimension {down}, across is dimension {across}; {', '.join(said)}"
 
     def _directions(self) -> tuple[int | None, int | None]:
-        """The dimensions that run down and across. One alone runs across, unless it is split into many parts."""
+        """The dimensions that run down and across; None for none.
+
+        A single one runs across, unless it has many parts.
+        """
         if len(self.shown) == 2:
             return self.shown
         (d,) = self.shown or (None,)
@@ -108,7 +114,10 @@ class ShardingPicture:
         return f"{part * size}:{(part + 1) * size}"
 
     def _grids(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
-        """For each part of the dimensions that are not shown: its index, the labels down and across, and the cells."""
+        """Yield a grid for each part of the hidden dimensions.
+
+        A grid is an index, the labels down and across, and the cells.
+        """
         shown = self.shown
         down, across = self._directions()
         others = [range(1) if d in shown else range(n) for d, n in enumerate(self.parts)]
@@ -140,7 +149,7 @@ class ShardingPicture:
         return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
 
     def _pictures(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
-        """The grids to show, each with its headline (empty where there is but one)."""
+        """The grids to show, each with its headline (empty if there is only one)."""
         several = math.prod(n for d, n in enumerate(self.parts) if d not in self.shown) > 1
         for index, *grid in itertools.islice(self._grids(), MOST_GRIDS):
             yield (index if several else "", *grid)
@@ -169,18 +178,27 @@ class ShardingPicture:
 
 
 def _colour(i: int) -> str:
-    """The i-th of many light colours that differ, as a hex code: JupyterLab's sanitizer drops `hsl()`."""
+    """The i-th of many distinct light colours, as a hex code.
+
+    JupyterLab's sanitizer drops `hsl()`.
+    """
     rgb = colorsys.hls_to_rgb(137.5 * i % 360 / 360, 0.82, 0.55)
     return "#" + "".join(f"{round(255 * c):02x}" for c in rgb)
 
 
 def _few(steps: Sequence[Any], most: int, instead: Any) -> list[Any]:
-    """All of them; of more than so many, the first and the last, and something instead of those between."""
+    """All steps; of more than `most`, only the first ones and the last.
+
+    `instead` stands in the gap.
+    """
     return list(steps) if len(steps) <= most else [*steps[: most - 2], instead, steps[-1]]
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    """Ranks, in order, separated by commas; where they are many, with `0-15` for those that follow one another."""
+    """Ranks, in order, separated by commas.
+
+    If they are many, consecutive ones are shown as ranges like `0-15`.
+    """
     if len(ranks) <= MOST_RANKS:
         return ",".join(map(str, ranks))
     starts = [i for i, rank in enumerate(ranks) if not i or rank != ranks[i - 1] + 1]
@@ -189,7 +207,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
-    """A grid drawn in characters."""
+    """The lines of a grid drawn in characters."""
     wrapped = [[_wrapped(cell) for cell in row] for row in cells]
     widths = [max(map(len, [label, *itertools.chain(*column)])) for label, *column in zip(across, *wrapped)]
     margin = max(map(len, down)) + (1 if any(down) else 0)
@@ -211,7 +229,7 @@ def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> It
 
 
 def _wrapped(cell: str) -> list[str]:
-    """A cell's lines: long lists of ranks are broken behind a comma."""
+    """A cell's lines: long lists of ranks wrap after a comma."""
     lines = textwrap.wrap(cell.replace(",", ", "), CELL_WIDTH, break_long_words=False)
     return [line.replace(", ", ",") for line in lines]
 
@@ -236,12 +254,12 @@ def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colou
 def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | None = None) -> ShardingPicture:
     """A picture of which block of an array is on which rank: `visualize_sharding(x)`.
 
-    `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that it is, or would be, split by; or
-    a NumPy array alone, which is one block. A block that is the same on several ranks lists them all. The result is
-    shown by `print`, and as a table in notebooks; nothing communicates. Of an array of more than two dimensions two
-    are drawn, and the others are said in words; of a large mesh the beginning and the end are drawn.
+    `x` is a ShardedArray; or an array or a shape, with the `mesh` and the `spec` that split it, or would; or a NumPy
+    array alone, which is one block. A block that is the same on several ranks lists them all. `print` shows the result,
+    and notebooks show it as a table; nothing communicates. If an array has more than two dimensions, two are drawn, and
+    the others are described in words; of a large mesh the beginning and the end are drawn.
 
-    Raises ValueError for a spec that does not fit the shape or the mesh, TypeError for what is no array.
+    Raises ValueError for a spec that does not fit the shape or the mesh, TypeError for a non-array argument.
 
     >>> from spmd import P, make_mesh
     >>> mesh = make_mesh((4, 2), ('x', 'y'), backend='simulated')
@@ -274,7 +292,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
             )
         return ShardingPicture(shape, None, PartitionSpec(), dtype)
     if not isinstance(mesh, Mesh):
-        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is no mesh: write ...(x, mesh, P(...))")
+        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is not a mesh: write ...(x, mesh, P(...))")
     check_is_spec("spec", spec)
     check_spec(spec, mesh.shape, "spec")
     check_whole(spec, "spec")
@@ -284,10 +302,10 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
 
 
 def _shape_of(x: Any) -> tuple[tuple[int, ...], numpy.dtype | None]:
-    """The shape of an array, or one that is given as such; and the dtype, if there is one."""
+    """The shape of x, an array or a shape; and its dtype, if it has one."""
     if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
         raise TypeError(
-            f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, and no array that is "
+            f"visualize_sharding: {x.type} is a traced value, a rank's block or a name on a tape, not an array that is "
             "split over ranks; print it to see the blocks, or show the array outside"
         )
     if hasattr(x, "shape") and hasattr(x, "dtype"):

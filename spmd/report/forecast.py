@@ -1,9 +1,8 @@
-"""What communication will take, by a model of two numbers: of a program as its tape says, at any number of ranks.
+"""Forecasts of communication time at any number of ranks, by alpha and beta.
 
 The model is that of `collectives.cost`: a step takes `alpha` seconds, and `beta` seconds for each byte of its longest
-message. The numbers come from measurements (`spmd.calibrate`), or from whoever knows them. It knows no more than
-what is communicated: not of networks that are slower between machines than within one, nor of congestion, nor of
-computing meanwhile.
+message. Measure the two numbers with `spmd.calibrate`, or give them. The model only covers what is communicated: not
+networks that are slower between machines than within one, nor congestion, nor overlap with computation.
 
 >>> from collectives import psum
 >>> import numpy as np
@@ -42,7 +41,10 @@ from spmd.rewritten import of_tape
 
 
 class Measurement(NamedTuple):
-    """How long a collective took over so many ranks, each of which handed over so many bytes."""
+    """The measured time of a collective.
+
+    It ran over `ranks` ranks, each of which passed `nbytes` bytes.
+    """
 
     collective: str
     ranks: int
@@ -52,11 +54,12 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class CostModel:
-    """What communication takes: `alpha` seconds a step, `beta` seconds a byte, `gamma` seconds for a byte summed.
+    """A model of communication time: `alpha`, `beta`, `gamma`.
 
-    Made by `calibrate`, or by hand. `algorithms` names, for collectives, the algorithm that they are priced as, where
-    it is not that of `collectives.cost.PRICED_AS`. `measurements` are what the numbers were fitted to, `source` says
-    where that was. Raises ValueError for a negative number, and for names that are not known.
+    A step takes `alpha` seconds, a byte `beta`, and summing a byte `gamma`. Made by `calibrate`, or by hand.
+    `algorithms` maps collectives to the algorithm to price them as, if it is not that of `collectives.cost.PRICED_AS`.
+    `measurements` are the times that the numbers were fitted to, `source` says where they were measured. Raises
+    ValueError for a negative number, and for an unknown name.
 
     >>> model = CostModel(alpha=1e-6, beta=1e-9)
     >>> model
@@ -77,7 +80,7 @@ class CostModel:
     source: str = ""
 
     def __post_init__(self):
-        object.__setattr__(self, "algorithms", dict(self.algorithms))  # whatever becomes of the dict that was given
+        object.__setattr__(self, "algorithms", dict(self.algorithms))  # a copy, so that later changes do not matter
         for name in ("alpha", "beta", "gamma"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"CostModel: {name} is in seconds, not negative; got {getattr(self, name)!r}")
@@ -100,20 +103,23 @@ class CostModel:
         return f"{text}; {self.source}, which it misses by {off:.0%} (median of {len(self.measurements)})"
 
     def seconds(self, collective: str, ranks: int, nbytes: Number) -> float:
-        """How long a collective takes over so many ranks, each of which hands over so many bytes."""
+        """The time of a collective over `ranks` ranks, in seconds.
+
+        Each rank passes `nbytes` bytes.
+        """
         return self.of(price(collective, ranks, nbytes, self.algorithms.get(collective)))
 
     def of(self, cost: Cost) -> float:
-        """How long it takes to do what costs so much, in seconds."""
+        """The time of a cost, in seconds."""
         return cost.seconds(self.alpha, self.beta, self.gamma)
 
     def ratio(self, measurement: Measurement) -> float:
-        """How many times as long as was measured the model takes it to be."""
+        """The model's time divided by the measured time."""
         return self.seconds(*measurement[:3]) / measurement.seconds
 
     @property
     def fit(self) -> Fit:
-        """The measurements beside what the model says: a table to print."""
+        """The measurements and the model's times: a table to print."""
         return Fit(self)
 
     def predict(
@@ -125,26 +131,29 @@ class CostModel:
         scaling: str = "weak",
         optimized: bool = False,
     ) -> Any:
-        """What a tape's communication takes, or a function that says it of `f`: `model.predict(f)(*args) -> Forecast`.
+        """Forecast the communication time: `model.predict(f)(*args) -> Forecast`.
 
-        Nothing is run: the tape of `f` for arguments of these types says what is communicated (with `optimized`, the
-        tape that `jit(f)` compiles), over the ranks of its mesh. Without `ranks`, the forecast is for these. `ranks`
-        are other sizes of the mesh, which grows along `axis` (needed where it has several).
+        `f` is a function or a tape; for a tape, it returns the forecast. Nothing runs: the tape of `f` for arguments of
+        these types shows what is communicated (with `optimized`, the tape that `jit(f)` compiles) over the ranks of its
+        mesh. Without `ranks`, the forecast is for that mesh. `ranks` are other sizes of the mesh, which grows along
+        `axis` (required if it has several).
 
-        How arrays grow with it is a choice. With `scaling="weak"` every rank's blocks stay as large as they are: what
-        is gathered, or scattered, grows with the ranks. With `scaling="strong"` wholes stay as large as they are: of
-        what is communicated along `axis`, blocks that are gathered, exchanged or sent shrink. In both, arrays that are
-        summed or broadcast keep their size, and so does what is communicated along other axes. A program that behaves
-        otherwise is taped on a mesh of each size, and the forecasts are added.
+        `scaling` says how arrays grow with the mesh. With "weak", each rank's blocks keep their size: gathered and
+        scattered arrays grow with the ranks. With "strong", whole arrays keep their size: blocks that are gathered,
+        exchanged or sent along `axis` shrink. In both, arrays that are summed or broadcast keep their size, and so does
+        all that is communicated along other axes. For a program that scales otherwise, make a tape on a mesh of each
+        size, and add the forecasts.
 
-        Raises ValueError where the mesh cannot have so many ranks, or where it is not clear how the program grows.
+        Raises ValueError if the mesh cannot have so many ranks, or if it is not clear how the program grows.
         """
         if scaling not in _SCALING:
             raise ValueError(f"predict: scaling is 'weak' or 'strong', got {scaling!r}")
         return of_tape(lambda tape: _forecast(self, tape, ranks, axis, scaling), f, optimized)
 
     def compare(self, algorithms: Iterable[str], nbytes: Number, ranks: Iterable[int]) -> Race:
-        """How long algorithms take for `nbytes` of the whole, over each of these numbers of ranks: a table to print.
+        """Compare the times of algorithms for each number of ranks: a table to print.
+
+        The whole has `nbytes` bytes.
 
         >>> names = ["ring_all_reduce", "recursive_doubling_all_reduce", "parameter_server_all_reduce"]
         >>> print(CostModel(alpha=1e-6, beta=1e-9).compare(names, nbytes=2e4, ranks=(4, 16, 64)))
@@ -164,7 +173,7 @@ class CostModel:
 
 
 class Fit(Tabular):
-    """What was measured, beside what the model says. Printing it gives a table."""
+    """Measured times and the model's. Printing it gives a table."""
 
     def __init__(self, model: CostModel):
         self.model = model
@@ -181,7 +190,10 @@ class Fit(Tabular):
         return [str(self.model)]
 
     def plot(self, ax: Any = None) -> Any:
-        """Draw times over bytes, measured (dots) and by the model (lines). Returns the axes; needs matplotlib."""
+        """Draw times over bytes, measured (dots) and by the model (lines).
+
+        Returns the axes; needs matplotlib.
+        """
         ax = _axes(ax)
         names = dict.fromkeys(m.collective for m in self.model.measurements)
         for name in names:
@@ -201,7 +213,10 @@ TOTAL = "time"
 
 
 class Prediction(NamedTuple):
-    """What the collectives of one kind, over the same axes, take together when the mesh has so many ranks."""
+    """The cost and time of one collective over one set of axes, on `ranks` ranks.
+
+    They are totals over all `count` calls.
+    """
 
     ranks: int
     collective: str
@@ -213,11 +228,12 @@ class Prediction(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Forecast(Tabular):
-    """What a program's communication takes, by the model. Printing it gives a table, `plot()` draws it.
+    """A program's communication time by the model.
 
-    `predictions` have it for each kind of collective and each number of `ranks`; `seconds` and `costs` are dicts of
-    sums, by the number of ranks. `notes` say what was taken for granted. Forecasts are added. In the table, bytes are
-    those that take time (of each step the longest message), and latency is the part of the time that is steps.
+    Printing it gives a table, `plot()` draws it. `predictions` has it for each collective and each number of `ranks`;
+    `seconds` and `costs` are dicts of the totals, by the number of ranks. `notes` has the assumptions made. Forecasts
+    can be added. In the table, bytes are those that take time (the longest message of each step), and latency is the
+    fraction of the time spent on steps (`alpha`).
     """
 
     model: CostModel
@@ -235,7 +251,7 @@ class Forecast(Tabular):
 
     @property
     def collectives(self) -> dict[str, tuple[float, ...]]:
-        """How long those of each kind take, for each number of ranks."""
+        """The total time of each collective, for each number of ranks."""
         names = dict.fromkeys(p.collective for p in self.predictions)
         by = {(name, n): 0.0 for name in names for n in self.ranks}
         for p in self.predictions:
@@ -243,7 +259,7 @@ class Forecast(Tabular):
         return {name: tuple(by[name, n] for n in self.ranks) for name in names}
 
     def __add__(self, other: Forecast) -> Forecast:
-        """Both: of a program that was taped at several sizes."""
+        """Merge the forecasts of a program that was recorded on meshes of several sizes."""
         if self.model != other.model:
             raise ValueError("forecasts by different models are not added")
         common = set(self.ranks).intersection(other.ranks)
@@ -278,7 +294,10 @@ class Forecast(Tabular):
 
 @dataclass(frozen=True, repr=False)
 class Race(Tabular):
-    """How long algorithms take over numbers of ranks: `seconds` has it for each. Printing it gives a table."""
+    """The times of algorithms, `seconds`, for each number of ranks.
+
+    Printing it gives a table.
+    """
 
     ranks: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]
@@ -293,7 +312,7 @@ class Race(Tabular):
         return _plot(self.ranks, self.seconds, ax)
 
 
-#: How what each rank hands over changes when the axis has r times as many ranks: by which power of r.
+#: The power of r by which a collective's bytes per rank change if the axis has r times as many ranks; otherwise 0.
 _SCALING: dict[str, dict[str, int]] = {
     "weak": {"psum_scatter": 1, "scatter": 1},
     "strong": dict.fromkeys(
@@ -302,7 +321,7 @@ _SCALING: dict[str, dict[str, int]] = {
 }
 _SAYS = {
     "weak": "weak scaling: every rank's blocks stay as large as on the tape, which is for {} ranks",
-    "strong": "strong scaling: wholes stay as large as on the tape, which is for {} ranks",
+    "strong": "strong scaling: whole arrays stay as large as on the tape, which is for {} ranks",
 }
 AS_MANY = "there are as many ppermutes as on the tape: a program with one for each rank is taped at each size"
 
@@ -347,9 +366,9 @@ def _check_grows(mesh: Mesh, axis: str, ranks: int) -> None:
 
 
 def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: str | None, scaling: str) -> Prediction:
-    """A row of a report, at `ratio` times as many ranks along `axis`.
+    """Predict a row of a report, at `ratio` times as many ranks along `axis`.
 
-    Steps do not depend on bytes, and bytes are in proportion: so what is done several times is priced once.
+    Steps do not depend on the bytes, and the cost is linear in them: so a repeated collective is priced once.
     """
     ratio = ratio if axis in row.axes else Fraction(1)
     nbytes = Fraction(row.bytes, row.count) * ratio ** _SCALING[scaling].get(row.collective, 0)
@@ -361,7 +380,7 @@ def _prediction(model: CostModel, row: Row, ranks: int, ratio: Fraction, axis: s
 
 
 def show_seconds(seconds: float) -> str:
-    """A time with three digits, in the unit that fits: "1.23 µs"."""
+    """Format a time with three digits, in the unit that fits: "1.23 µs"."""
     seconds = float(f"{seconds:.3g}")
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
         if seconds >= size:

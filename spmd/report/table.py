@@ -1,4 +1,4 @@
-"""Tables of text: as `print` shows them, and as notebooks do."""
+"""Tables, as `print` and as notebooks show them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ Lines = Sequence[Sequence[str]]
 
 
 def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
-    """Columns of text, those named in `right` flush right; the total, if there is one, beneath a rule."""
+    """A table of text.
+
+    Columns in `right` are right-aligned; the total, if there is one, is below a rule.
+    """
     foot = [] if total is None else [total]
     widths = [max(map(len, column)) for column in zip(header, *lines, *foot)]
 
@@ -23,7 +26,7 @@ def text_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
 
 
 def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None, right: Sequence[int]) -> str:
-    """The same table for a notebook."""
+    """The same table as HTML, for a notebook."""
 
     def row(cells: Sequence[str], tag: str, style: str = "") -> str:
         aligned = ["right" if i in right else "left" for i in range(len(cells))]
@@ -38,10 +41,10 @@ def html_table(header: Sequence[str], lines: Lines, total: Sequence[str] | None,
 
 
 class Tabular:
-    """Something that is shown as a table, by `print` and in notebooks, with remarks beneath."""
+    """A result shown as a table, by `print` and in notebooks, with remarks below."""
 
     def _instead(self) -> str:
-        """What is shown in place of a table that would be empty; nothing where there is one."""
+        """The text to show in place of an empty table; empty if the table is not."""
         return ""
 
     def _table(self) -> tuple[Sequence[str], Lines, Sequence[str] | None, Sequence[int]]:
@@ -63,5 +66,5 @@ class Tabular:
 
 
 def paragraph(text: str) -> str:
-    """A line of text for a notebook; nothing for an empty one."""
+    """A line of text as HTML; an empty one gives an empty string."""
     return f"<p>{html.escape(text)}</p>" if text else ""
