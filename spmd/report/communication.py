@@ -133,9 +133,10 @@ def communication(f: Callable | Tape, *args: Any, optimized: bool = False) -> An
     For a function, it returns a function that reports on `f` for its arguments. Nothing runs: the report is read from
     the tape of `f` for arguments of these types; with `optimized`, from the tape that `jit(f)` compiles (`rewritten`).
     The body of a `scan` counts once for each step. (Its carried sharded arrays have the sharding that its steps return
-    from the first step on; in a loop that is not compiled, from the second. Gradients of constants that its steps use
-    are summed once, after the loop; a loop that is not compiled sums them in each step.) The table names the line of
-    the program that asked for each collective; in the backward direction, the line whose derivative needs it.
+    from the first step on; in a loop that is not compiled, from the second. What its steps compute
+    from constants has its gradient summed once, after the loop; a loop that is not compiled sums it in each step.) The
+    table names the line of the program that asked for each collective; in the backward direction, the line whose
+    derivative needs it.
 
     >>> import numpy as np
     >>> from collectives import psum
