@@ -164,7 +164,7 @@ def test_what_depends_on_values_is_not_counted():
     def body(x):
         return md.cond(psum(x.sum(), "i") > 0, lambda x: ppermute(x, "i", [(0, 1)]), lambda x: x, x)
 
-    with pytest.raises(ValueError, match="cond communicates, and how much depends on values"):
+    with pytest.raises(ValueError, match="cond communicates an amount that depends on values"):
         counted(tape_of(2, body, (4,)))
 
 
