@@ -677,7 +677,7 @@ EXPLICIT = [
     (lambda x: reduce(x, ("i", "j")), "is the same on all ranks along 'j'", "write pbroadcast(x, 'j') for it"),
     (lambda x: gather(x, "j"), "gather over 'j' takes", "write pbroadcast(x, 'j') for it"),
     (lambda x: broadcast_varying(x, "j"), "broadcast_varying over 'j' takes", "write pbroadcast(x, 'j') for it"),
-    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has a value"),
+    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has its own"),
     (lambda x: psum(x, "j", axis_index_groups=UNEVEN), "psum over 'j' takes", "write pbroadcast(x, 'j') for it"),
     (lambda x: all_to_all(x[:3], "j", 0, 0, splits=[[1] * 3] * 3), "ragged_all_to_all over", "write pbroadcast(x"),
 ]

@@ -1,1 +1,1 @@
-"""Compiler passes for collectives: fewer of them, earlier, and while ranks compute."""
+"""Compiler passes for collectives: fuse, delay and hoist them, overlap them with computation."""
