@@ -4,8 +4,8 @@ The tape of a `shard_map` body says what each rank does. To compile it, a record
 tape of what this process does to its data: the blocks of all simulated ranks, or this rank's block under MPI. In that
 tape a collective is an ordinary operation that happens to communicate.
 
-`overlap_communication` starts all-reduces and permutations as soon as their operands are ready, and waits where a result
-is first used: the program computes while MPI communicates.
+`overlap_communication` starts all-reduces and permutations as soon as their operands are ready, and waits where a
+result is first used: the program computes while MPI communicates.
 """
 
 from __future__ import annotations
