@@ -1,4 +1,4 @@
-"""The classical collective algorithms, built from messages: each step is a `ppermute`.
+"""The classical collective algorithms as programs of messages (`ppermute`s).
 
 =================================== ============== ==================== =========================
 algorithm                           instead of     steps                bytes (K in total)
@@ -102,7 +102,7 @@ Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
 
 def _swap(x: Value, axis_name: AxisName, bit: int, ranks: int) -> Value:
-    """Swap values between those of the first `ranks` ranks whose indices differ in this bit."""
+    """Swap values between those of the first `ranks` ranks that differ in `bit`."""
     return ppermute(x, axis_name, [(rank, rank ^ bit) for rank in range(ranks)])
 
 
@@ -118,18 +118,21 @@ def _by_distance(axis_name: AxisName) -> Value:
 
 
 def _by_distance_back(axis_name: AxisName) -> Value:
-    """Each rank's distance along the ring from this one: the inverse of `_by_distance`."""
+    """Each rank's distance along the ring: the inverse of `_by_distance`."""
     ranks = _ranks(axis_name)
     return (ranks - axis_index(axis_name)) % ranks.size
 
 
 def _by_xor(axis_name: AxisName, n: int) -> Value:
-    """The first n ranks (n a power of two), each xor-ed with this one: a permutation, its own inverse."""
+    """The first n ranks, each xor-ed with this one: its own inverse.
+
+    n is a power of two.
+    """
     return np.bitwise_xor(axis_index(axis_name) % n, _ranks(axis_name)[:n])
 
 
 def _ring_gather(block: Value, axis_name: AxisName, by: int = 1) -> Value:
-    """All ranks' blocks in order of distance: each travels around the whole ring, one rank per step."""
+    """All ranks' blocks by distance: each travels around the whole ring."""
     n = axis_size(axis_name)
     found = {0: block}
     for step in range(1, n):
@@ -151,7 +154,7 @@ def _ring_scatter(parts: Value, axis_name: AxisName, by: int = 1) -> Value:
 
 
 def _doubling_gather(block: Value, axis_name: AxisName, n: int) -> Value:
-    """The blocks of the first n ranks, in xor order: at each step a rank sends all it has."""
+    """The first n ranks' blocks in xor order: each step sends all a rank has."""
     blocks, bit = block[None], 1
     while bit < n:
         blocks = np.concatenate([blocks, _swap(blocks, axis_name, bit, n)])
@@ -187,7 +190,10 @@ def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
 
 
 def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
-    """Apply `gather`, which stacks all ranks' blocks in order, to each leaf; put them along `axis`."""
+    """Apply `gather` to each leaf, and put its result along `axis`.
+
+    `gather` stacks all ranks' blocks in rank order.
+    """
 
     def each(leaf):
         leaf = _operand(name, leaf, axis_name)
@@ -217,7 +223,7 @@ def _all_reduced(name: str, reduce: Callable, x: Any, axis_name: AxisName) -> An
 
 
 def _in_parts(x: Value, n: int, reduce: Callable) -> Value:
-    """All-reduce an array of any shape by `reduce`, which takes n equal parts; pad with zeros."""
+    """All-reduce any array by `reduce`, which takes n equal parts; pad with zeros."""
     shape = x.shape
     flat = x.reshape(-1)
     size = flat.shape[0]
@@ -226,7 +232,7 @@ def _in_parts(x: Value, n: int, reduce: Callable) -> Value:
 
 
 def _in_halves(x: Value, do: Callable) -> Value:
-    """Apply `do(half, by)` to each half of the last dimension, one for each direction of the ring."""
+    """Apply `do(half, by)` to halves of the last dimension, one per direction."""
     half = (x.shape[-1] + 1) // 2
     return np.concatenate([do(x[..., :half], 1), do(x[..., half:], -1)], axis=-1)
 
@@ -238,7 +244,7 @@ def _is_among(ranks: Sequence[int], axis_name: AxisName) -> Value:
 
 
 def _deliver(x: Value, axis_name: AxisName, pairs: Pairs) -> Value:
-    """Send `x` along `pairs`: destinations replace their value, other ranks keep theirs."""
+    """Send `x` along `pairs`: destinations replace their value, others keep it."""
     received = ppermute(x, axis_name, pairs)
     return np.where(_is_among([destination for _, destination in pairs], axis_name), received, x)
 
@@ -261,10 +267,10 @@ def _check_root(name: str, root: int, axis_name: AxisName) -> int:
 
 
 def ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`all_gather` along a ring in N-1 steps: each rank forwards the block it received last.
+    """`all_gather` around a ring in N-1 steps: each rank forwards its latest block.
 
-    Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. Varying -> varying; transposes to a ring reduce-scatter
-    in the opposite direction. A rank sends (N-1)K/N bytes for a result of K bytes. Any number of ranks.
+    Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. Varying -> varying; transposes to a ring reduce-scatter in
+    the opposite direction. A rank sends (N-1)K/N bytes for a result of K bytes. Any number of ranks.
 
     >>> f = lambda x: algorithms.ring_all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -300,7 +306,7 @@ def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
 
 def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`all_gather` in log2 N steps: ranks at distances 1, 2, 4, … exchange all they have.
+    """`all_gather` in log2 N steps: ranks at distances 1, 2, 4, … swap all they have.
 
     Shapes as in `all_gather`. A rank sends (N-1)K/N bytes for a result of K bytes: as many as along a ring, in fewer
     messages. Raises ValueError if N is not a power of two: use `bruck_all_gather`, which takes any N.
@@ -321,9 +327,10 @@ def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
 
 def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`all_gather` in log2 N steps, rounded up, for any N: each sends all it has 1, 2, 4, … ranks back.
+    """`all_gather` in log2 N steps, rounded up, for any N.
 
-    Shapes as in `all_gather`. A rank sends (N-1)K/N bytes for a result of K bytes.
+    Each rank sends all it has to the rank 1, 2, 4, … back. Shapes as in `all_gather`. A rank sends (N-1)K/N bytes for a
+    result of K bytes.
 
     >>> f = lambda x: algorithms.bruck_all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -348,11 +355,11 @@ def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool 
 
 
 def ring_reduce_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
-    """`psum_scatter` along a ring in N-1 steps: each rank adds its part to the sum it forwards.
+    """`psum_scatter` around a ring in N-1 steps: each rank adds its part to a sum.
 
-    Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. Varying -> varying; transposes to a ring all-gather.
-    A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of ranks; raises ValueError if the dimension
-    cannot be split over them.
+    Each rank forwards the sum to the next. Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. Varying ->
+    varying; transposes to a ring all-gather. A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of
+    ranks; raises ValueError if the dimension cannot be split over them.
 
     >>> f = lambda x: algorithms.ring_reduce_scatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -370,7 +377,7 @@ def ring_reduce_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int =
 def bidirectional_ring_reduce_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """`ring_reduce_scatter` with half of each part sent in each direction of the ring.
+    """`ring_reduce_scatter` with half of each part in each direction of the ring.
 
     A rank sends (N-1)K/2N bytes each way.
 
@@ -391,10 +398,11 @@ def bidirectional_ring_reduce_scatter(
 def recursive_halving_reduce_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """`psum_scatter` in log2 N steps: ranks at distances N/2, N/4, …, 1 send the half the other needs.
+    """`psum_scatter` in log2 N steps that halve the data.
 
-    Shapes as in `psum_scatter`. A rank sends (N-1)K/N bytes for an operand of K bytes. Raises ValueError if N is not a
-    power of two: use `ring_reduce_scatter`, which takes any N.
+    Ranks at distances N/2, N/4, …, 1 send each other the half that the other needs. Shapes as in `psum_scatter`. A rank
+    sends (N-1)K/N bytes for an operand of K bytes. Raises ValueError if N is not a power of two: use
+    `ring_reduce_scatter`, which takes any N.
 
     >>> f = lambda x: algorithms.recursive_halving_reduce_scatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -415,7 +423,7 @@ def recursive_halving_reduce_scatter(
 
 
 def ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`psum` along a ring in 2(N-1) steps: a reduce-scatter, then an all-gather of the sums.
+    """`psum` along a ring: a reduce-scatter, then an all-gather. 2(N-1) steps.
 
     `x` is a tree of arrays; each result has its array's shape. A rank sends 2(N-1)K/N bytes for an array of K bytes:
     less than 2K, for any number of ranks. (Arrays are padded to a multiple of N entries.) Varying -> varying, although
@@ -436,7 +444,9 @@ def ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`ring_all_reduce` with half of each part sent in each direction: (N-1)K/N bytes each way.
+    """`ring_all_reduce` with half of each part in each direction of the ring.
+
+    A rank sends (N-1)K/N bytes each way.
 
     >>> f = lambda x: algorithms.bidirectional_ring_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -481,12 +491,12 @@ def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`psum` by recursive halving, then doubling (Rabenseifner's algorithm) in 2 log2 N steps.
+    """`psum` by recursive halving, then doubling, in 2 log2 N steps.
 
-    A reduce-scatter, then an all-gather: 2(N-1)K/N bytes, as many as along a ring, in fewer steps. (Arrays are padded
-    to a multiple of N entries.) If N is not a power of two, the ranks beyond the largest power of two first send their
-    values to other ranks, and at the end get the sum from them: two more steps and 2K more bytes. Varying -> varying:
-    see the module's docstring.
+    This is Rabenseifner's algorithm. A reduce-scatter, then an all-gather: 2(N-1)K/N bytes, as many as along a ring, in
+    fewer steps. (Arrays are padded to a multiple of N entries.) If N is not a power of two, the ranks beyond the
+    largest power of two first send their values to other ranks, and at the end get the sum from them: two more steps
+    and 2K more bytes. Varying -> varying: see the module's docstring.
 
     >>> f = lambda x: algorithms.halving_doubling_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -508,7 +518,10 @@ def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def _folded(x: Value, axis_name: AxisName, reduce: Callable) -> Value:
-    """All-reduce by `reduce(x, n)` among the first n ranks, n being the largest power of two."""
+    """All-reduce by `reduce(x, n)`, where n is the largest power of two up to N.
+
+    It runs on the first n ranks; the others send them their values, and receive the results.
+    """
     ranks = axis_size(axis_name)
     n = 1 << (ranks.bit_length() - 1)
     extra = range(n, ranks)
@@ -519,7 +532,7 @@ def _folded(x: Value, axis_name: AxisName, reduce: Callable) -> Value:
 
 
 def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """`psum` as a reduction to one rank, then a broadcast from it, along binomial trees.
+    """`psum` as a reduction to one rank, then a broadcast, along binomial trees.
 
     2 log2 N steps (each logarithm rounded up) of K bytes each. Varying -> varying: see the module's docstring.
 
@@ -538,11 +551,11 @@ def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
 
 def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """`psum` by one rank, the server, which receives all arrays in turn and sends back the sum.
+    """`psum` by one rank, the server, which receives all arrays in turn.
 
-    2(N-1) steps. The server receives (N-1)K bytes and sends as many; each other rank sends and receives K. So the time
-    grows in proportion to the number of ranks; that of a ring hardly grows. Varying -> varying: see the module's
-    docstring.
+    It then sends the sum to each rank. 2(N-1) steps. The server receives (N-1)K bytes and sends as many; each other
+    rank sends and receives K. So the time grows in proportion to the number of ranks; that of a ring hardly grows.
+    Varying -> varying: see the module's docstring.
 
     >>> f = lambda x: algorithms.parameter_server_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -568,7 +581,7 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
 
 
 def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """`broadcast_varying` along a tree: each step doubles the ranks that have the root's value.
+    """`broadcast_varying` along a tree: each step doubles the ranks with the value.
 
     Shapes do not change. log2 N steps, rounded up, each a message of K bytes; the root sends in all of them. Varying ->
     varying, although all ranks get the same value: see the module's docstring. Transposes to the sum on the root, along
@@ -663,7 +676,7 @@ def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: i
 
 
 def _edges(axis_name: AxisName, root: int) -> list[Pairs]:
-    """The binomial tree's edges: for each level, from the root down, pairs (parent, child)."""
+    """The binomial tree: for each level, from the root, pairs (parent, child)."""
     n = axis_size(axis_name)
     reach, levels = 1, []
     while reach < n:
@@ -689,7 +702,7 @@ def _up_tree(x: Value, axis_name: AxisName, root: int) -> Value:
 
 
 def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, tiled: bool = False) -> Any:
-    """`all_to_all` in N-1 steps: at step k, rank r sends a part to rank r+k and gets one from r-k.
+    """`all_to_all` in N-1 steps: at step k, rank r sends to r+k, receives from r-k.
 
     Shapes as in `all_to_all`: over N ranks, split_axis=0, concat_axis=1, [N, b] -> [b, N], tiled [N*a, b] -> [a, N*b].
     Varying -> varying. A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of ranks.

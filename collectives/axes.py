@@ -1,4 +1,4 @@
-"""The axes a collective runs over: mesh axes or `vmap` axes, optionally with rank groups."""
+"""The axes a collective runs over: of a mesh or a `vmap`, perhaps in groups."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class CollectiveAxes(NamedTuple):
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters `axes`, `size` and (if any) `groups` of a collective over these axes."""
+        """The parameters `axes`, `size` and (if any) `groups` of a collective."""
         params = {"axes": self.axes, "size": self.size}
         return params if self.groups is None else {**params, "groups": self.groups}
 
@@ -62,7 +62,7 @@ def rank_count(runs: Sequence[CollectiveAxes]) -> int:
 
 
 def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[CollectiveAxes]:
-    """Check the named axes and split them into runs, each of which one operation can cover.
+    """Check the named axes and split them into runs, one for each operation.
 
     The running body binds all mesh axes in one scope; each axis named by a vmap is an untyped scope of its own. A set
     of axes is accepted only if their order does not matter (`ordered=False`).
@@ -91,7 +91,7 @@ def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[Co
 
 
 def _sorted(axes: Collection[str], bound: list[str]) -> tuple[str, ...]:
-    """Sort a set of axes in binding order: its iteration order may differ between ranks."""
+    """Sort a set of axes in binding order, the same on all ranks."""
     return tuple(sorted(axes, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))
 
 
@@ -124,7 +124,10 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
 def grouped_axes(
     name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True
 ) -> list[CollectiveAxes]:
-    """Split the named axes into runs; with `groups`, return one run (`alike`: of equal groups)."""
+    """Split the named axes into runs; with `groups`, into one.
+
+    `alike` requires groups of equal size.
+    """
     return (
         collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, alike)]
     )
@@ -148,9 +151,9 @@ def single_axes(name: str, axis_name: AxisName, groups: Any = None, alike: bool 
 
 
 def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
-    """Raise ValueError unless each rank is in exactly one group; `alike` requires equal sizes.
+    """Raise ValueError unless each rank is in exactly one group.
 
-    The message calls the groups `what`.
+    `alike` requires equal sizes. The message calls the groups `what`.
     """
     named = [rank for group in groups for rank in group]
     for rank in named:
@@ -168,7 +171,7 @@ def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
 
 
 def check_rank(name: str, what: str, rank: Any, axis_name: AxisName, size: int) -> int:
-    """Return a rank argument as an integer; ValueError if it is out of range along the axes."""
+    """Return a rank argument as an integer; ValueError if it is out of range."""
     rank = operator.index(rank)
     if not 0 <= rank < size:
         raise ValueError(f"{name}: {what} {rank} is not an index along {axis_name!r}, which has {size} ranks")
@@ -188,7 +191,10 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
 
 
 def check_splits(name: str, splits: Any, size: int) -> Groups:
-    """Return `splits[source][destination]`, the row counts, as tuples; ValueError if malformed."""
+    """Return `splits[source][destination]`, the row counts, as tuples.
+
+    Raises ValueError for a table of another shape and for negative counts.
+    """
     found = tuple(tuple(operator.index(n) for n in row) for row in splits)
     if [len(row) for row in found] != [size] * size:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Communication costs: steps and bytes of each algorithm, by formula or counted on a tape.
+"""Communication costs: steps and bytes by formula, or counted on a tape.
 
 This is the usual alpha-beta model. A step, in which ranks send messages at the same time, takes a latency of `alpha`
 seconds plus `beta` seconds for each byte of its longest message; adding arrays takes `gamma` seconds for each byte:
@@ -70,12 +70,12 @@ class Cost:
     __rmul__ = __mul__
 
     def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
-        """The time in seconds, given `alpha` in seconds per step, `beta` and `gamma` in seconds per byte."""
+        """The time in seconds: `alpha` seconds a step, `beta` and `gamma` seconds a byte."""
         return self.steps * alpha + self.bytes * beta + self.reduced * gamma
 
 
 class Formula:
-    """A formula in `N` ranks and `K` bytes: it prints as written, and a call evaluates it.
+    """A formula in `N` ranks and `K` bytes: prints as written, a call evaluates it.
 
     `P` is the largest power of two at most N, `C` the smallest at least N. The result is exact for integers.
 
@@ -113,7 +113,7 @@ def _log2(power: int) -> int:
 
 @dataclass(frozen=True)
 class Formulas:
-    """The cost of an algorithm as formulas in `N` and `K`; a call returns a :class:`Cost`.
+    """The cost of an algorithm by formulas in `N` and `K`; a call gives a `Cost`.
 
     Each field of `Cost` has its formula here. `ports` is how many messages a rank sends, and how many it receives, at
     the same time. K is the size in bytes of the whole array: the result of an all-gather or a gather; the operand of a
@@ -242,12 +242,12 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
 
 
 def counted(tape: Tape, ports: int = 1) -> Cost:
-    """Count the communication on a tape: each `ppermute` by its messages, other collectives by `price`.
+    """Count the communication on a tape.
 
-    In one step each rank can send `ports` messages and receive as many; a message that depends on another one goes in
-    a later step. (`reduced` is not counted: an addition on a tape need not belong to a reduction.) The body of a
-    `shard_map` counts once, that of a `scan` once per step of the loop. Raises ValueError if the amount of
-    communication depends on values.
+    A `ppermute` counts as its messages, other collectives by their `price`. In one step each rank can send `ports`
+    messages and receive as many; a message that depends on another one goes in a later step. (`reduced` is not counted:
+    an addition on a tape need not belong to a reduction.) The body of a `shard_map` counts once, that of a `scan` once
+    per step of the loop. Raises ValueError if the amount of communication depends on values.
 
     >>> import numpy as np
     >>> from collectives import algorithms
@@ -289,14 +289,14 @@ def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
 
 
 class Schedule:
-    """A schedule of messages: in each step a rank sends at most `ports` messages and receives as many."""
+    """Messages in steps: in each a rank sends at most `ports`, and receives as many."""
 
     def __init__(self, ports: int):
         self.ports = ports
         self.steps: list[Step] = []
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
-        """Put these messages in the first step from `start` with room, and return the step after it."""
+        """Put messages in the first step from `start` with room; return the next step."""
         perm = [(source, destination) for source, destination in perm if source != destination]
         if not perm:
             return start
@@ -314,7 +314,7 @@ class Schedule:
 
 
 class Step:
-    """One step: the messages and bytes that each rank sends (first counter) and receives (second)."""
+    """One step: the messages and bytes of each rank, sent (first) and received."""
 
     def __init__(self, axes: Sequence[str]):
         self.axes = axes

@@ -1,4 +1,4 @@
-"""The collectives as operations: the type and transpose of each (JEP 17111's table as code).
+"""The collectives as operations: their types and transposes (JEP 17111's table).
 
 ===================== ======================= ============== ======================
 operation             type                    communicates   transpose
@@ -202,7 +202,7 @@ axis_index_p = AxisIndex()
 
 
 def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
-    """Type `x` as varying along further `axes`, by one `pbroadcast` per value and axes.
+    """Type `x` as varying along more `axes`, by one `pbroadcast` per value and axes.
 
     Later uses find the first one's result. The value's own interpreter runs the `pbroadcast`; for a plain array, the
     body's bottom interpreter does. For a view, broadcast its base and take the view again.
@@ -217,7 +217,10 @@ def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
 
 
 def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its `pbroadcast`; if `x` is a view, do so for all results of the viewing operation."""
+    """Pair `x` with its `pbroadcast`.
+
+    If `x` is a view, pair all results of the viewing operation with theirs.
+    """
     view = scope.view_of(x)
     if view is None or view[1] is pbroadcast_p:
         return [(x, _pbroadcast(x, axes, scope))]
@@ -273,13 +276,16 @@ def varying_over(x: Value, run: CollectiveAxes) -> Value:
 
 
 def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
-    """With `auto_pbroadcast=False`, raise VarianceError if `x` needs a pbroadcast from the user."""
+    """With `auto_pbroadcast=False`, raise VarianceError if `x` needs a pbroadcast."""
     if run.scope.checks and not is_scalar_constant(x):
         check_operand(name, VARYING, typeof(x), run.params)
 
 
 def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
-    """The axes of `run` that `x` varies along; all of them if untyped or with `auto_pbroadcast=False`."""
+    """The axes of `run` that `x` varies along.
+
+    All of them if values are untyped or the user writes pbroadcasts (`auto_pbroadcast=False`).
+    """
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
     return tuple(a for a in run.axes if a in typeof(x).variance)
@@ -298,7 +304,7 @@ def times(x: Value, copies: int) -> Value:
 
 
 def as_factor(copies: int, x: Value | ShapedArray) -> int:
-    """Convert a count to a factor for `x`: in a small integer dtype it wraps around, as sums do."""
+    """Convert a count to a factor for `x`; small integers wrap around, as in sums."""
     dtype = getattr(x, "dtype", None)  # Python numbers have none
     return int(numpy.asarray(copies).astype(dtype)) if dtype is not None and dtype.kind in "iu" else copies
 
@@ -313,7 +319,7 @@ def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: An
 
 
 def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The sum over ranks: an all-reduce. Varying -> invariant; transposes to `pbroadcast`.
+    """The sum over ranks (all-reduce). Varying -> invariant; transpose `pbroadcast`.
 
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
@@ -382,10 +388,10 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The elementwise maximum over ranks. Varying -> invariant; tied ranks share the derivative.
+    """The elementwise maximum over ranks. Varying -> invariant.
 
-    The derivative counts the tied ranks with an all-reduce in the forward pass; the backward pass does not communicate.
-    With `axis_index_groups`, as in `psum`: varying -> varying.
+    Tied ranks share the derivative. The derivative counts the tied ranks with an all-reduce in the forward pass; the
+    backward pass does not communicate. With `axis_index_groups`, as in `psum`: varying -> varying.
 
     >>> f = lambda x: pmax(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -456,10 +462,10 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
 def all_gather(
     x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Any:
-    """All ranks' blocks, on every rank: stacked along a new `axis`, or with `tiled` concatenated.
+    """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
 
-    Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `psum_scatter`.
-    With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
+    They are put along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes
+    to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
 
     >>> f = lambda x: all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -491,7 +497,7 @@ def _all_gather(primitive: Collective, x: Any, runs: Sequence[CollectiveAxes], a
 
 
 def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
-    """Gather blocks over several runs by `step`, one run after another, the last run first."""
+    """Gather blocks over several runs by `step`, the last run first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
     if len(runs) != 1 and not tiled:  # add the new axis once, then let every run concatenate along it
@@ -530,7 +536,7 @@ def psum_scatter(
 
 
 def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
-    """Split a dimension over several runs by `step`, one run after another, the first run first."""
+    """Split a dimension over several runs by `step`, the first run first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
     check_split(name, leaf, at, rank_count(runs), tiled)
@@ -541,11 +547,11 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAx
 
 
 def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
-    """The local slice of an invariant value: invariant -> varying, without communication.
+    """The local slice of an invariant value. Invariant -> varying.
 
-    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to `all_gather_invariant`. Indexing by
-    `axis_index` gives the same numbers, but the compiler does not see that it is a local slice: only `pscatter` of a
-    psum becomes a `psum_scatter`.
+    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to
+    `all_gather_invariant`. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is a
+    local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -558,7 +564,7 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
 
 def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
-    """`pscatter` of one array; without types, index each rank's copy by its `axis_index`."""
+    """`pscatter` of one array; without types, index it by `axis_index`."""
     if run.scope.typed:
         pscatter_p.check_variance([typeof(x)], run.params)
         return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
@@ -579,7 +585,7 @@ def all_to_all(
     axis_index_groups: Any = None,
     splits: Any = None,
 ) -> Any:
-    """Send part k along `split_axis` to rank k, and concatenate received parts along `concat_axis`.
+    """Send part k along `split_axis` to rank k; put parts along `concat_axis`.
 
     Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
     Varying -> varying; transposes to itself with the two axes swapped. With `axis_index_groups` (as in `psum`, but all
@@ -640,7 +646,7 @@ def _ragged(x: Any, run: CollectiveAxes, split_axis: int, concat_axis: int, spli
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
-    """Send blocks from rank to rank, for each pair (source, destination) of indices in `perm`.
+    """Send blocks from rank to rank, for each (source, destination) in `perm`.
 
     A rank that is not a destination gets zeros. Varying -> varying; transposes to the reversed permutation.
     Raises ValueError for a source or a destination that is repeated or out of range.
@@ -663,7 +669,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
 
 def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
-    """Send each rank's value `by` ranks further around the ring of an axis, with `ppermute`.
+    """Send each value `by` ranks further around the ring of an axis (`ppermute`).
 
     >>> f = lambda x: shifted(x, 'i', 1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -674,7 +680,7 @@ def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
 
 
 def axis_index(axis_name: AxisName) -> Value:
-    """This rank's index along an axis, or along several in the given order: a varying integer.
+    """This rank's index along an axis, or several in order: a varying integer.
 
     >>> f = lambda x: x + 10 * axis_index('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -44,7 +44,7 @@ INVARIANT = "invariant"
 
 
 class Collective(Linear):
-    """An operation across ranks that maps varying or invariant values to varying or invariant ones.
+    """An operation across ranks, of varying or invariant operands and results.
 
     Its parameters include `axes`, in the order in which ranks are counted, and `size`, the number of ranks along
     them. The backend of the mesh finds the implementation by the collective's name.
@@ -124,7 +124,7 @@ def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> V
 
 
 def check_operand(name: str, takes: str, x: ShapedArray, params: dict) -> None:
-    """Raise VarianceError if the collective `name` does not take a value of `x`'s variance."""
+    """Raise VarianceError if a collective does not take a value of `x`'s variance."""
     wrong = tuple(a for a in params["axes"] if (a in x.variance) != (takes == VARYING))
     if wrong:
         wanted, has, instead = _WRONG[takes]
@@ -158,7 +158,10 @@ _INSTEAD = {
 
 
 def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
-    """The number of ranks along axes of a body, or None if unknown; ValueError if unbound."""
+    """The number of ranks along a body's axes, or None if unknown.
+
+    Raises ValueError for an unbound axis and for one named twice.
+    """
     check_distinct(name, axes)
     unbound = [] if scope is None else [a for a in axes if a not in scope.axes]
     if unbound and scope.typed:
@@ -167,7 +170,7 @@ def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | No
 
 
 def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | None) -> None:
-    """Raise ValueError if the parameters or the operand's shape do not fit the body's ranks."""
+    """Raise ValueError if parameters or shapes do not fit the body's ranks."""
     axes, size = params["axes"], params["size"]
     ranks = _ranks_of(of.name, scope, axes)
     if "groups" in params:
@@ -203,7 +206,7 @@ def same_shape(x: ShapedArray, **params: Any) -> tuple[tuple[int, ...], Any]:
 def gathered_shape(
     x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
 ) -> tuple[tuple[int, ...], Any]:
-    """The shape of one block per rank: along a new axis, or with `tiled` along an existing one."""
+    """The shape of gathered blocks: on a new axis, or with `tiled` an existing one."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
@@ -212,14 +215,17 @@ def gathered_shape(
 def scattered_shape(
     x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
 ) -> tuple[tuple[int, ...], Any]:
-    """The shape of one rank's part of a block: one entry along `axis`, or with `tiled` one slice."""
+    """The shape of a rank's part: an entry along `axis`, or with `tiled` a slice."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
 
 
 def batches(*array_axes: str) -> Callable:
-    """The batching rule with the batch axis in front: bind the same collective, array axes plus one."""
+    """The batching rule: bind the same collective, `array_axes` moved by one.
+
+    The batch axis is in front.
+    """
 
     def rule(primitive, args, batched, **params):
         return primitive.bind(*args, **{k: v + 1 if k in array_axes else v for k, v in params.items()})
@@ -228,7 +234,10 @@ def batches(*array_axes: str) -> Callable:
 
 
 def transposes_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
-    """Transpose to another collective over the same axes and groups; `changes` recompute parameters."""
+    """Transpose to another collective over the same axes and groups.
+
+    `changes` recompute parameters.
+    """
 
     def rule(ct, operands, **params):
         new = {name: change(params) for name, change in changes.items()}
@@ -251,7 +260,7 @@ def grouped(of: Collective) -> Collective:
 
 
 class Variadic(Collective):
-    """A collective on several values in one call; its rules are derived from those of `of`.
+    """A collective on several values in one call; its rules derive from `of`'s.
 
     The values have the same dtype; along other axes their variances may differ. (This is meant for all-reduces, which
     are elementwise: the shapes of the operands do not matter.)
@@ -299,7 +308,7 @@ variadic = functools.cache(Variadic)
 
 
 class AxisIndex(Primitive):
-    """The rank's index along some axes: an integer that varies along them if the body is typed."""
+    """The rank's index along some axes: an integer, varying if the body is typed."""
 
     on_ranks = True
 

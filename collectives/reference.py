@@ -1,4 +1,4 @@
-"""Reference semantics of each collective on a list of blocks: no types, no communication.
+"""Reference semantics of collectives, on lists of blocks: no types, no messages.
 
 A reference function takes the list of all ranks' blocks, in rank order, and returns the list of their results. This
 defines what an SPMD program means: between collectives, apply the same function to each block; at a collective, apply
@@ -84,7 +84,7 @@ def axis_index_ref(blocks: Blocks) -> list:
 
 
 def all_gather_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
-    """All blocks, on every rank: stacked along a new axis, or with `tiled` concatenated.
+    """All blocks, on every rank: stacked, or with `tiled` concatenated, along `axis`.
 
     The reference of `all_gather_invariant` too.
 
@@ -141,7 +141,7 @@ def all_to_all_ref(
 
 
 def ppermute_ref(blocks: Blocks, perm: Sequence[tuple[int, int]]) -> list:
-    """Send blocks from source to destination, for each pair; zeros on ranks that receive none.
+    """Send blocks for each (source, destination); zeros on ranks that receive none.
 
     >>> ppermute_ref([3, 1, 4], [(0, 1), (1, 2)])
     [array(0), 3, 1]
@@ -206,7 +206,7 @@ def scatter_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = Fals
 def collective_ref(
     name: str, blocks: Blocks, axis_index_groups: Sequence[Sequence[int]] | None = None, **options: Any
 ) -> list:
-    """Apply the reference of the collective `name`, with groups separately to each group's blocks.
+    """Apply the reference of the collective `name`; with groups, in each group.
 
     >>> collective_ref('psum', [3, 1, 4, 1])
     [9, 9, 9, 9]

@@ -1,4 +1,4 @@
-"""Collectives with a root: one rank sends to all ranks, or receives from all of them.
+"""Collectives with a root: one rank sends to all, or receives from all.
 
 ================== ======================= ============== ===================
 operation          type                    communicates   transpose
@@ -86,7 +86,7 @@ scatter_p = Collective(
 
 
 class Rooted(NamedTuple):
-    """Axes for one operation, the root's index along them, and whether the operand varies there."""
+    """Axes of one operation, the root's index there, and whether the operand varies."""
 
     run: CollectiveAxes
     root: int
@@ -99,7 +99,7 @@ def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
 
 
 def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
-    """Split the axes into runs along which `x` varies and runs along which it does not.
+    """Split the axes into runs along which `x` varies and runs where it does not.
 
     The operation is applied over each run, in this order.
     """
@@ -115,9 +115,10 @@ def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
 def _in_runs(
     primitive: Collective, runs: Callable, alike: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
 ) -> Value:
-    """Gather or scatter over several runs, as `runs` does (`join_runs` or `split_runs`).
+    """Gather or scatter over several runs by `runs`: `join_runs` or `split_runs`.
 
-    Along axes where `x` varies this binds `primitive`; along the others it calls `alike`, which does not communicate.
+    Along axes where `x` varies this binds `primitive`; along the others it calls `alike`,
+    which does not communicate.
     """
     steps = {rooted.run: rooted for rooted in _steps(x, whole)}
 
@@ -134,10 +135,11 @@ def _in_runs(
 
 
 def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """The root's value, on every rank (MPI_Bcast). Varying -> invariant; transposes to `at_root`.
+    """The root's value, on every rank. Varying -> invariant; transpose `at_root`.
 
-    `x` is a tree of arrays. The transpose does not communicate. A value that is already invariant is returned as it is.
-    (To type an invariant value as varying, use `pbroadcast`.) Raises ValueError for a root out of range.
+    This is MPI_Bcast. `x` is a tree of arrays. The transpose does not communicate. A value that is already invariant is
+    returned as it is. (To type an invariant value as varying, use `pbroadcast`.) Raises ValueError for a root out of
+    range.
 
     >>> f = lambda x: broadcast(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -156,10 +158,10 @@ def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
 
 
 def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """`broadcast` with a result typed as varying. Varying -> varying; transposes to `reduce`.
+    """`broadcast` with a result typed as varying. Transposes to `reduce`.
 
-    Use it for a value that is then combined with varying values: its cotangents are summed by a reduce to the root.
-    With `broadcast` they would be summed by an all-reduce, of which only the root uses the result.
+    Varying -> varying. Use it for a value that is then combined with varying values: its cotangents are summed by a
+    reduce to the root. With `broadcast` they would be summed by an all-reduce, of which only the root uses the result.
 
     >>> f = lambda x: broadcast_varying(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -177,9 +179,9 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
 
 
 def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """An invariant value on the root, zeros elsewhere. Invariant -> varying; transposes to `broadcast`.
+    """An invariant value on the root, zeros elsewhere. Transposes to `broadcast`.
 
-    It does not communicate. Raises VarianceError for a value that varies along one of the axes.
+    Invariant -> varying. It does not communicate. Raises VarianceError for a value that varies along one of the axes.
 
     >>> f = lambda x: at_root(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
@@ -197,10 +199,10 @@ def _kept(x: Value, run: CollectiveAxes, root: int) -> Value:
 
 
 def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """The sum over ranks on the root, zeros elsewhere (MPI_Reduce). Transposes to `broadcast_varying`.
+    """The sum over ranks on the root, zeros elsewhere (MPI_Reduce).
 
-    Varying -> varying. Booleans are counted. An invariant value is multiplied by the number of ranks, without
-    communication.
+    Transposes to `broadcast_varying`. Varying -> varying. Booleans are counted. An invariant value is multiplied by the
+    number of ranks, without communication.
 
     >>> f = lambda x: reduce(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -218,10 +220,10 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
 
 
 def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """All ranks' blocks on the root, stacked or with `tiled` concatenated; zeros elsewhere.
+    """All ranks' blocks on the root, stacked or with `tiled` concatenated.
 
-    This is MPI_Gather. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]; blocks are put along `axis`. Varying
-    -> varying; transposes to `scatter`. (To gather on every rank, use `all_gather`.)
+    Other ranks get zeros. This is MPI_Gather. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]; blocks are put
+    along `axis`. Varying -> varying; transposes to `scatter`. (To gather on every rank, use `all_gather`.)
 
     >>> f = lambda x: gather(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -236,10 +238,11 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
 
 
 def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """Split the root's value along `axis` over the ranks (MPI_Scatter). Transposes to `gather`.
+    """The root's value, split along `axis` over the ranks. Transposes to `gather`.
 
-    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying. For an invariant value it is
-    `pscatter`, without communication. Raises ValueError if the dimension cannot be split over the ranks.
+    This is MPI_Scatter. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying. For an
+    invariant value it is `pscatter`, without communication. Raises ValueError if the dimension cannot be split over the
+    ranks.
 
     >>> f = lambda x: scatter(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -23,11 +23,14 @@ GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 
 
 class LauncherError(RuntimeError):
-    """The launcher that started this process does not belong to the MPI in use: ranks cannot connect."""
+    """The launcher of this process belongs to another MPI: ranks cannot connect."""
 
 
 class Backend(ABC):
-    """The ranks of a mesh with axes `sizes`; collectives are methods `_psum`, `_all_gather`, …"""
+    """The ranks of a mesh; collectives are methods `_psum`, `_all_gather`, …
+
+    `sizes` are the sizes of the mesh's axes.
+    """
 
     name: str
     rank = 0
@@ -39,7 +42,10 @@ class Backend(ABC):
         self.bytes: Counter = Counter()  # the bytes of each rank's operands
 
     def same_ranks(self, other: Backend) -> bool:
-        """Whether another backend with the same sizes has the same ranks, and can use this one's values."""
+        """Whether another backend of the same sizes has the same ranks.
+
+        If so, each can use the other's values.
+        """
         return type(self) is type(other)
 
     def size(self, axes: Iterable[str]) -> int:
@@ -60,19 +66,22 @@ class Backend(ABC):
 
     @abstractmethod
     def apply(self, primitive: Primitive, operands: Sequence[tuple[Any, Axes]], params: dict) -> tuple[Any, Axes]:
-        """Bind an ordinary operation on every rank: its result (or list of results), and the result's axes.
+        """Bind an ordinary operation on every rank: its results, and their axes.
 
         The current interpreter runs it on the data.
         """
 
     @abstractmethod
     def collective(self, name: str, data: Any, held: Axes, communicates: bool, params: dict) -> tuple[Any, Axes]:
-        """Run a collective (within `params["groups"]`, if given): the result, and its axes."""
+        """Run a collective: the result, and its axes.
+
+        It runs within each of `params["groups"]`, if given.
+        """
 
     def variadic(
         self, name: str, operands: Sequence[tuple[Any, Axes]], communicates: bool, params: dict
     ) -> list[tuple[Any, Axes]]:
-        """All-reduce several values of one dtype in one call: the results, each with its axes."""
+        """All-reduce several values of one dtype in one call: results, with axes."""
         if not communicates:
             return [self.collective(name, x, held, False, params) for x, held in operands]
         return self.reduced(name, [self.ready(name, x, held, params) for x, held in operands], params)
@@ -82,14 +91,14 @@ class Backend(ABC):
         return self.wait(self.begin(name, operands, params))
 
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """Start an all-reduce of several values, or a `ppermute` of one; `wait` takes what this returns.
+        """Start an all-reduce of several values, or a `ppermute` of one.
 
-        All ranks must start, and wait, in the same order.
+        `wait` takes what this returns. All ranks must start, and wait, in the same order.
         """
         return self.begin(name, [self.ready(name, x, held, params) for x, held in operands], params)
 
     def ready(self, name: str, x: Any, held: Axes, params: dict) -> tuple[Any, Axes]:
-        """Prepare one operand for `begin`, before the other operands of the same call are computed."""
+        """Prepare one operand for `begin`, before the others are computed."""
         return x, held
 
     @abstractmethod
@@ -102,7 +111,7 @@ class Backend(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Wait for everything that was started and drop it, so that an error leaves nothing in flight."""
+        """Wait for everything started: an error must leave nothing in flight."""
 
     @abstractmethod
     def axis_index(self, axes: Axes) -> tuple[Any, Axes]:
@@ -122,7 +131,7 @@ class Backend(ABC):
 
     @abstractmethod
     def place(self, x: Any, dims: Dims, held: Axes = ()) -> tuple[Any, Axes]:
-        """Shard an array (or one per rank along `held`): split each dimension along its axes."""
+        """Shard an array, or one per rank along `held`: split dimensions along axes."""
 
     @abstractmethod
     def join(self, data: Any, held: Axes, dims: Dims) -> tuple[Any, Axes]:
@@ -130,7 +139,7 @@ class Backend(ABC):
 
     @abstractmethod
     def reshard_data(self, data: Any, held: Axes, wanted: Axes) -> Any:
-        """Convert data to vary along `wanted`: repeat along missing axes, keep one copy along others."""
+        """Repeat data along missing axes of `wanted`; keep one copy along others."""
 
     @abstractmethod
     def gather(self, data: Any, held: Axes) -> numpy.ndarray:
@@ -142,25 +151,25 @@ class Backend(ABC):
 
     @abstractmethod
     def local(self, data: Any, held: Axes) -> Any:
-        """This process's data: its block, or with simulated ranks the list of all ranks' blocks."""
+        """This process's block, or the list of all blocks if ranks are simulated."""
 
     @abstractmethod
     def show(self, data: Any, held: Axes) -> str:
-        """The text that `print` shows for the value: blocks by rank, with mesh coordinates."""
+        """The text that `print` shows: blocks by rank, with mesh coordinates."""
 
 
 # ---------------------------------------------------------------- blocks
 
 
 def split_dimension(x: numpy.ndarray, size: int, axis: int, tiled: bool) -> numpy.ndarray:
-    """Move parts of x along `axis` to a new first axis: its entries, or with `tiled` `size` slices."""
+    """Move entries of x along `axis`, or with `tiled` `size` slices, to a first axis."""
     if tiled:
         x = x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
     return numpy.moveaxis(x, axis, 0)
 
 
 def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.ndarray:
-    """The inverse of `split_dimension`: stack parts along `axis`, or with `tiled` concatenate them."""
+    """The inverse of `split_dimension`: stack or with `tiled` concatenate parts."""
     x = numpy.moveaxis(parts, 0, axis)
     if not tiled:
         return x
@@ -194,7 +203,9 @@ def coordinates_of(rank: int, sizes: Mapping[str, int]) -> dict[str, int]:
 
 
 def index_along(axes: Iterable[str], coordinates: Mapping[str, int], sizes: Mapping[str, int]) -> int:
-    """The index of the rank with these coordinates along `axes`, in the given order, last axis fastest.
+    """A rank's index along `axes`, in the given order, from its coordinates.
+
+    The last axis runs fastest.
 
     >>> index_along(('j', 'i'), {'i': 0, 'j': 1}, {'i': 2, 'j': 2})
     2

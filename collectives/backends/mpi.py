@@ -42,7 +42,7 @@ from minidiff.core import Primitive
 
 
 def _mpi4py() -> Any:
-    """Import mpi4py.MPI and initialize MPI as mpi4py.rc says, unless MPI would kill this process.
+    """Initialize MPI as mpi4py.rc says, unless MPI would kill this process.
 
     MPICH built without PMIx ends the process, without a useful message, under a launcher that speaks PMIx (Open MPI's;
     `srun --mpi=pmix`). Raises LauncherError instead.
@@ -101,7 +101,7 @@ class Ranks(Backend):
         return index_along(axes, self.coordinates, self.sizes)
 
     def along(self, axes: Axes) -> Any:
-        """The communicator of the ranks that differ from this one only along `axes`, in their order."""
+        """The communicator of the ranks that differ only along `axes`, in their order."""
         found = self._along.get(axes)
         if found is None:
             rest = tuple(a for a in self.sizes if a not in axes)
@@ -109,7 +109,10 @@ class Ranks(Backend):
         return found
 
     def _split(self, which: dict, colour: int, key: int) -> Any:
-        """Split the mesh's communicator, once for all meshes of this shape: axes count by position."""
+        """Split the mesh's communicator, once for all meshes of this shape.
+
+        Axes are identified by position, not by name.
+        """
         names = list(self.sizes)
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
@@ -119,11 +122,14 @@ class Ranks(Backend):
         return comms[place]
 
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
-        """Compare the `lines` that describe a call across ranks; see `MismatchCheck.compare_once`."""
+        """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
     def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
-        """The ranks of this rank's group; `groups` list indices along `axes`. Makes a communicator once."""
+        """The ranks of this rank's group; makes a communicator once.
+
+        `groups` list indices along `axes`.
+        """
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         rest = tuple(a for a in self.sizes if a not in axes)
@@ -208,7 +214,7 @@ class Ranks(Backend):
                 started.comm.wait_for(started.requests)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        """Pack values into one buffer for an all-reduce; send a single value without copying it."""
+        """Pack values into one buffer for an all-reduce; do not copy a single value."""
         arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
         self.along(axes).mismatch_check.note(name, params, *arrays)
         dtype = arrays[0].dtype
@@ -375,7 +381,10 @@ class Ranks(Backend):
 
 
 class Started:
-    """A started collective: MPI owns `given` (the buffer itself, or a value) until it is waited for."""
+    """A started collective: MPI owns `given` until it is waited for.
+
+    `given` is the buffer itself, or a value.
+    """
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -400,9 +409,10 @@ class Started:
 
 
 class Lease:
-    """The communicators of a mesh, by positions of axes and by groups; `users` are the backends using them.
+    """The communicators of a mesh, by positions of axes and by groups.
 
-    Another mesh of this shape reuses them if it has the same axis names, or once no rank uses them any longer.
+    `users` are the backends that use them. Another mesh of this shape reuses them if it has the same axis names, or
+    once no rank uses them any longer.
     """
 
     def __init__(self, comm: Any, sizes: dict[str, int]):
@@ -487,7 +497,10 @@ _NUMBERS = itertools.count(1)
 
 
 def _watched(parent: Any) -> Watched:
-    """Wrap a communicator for the deadlock watchdog; all its ranks call this, and agree on its name."""
+    """Wrap a communicator for the deadlock watchdog.
+
+    All its ranks call this, and agree on its name.
+    """
     if isinstance(parent, Watched):
         return parent
     everyone = WORLD.Get_size()
@@ -522,7 +535,10 @@ def _threads() -> bool:
 
 
 def leave(code: int = 0) -> None:
-    """Tell the watchdog that the program ends, with this exit code, and wait until it has ended on all ranks."""
+    """Tell the watchdog that the program ends, and wait for all ranks to end.
+
+    `code` is the exit code.
+    """
     WATCHDOG.leave(code)
 
 
@@ -538,7 +554,10 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
-    """Return x contiguous, aligned and in native byte order, as MPI requires; copy only if needed."""
+    """Return x contiguous, aligned and in native byte order; copy only if needed.
+
+    MPI requires all three.
+    """
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
 
@@ -583,7 +602,7 @@ _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
 
 
 def library() -> str:
-    """The name and version of the MPI library in use, and the version of the standard it implements."""
+    """The MPI library's name and version, and its version of the standard."""
     return f"{_name(_mpi.Get_library_version())}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
 
 
@@ -591,7 +610,7 @@ def library() -> str:
 
 
 def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """End the whole job because of an exception on this rank: the others would wait for it forever.
+    """End the whole job because of an exception: other ranks would wait forever.
 
     The traceback is printed once, with the rank's number. If several ranks fail at once, as they do from a mistake in
     the program they all run, the lowest rank prints it, and each of the others prints its last line.
@@ -605,12 +624,12 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
 
 
 def _say(text: str) -> None:
-    """Print with this rank's number, in one write, so that the lines of different ranks do not mix."""
+    """Print with this rank's number, in one write: lines of ranks must not mix."""
     os.write(2, "".join(f"[rank {WORLD.Get_rank()}] {line}\n" for line in text.splitlines()).encode())
 
 
 def end(text: str, code: int, patience: float = 1.0) -> None:
-    """End the whole job with an exit code, and print the text of the lowest rank that ends it.
+    """End the whole job with an exit code; the lowest rank that does prints `text`.
 
     Higher ranks wait `patience` seconds and a little more, so that the lowest comes first: a rank inside an MPI call
     does not react to signals.

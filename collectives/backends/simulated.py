@@ -1,4 +1,4 @@
-"""The simulated backend: all ranks in this process, their blocks stacked in one array.
+"""The simulated backend: all ranks in this process, their blocks stacked.
 
 A value that varies along axes of sizes n and m is stored as one array of shape (n*m, *block), with ranks in mesh order;
 a value that varies along no axis is stored once, as the block itself. Ordinary operations run on all ranks at once, by
@@ -60,7 +60,7 @@ class Simulated(Backend):
         return getattr(self, "_" + name)(x, held, **params)
 
     def _in_groups(self, name, x, held, axes, size, groups, **params):
-        """Run a collective within each group, as over an axis that has only the group's ranks."""
+        """Run a collective within each group, as over an axis of its ranks alone."""
         x, rest = self._split(x, held, axes)
         results: dict[int, numpy.ndarray] = {}
         for group in groups:
@@ -93,7 +93,7 @@ class Simulated(Backend):
     # ------------------------------------------------ blocks in an array
 
     def expand(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        """Repeat a value along the axes of `wanted` that it does not vary along (a view if possible)."""
+        """Repeat a value along axes of `wanted` not in `held` (a view if possible)."""
         if held == wanted:
             return x
         block = x.shape[1:] if held else numpy.shape(x)
@@ -110,7 +110,7 @@ class Simulated(Backend):
         return x.reshape(*x.shape[:1], *shape) if held else x.reshape(shape)
 
     def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
-        """Return an array (ranks along `axes`, ranks along the rest, *block), and the rest of the axes."""
+        """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
         wanted = self.ordered({*held, *axes})
         rest = tuple(a for a in wanted if a not in axes)
         x = self.expand(x, held, wanted)
@@ -128,13 +128,13 @@ class Simulated(Backend):
         return x.reshape(self.size(held), *block), held
 
     def _on(self, root: int, size: int, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """Put a value (ranks along the rest, *block) on the root, and zeros on the other ranks."""
+        """Put x (ranks along the rest, *block) on the root, zeros on the other ranks."""
         nothing = numpy.zeros(x.shape, x.dtype)
         return self._join(numpy.stack([x if rank == root else nothing for rank in range(size)]), axes, rest)
 
     @staticmethod
     def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """Return a value (ranks along the rest, *block) that is invariant along the other axes."""
+        """Return x (ranks along the rest, *block), invariant along the other axes."""
         return (x, rest) if rest else (x[0], ())
 
     # ------------------------------------------------ collectives
@@ -253,7 +253,7 @@ class Simulated(Backend):
 
 
 def _add(x: numpy.ndarray) -> numpy.ndarray:
-    """Sum along the first axis in the array's own dtype (NumPy would promote small integers)."""
+    """Sum along the first axis in x's dtype (NumPy would promote small integers)."""
     return x.sum(0) if x.dtype.kind in "fc" else x.sum(0).astype(x.dtype)
 
 
@@ -261,7 +261,10 @@ def _add(x: numpy.ndarray) -> numpy.ndarray:
 
 
 def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[numpy.ndarray, Axes]:
-    """Split an array into blocks, stacked in mesh order, and return the axes they are stacked along."""
+    """Split an array into blocks, stacked in mesh order.
+
+    Returns the stacked blocks, and the axes they are stacked along.
+    """
     named = [a for axes in dims for a in axes]
     held = tuple(a for a in sizes if a in named)
     if not held:
@@ -278,7 +281,7 @@ def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[n
 
 
 def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:
-    """Assemble an array from its blocks `x`, stacked in mesh order: the inverse of `split_blocks`."""
+    """Assemble an array from stacked blocks: the inverse of `split_blocks`."""
     named = [a for axes in dims for a in axes]
     held = tuple(a for a in sizes if a in named)
     if not held:

@@ -1,1 +1,1 @@
-"""Guards for SPMD programs: the mismatch check, the deadlock watchdog, errors in notebooks."""
+"""Guards for SPMD programs: mismatched calls, deadlocks, notebook errors."""

@@ -1,4 +1,4 @@
-"""The deadlock watchdog: find ranks of a script that wait for each other forever, and end the job.
+"""The deadlock watchdog: find ranks that wait forever, and end the job.
 
 MPI does not detect deadlocks. So each process runs a watchdog thread, which checks twice a second whether all threads
 of the program are waiting, and for which ranks. If they are, it reports so to the lowest rank of each group of ranks
@@ -66,7 +66,7 @@ def wait_for(requests: Sequence[Any]) -> None:
 
 
 class Call(NamedTuple):
-    """A call that a thread is waiting in: number `number` on a communicator of `ranks`."""
+    """A call that a thread waits in: number `number` on a communicator of `ranks`."""
 
     on: tuple  # the communicator's name
     number: int
@@ -85,7 +85,7 @@ class Call(NamedTuple):
 
 
 class State(NamedTuple):
-    """A rank's report: the calls that its threads are waiting in; None once its program has ended."""
+    """A rank's report: the calls its threads wait in, or None once it has ended."""
 
     rank: int
     calls: tuple[Call, ...] | None
@@ -109,7 +109,10 @@ class State(NamedTuple):
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
-    """The ranks that wait forever. A rank without a state is running, and may reach any call."""
+    """The ranks that wait forever.
+
+    A rank without a state is running, and may reach any call.
+    """
     waits = {r: [_missing(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
@@ -120,7 +123,7 @@ def stuck(states: Mapping[int, State]) -> list[int]:
 
 
 def _missing(call: Call, rank: int, states: Mapping[int, State]) -> list[int]:
-    """The ranks that have not reached this call; all other ranks, if all their programs have ended."""
+    """The ranks that have not reached this call; all others, if all have ended."""
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
         return others
@@ -140,7 +143,7 @@ def _report(states: Sequence[State], ranks: Sequence[int]) -> str:
 
 
 class Channel:
-    """A separate communicator on which the ranks of a group report to the lowest of them."""
+    """A separate communicator for the reports of some ranks to their lowest."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm = comm
@@ -175,11 +178,11 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def reaches(self, ranks: Sequence[int], everyone: int) -> bool:
-        """Whether there is a channel for these ranks: their own, or the one of all ranks of the job."""
+        """Whether there is a channel for these ranks: theirs, or the whole job's."""
         return any(len(c.ranks) == everyone or c.ranks == frozenset(ranks) for c in self.channels)
 
     def open(self, comm: Any, ranks: Sequence[int]) -> None:
-        """Report to the lowest of these ranks from now on, on `comm`, which serves only that."""
+        """Start reporting to the lowest of these ranks on `comm`, which is for this only."""
         self.rank = ranks[comm.Get_rank()]
         self.channels.append(Channel(comm, ranks))
         if self._thread is None:
@@ -198,7 +201,10 @@ class Watchdog:
     # ------------------------------------------------ this rank
 
     def _waiting_calls(self) -> tuple[Call, ...]:
-        """The calls that threads have been in since the last check; none if any thread may make progress."""
+        """The calls that threads have been in since the last check.
+
+        Returns none if any thread is running, or has made a new call since.
+        """
         frames, before = sys._current_frames(), self._before
         self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
@@ -240,7 +246,7 @@ class Watchdog:
         self._looked = time.monotonic()
 
     def _hear(self, state: State, age: float) -> None:
-        """Record a state; it held at least until `age` seconds before this rank's last check."""
+        """Record a state; it held at least until `age` seconds before the last check."""
         now, before = time.monotonic(), self._heard.get(state.rank)
         if before is not None and before.state.tick > state.tick:
             return
@@ -312,7 +318,7 @@ def _numbers(state: State) -> list | None:
 
 
 def _waits_for_a_thread(frame: FrameType) -> bool:
-    """Whether a thread waits without a timeout for another thread of this process: in join(), result(), …"""
+    """Whether a thread waits in join(), result(), … without a timeout."""
     module, timeout = frame.f_globals.get("__name__"), frame.f_locals.get("timeout")
     return module in ("threading", "concurrent.futures.thread") and timeout in (None, -1)
 
@@ -351,7 +357,7 @@ class Watched:
         return call
 
     def wait(self, method: str, start: Callable | None, *args: Any) -> None:
-        """Start a nonblocking call and wait for it; without `start`, wait for the given requests."""
+        """Start a nonblocking call and wait; without `start`, wait for given requests."""
         self.begun += 1
         calls, thread = self._watchdog.calls, threading.get_ident()
         calls[thread] = self, self.begun, method, self.mismatch_check.latest

@@ -1,4 +1,4 @@
-"""The mismatch check: find ranks that do not make the same calls on values of the same types.
+"""The mismatch check: find ranks whose calls, or their operands' types, differ.
 
 MPI does not check that. If one rank sends four float32 that another receives as four int32, or if one rank's first sum
 meets another rank's second, the numbers are wrong, and nothing reports it. The types of values are local to a rank, and
@@ -38,7 +38,7 @@ _TYPE = operator.attrgetter("shape", "dtype")
 
 
 class DisagreementError(RuntimeError):
-    """Ranks called different collectives, or the same one on values of different types.
+    """Ranks called different collectives, or one with operands of different types.
 
     `calls` lists the compared calls of each rank.
     """
@@ -49,7 +49,7 @@ class DisagreementError(RuntimeError):
 
 
 class Kind(NamedTuple):
-    """A kind of call: its description, and the line of the program that first made one."""
+    """A kind of call: its description, and the program line that first made one."""
 
     text: str
     place: str
@@ -85,7 +85,7 @@ class MismatchCheck:
         self._due = 0
 
     def note(self, name: str, params: Mapping[str, Any], *values: numpy.ndarray) -> None:
-        """Record a call on `values`, which all ranks of the communicator make, and compare calls if due.
+        """Record a call on `values`, which all ranks make, and compare calls if due.
 
         Raises DisagreementError on all ranks if this call or an earlier one was not the same on all of them.
         """
@@ -104,7 +104,7 @@ class MismatchCheck:
             self._compare()
 
     def compare_once(self, name: str, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
-        """Compare the `lines` that describe a call across ranks, at the first call with these lines.
+        """Compare the `lines` that describe a call, at the first call with these lines.
 
         Returns {} if they are the same on all ranks, else the first line that differs, by rank. All ranks of the
         communicator must call it; `sizes` are those of the mesh. Raises DisagreementError if some ranks make another
@@ -150,7 +150,7 @@ class MismatchCheck:
         self._due = 0
 
     def _extremes(self, mine: int) -> tuple[int, int]:
-        """The least and the greatest of all ranks' values: each step doubles the ranks covered."""
+        """The least and greatest value of all ranks; each step doubles those covered."""
         here, size = self.comm.Get_rank(), self.comm.Get_size()
         known, coming = numpy.array([mine, mine]), numpy.empty(2, int)
         for step in range((size - 1).bit_length()):
@@ -185,7 +185,7 @@ def _without_place(call: str) -> str:
 
 
 def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
-    """The message for mismatched calls: the first that differ, and which ranks make which."""
+    """The message for mismatched calls: the first that differ, and their ranks."""
     ranks = sorted(calls)
     columns = itertools.zip_longest(*[calls[r] for r in ranks], fillvalue="no further one")
     made = next(column for column in columns if len({*map(_without_place, column)}) > 1)
@@ -195,7 +195,7 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
 
 
 def report(what: str, said: Mapping[int, str], advice: str) -> str:
-    """Format an error: what is wrong, what each rank reports, and what to write instead."""
+    """Format an error: what is wrong, what each rank reports, and advice."""
     return "\n".join([f"{what}:", *[f"  {line}" for line in who_says(said)], advice])
 
 

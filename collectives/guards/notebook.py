@@ -1,4 +1,4 @@
-"""Error handling for interactive sessions: MPI engines that run a notebook's cells.
+"""Error handling for interactive sessions: MPI ranks that run notebook cells.
 
 If a rank of a script fails, the whole job ends (`spmd.launch`). A session goes on: a rank that waits for others can be
 interrupted, is told if another rank has failed, and is synchronized with the others again in the next cell. A waiting
@@ -75,7 +75,7 @@ class Session:
         self.abandoned.append(sent)
 
     def meet(self, ranks: Sequence[int], what: tuple) -> None:
-        """Wait until all these ranks have reached the point `what`; then making a communicator cannot hang.
+        """Wait until all these ranks reach `what`; then making a communicator is safe.
 
         This uses separate messages, so that a wait that fails leaves no unfinished collective behind.
         """
@@ -140,7 +140,7 @@ class Communicator:
 
     @property
     def mismatch_check(self) -> MismatchCheck:
-        """The mismatch check of the current communicator; a new communicator starts with an empty one."""
+        """The mismatch check of the current communicator; a new one starts empty."""
         self._current()
         return self._mismatch_check
 
@@ -157,7 +157,7 @@ class Communicator:
         return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
 
     def wait_for(self, requests: Sequence[Any], buffers: Any = (), check: bool = True) -> None:
-        """Wait for all `requests`; with `check`, raise OtherRankError if a rank fails meanwhile.
+        """Wait for all `requests`; with `check`, raise OtherRankError if a rank fails.
 
         `buffers` are what they read and write: they are kept alive if the wait is interrupted.
         """

@@ -1,1 +1,1 @@
-"""Compiler passes for collectives: fuse, delay and hoist them, overlap them with computation."""
+"""Compiler passes for collectives: fuse, delay, hoist and overlap them."""

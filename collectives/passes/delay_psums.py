@@ -62,7 +62,10 @@ class Delayed(NamedTuple):
         return Delayed(x, axes, Counter({out: Fraction(1)}), psum.source)
 
     def can_replace(self) -> bool:
-        """Whether one collective can replace those psums: no other value needs them, no more is sent."""
+        """Whether one collective can replace those psums.
+
+        No other value may need them, and no more bytes may be sent.
+        """
         size, before = atom_type(self.operand).nbytes, sum(v.type.nbytes for v in self.shares)
         return all(share == 1 for share in self.shares.values()) and size <= max(SHORT_MESSAGE, before)
 
@@ -76,9 +79,10 @@ def delay_psums(tape: Tape, scope: Scope | None) -> Tape:
 
 
 class _Delaying:
-    """A tape's equations, plus a copy of those that are linear in psums, applied to the psums' operands.
+    """Builds the equations of a tape with delayed psums.
 
-    Where psums meet, one psum of the copy's result replaces them; dead-code elimination then drops what is unused.
+    An equation that is linear in psums is copied, and the copy applies to the psums' operands. Where psums meet, one
+    psum of the copy's result replaces them; dead-code elimination then drops what is unused.
     """
 
     def __init__(self, tape: Tape, scope: Scope):
@@ -120,7 +124,7 @@ class _Delaying:
         return Equation(psum_p, [of.operand], axes_in_scope(self.scope, of.axes).params, [out], source)
 
     def _after(self, eqn: Equation, sums: Sequence[Delayed | None]) -> Delayed | None:
-        """If an equation is linear in its delayed psums, apply it to their operands and delay the psum."""
+        """Delay the psums past an equation that is linear in them, if it is."""
         delayed = [d for d in sums if d]
         if not delayed or any(d.axes != delayed[0].axes for d in delayed):
             return None
@@ -138,7 +142,7 @@ class _Delaying:
         return Delayed(out, axes, sum([d.shares for d in delayed], Counter()), merged([d.source for d in delayed]))
 
     def _broadcast(self, a: Atom, axes: frozenset[str]) -> Atom:
-        """Insert a pbroadcast of an operand that is invariant along the axes, once per value."""
+        """Insert a pbroadcast of an invariant operand, once per value."""
         if is_scalar_constant(a):
             return a
         key = a if isinstance(a, Var) else id(a), axes
@@ -150,7 +154,7 @@ class _Delaying:
 
 
 def _linear_together(eqn: Equation, axes: Collection[str], wanted: Sequence[int]) -> Collection[int]:
-    """The operands in which an equation is jointly linear, if `wanted` are among them; else none."""
+    """The operands an equation is jointly linear in, if they include `wanted`."""
     p, linear = eqn.primitive, ()
     if p.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
         return ()

@@ -1,4 +1,4 @@
-"""Gradient buckets: sum the cotangents of pbroadcast inputs in few calls as a body's backward pass ends."""
+"""Gradient buckets: sum cotangents of pbroadcast inputs in few calls."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def summed_backward_pass(
 
 
 class _Bucket:
-    """The terms to sum in one call, and their pbroadcasts; once the call has `begun`, it holds the terms."""
+    """Terms to sum in one call, and their pbroadcasts; `begun` is the started call.
+
+    Once it has begun, the call holds the terms.
+    """
 
     def __init__(self):
         self.pbroadcasts: list[Equation] = []
@@ -67,7 +70,7 @@ class _Bucket:
 
 
 class _Sums:
-    """Sums of cotangents, which arrive one by one, over the same axes and of one dtype, in buckets.
+    """Sums over the same axes and of one dtype of arriving cotangents, in buckets.
 
     A bucket holds `bucket_bytes`. If a backend runs the backward pass, a bucket's sum begins when the next bucket is
     opened, and frees its terms; simulated ranks reduce each cotangent as it arrives. If the backward pass is recorded,
@@ -127,7 +130,7 @@ def _handed_over(pbroadcast: Equation, sums: _Sums) -> Equation:
 
 
 def _backend() -> Backend | None:
-    """The backend that runs this body's operations immediately; None if they are recorded, for example."""
+    """The backend that runs this body's operations; None if they are recorded."""
     return getattr(current_interpreter(), "backend", None)
 
 
@@ -146,7 +149,7 @@ def _nothing_on_its_way() -> Iterator[None]:
 def _backward_pass_in_body(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
-    """`summed_backward_pass` of a tape recorded in the running body, with pbroadcasts hoisted."""
+    """`summed_backward_pass` of a tape of the running body; hoist pbroadcasts first."""
     hoisted = tape if current_scope().explicit else hoist_pbroadcasts(tape)
     if consume and hoisted is not tape:
         tape.equations.clear()  # only the equation that needs a residual may keep it alive

@@ -1,4 +1,4 @@
-"""Hoist pbroadcasts out of loops, so that their transposes sum once after the loop.
+"""Hoist pbroadcasts out of loops: their transposes then sum once, after the loop.
 
 The transpose of a `pbroadcast` is a `psum`, so a `pbroadcast` in the body of a loop becomes a psum in each step. In a
 linear tape, hoist a `pbroadcast` from the body of a `scan`
@@ -25,7 +25,10 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
-    """Move pbroadcasts before loops and checkpoints; return the tape itself if no body has one."""
+    """Move pbroadcasts before loops and checkpoints.
+
+    Returns the tape itself if no body has one.
+    """
     if not any(map(_has_pbroadcast, tape.equations)):
         return tape
     equations: list[Equation] = []
@@ -34,7 +37,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
     views: dict[Var, Equation] = {}
 
     def broadcast(x: Var, eqn: Equation) -> Var:
-        """Broadcast `x` as `eqn` does; for a view, broadcast its base and take the view of that."""
+        """Broadcast `x` as `eqn` does; for a view, broadcast its base and view that."""
         axes = frozenset(eqn.params["axes"])
         if (x, axes) not in varying:
             view = views.get(x)
@@ -104,7 +107,7 @@ def _hoisted(eqn: Equation) -> list[Equation]:
 
 
 def _computed_before(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Var]:
-    """The names in a loop's body that are computed from constants alone and are needed by a pbroadcast."""
+    """The names computed from a loop's constants alone that a pbroadcast needs."""
     constant = {v for v, _ in consts}
     traced = {v for v, a in consts if isinstance(a, Var)}  # others are known values, whose cotangents are not summed
     invariant = []

@@ -1,4 +1,4 @@
-"""Lowered collectives, on the data that a backend holds, and their overlap with computation.
+"""Lowered collectives, on a backend's data, and their overlap with computation.
 
 The tape of a `shard_map` body says what each rank does. To compile it, a recorder runs it on a backend, which yields a
 tape of what this process does to its data: the blocks of all simulated ranks, or this rank's block under MPI. In that
@@ -58,7 +58,7 @@ def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend,
 
 
 class LoweredVariadic(LoweredCollective):
-    """`LoweredCollective` on several values: `collective` applies to each, `held` has the axes of each."""
+    """`LoweredCollective` on several values: `held` has the axes of each."""
 
     multiple_results = True
 
@@ -100,7 +100,7 @@ def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Ba
 
 
 class Start(LoweredVariadic):
-    """Start a collective. `Wait` takes its result, which stands for the data in flight.
+    """Start a collective; `Wait` takes its result, which stands for data in flight.
 
     It shares memory with its operands, so that nothing writes into them before the collective completes. On simulated
     ranks it completes at once: `over`.
@@ -125,7 +125,10 @@ def _run_start(
 
 
 class Wait(Primitive):
-    """Wait for a started collective. Parameters: the backend `ranks`, and the `types` of the results."""
+    """Wait for a started collective.
+
+    Parameters: the backend `ranks`, and the `types` of the results.
+    """
 
     shares_memory = True  # the results are views of one buffer
     multiple_results = True
@@ -146,14 +149,14 @@ def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> lis
 
 
 def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
-    """The axes that a collective's result varies along: without those that it makes invariant."""
+    """The axes a collective's result varies along, without those made invariant."""
     if collective.gives == INVARIANT or collective is untyped_psum_p:
         return tuple(a for a in held if a not in params["axes"])
     return ranks.ordered({*held, *params["axes"]})
 
 
 class Index(Primitive):
-    """Each rank's index along some axes of a backend; not a constant, so that all ranks share a program."""
+    """Each rank's index along some axes; no constant: all ranks share the program."""
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
@@ -175,7 +178,7 @@ def run_lowered(collective: Collective, x: Any, held: Axes, ranks: Backend, para
 def run_lowered_variadic(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
-    """Bind a lowered variadic collective: the results, each with the axes it varies along."""
+    """Bind a lowered variadic collective: the results, each with its axes."""
     helds = tuple(held for _, held in operands)
     outs = lowered_variadic_p(collective).bind(
         *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
@@ -197,7 +200,7 @@ OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
 
 @rewrites_tapes()
 def add_up_at_once(tape: Tape) -> Tape:
-    """On simulated ranks, reduce each operand of a variadic sum when it is ready, to free its terms.
+    """On simulated ranks, reduce each operand of a variadic sum when it is ready.
 
     MPI ranks must keep all terms until the call begins, because it sends them together.
     """
@@ -220,7 +223,7 @@ def add_up_at_once(tape: Tape) -> Tape:
 
 
 def _in_parts(eqn: Equation) -> list[Equation]:
-    """Split a variadic collective into a `Ready` for each operand and the call on their results."""
+    """Split a variadic collective: a `Ready` per operand, and the call on those."""
     each = {k: v for k, v in eqn.params.items() if k != "held"}
     primitive, equations = ready_p(each["collective"]), []
     for a, held in zip(eqn.inputs, eqn.params["held"]):
@@ -234,9 +237,10 @@ def _in_parts(eqn: Equation) -> list[Equation]:
 
 @rewrites_tapes()
 def overlap_communication(tape: Tape) -> Tape:
-    """Start all-reduces and permutations when operands are ready; wait where a result is first used.
+    """Start all-reduces and permutations early; wait where a result is first used.
 
-    If nothing can be computed in between, leave them as they are.
+    A collective starts as soon as its operands are ready. If nothing can be computed before its result is used, it is
+    left as it is.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
@@ -248,7 +252,7 @@ def _can_overlap(eqn: Equation) -> bool:
 
 
 class _Overlapped:
-    """The equations of a tape, with the collectives `found` split into a `Start` and a `Wait`."""
+    """A tape's equations, with the collectives `found` split into `Start` and `Wait`."""
 
     def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []

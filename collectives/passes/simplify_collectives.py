@@ -63,7 +63,7 @@ def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
 
 
 def _undoes(eqn: Equation, before: Equation | None) -> bool:
-    """Whether one slices what the other gathers, over the same mesh axes and along the same array axis.
+    """Whether one equation slices what the other gathers, over the same axes.
 
     If one is tiled and the other is not, what remains is a reshape.
     """
@@ -71,7 +71,7 @@ def _undoes(eqn: Equation, before: Equation | None) -> bool:
 
 
 def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
-    """Reshape a value that has the entries of an equation's result, in the same order, to replace it."""
+    """Reshape a value to an equation's result, which has the same entries in order."""
     t, own = eqn.outputs[0].type, atom_type(a)
     if t.variance != own.variance:
         return None
@@ -104,7 +104,7 @@ def _gathered_copies(program: Program, eqn: Equation) -> Any:
 
 
 def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
-    """Type an invariant value as the gathered result that it replaces: add a pbroadcast if that varies."""
+    """Type an invariant value as the gathered result that it replaces."""
     if eqn.primitive is all_gather_invariant_p:
         return _reshaped(program, a, eqn)
     shape = eqn.outputs[0].type.shape
@@ -127,7 +127,10 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
 
 @rewrites_tapes(first=True)
 def take_psums_apart(tape: Tape) -> Tape:
-    """Split variadic psums into psums of one value, which rewrites match and `fuse_psums` regroups."""
+    """Split variadic psums into psums of one value, which the rewrites match.
+
+    `fuse_psums` regroups them.
+    """
     if not any(eqn.primitive in VARIADIC for eqn in tape.equations):
         return tape
     return with_equations(tape, [part for eqn in tape.equations for part in _split_variadic(eqn)])
@@ -142,7 +145,7 @@ def _split_variadic(eqn: Equation) -> list[Equation]:
 
 @rewrites_tapes(in_scope=True, bucket_bytes=BUCKET_BYTES)
 def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tape:
-    """Fuse independent psums over the same axes and of one dtype into variadic psums, by bucket.
+    """Fuse independent psums over the same axes and of one dtype, by bucket.
 
     Buckets are filled in tape order, the order in which operands become ready. A bucket's call takes the place of its
     last psum, so uses of its results move after that.
@@ -158,7 +161,7 @@ def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tap
 
 
 def _without_trivial_axes(eqn: Equation, scope: Scope) -> list[Equation]:
-    """Split a psum into one over axes of several ranks, which can be fused, and a free one over size 1."""
+    """Split a psum into one over axes of several ranks and a free one over size 1."""
     alone = tuple(a for a in eqn.params["axes"] if scope.axes[a] == 1) if eqn.primitive is psum_p else ()
     rest = tuple(a for a in eqn.params["axes"] if a not in alone) if alone else ()
     if not rest:
@@ -172,13 +175,13 @@ def _without_trivial_axes(eqn: Equation, scope: Scope) -> list[Equation]:
 
 
 def _over(eqn: Equation) -> Any:
-    """The primitive, axes and groups of a psum; without groups the order of the axes does not matter."""
+    """A psum's primitive, axes and groups; ungrouped axes have no order."""
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
     return eqn.primitive, frozenset(axes) if groups is None else axes, groups
 
 
 def _summed_alike(eqn: Equation) -> Any:
-    """The key that psums must share to be fused; None for other equations and for psums that are free."""
+    """The key that psums must share to be fused; None for others and free ones."""
     if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
     return _over(eqn), atom_type(eqn.inputs[0]).dtype
