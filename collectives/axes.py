@@ -35,7 +35,7 @@ class CollectiveAxes(NamedTuple):
         return size_of(self.scope, self.axes) if self.groups is None else max(map(len, self.groups))
 
     @property
-    def alike(self) -> bool:
+    def uniform(self) -> bool:
         """Whether all groups have the same size."""
         return self.groups is None or len(set(map(len, self.groups))) == 1
 
@@ -122,18 +122,18 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
 
 
 def grouped_axes(
-    name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True
+    name: str, axis_name: Axes, groups: Any, uniform: bool = True, ordered: bool = True
 ) -> list[CollectiveAxes]:
     """Split the named axes into runs; with `groups`, into one.
 
-    `alike` requires groups of equal size.
+    `uniform` requires groups of equal size.
     """
     return (
-        collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, alike)]
+        collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, uniform)]
     )
 
 
-def single_axes(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> CollectiveAxes:
+def single_axes(name: str, axis_name: AxisName, groups: Any = None, uniform: bool = True) -> CollectiveAxes:
     """Check the named axes and return them as one run, optionally with groups."""
     runs = collective_axes(name, axis_name)
     if not runs:
@@ -146,14 +146,14 @@ def single_axes(name: str, axis_name: AxisName, groups: Any = None, alike: bool 
     if groups is None:
         return runs[0]
     found = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
-    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, alike)
+    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, uniform)
     return runs[0]._replace(groups=found)
 
 
-def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
+def check_groups(what: str, groups: Groups, size: int, uniform: bool) -> None:
     """Raise ValueError unless each rank is in exactly one group.
 
-    `alike` requires equal sizes. The message calls the groups `what`.
+    `uniform` requires equal sizes. The message calls the groups `what`.
     """
     named = [rank for group in groups for rank in group]
     for rank in named:
@@ -165,7 +165,7 @@ def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
         if rank not in named:
             raise ValueError(f"{what}: rank {rank} is in no group; for a group of its own, add [{rank}]")
     sizes = sorted({len(group) for group in groups})
-    if not sizes[0] or (alike and len(sizes) > 1):
+    if not sizes[0] or (uniform and len(sizes) > 1):
         must = "have equally many ranks" if sizes[0] else "not be empty"
         raise ValueError(f"{what}: there are groups of {' and of '.join(map(str, sizes))} ranks; they must {must}")
 

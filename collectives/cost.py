@@ -206,14 +206,14 @@ PRICED_AS: dict[str, str] = {
 GATHERS = ("all_gather", "all_gather_invariant", "gather")
 
 #: The operations that algorithms implement, as suffixes of their names: a longer suffix before one that it ends with.
-_DOES = (
+_OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
     *("broadcast", "reduce", "scatter", "gather", "point_to_point"),
 )
 
 
-def _does(algorithm: str) -> str:
-    return next(what for what in _DOES if algorithm.endswith(what))
+def _operation_of(algorithm: str) -> str:
+    return next(what for what in _OPERATIONS if algorithm.endswith(what))
 
 
 def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None) -> Cost:
@@ -228,13 +228,13 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
     4
     """
     if collective not in PRICED_AS:
-        raise ValueError(f"no price is known for {collective!r}; those that have one are {', '.join(PRICED_AS)}")
+        raise ValueError(f"no price is known for {collective!r}; the priced ones are {', '.join(PRICED_AS)}")
     name = PRICED_AS[collective] if algorithm is None else algorithm
     if name not in ALGORITHMS:
-        raise ValueError(f"no algorithm {name!r} is known; those that have formulas are {', '.join(ALGORITHMS)}")
-    alike = [other for other in ALGORITHMS if _does(other) == _does(PRICED_AS[collective])]
-    if name not in alike:
-        raise ValueError(f"{collective} is not priced as {name}, which is something else; it may be {', '.join(alike)}")
+        raise ValueError(f"no algorithm {name!r} is known; those with formulas are {', '.join(ALGORITHMS)}")
+    priced = [other for other in ALGORITHMS if _operation_of(other) == _operation_of(PRICED_AS[collective])]
+    if name not in priced:
+        raise ValueError(f"{collective} is not priced as {name}, another operation; choose from {', '.join(priced)}")
     return ALGORITHMS[name](N, nbytes * N if collective in GATHERS else nbytes)
 
 

@@ -342,7 +342,7 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = grouped_axes("psum", axis_name, axis_index_groups, alike=False, ordered=False)
+    runs = grouped_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
@@ -354,11 +354,11 @@ def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
 
 def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
-    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
+    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
         return plain(x, is_leaf=True) * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
-    if not varying and run.alike:
+    if not varying and run.uniform:
         return times(x, run.size)
     if not scope.typed or run.groups is not None:
         return bind_over(untyped_psum_p, varying_over(x, run), run)
@@ -411,7 +411,7 @@ def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = grouped_axes(primitive.name, axis_name, groups, alike=False, ordered=False)
+    runs = grouped_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)

@@ -99,7 +99,7 @@ class Collective(Linear):
         (x,) = args
         name = _WITHOUT_COPIES.get(self.name, self.name)
         held = (batch.axis_name,) if batch.owns(x) else ()
-        return _unstacked(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
+        return _as_batch(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
@@ -115,7 +115,7 @@ def _ranks(batch: Batch) -> Simulated:
     return Simulated({batch.axis_name: batch.size_of_batch})
 
 
-def _unstacked(batch: Batch, data: Value, held: tuple) -> Value:
+def _as_batch(batch: Batch, data: Value, held: tuple) -> Value:
     return BatchTracer(batch, data, 0) if held else data
 
 
@@ -175,7 +175,7 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
     ranks = _ranks_of(of.name, scope, axes)
     if "groups" in params:
         groups = params["groups"]
-        check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, alike=False)
+        check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, uniform=False)
         ranks = max(map(len, groups))
     if ranks is not None and ranks != size:
         raise ValueError(f"there are {ranks} ranks along {show_axes(axes)}, not size={size}")
@@ -322,7 +322,7 @@ class AxisIndex(Primitive):
         _ranks_of(self.name, scope, params["axes"])
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
-        return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))
+        return _as_batch(batch, *_ranks(batch).axis_index(params["axes"]))
 
     def show_params(self, params):
         return show_axes(params["axes"])

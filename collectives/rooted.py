@@ -113,12 +113,11 @@ def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
 
 
 def _in_runs(
-    primitive: Collective, runs: Callable, alike: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
+    primitive: Collective, runs: Callable, local: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
 ) -> Value:
     """Gather or scatter over several runs by `runs`: `join_runs` or `split_runs`.
 
-    Along axes where `x` varies this binds `primitive`; along the others it calls `alike`,
-    which does not communicate.
+    Along axes where `x` varies it binds `primitive`; along the others it calls `local`, which does not communicate.
     """
     steps = {rooted.run: rooted for rooted in _steps(x, whole)}
 
@@ -126,7 +125,7 @@ def _in_runs(
         _, root, varies = steps[run]
         if varies:
             return bind_over(primitive, x, run, root=root, axis=axis, tiled=tiled)
-        return alike(x, run, root, axis, tiled)
+        return local(x, run, root, axis, tiled)
 
     return runs(primitive.name, step, x, list(steps), axis, tiled)
 
@@ -188,10 +187,10 @@ def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     ShardedArray([0, 0, 3, 1], P('i'))
     """
     run, root, _ = _rooted("at_root", axis_name, root)
-    return each_leaf(lambda leaf: _kept(array_of(leaf), run, root), x)
+    return each_leaf(lambda leaf: _at_root(array_of(leaf), run, root), x)
 
 
-def _kept(x: Value, run: CollectiveAxes, root: int) -> Value:
+def _at_root(x: Value, run: CollectiveAxes, root: int) -> Value:
     if not run.scope.typed:
         return where(axis_index(run.axes) == root, x, numpy.zeros((), typeof(x).dtype))
     at_root_p.check_variance([typeof(x)], run.params)
@@ -213,7 +212,7 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     def reduced(x):
         x = counted(array_of(x))
         for run, at, varies in _steps(x, whole):
-            x = bind_over(reduce_p, x, run, root=at) if varies else _kept(times(x, run.size), run, at)
+            x = bind_over(reduce_p, x, run, root=at) if varies else _at_root(times(x, run.size), run, at)
         return x
 
     return each_leaf(reduced, x)
@@ -232,7 +231,7 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     whole = _rooted("gather", axis_name, root)
 
     def copies(x, run, root, axis, tiled):
-        return (concatenate if tiled else stack)([_kept(x, run, root)] * run.size, axis)
+        return (concatenate if tiled else stack)([_at_root(x, run, root)] * run.size, axis)
 
     return each_leaf(lambda x: _in_runs(gather_p, join_runs, copies, array_of(x), whole, axis, tiled), x)
 

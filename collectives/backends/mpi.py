@@ -152,7 +152,7 @@ class Ranks(Backend):
         if "groups" in params:
             return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
         if params["size"] == 1:
-            return self._alone(name, x, held, params)
+            return self._over_one_rank(name, x, held, params)
         if communicates:
             self.along(params["axes"]).mismatch_check.note(name, params, x)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
@@ -163,7 +163,7 @@ class Ranks(Backend):
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 
-    def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+    def _over_one_rank(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
         """Run a collective over a single rank: simulate it."""
         axes = params["axes"]
         out, varies = Simulated(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
@@ -171,7 +171,7 @@ class Ranks(Backend):
 
     def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         started = self._packed(name, operands, params)
-        self._among(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
+        self._communicator(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
     def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
@@ -181,11 +181,11 @@ class Ranks(Backend):
 
     def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
         started = self._packed(name, operands, params)
-        started.comm = self._among(**params)
+        started.comm = self._communicator(**params)
         started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
         return started
 
-    def _among(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
+    def _communicator(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
         """The communicator of the ranks that this rank sums with."""
         return self.along(axes) if groups is None else self.group(axes, groups).comm
 
@@ -244,10 +244,10 @@ class Ranks(Backend):
         return tuple(a for a in held if a not in axes)
 
     def _all_reduce(self, x, held, axes, op):
-        given = _computable(x)
+        given = _reducible(x)
         out = numpy.empty_like(given)
         self.along(axes).Allreduce(given, out, op)
-        return _as_it_was(out, x), self._without(held, axes)
+        return _restored(out, x), self._without(held, axes)
 
     def _psum(self, x, held, axes, size):
         return self._all_reduce(x, held, axes, _mpi.SUM)
@@ -270,10 +270,10 @@ class Ranks(Backend):
         return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
 
     def _psum_scatter(self, x, held, axes, size, axis, tiled):
-        parts = _computable(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
+        parts = _reducible(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
         out = numpy.empty(parts.shape[1:], parts.dtype)
         self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
-        return _as_it_was(out, x), held
+        return _restored(out, x), held
 
     def _pscatter(self, x, held, axes, size, axis, tiled):
         return split_dimension(x, size, axis, tiled)[self.index(axes)], held
@@ -307,10 +307,10 @@ class Ranks(Backend):
         return (x if self.index(axes) == root else numpy.zeros_like(x)), held
 
     def _reduce(self, x, held, axes, size, root):
-        given = _computable(x)
+        given = _reducible(x)
         out = numpy.zeros_like(given)
         self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
-        return _as_it_was(out, x), held
+        return _restored(out, x), held
 
     def _gather(self, x, held, axes, size, root, axis, tiled):
         blocks = numpy.zeros((size, *x.shape), x.dtype)
@@ -572,15 +572,15 @@ def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
     return [x, (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
 
 
-def _computable(x: numpy.ndarray) -> numpy.ndarray:
+def _reducible(x: numpy.ndarray) -> numpy.ndarray:
     """Convert x to a dtype that MPI can reduce."""
     if x.dtype.kind == "b":  # MPI has no order for booleans; as bytes they are 0 and 1
         return x.view(numpy.uint8)
     return x.astype(numpy.float32) if x.dtype == numpy.float16 else x  # nor half precision
 
 
-def _as_it_was(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """Convert a reduction of `_computable(x)` back to the dtype of x."""
+def _restored(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """Convert a reduction of `_reducible(x)` back to the dtype of x."""
     return out.view(x.dtype) if x.dtype.kind == "b" else out.astype(x.dtype, copy=False)
 
 

@@ -154,7 +154,7 @@ class MismatchCheck:
         here, size = self.comm.Get_rank(), self.comm.Get_size()
         known, coming = numpy.array([mine, mine]), numpy.empty(2, int)
         for step in range((size - 1).bit_length()):
-            self._exchange(known, (here + 2**step) % size, coming, (here - 2**step) % size, False)
+            self._send_receive(known, (here + 2**step) % size, coming, (here - 2**step) % size, False)
             known = numpy.array([min(known[0], coming[0]), max(known[1], coming[1])])
         return int(known[0]), int(known[1])
 
@@ -164,10 +164,10 @@ class MismatchCheck:
         mine = text.encode()
         said[here, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
         for step in range(1, size):
-            self._exchange(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
+            self._send_receive(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in said]
 
-    def _exchange(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
+    def _send_receive(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
         self.wait([self.comm.Irecv(coming, source, TAG), self.comm.Isend(given, to, TAG)], here)
 
 

@@ -30,19 +30,19 @@ def summed_backward_pass(
     several calls of at most `bucket_bytes` each.
     """
     inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
-    alike: dict[Any, list[Equation]] = defaultdict(list)
+    same_axes: dict[Any, list[Equation]] = defaultdict(list)
     for eqn in tape.equations:
         if eqn.primitive is pbroadcast_p and psum_p.sends(eqn.params):
             (x,) = eqn.inputs
             if isinstance(x, Var) and x in inputs:  # the operand may also be a constant, such as zeros
-                alike[eqn.params["axes"], x.type.dtype].append(eqn)
-    groups = [(_Sums(pbroadcasts[0].params), pbroadcasts) for pbroadcasts in alike.values() if len(pbroadcasts) > 1]
+                same_axes[eqn.params["axes"], x.type.dtype].append(eqn)
+    groups = [(_Sums(pbroadcasts[0].params), pbroadcasts) for pbroadcasts in same_axes.values() if len(pbroadcasts) > 1]
     if not groups:
         return backward_pass(tape, linear, values, cts, consume)
     taken = {pbroadcast: _handed_over(pbroadcast, sums) for sums, pbroadcasts in groups for pbroadcast in pbroadcasts}
     rest = Tape(tape.inputs, [taken.get(eqn, eqn) for eqn in tape.equations], tape.outputs)
     rest.linear, rest.may_be_sharded = tape.linear, tape.may_be_sharded
-    with _nothing_on_its_way():
+    with _finishing_on_error():
         found = backward_pass(rest, linear, values, cts, consume)
         totals = dict(zip([v for v, yes in zip(tape.inputs, linear) if yes], found))
         del found
@@ -135,7 +135,7 @@ def _backend() -> Backend | None:
 
 
 @contextlib.contextmanager
-def _nothing_on_its_way() -> Iterator[None]:
+def _finishing_on_error() -> Iterator[None]:
     """On an error, finish the communication that ranks have begun."""
     ranks = _backend()
     try:
