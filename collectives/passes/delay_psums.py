@@ -47,8 +47,7 @@ SHORT_MESSAGE = 1 << 16
 class Delayed(NamedTuple):
     """A value as a delayed psum of `operand`.
 
-    `shares` are the psums of the tape that it is computed from; a psum that is used twice has a share of a half in each
-    use.
+    `shares` are the psums of the tape that it is computed from; each of two uses of a psum has half a share of it.
     """
 
     operand: Atom
@@ -64,7 +63,7 @@ class Delayed(NamedTuple):
     def can_replace(self) -> bool:
         """Whether one collective can replace those psums.
 
-        No other value may need them, and no more bytes may be sent.
+        No other value may need them, and a message longer than `SHORT_MESSAGE` may not send more bytes than they do.
         """
         size, before = atom_type(self.operand).nbytes, sum(v.type.nbytes for v in self.shares)
         return all(share == 1 for share in self.shares.values()) and size <= max(SHORT_MESSAGE, before)
