@@ -1,7 +1,7 @@
-"""Collectives over named axes: what each means, its type, its transpose, and how it runs.
+"""Collectives over named axes: their meaning, types, transposes and backends.
 
-They are called inside the body of a `spmd.shard_map`, which binds the axes they name. How they are made of messages is
-in `collectives.algorithms`, what they cost in `collectives.cost`.
+Call them inside the body of a `spmd.shard_map`, which binds the axes they name. `collectives.algorithms` builds them
+from point-to-point messages; `collectives.cost` has their costs.
 """
 
 import importlib as _importlib
@@ -49,13 +49,13 @@ __all__ = [
 
 add_library(__file__)
 
-_LATER = ("algorithms", "cost", "reference")  # modules that most programs do without
+_LATER = ("algorithms", "cost", "reference")  # imported on first use: most programs do not need them
 
-if _typing.TYPE_CHECKING:  # what type checkers and editors know of these
+if _typing.TYPE_CHECKING:  # let type checkers and editors find these modules
     from collectives import algorithms as algorithms
     from collectives import cost as cost
     from collectives import reference as reference
-else:  # to them it would say that there is every name
+else:  # a type checker that saw __getattr__ would accept any name
 
     def __getattr__(name: str) -> _typing.Any:
         if name not in _LATER:

@@ -1,7 +1,7 @@
-"""How collectives are made of messages: the classical algorithms, step by step, each step a `ppermute`.
+"""The classical collective algorithms as programs of messages (`ppermute`s).
 
 =================================== ============== ==================== =========================
-algorithm                           instead of     steps                bytes (of the whole, K)
+algorithm                           instead of     steps                bytes (K in total)
 =================================== ============== ==================== =========================
 ring_all_gather                     all_gather     N-1                  (N-1)K/N
 bidirectional_ring_all_gather       all_gather     N-1                  (N-1)K/2N each way
@@ -23,30 +23,32 @@ binomial_tree_gather                gather         log2 N, rounded up   (N-1)K/N
 pairwise_all_to_all                 all_to_all     N-1                  (N-1)K/N
 =================================== ============== ==================== =========================
 
-N is the number of ranks. Steps come one after another. K is the size of the whole: of what an all-gather returns, of
-what a reduce-scatter takes, of an array that is summed. Bytes are those that take time: of each step the longest
-message. Where N is no power of two, `collectives.cost` has the exact formulas, and counts.
+N is the number of ranks, and steps run one after another. K is the size in bytes of the whole array: the result of an
+all-gather, the operand of a reduce-scatter, or the array that is summed. Bytes are those on the critical path: the
+longest message of each step, summed over steps. `collectives.cost` has the exact formulas, also where N is not a power
+of two, and counts steps and bytes on tapes.
 
-They are called inside the body of a `shard_map` or a named `vmap`, in place of the collective, with its arguments; they
-run on simulated ranks and on MPI ranks, and are differentiated as any program is. But two things that a collective
-knows, a program of messages does not:
+Call them inside the body of a `shard_map` or a named `vmap`, in place of the collective and with its arguments. They
+run on simulated ranks and on MPI ranks, and are differentiated like any program. They differ from collectives in two
+ways:
 
-- *Its result varies*, for the type system: what comes by `ppermute` may differ from rank to rank. That an all-reduce
-  leaves the same sum on all of them is true, but no type says so, and `out_specs=P()` is refused. A sum that is typed
-  as the same on all ranks is made by a collective whose result is: by `psum` itself, or by the last one of
+- *The result is typed as varying*, because a value received by `ppermute` may differ between ranks. An all-reduce does
+  leave the same sum on all of them, but the type system cannot see that, and refuses `out_specs=P()`. For an invariant
+  sum, end with a collective whose result is typed as invariant: `psum` itself, or `all_gather_invariant` as in
   `all_gather_invariant(ring_reduce_scatter(x, 'i', tiled=True), 'i', tiled=True)`.
-- *Its transpose is as dear as itself*: each message is sent back. The transpose of an all-reduce of messages is another
-  one, where that of `psum` is a `pbroadcast`, and free (JEP 17111).
+- *The transpose costs as much as the algorithm itself*, because each message is sent back. The transpose of an
+  all-reduce made of messages is another all-reduce; the transpose of `psum` is a `pbroadcast`, which is free
+  (JEP 17111).
 
-The trick that keeps them short: ranks look at their parts, or at the blocks that have arrived, in an order that begins
-with their own (by distance along the ring, or by exclusive or), so that in each step all ranks send and receive what
-has the same index. Only on the way in, or out, does an index depend on the rank.
+One trick keeps the programs short: each rank orders its parts, or the blocks it has received, starting with its own (by
+distance along the ring, or by exclusive or). Then in each step all ranks send and receive at the same index; only the
+reordering at the beginning or the end depends on the rank.
 
 Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005;
 P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; the tutorial of
 JAX's shard_map, for the ring as a program.
 
-The examples take for granted what those of `collectives.ops` do.
+The examples assume the same names as those of `collectives.ops`.
 """
 
 from __future__ import annotations
@@ -96,38 +98,41 @@ __all__ = [
 
 Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
-# ---------------------------------------------------------------- steps, in an order that begins with the rank itself
+# ---------------------------------------------------------------- steps, in an order that starts at this rank
 
 
 def _swap(x: Value, axis_name: AxisName, bit: int, ranks: int) -> Value:
-    """Values exchanged between the ranks, among the first so many, whose numbers differ in this bit."""
+    """Swap values between those of the first `ranks` ranks that differ in `bit`."""
     return ppermute(x, axis_name, [(rank, rank ^ bit) for rank in range(ranks)])
 
 
 def _ranks(axis_name: AxisName) -> Value:
-    """The indices of all ranks, typed as varying like all that they are used with."""
+    """The indices of all ranks, typed as varying like the values they are used with."""
     return pbroadcast(np.arange(axis_size(axis_name)), axis_name)
 
 
 def _by_distance(axis_name: AxisName) -> Value:
-    """The ranks in the order in which the ring comes to them from this one."""
+    """The ranks in ring order, starting at this one."""
     ranks = _ranks(axis_name)
     return (axis_index(axis_name) + ranks) % ranks.size
 
 
 def _by_distance_back(axis_name: AxisName) -> Value:
-    """For each rank, how far along the ring it is from this one: the inverse of `_by_distance`."""
+    """Each rank's distance along the ring: the inverse of `_by_distance`."""
     ranks = _ranks(axis_name)
     return (ranks - axis_index(axis_name)) % ranks.size
 
 
 def _by_xor(axis_name: AxisName, n: int) -> Value:
-    """The first n ranks (n is a power of two) in an order that begins with this one; it is its own inverse."""
+    """The first n ranks, each xor-ed with this one: its own inverse.
+
+    n is a power of two.
+    """
     return np.bitwise_xor(axis_index(axis_name) % n, _ranks(axis_name)[:n])
 
 
 def _ring_gather(block: Value, axis_name: AxisName, by: int = 1) -> Value:
-    """Everyone's block, by distance: each goes all around the ring, a step at a time."""
+    """All ranks' blocks by distance: each travels around the whole ring."""
     n = axis_size(axis_name)
     found = {0: block}
     for step in range(1, n):
@@ -137,7 +142,10 @@ def _ring_gather(block: Value, axis_name: AxisName, by: int = 1) -> Value:
 
 
 def _ring_scatter(parts: Value, axis_name: AxisName, by: int = 1) -> Value:
-    """The sum of all parts for this rank, from parts by distance: sums go around the ring, and grow at each rank."""
+    """The sum of all parts for this rank; `parts` are in order of distance.
+
+    Partial sums travel around the ring, and each rank adds its part to them.
+    """
     n = axis_size(axis_name)
     total = parts[-by % n]
     for step in range(2, n + 1):
@@ -146,7 +154,7 @@ def _ring_scatter(parts: Value, axis_name: AxisName, by: int = 1) -> Value:
 
 
 def _doubling_gather(block: Value, axis_name: AxisName, n: int) -> Value:
-    """The blocks of the first n ranks, by exclusive or: at each step a rank sends all that it has."""
+    """The first n ranks' blocks in xor order: each step sends all a rank has."""
     blocks, bit = block[None], 1
     while bit < n:
         blocks = np.concatenate([blocks, _swap(blocks, axis_name, bit, n)])
@@ -155,7 +163,10 @@ def _doubling_gather(block: Value, axis_name: AxisName, n: int) -> Value:
 
 
 def _halving_scatter(parts: Value, axis_name: AxisName, n: int) -> Value:
-    """The sum of the parts for this rank, from parts by exclusive or: at each step a rank sends half of what it has."""
+    """The sum of all parts for this rank; `parts` are in xor order.
+
+    At each step a rank sends half of its partial sums.
+    """
     bit = n // 2
     while bit:
         parts = parts[:bit] + _swap(parts[bit:], axis_name, bit, n)
@@ -167,19 +178,22 @@ def _halving_scatter(parts: Value, axis_name: AxisName, n: int) -> Value:
 
 
 def _operand(name: str, x: Any, axis_name: AxisName) -> Value:
-    """A leaf as an array that varies along the axes, which are checked."""
+    """Check the axes, and return a leaf as an array that varies along them."""
     x, run = array_of(x), single_axes(name, axis_name)
     check_written(name, x, run)
     return varying_over(x, run)
 
 
 def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
-    """The same, where booleans are counted."""
+    """`_operand` for sums: booleans are converted to integers."""
     return counted(_operand(name, x, axis_name))
 
 
 def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
-    """What `gather` makes of a block, the blocks of all ranks in order, laid along an axis."""
+    """Apply `gather` to each leaf, and put its result along `axis`.
+
+    `gather` stacks all ranks' blocks in rank order.
+    """
 
     def each(leaf):
         leaf = _operand(name, leaf, axis_name)
@@ -192,7 +206,7 @@ def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: in
 def _scattered(
     name: str, scatter: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool, operand: Callable = _summand
 ) -> Any:
-    """What `scatter` makes of the parts of an array along an axis."""
+    """Split each leaf into parts along `axis`, and apply `scatter` to them."""
 
     def each(leaf):
         leaf = operand(name, leaf, axis_name)
@@ -209,7 +223,7 @@ def _all_reduced(name: str, reduce: Callable, x: Any, axis_name: AxisName) -> An
 
 
 def _in_parts(x: Value, n: int, reduce: Callable) -> Value:
-    """An all-reduce of an array of any shape by one of n equal parts: zeros fill it up."""
+    """All-reduce any array by `reduce`, which takes n equal parts; pad with zeros."""
     shape = x.shape
     flat = x.reshape(-1)
     size = flat.shape[0]
@@ -218,31 +232,31 @@ def _in_parts(x: Value, n: int, reduce: Callable) -> Value:
 
 
 def _in_halves(x: Value, do: Callable) -> Value:
-    """The last dimension in two halves, one for each way round the ring: `do(half, by)`."""
+    """Apply `do(half, by)` to halves of the last dimension, one per direction."""
     half = (x.shape[-1] + 1) // 2
     return np.concatenate([do(x[..., :half], 1), do(x[..., half:], -1)], axis=-1)
 
 
 def _is_among(ranks: Sequence[int], axis_name: AxisName) -> Value:
-    """Whether this rank is one of these."""
+    """Whether this rank is one of `ranks`."""
     here = np.isin(np.arange(axis_size(axis_name)), ranks)
     return np.take(pbroadcast(here, axis_name), axis_index(axis_name))
 
 
 def _deliver(x: Value, axis_name: AxisName, pairs: Pairs) -> Value:
-    """Values that take the place of what the receivers had; nothing changes on the other ranks."""
+    """Send `x` along `pairs`: destinations replace their value, others keep it."""
     received = ppermute(x, axis_name, pairs)
     return np.where(_is_among([destination for _, destination in pairs], axis_name), received, x)
 
 
 def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
-    """What the root has; zeros on the other ranks."""
+    """`x` on the root, zeros on the other ranks."""
     return np.where(_is_among([root], axis_name), x, pbroadcast(np.zeros((), x.dtype), axis_name))
 
 
 def _power_of_two(name: str, n: int, instead: str) -> None:
     if n & (n - 1):
-        raise ValueError(f"{name}: takes as many ranks as a power of two, but there are {n}: write {instead}")
+        raise ValueError(f"{name}: the number of ranks must be a power of two, but it is {n}: write {instead}")
 
 
 def _check_root(name: str, root: int, axis_name: AxisName) -> int:
@@ -253,10 +267,10 @@ def _check_root(name: str, root: int, axis_name: AxisName) -> int:
 
 
 def ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`all_gather` along a ring: N-1 steps, in each of which every rank passes on the block that it received last.
+    """`all_gather` around a ring in N-1 steps: each rank forwards its latest block.
 
-    Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. Varying -> varying; transposes to a ring reduce-scatter,
-    the same ring backwards. A rank sends (N-1)K/N bytes, of a result of K. Any number of ranks.
+    Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. Varying -> varying; transposes to a ring reduce-scatter in
+    the opposite direction. A rank sends (N-1)K/N bytes for a result of K bytes. Any number of ranks.
 
     >>> f = lambda x: algorithms.ring_all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -272,16 +286,16 @@ def ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool =
 
 
 def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`ring_all_gather` with half of each block going round one way, half the other way.
+    """`ring_all_gather` with half of each block sent in each direction of the ring.
 
-    Where links work both ways at once, and a rank uses both of its links at once, N-1 steps take half as long:
-    (N-1)K/2N bytes each way. (As run here, messages come one after the other, and nothing is won.)
+    If a rank can use both of its links at once, and each in both directions, the N-1 steps take half as long:
+    (N-1)K/2N bytes each way. (The backends here send one message after another, so it is no faster.)
 
     >>> f = lambda x: algorithms.bidirectional_ring_all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
     ShardedArray([3, 9, 3, 9], P('i'))
 
-    Source: shard_map tutorial, the second matrix product that overlaps with its all-gather.
+    Source: shard_map tutorial, the second example of a matrix product overlapped with its all-gather.
     """
 
     def gather(block):
@@ -292,10 +306,10 @@ def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
 
 def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`all_gather` in log2 N steps: ranks at distances 1, 2, 4, … exchange all that they have.
+    """`all_gather` in log2 N steps: ranks at distances 1, 2, 4, … swap all they have.
 
-    Shapes as of `all_gather`. A rank sends (N-1)K/N bytes, of a result of K: as many as along a ring, in fewer
-    messages. Raises ValueError where N is no power of two: `bruck_all_gather` takes any.
+    Shapes as in `all_gather`. A rank sends (N-1)K/N bytes for a result of K bytes: as many as along a ring, in fewer
+    messages. Raises ValueError if N is not a power of two: use `bruck_all_gather`, which takes any N.
 
     >>> f = lambda x: algorithms.recursive_doubling_all_gather(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9])).shape
@@ -313,9 +327,10 @@ def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
 
 def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
-    """`all_gather` in log2 N steps, rounded up, over any number of ranks: each sends all it has 1, 2, 4, … ranks back.
+    """`all_gather` in log2 N steps, rounded up, for any N.
 
-    Shapes as of `all_gather`. A rank sends (N-1)K/N bytes, of a result of K.
+    Each rank sends all it has to the rank 1, 2, 4, … back. Shapes as in `all_gather`. A rank sends (N-1)K/N bytes for a
+    result of K bytes.
 
     >>> f = lambda x: algorithms.bruck_all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -340,11 +355,11 @@ def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool 
 
 
 def ring_reduce_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False) -> Any:
-    """`psum_scatter` along a ring: N-1 steps, in each of which a rank adds its own part to the sum that it passes on.
+    """`psum_scatter` around a ring in N-1 steps: each rank adds its part to a sum.
 
-    Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. Varying -> varying; transposes to a ring all-gather.
-    A rank sends (N-1)K/N bytes, of an operand of K. Any number of ranks; raises ValueError where the dimension cannot
-    be split over them.
+    Each rank forwards the sum to the next. Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. Varying ->
+    varying; transposes to a ring all-gather. A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of
+    ranks; raises ValueError if the dimension cannot be split over them.
 
     >>> f = lambda x: algorithms.ring_reduce_scatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -362,13 +377,15 @@ def ring_reduce_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int =
 def bidirectional_ring_reduce_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """`ring_reduce_scatter` with half of each part going round one way, half the other way: (N-1)K/2N bytes each way.
+    """`ring_reduce_scatter` with half of each part in each direction of the ring.
+
+    A rank sends (N-1)K/2N bytes each way.
 
     >>> f = lambda x: algorithms.bidirectional_ring_reduce_scatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([7, 2], P('i'))
 
-    Source: shard_map tutorial, the matrix product that overlaps with its reduce-scatter, both ways.
+    Source: shard_map tutorial, the example of a matrix product overlapped with a reduce-scatter in both directions.
     """
 
     def scatter(parts):
@@ -381,10 +398,11 @@ def bidirectional_ring_reduce_scatter(
 def recursive_halving_reduce_scatter(
     x: Any, axis_name: AxisName, *, scatter_dimension: int = 0, tiled: bool = False
 ) -> Any:
-    """`psum_scatter` in log2 N steps: ranks at distances N/2, N/4, …, 1 exchange the half that the other one needs.
+    """`psum_scatter` in log2 N steps that halve the data.
 
-    Shapes as of `psum_scatter`. A rank sends (N-1)K/N bytes, of an operand of K. Raises ValueError where N is no power
-    of two: `ring_reduce_scatter` takes any number of ranks.
+    Ranks at distances N/2, N/4, …, 1 send each other the half that the other needs. Shapes as in `psum_scatter`. A rank
+    sends (N-1)K/N bytes for an operand of K bytes. Raises ValueError if N is not a power of two: use
+    `ring_reduce_scatter`, which takes any N.
 
     >>> f = lambda x: algorithms.recursive_halving_reduce_scatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -405,11 +423,11 @@ def recursive_halving_reduce_scatter(
 
 
 def ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`psum` along a ring, in two rounds: a reduce-scatter, then an all-gather of the sums. 2(N-1) steps.
+    """`psum` along a ring: a reduce-scatter, then an all-gather. 2(N-1) steps.
 
-    `x` is a tree of arrays; each result has its array's shape. A rank sends 2(N-1)K/N bytes, of an array of K: less
-    than 2K, however many ranks there are. (Arrays are filled up to a multiple of N entries.) Varying -> varying, though
-    all ranks get the same: see the module. Any number of ranks.
+    `x` is a tree of arrays; each result has its array's shape. A rank sends 2(N-1)K/N bytes for an array of K bytes:
+    less than 2K, for any number of ranks. (Arrays are padded to a multiple of N entries.) Varying -> varying, although
+    all ranks get the same sum: see the module's docstring. Any number of ranks.
 
     >>> f = lambda x: algorithms.ring_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -426,13 +444,15 @@ def ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`ring_all_reduce` with half of each part going round one way, half the other way: (N-1)K/N bytes each way.
+    """`ring_all_reduce` with half of each part in each direction of the ring.
+
+    A rank sends (N-1)K/N bytes each way.
 
     >>> f = lambda x: algorithms.bidirectional_ring_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([7, 2, 7, 2], P('i'))
 
-    Source: as of `bidirectional_ring_all_gather`.
+    Source: that of `bidirectional_ring_all_gather`.
     """
 
     def around(half, by):
@@ -447,10 +467,11 @@ def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`psum` in log2 N steps: ranks at distances 1, 2, 4, … exchange their sums. For short arrays, where steps count.
+    """`psum` in log2 N steps: ranks at distances 1, 2, 4, … exchange their sums.
 
-    A rank sends K log2 N bytes, of an array of K. Where N is no power of two, the ranks beyond the largest one hand
-    their values to others first, and get the sum from them: two steps more. Varying -> varying: see the module.
+    This suits short arrays, where latency dominates. A rank sends K log2 N bytes for an array of K bytes. If N is not
+    a power of two, the ranks beyond the largest power of two first send their values to other ranks, and at the end get
+    the sum from them: two more steps. Varying -> varying: see the module's docstring.
 
     >>> f = lambda x: algorithms.recursive_doubling_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -470,11 +491,12 @@ def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
-    """`psum` by recursive halving, then doubling (Rabenseifner's algorithm): 2 log2 N steps, 2(N-1)K/N bytes.
+    """`psum` by recursive halving, then doubling, in 2 log2 N steps.
 
-    A reduce-scatter, then an all-gather, in as many bytes as along a ring, and fewer steps. (Arrays are filled up to a
-    multiple of N entries.) Where N is no power of two, the ranks beyond the largest one hand their values to others
-    first, and get the sum from them: two steps and 2K bytes more. Varying -> varying: see the module.
+    This is Rabenseifner's algorithm. A reduce-scatter, then an all-gather: 2(N-1)K/N bytes, as many as along a ring, in
+    fewer steps. (Arrays are padded to a multiple of N entries.) If N is not a power of two, the ranks beyond the
+    largest power of two first send their values to other ranks, and at the end get the sum from them: two more steps
+    and 2K more bytes. Varying -> varying: see the module's docstring.
 
     >>> f = lambda x: algorithms.halving_doubling_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -496,7 +518,10 @@ def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
 
 def _folded(x: Value, axis_name: AxisName, reduce: Callable) -> Value:
-    """An all-reduce by `reduce(x, n)` among the first n ranks, as many as the largest power of two."""
+    """All-reduce by `reduce(x, n)`, where n is the largest power of two up to N.
+
+    It runs on the first n ranks; the others send them their values, and receive the results.
+    """
     ranks = axis_size(axis_name)
     n = 1 << (ranks.bit_length() - 1)
     extra = range(n, ranks)
@@ -507,15 +532,15 @@ def _folded(x: Value, axis_name: AxisName, reduce: Callable) -> Value:
 
 
 def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """`psum` as a reduction to one rank, then a broadcast from there, along binomial trees.
+    """`psum` as a reduction to one rank, then a broadcast, along binomial trees.
 
-    2 log2 N steps (each logarithm rounded up), of K bytes each. Varying -> varying: see the module.
+    2 log2 N steps (each logarithm rounded up) of K bytes each. Varying -> varying: see the module's docstring.
 
     >>> f = lambda x: algorithms.tree_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([7, 2, 7, 2], P('i'))
 
-    Source: Thakur et al., section 4.5 (what MPICH did before).
+    Source: Thakur et al., section 4.5 (the old algorithm of MPICH).
     """
     root = _check_root("tree_all_reduce", root, axis_name)
 
@@ -526,10 +551,11 @@ def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
 
 def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """`psum` by one rank, the server: it receives the others' arrays one after the other, and sends the sum to each.
+    """`psum` by one rank, the server, which receives all arrays in turn.
 
-    The server receives (N-1)K bytes and sends as many, the others K each: time grows as the number of ranks, where
-    along a ring it hardly does. 2(N-1) steps. Varying -> varying: see the module.
+    It then sends the sum to each rank. 2(N-1) steps. The server receives (N-1)K bytes and sends as many; each other
+    rank sends and receives K. So the time grows in proportion to the number of ranks; that of a ring hardly grows.
+    Varying -> varying: see the module's docstring.
 
     >>> f = lambda x: algorithms.parameter_server_all_reduce(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -555,11 +581,11 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
 
 
 def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
-    """`broadcast_varying` along a tree: at each step twice as many ranks have the root's value.
+    """`broadcast_varying` along a tree: each step doubles the ranks with the value.
 
-    Shapes stay. log2 N steps, rounded up. Each step is a message of K bytes; the root sends in all of them. Varying ->
-    varying, though all get the same: see the module. Transposes to the sum on the root, along the same tree. Raises
-    ValueError where `root` is no index along the axis.
+    Shapes do not change. log2 N steps, rounded up, each a message of K bytes; the root sends in all of them. Varying ->
+    varying, although all ranks get the same value: see the module's docstring. Transposes to the sum on the root, along
+    the same tree. Raises ValueError if `root` is out of range.
 
     >>> f = lambda x: algorithms.binomial_tree_broadcast(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -574,9 +600,9 @@ def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> An
 def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
     """`reduce` along a tree: the sum on the rank `root`, zeros on the others.
 
-    Shapes stay; booleans are counted. log2 N steps, rounded up. Each step is a message of K bytes; the root receives in
-    all of them. Varying -> varying; transposes to a broadcast of the root's. Raises ValueError where `root` is no index
-    along the axis.
+    Shapes do not change; booleans are counted. log2 N steps, rounded up, each a message of K bytes; the root receives
+    in all of them. Varying -> varying; transposes to a broadcast from the root. Raises ValueError if `root` is out of
+    range.
 
     >>> f = lambda x: algorithms.binomial_tree_reduce(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -594,17 +620,18 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
 
 def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """`gather` along a tree: all blocks on the rank `root`, zeros on the others. Who sends, sends all it has, once.
+    """`gather` along a tree: all blocks on the rank `root`, zeros on the others.
 
-    Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b]. log2 N steps, rounded up; (N-1)K/N bytes, of a result of K
-    (where N is no power of two, as many as if it were the next). Varying -> varying; transposes to a scatter, along the
-    same tree. Raises ValueError where `root` is no index along the axis.
+    Each rank but the root sends once, all the blocks it has. Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b].
+    log2 N steps, rounded up; (N-1)K/N bytes for a result of K bytes (if N is not a power of two, as many as for the
+    next one). Varying -> varying; transposes to a scatter along the same tree. Raises ValueError if `root` is out of
+    range.
 
     >>> f = lambda x: algorithms.binomial_tree_gather(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
     ShardedArray([0, 0, 3, 9], P('i'))
 
-    Source: Thakur et al., section 4.3: the scatter there, backwards.
+    Source: Thakur et al., section 4.3 (its scatter, reversed).
     """
     root = _check_root("binomial_tree_gather", root, axis_name)
 
@@ -620,12 +647,12 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
 
 
 def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """`scatter` along a tree: each rank gets its part of the root's array. At each step all who have some send half.
+    """`scatter` along a tree: each rank gets its part of the root's array.
 
-    Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] -> [a, b]. log2 N steps, rounded up; (N-1)K/N bytes, of an
-    operand of K (where N is no power of two, as many as if it were the next). Varying -> varying; transposes to a
-    gather, along the same tree. Raises ValueError where `root` is no index along the axis, or the dimension cannot be
-    split.
+    At each step all ranks that have parts send half of them. Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] ->
+    [a, b]. log2 N steps, rounded up; (N-1)K/N bytes for an operand of K bytes (if N is not a power of two, as many as
+    for the next one). Varying -> varying; transposes to a gather along the same tree. Raises ValueError if `root` is
+    out of range or the dimension cannot be split.
 
     >>> f = lambda x: algorithms.binomial_tree_scatter(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -649,7 +676,7 @@ def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: i
 
 
 def _edges(axis_name: AxisName, root: int) -> list[Pairs]:
-    """The binomial tree: for each level, from the root's, the ranks that are above and those that are below them."""
+    """The binomial tree: for each level, from the root, pairs (parent, child)."""
     n = axis_size(axis_name)
     reach, levels = 1, []
     while reach < n:
@@ -665,7 +692,7 @@ def _down_tree(x: Value, axis_name: AxisName, root: int) -> Value:
 
 
 def _up_tree(x: Value, axis_name: AxisName, root: int) -> Value:
-    """The sum on the root; sums of some on the others."""
+    """The sum on the root; partial sums on the other ranks."""
     for pairs in reversed(_edges(axis_name, root)):
         x = x + ppermute(x, axis_name, [(below, above) for above, below in pairs])
     return x
@@ -675,10 +702,10 @@ def _up_tree(x: Value, axis_name: AxisName, root: int) -> Value:
 
 
 def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axis: int, *, tiled: bool = False) -> Any:
-    """`all_to_all` in N-1 steps: at step k, a rank sends a part to the one k further on, and gets one from k before.
+    """`all_to_all` in N-1 steps: at step k, rank r sends to r+k, receives from r-k.
 
-    Shapes as of `all_to_all`: over N ranks, split_axis=0, concat_axis=1, [N, b] -> [b, N], tiled [N*a, b] -> [a, N*b].
-    Varying -> varying. A rank sends (N-1)K/N bytes, of an operand of K. Any number of ranks.
+    Shapes as in `all_to_all`: over N ranks, split_axis=0, concat_axis=1, [N, b] -> [b, N], tiled [N*a, b] -> [a, N*b].
+    Varying -> varying. A rank sends (N-1)K/N bytes for an operand of K bytes. Any number of ranks.
 
     >>> f = lambda x: algorithms.pairwise_all_to_all(x, 'i', 0, 0, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

@@ -1,4 +1,4 @@
-"""What a collective is told to run along: axes of the mesh, or named by a `vmap`; perhaps groups of the ranks there."""
+"""The axes a collective runs over: of a mesh or a `vmap`, perhaps in groups."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from minidiff.keywords import did_you_mean
 from minidiff.vmap import named_axes
 
 AxisName = str | tuple[str, ...]
-Axes = AxisName | set[str] | frozenset[str]  # where their order does not matter
+Axes = AxisName | set[str] | frozenset[str]  # for collectives that ignore the order of the axes
 Groups = tuple[tuple[int, ...], ...]
 
 
 class CollectiveAxes(NamedTuple):
-    """Axes that one operation may run over, and the scope that binds them.
+    """Axes that one operation can run over, and the scope that binds them.
 
-    With `groups` it runs in each of these groups of indices along the axes, for itself.
+    With `groups`, the operation runs separately within each group of indices along the axes.
     """
 
     scope: Scope
@@ -31,41 +31,41 @@ class CollectiveAxes(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many ranks take part (where groups differ in size: in the largest)."""
+        """The number of participating ranks; with groups, the size of the largest."""
         return size_of(self.scope, self.axes) if self.groups is None else max(map(len, self.groups))
 
     @property
-    def alike(self) -> bool:
-        """Whether as many ranks take part everywhere."""
+    def uniform(self) -> bool:
+        """Whether all groups have the same size."""
         return self.groups is None or len(set(map(len, self.groups))) == 1
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters that say so."""
+        """The parameters `axes`, `size` and (if any) `groups` of a collective."""
         params = {"axes": self.axes, "size": self.size}
         return params if self.groups is None else {**params, "groups": self.groups}
 
 
 def axes_in_scope(scope: Scope, axes: Collection[str]) -> CollectiveAxes:
-    """Along these axes of a scope, in its order."""
+    """Return `axes` of a scope as `CollectiveAxes`, in the scope's order."""
     return CollectiveAxes(scope, tuple(a for a in scope.axes if a in axes))
 
 
 def size_of(scope: Scope, axes: Iterable[str]) -> int:
-    """How many ranks there are along axes."""
+    """The number of ranks along `axes`."""
     return math.prod(scope.axes[a] for a in axes)
 
 
 def rank_count(runs: Sequence[CollectiveAxes]) -> int:
-    """How many ranks there are along all of these."""
+    """The number of ranks along all of `runs`."""
     return math.prod(run.size for run in runs)
 
 
 def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[CollectiveAxes]:
-    """The axes named, checked, in runs that one operation may run over.
+    """Check the named axes and split them into runs, one for each operation.
 
-    The axes of a mesh are bound together by the running body; each that a vmap has named is a scope of its own,
-    without types. Where their order does not matter (not `ordered`) they may be a set.
+    The running body binds all mesh axes in one scope; each axis named by a vmap is an untyped scope of its own. A set
+    of axes is accepted only if their order does not matter (`ordered=False`).
     """
     scope, vmapped = current_scope(), named_axes(current_interpreter())
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
@@ -91,12 +91,12 @@ def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[Co
 
 
 def _sorted(axes: Collection[str], bound: list[str]) -> tuple[str, ...]:
-    """A set of axes in the order in which they are bound: its own order may differ from rank to rank."""
+    """Sort a set of axes in binding order, the same on all ranks."""
     return tuple(sorted(axes, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))
 
 
 def check_distinct(name: str, axes: Sequence[str]) -> None:
-    """Raise ValueError where an axis is named twice."""
+    """Raise ValueError if an axis is named twice."""
     if len(set(axes)) != len(axes):
         raise ValueError(f"{name}: an axis is named twice in {axes!r}")
 
@@ -122,58 +122,64 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
 
 
 def grouped_axes(
-    name: str, axis_name: Axes, groups: Any, alike: bool = True, ordered: bool = True
+    name: str, axis_name: Axes, groups: Any, uniform: bool = True, ordered: bool = True
 ) -> list[CollectiveAxes]:
-    """The axes named, in runs; with `groups`, one run in these. `alike` says that they must be of one size."""
+    """Split the named axes into runs; with `groups`, into one.
+
+    `uniform` requires groups of equal size.
+    """
     return (
-        collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, alike)]
+        collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, uniform)]
     )
 
 
-def single_axes(name: str, axis_name: AxisName, groups: Any = None, alike: bool = True) -> CollectiveAxes:
-    """The axes named, checked, as one run, perhaps in groups."""
+def single_axes(name: str, axis_name: AxisName, groups: Any = None, uniform: bool = True) -> CollectiveAxes:
+    """Check the named axes and return them as one run, optionally with groups."""
     runs = collective_axes(name, axis_name)
     if not runs:
-        raise ValueError(f"{name} over {axis_name!r}: no axis is named; name one at least")
+        raise ValueError(f"{name} over {axis_name!r}: no axis is named; name at least one")
     if len(runs) != 1:
         raise ValueError(
-            f"{name} over {axis_name!r}: an axis named by a vmap cannot be taken together with others; "
+            f"{name} over {axis_name!r}: an axis named by a vmap cannot be combined with other axes; "
             "write one collective for each"
         )
     if groups is None:
         return runs[0]
     found = tuple(tuple(operator.index(rank) for rank in group) for group in groups)
-    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, alike)
+    check_groups(f"{name} over {axis_name!r}: axis_index_groups={[*map(list, found)]}", found, runs[0].size, uniform)
     return runs[0]._replace(groups=found)
 
 
-def check_groups(what: str, groups: Groups, size: int, alike: bool) -> None:
-    """Raise ValueError, calling them `what`, for groups that do not have each rank once; `alike` wants one size."""
+def check_groups(what: str, groups: Groups, size: int, uniform: bool) -> None:
+    """Raise ValueError unless each rank is in exactly one group.
+
+    `uniform` requires equal sizes. The message calls the groups `what`.
+    """
     named = [rank for group in groups for rank in group]
     for rank in named:
         if not 0 <= rank < size:
-            raise ValueError(f"{what}: {rank} is no index of the {size} ranks there, which are 0 to {size - 1}")
+            raise ValueError(f"{what}: {rank} is not an index of the {size} ranks, which are 0 to {size - 1}")
         if named.count(rank) > 1:
             raise ValueError(f"{what}: rank {rank} occurs {named.count(rank)} times; each rank is in one group")
     for rank in range(size):
         if rank not in named:
-            raise ValueError(f"{what}: rank {rank} is in no group; alone, it would be a group [{rank}]")
+            raise ValueError(f"{what}: rank {rank} is in no group; for a group of its own, add [{rank}]")
     sizes = sorted({len(group) for group in groups})
-    if not sizes[0] or (alike and len(sizes) > 1):
+    if not sizes[0] or (uniform and len(sizes) > 1):
         must = "have equally many ranks" if sizes[0] else "not be empty"
         raise ValueError(f"{what}: there are groups of {' and of '.join(map(str, sizes))} ranks; they must {must}")
 
 
 def check_rank(name: str, what: str, rank: Any, axis_name: AxisName, size: int) -> int:
-    """A rank that an argument names, as an integer; ValueError where it is none of those along the axes."""
+    """Return a rank argument as an integer; ValueError if it is out of range."""
     rank = operator.index(rank)
     if not 0 <= rank < size:
-        raise ValueError(f"{name}: {what} {rank} is no index along {axis_name!r}, which has {size} ranks")
+        raise ValueError(f"{name}: {what} {rank} is not an index along {axis_name!r}, which has {size} ranks")
     return rank
 
 
 def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
-    """ValueError where a dimension cannot be cut into one part for each rank."""
+    """Raise ValueError if a dimension cannot be split into one part per rank."""
     length = typeof(x).shape[axis]
     if tiled and length % size:
         raise ValueError(f"{name}: axis {axis} of {typeof(x)} is split over {size} ranks, which do not divide {length}")
@@ -185,7 +191,10 @@ def check_split(name: str, x: Value, axis: int, size: int, tiled: bool) -> None:
 
 
 def check_splits(name: str, splits: Any, size: int) -> Groups:
-    """How many rows each rank (first index) sends to each (second index), as tuples. ValueError for no such table."""
+    """Return `splits[source][destination]`, the row counts, as tuples.
+
+    Raises ValueError for a table of another shape and for negative counts.
+    """
     found = tuple(tuple(operator.index(n) for n in row) for row in splits)
     if [len(row) for row in found] != [size] * size:
         raise ValueError(
@@ -195,22 +204,22 @@ def check_splits(name: str, splits: Any, size: int) -> Groups:
     for source, row in enumerate(found):
         for destination, rows in enumerate(row):
             if rows < 0:
-                raise ValueError(f"{name}: splits[{source}][{destination}] is {rows}: no rows are 0")
+                raise ValueError(f"{name}: splits[{source}][{destination}] is {rows}: for no rows, write 0")
     return found
 
 
 def check_perm(name: str, perm: Sequence[tuple[int, int]], axis_name: AxisName, size: int) -> None:
-    """ValueError for pairs (source, destination) of which one is no rank along the axes, or occurs twice."""
+    """Raise ValueError if a source or a destination is out of range or occurs twice."""
     for what, ranks in (("source", [s for s, _ in perm]), ("destination", [d for _, d in perm])):
         for rank in ranks:
             check_rank(name, what, rank, axis_name, size)
         for rank, times in Counter(ranks).items():
             if times > 1:
                 raise ValueError(
-                    f"{name}: {what} {rank} occurs {times} times in {list(perm)}; a rank sends once, and receives once"
+                    f"{name}: {what} {rank} occurs {times} times in {list(perm)}; a rank sends once and receives once"
                 )
 
 
 def most(splits: Iterable[Sequence[int]]) -> int:
-    """The number of rows of a block that has room for what any rank has of them."""
+    """The number of rows of the longest block: ranks pad theirs to it."""
     return max(map(sum, splits))

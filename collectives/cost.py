@@ -1,11 +1,11 @@
-"""What communication costs: steps and bytes of each algorithm, as formulas, and as counted on a tape.
+"""Communication costs: steps and bytes by formula, or counted on a tape.
 
-The model is the usual one. A step, in which ranks send messages at the same time, takes `alpha` seconds however short
-they are, and `beta` seconds for each byte of the longest; adding up arrays takes `gamma` seconds for each byte:
+This is the usual alpha-beta model. A step, in which ranks send messages at the same time, takes a latency of `alpha`
+seconds plus `beta` seconds for each byte of its longest message; adding arrays takes `gamma` seconds for each byte:
 
     T = steps * alpha + bytes * beta + reduced * gamma
 
-Nothing in it knows of congestion, of links that differ, or of computing meanwhile.
+It ignores congestion, links of different speeds, and overlap with computation.
 
 >>> ring = ALGORITHMS["ring_all_reduce"]
 >>> print(ring.steps, "|", ring.bytes)
@@ -15,8 +15,8 @@ Cost(steps=14, bytes=1750, sent=1750, received=1750, reduced=875)
 >>> ring(N=8, K=1000).seconds(alpha=1e-6, beta=1e-9)
 1.575e-05
 
-The server of `parameter_server_all_reduce` is the bottleneck. Where arrays are short, few steps win; where they are
-long, few bytes:
+The server of `parameter_server_all_reduce` is a bottleneck. For short arrays the algorithm with the fewest steps wins,
+for long ones the algorithm with the fewest bytes:
 
 >>> [ALGORITHMS["parameter_server_all_reduce"](N, 1000).sent for N in (2, 8, 64)]
 [1000, 7000, 63000]
@@ -27,7 +27,7 @@ long, few bytes:
 ('recursive_doubling_all_reduce', 'halving_doubling_all_reduce', 'ring_all_reduce')
 
 Sources: R. W. Hockney, "The communication challenge for MPP", 1994 (the model); R. Thakur, R. Rabenseifner, W. Gropp,
-"Optimization of Collective Communication Operations in MPICH", 2005 (it, with gamma, for these algorithms).
+"Optimization of Collective Communication Operations in MPICH", 2005 (the model with gamma, for these algorithms).
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ Number = int | float
 
 @dataclass(frozen=True)
 class Cost:
-    """What some communication takes: `steps` one after the other, and bytes.
+    """The cost of some communication: a number of sequential `steps`, and bytes.
 
-    `bytes` are those that take time: of each step the longest message. `sent` and `received` are what goes through the
-    rank that sends, or receives, most; `reduced` is how many bytes of sums each rank works out, one after the other.
-    Costs are added, and multiplied by how often.
+    `bytes` are those on the critical path: the longest message of each step, summed over steps. `sent` and `received`
+    are the bytes of the rank that sends, or receives, most; `reduced` is the number of bytes of sums that a rank
+    computes. Costs can be added, and multiplied by a count.
     """
 
     steps: Number = 0
@@ -70,15 +70,14 @@ class Cost:
     __rmul__ = __mul__
 
     def seconds(self, alpha: float, beta: float, gamma: float = 0.0) -> float:
-        """How long it takes: `alpha` in seconds for a step, `beta` and `gamma` in seconds for a byte."""
+        """The time in seconds: `alpha` seconds a step, `beta` and `gamma` seconds a byte."""
         return self.steps * alpha + self.bytes * beta + self.reduced * gamma
 
 
 class Formula:
-    """A number that follows from `N` ranks and `K` bytes: printed as it is written, called to work it out.
+    """A formula in `N` ranks and `K` bytes: prints as written, a call evaluates it.
 
-    `P` is the largest power of two that is not above N, `C` the smallest that is not below. The result is exact for
-    integers.
+    `P` is the largest power of two at most N, `C` the smallest at least N. The result is exact for integers.
 
     >>> f = Formula("(N - 1)*K/N")
     >>> f, f(N=4, K=12), f(N=4, K=1)
@@ -114,11 +113,12 @@ def _log2(power: int) -> int:
 
 @dataclass(frozen=True)
 class Formulas:
-    """The cost of an algorithm over `N` ranks, for `K` bytes of the whole: called, it gives a :class:`Cost`.
+    """The cost of an algorithm by formulas in `N` and `K`; a call gives a `Cost`.
 
-    Each field of a cost has its formula here. `ports` is how many messages a rank sends at the same time, and how many
-    it receives. K is what an all-gather or a gather returns, what a reduce-scatter, a scatter or an all-to-all takes,
-    the array that is summed or sent. (Arrays that are cut into parts are filled up first: K is then what they fill.)
+    Each field of `Cost` has its formula here. `ports` is how many messages a rank sends, and how many it receives, at
+    the same time. K is the size in bytes of the whole array: the result of an all-gather or a gather; the operand of a
+    reduce-scatter, a scatter or an all-to-all; the array that is summed or sent. (For arrays that are padded before
+    they are split, K includes the padding.)
     """
 
     steps: Formula
@@ -136,14 +136,14 @@ class Formulas:
 def _formulas(
     steps: str, bytes: str, reduced: str = "0", *, sent: str = "", received: str = "", ports: int = 1
 ) -> Formulas:
-    """A row of the table. Where nothing else is said, every rank sends and receives what takes the time."""
+    """A row of the table. By default every rank sends and receives `bytes`."""
     texts = steps, bytes, sent or bytes, received or bytes, reduced
     return Formulas(*map(Formula, texts), ports)
 
 
 _AROUND = "(N - 1)*K/N"
 
-#: The algorithms of `collectives.algorithms`, and the one message of a `ppermute`: what each costs.
+#: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
     "ring_all_gather": _formulas("N - 1", _AROUND),
     "bidirectional_ring_all_gather": _formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, received=_AROUND, ports=2),
@@ -184,7 +184,7 @@ ALGORITHMS: dict[str, Formulas] = {
     "point_to_point": _formulas("1", "K"),
 }
 
-#: By which algorithm each collective is priced. (What an MPI does depends on sizes, and is its own affair.)
+#: The algorithm that prices each collective. (An MPI library chooses its own, by message size.)
 PRICED_AS: dict[str, str] = {
     "psum": "ring_all_reduce",
     "pmax": "ring_all_reduce",
@@ -202,25 +202,25 @@ PRICED_AS: dict[str, str] = {
     "scatter": "binomial_tree_scatter",
 }
 
-#: Collectives whose result is the whole: on each rank N times what it hands over.
+#: Collectives whose result is the whole array: N times the size of a rank's operand.
 GATHERS = ("all_gather", "all_gather_invariant", "gather")
 
-#: What algorithms do, as their names end: the longer one first, where one ends as another does.
-_DOES = (
+#: The operations that algorithms implement, as suffixes of their names: a longer suffix before one that it ends with.
+_OPERATIONS = (
     *("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
     *("broadcast", "reduce", "scatter", "gather", "point_to_point"),
 )
 
 
-def _does(algorithm: str) -> str:
-    return next(what for what in _DOES if algorithm.endswith(what))
+def _operation_of(algorithm: str) -> str:
+    return next(what for what in _OPERATIONS if algorithm.endswith(what))
 
 
 def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None) -> Cost:
-    """The cost of a collective over N ranks, each of which hands over so many bytes.
+    """The cost of a collective over N ranks whose operands have `nbytes` bytes each.
 
-    It is that of `algorithm`, by default the one in `PRICED_AS`. Raises ValueError for names that are not known, and
-    for an algorithm that does something else.
+    It is the cost of `algorithm`, by default the one in `PRICED_AS`. Raises ValueError for an unknown name, and for an
+    algorithm of another operation.
 
     >>> price("all_gather", 4, 100)
     Cost(steps=3, bytes=300, sent=300, received=300, reduced=0)
@@ -228,13 +228,13 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
     4
     """
     if collective not in PRICED_AS:
-        raise ValueError(f"no price is known for {collective!r}; those that have one are {', '.join(PRICED_AS)}")
+        raise ValueError(f"no price is known for {collective!r}; the priced ones are {', '.join(PRICED_AS)}")
     name = PRICED_AS[collective] if algorithm is None else algorithm
     if name not in ALGORITHMS:
-        raise ValueError(f"no algorithm {name!r} is known; those that have formulas are {', '.join(ALGORITHMS)}")
-    alike = [other for other in ALGORITHMS if _does(other) == _does(PRICED_AS[collective])]
-    if name not in alike:
-        raise ValueError(f"{collective} is not priced as {name}, which is something else; it may be {', '.join(alike)}")
+        raise ValueError(f"no algorithm {name!r} is known; those with formulas are {', '.join(ALGORITHMS)}")
+    priced = [other for other in ALGORITHMS if _operation_of(other) == _operation_of(PRICED_AS[collective])]
+    if name not in priced:
+        raise ValueError(f"{collective} is not priced as {name}, another operation; choose from {', '.join(priced)}")
     return ALGORITHMS[name](N, nbytes * N if collective in GATHERS else nbytes)
 
 
@@ -242,12 +242,12 @@ def price(collective: str, N: int, nbytes: Number, algorithm: str | None = None)
 
 
 def counted(tape: Tape, ports: int = 1) -> Cost:
-    """What a tape communicates, counted: each `ppermute` as the messages it is, other collectives as they are priced.
+    """Count the communication on a tape.
 
-    A step takes as many messages as each rank can send and receive at once, which is `ports` of each; a message whose
-    contents depend on another takes a later one. (`reduced` is not counted: an addition on a tape may be anything.) The
-    body of a `shard_map` counts as it stands, that of a `scan` once for each step of the loop. Raises ValueError where
-    how much is communicated depends on values.
+    A `ppermute` counts as its messages, other collectives by their `price`. In one step each rank can send `ports`
+    messages and receive as many; a message that depends on another one goes in a later step. (`reduced` is not counted:
+    an addition on a tape need not belong to a reduction.) The body of a `shard_map` counts once, that of a `scan` once
+    per step of the loop. Raises ValueError if the amount of communication depends on values.
 
     >>> import numpy as np
     >>> from collectives import algorithms
@@ -259,7 +259,7 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
     Cost(steps=6, bytes=96, sent=96, received=96, reduced=0)
     """
     messages, total = Schedule(ports), Cost()
-    ready: dict[Var, int] = {}  # in which step a value is there at the earliest
+    ready: dict[Var, int] = {}  # the first step in which a value is available
     for eqn in tape.equations:
         start = max((ready.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
         if eqn.primitive.name == "ppermute":
@@ -269,19 +269,19 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
             nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
             total += price(eqn.primitive.name, eqn.params["size"], nbytes)
         else:
-            total += _of_bodies(eqn, ports)
+            total += _cost_of_bodies(eqn, ports)
         ready.update(dict.fromkeys(eqn.outputs, start))
     return total + messages.cost()
 
 
-def _of_bodies(eqn: Equation, ports: int) -> Cost:
+def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
     costs = [counted(body, ports) for body in bodies_of(eqn)]
     costs = [c for c in costs if c != Cost()] if len(costs) > 1 else costs
     if not costs:
         return Cost()
     if len(costs) > 1 or len(bodies_of(eqn)) > 1:
         raise ValueError(
-            f"{eqn.primitive} communicates, and how much depends on values: count the tapes of its branches or steps"
+            f"{eqn.primitive} communicates an amount that depends on values: count the tapes of its branches or steps"
         )
     sums = eqn.primitive.sums(eqn.params)  # partial sums that leave the body
     outside = [price("psum", params["size"], eqn.params["body"].out_types[i].nbytes) for i, params in sums.items()]
@@ -289,14 +289,14 @@ def _of_bodies(eqn: Equation, ports: int) -> Cost:
 
 
 class Schedule:
-    """Messages in steps: in each, a rank sends `ports` messages at most, and receives as many."""
+    """Messages in steps: in each a rank sends at most `ports`, and receives as many."""
 
     def __init__(self, ports: int):
         self.ports = ports
         self.steps: list[Step] = []
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
-        """Send these messages in the first step from `start` that has room; returns the step after it."""
+        """Put messages in the first step from `start` with room; return the next step."""
         perm = [(source, destination) for source, destination in perm if source != destination]
         if not perm:
             return start
@@ -314,7 +314,7 @@ class Schedule:
 
 
 class Step:
-    """The messages of one step: how many, and how many bytes, each rank sends (first) and receives (second)."""
+    """One step: the messages and bytes of each rank, sent (first) and received."""
 
     def __init__(self, axes: Sequence[str]):
         self.axes = axes

@@ -1,4 +1,4 @@
-"""The collectives as operations: the type and the transpose of each (the JEP's table, as code).
+"""The collectives as operations: their types and transposes (JEP 17111's table).
 
 ===================== ======================= ============== ======================
 operation             type                    communicates   transpose
@@ -17,22 +17,23 @@ axis_index            () -> varying           no             (integers)
 pmax, pmin            varying -> invariant    all-reduce     (not linear)
 ===================== ======================= ============== ======================
 
-What holds for all of them is in `kinds.py`, those with a root (broadcast, reduce, gather, scatter) are in `rooted.py`,
-what each means in `reference.py`, what they may be told to run along in `along.py`. With `axis_index_groups` an
-operation runs in each of several groups of the ranks for itself: what is the same in a group may differ between groups,
-so all results vary, and the transpose is that without groups, in the same groups. `ragged_all_to_all` is `all_to_all`
+Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
+reduce, gather, scatter), `reference.py` the meaning of each, `axes.py` the axes argument, and `backends/` runs them.
+
+With `axis_index_groups`, a collective runs separately within each group of ranks. Results may differ between groups, so
+they always vary; the transpose is the ungrouped transpose, run in the same groups. `ragged_all_to_all` is `all_to_all`
 of parts of different lengths.
 
-Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the
-section "Tracking device invariance in avals". How they run is in `stacked.py` and `mpi.py`.
+In a `shard_map` with `check_rep=False` values are untyped: `psum` is then its own transpose, and `pbroadcast` and
+`pscatter`, which exist for the types, are not used. The same holds along the axis of a `vmap(f, axis_name=...)`, whose
+elements act as ranks: they are stacked, and `backends/simulated.py` runs the collectives. A collective may name mesh
+axes and vmap axes together.
 
-Where the running `shard_map` has `check_rep=False` there are no types: `psum` is then an operation
-that is its own transpose, and the two operations that exist for the types' sake are done without.
-So it is along the axis of a `vmap(f, axis_name=...)`, whose elements are ranks as well: they are stacked,
-and the collectives run in `stacked.py`. A collective may name axes of both kinds together.
-
-The examples take for granted `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
+The examples assume `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks along one axis:
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
+
+Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the section "Tracking
+device invariance in avals".
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
 # ---------------------------------------------------------------- the table
 
 
-def _exchanged_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled, **params):
+def _all_to_all_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled, **params):
     shape = list(x.shape)
     if tiled:
         shape[split_axis] //= size
@@ -131,7 +132,7 @@ all_to_all_p = Collective(
     VARYING,
     VARYING,
     True,
-    _exchanged_shape,
+    _all_to_all_shape,
     transposes_to(
         lambda: all_to_all_p,
         split_axis=lambda params: params["concat_axis"],
@@ -161,14 +162,14 @@ ppermute_p = Collective(
 pbroadcast_p.is_view = True
 pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 
-#: `psum` without types: what it returns may, for all that is known, vary; so it transposes to itself.
+#: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
 untyped_psum_p = Collective(
     "psum", VARYING, VARYING, True, same_shape, transposes_to(lambda: untyped_psum_p), batches()
 )
 
 
 class Extremum(Collective):
-    """`pmax` and `pmin`: the derivative is shared equally among the ranks that attain the extremum."""
+    """`pmax` and `pmin`: ranks that attain the extremum share the derivative equally."""
 
     def __init__(self, name: str, gives: str = INVARIANT):
         super().__init__(name, VARYING, gives, True, same_shape, None, batches())
@@ -186,7 +187,7 @@ class Extremum(Collective):
 
 
 def _sum_likewise(x: Value, params: dict) -> Value:
-    """The sum of what a collective with these parameters takes together."""
+    """Sum `x` over the axes and groups of a collective with these parameters."""
     return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
@@ -197,14 +198,14 @@ pmin_p = Extremum("pmin")
 axis_index_p = AxisIndex()
 
 
-# ---------------------------------------------------------------- lifting
+# ---------------------------------------------------------------- inserting pbroadcasts
 
 
 def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
-    """`x` typed as varying along further `axes`: one `pbroadcast` for a value and axes, however often it is used.
+    """Type `x` as varying along more `axes`, by one `pbroadcast` per value and axes.
 
-    It is made where the value belongs: at its interpreter, or at the body's lowest if it is a plain array.
-    A view is lifted by lifting what it is a view of, and taking the view again.
+    Later uses find the first one's result. The value's own interpreter runs the `pbroadcast`; for a plain array, the
+    body's bottom interpreter does. For a view, broadcast its base and take the view again.
     """
     scope = current_scope()
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
@@ -216,7 +217,10 @@ def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
 
 
 def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """`x` and its `pbroadcast`, or those of all results of the operation of which `x` is one view."""
+    """Pair `x` with its `pbroadcast`.
+
+    If `x` is a view, pair all results of the viewing operation with theirs.
+    """
     view = scope.view_of(x)
     if view is None or view[1] is pbroadcast_p:
         return [(x, _pbroadcast(x, axes, scope))]
@@ -230,7 +234,7 @@ def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
 
 
 def varying_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
-    """The type of a value of type `t`, lifted along these axes."""
+    """Return type `t` with its variance extended by `axes`."""
     return t.update(variance=t.variance.union(axes))
 
 
@@ -241,12 +245,12 @@ core.insert_pbroadcast = insert_pbroadcast
 
 
 def array_of(x: Any) -> Value:
-    """A leaf as a value that the running body knows."""
+    """Convert a leaf to a value of the running body."""
     return enter(x) if isinstance(x, Tracer) else as_value(x)
 
 
 def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
-    """A collective of each leaf of a tree. Where one's variance is wrong, the error says which."""
+    """Apply a collective to each leaf of a tree; a VarianceError names the leaf."""
     leaves, structure = tree.flatten(x)
     results: list[Value] = []
     try:
@@ -261,7 +265,10 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
 
 
 def varying_over(x: Value, run: CollectiveAxes) -> Value:
-    """`x` lifted where it does not vary along the axes (or refused, when the collective is applied to it)."""
+    """Insert a pbroadcast of `x` along the axes it does not vary along.
+
+    With `auto_pbroadcast=False`, return `x` as it is: the collective's own check then raises VarianceError.
+    """
     missing = frozenset(run.axes) - typeof(x).variance
     if not missing or not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return x
@@ -269,62 +276,65 @@ def varying_over(x: Value, run: CollectiveAxes) -> Value:
 
 
 def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
-    """Raise VarianceError where a function that takes varying values is given another, which the user must lift."""
+    """With `auto_pbroadcast=False`, raise VarianceError if `x` needs a pbroadcast."""
     if run.scope.checks and not is_scalar_constant(x):
         check_operand(name, VARYING, typeof(x), run.params)
 
 
 def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
-    """Of the axes those that `x` varies along (or, where there are no types or the user writes all, as told)."""
+    """The axes of `run` that `x` varies along.
+
+    All of them if values are untyped or the user writes pbroadcasts (`auto_pbroadcast=False`).
+    """
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
     return tuple(a for a in run.axes if a in typeof(x).variance)
 
 
 def counted(x: Value) -> Value:
-    """Booleans as integers: they are counted where others are summed."""
+    """Convert booleans to integers, so that sums count them."""
     if is_scalar_constant(x):
         return as_value(int(x)) if isinstance(x, (bool, numpy.bool_)) else x
     return elementwise.convert(x, int) if x.dtype == bool else x
 
 
 def times(x: Value, copies: int) -> Value:
-    """The sum of so many copies."""
+    """Sum `copies` copies of `x`, by a multiplication."""
     return x if copies == 1 else x * as_factor(copies, x)
 
 
 def as_factor(copies: int, x: Value | ShapedArray) -> int:
-    """A number of copies as what `x` is multiplied by: small integers wrap around, as where they are added up."""
-    dtype = getattr(x, "dtype", None)  # Python's own numbers have none
+    """Convert a count to a factor for `x`; small integers wrap around, as in sums."""
+    dtype = getattr(x, "dtype", None)  # Python numbers have none
     return int(numpy.asarray(copies).astype(dtype)) if dtype is not None and dtype.kind in "iu" else copies
 
 
 def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: Any) -> Value:
-    """A collective of `x`, over the ranks it is told."""
+    """Bind a collective of `x` over the axes and groups of `run`."""
     primitive = primitive if run.groups is None else grouped(primitive)
     return primitive.bind(x, **run.params, **params)
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The sum over ranks: an all-reduce. Varying -> invariant; transposes to `pbroadcast`.
+    """The sum over ranks (all-reduce). Varying -> invariant; transpose `pbroadcast`.
 
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
-    `psum(1, 'i')` is the number of ranks. (But for numbers, it is a VarianceError in a `shard_map` with
-    `auto_pbroadcast=False`.) Several axes are a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises
-    UnboundAxisError where no `shard_map` or `vmap` around it has an axis.
+    `psum(1, 'i')` is the number of ranks. (In a `shard_map` with `auto_pbroadcast=False` this raises VarianceError,
+    except for Python numbers.) Pass several axes as a tuple or a set, as in `psum(x, md.typeof(x).variance)`. Raises
+    UnboundAxisError if no enclosing `shard_map` or `vmap` binds an axis.
 
     >>> f = lambda x: psum(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([7, 2])
 
-    With `axis_index_groups`, lists of indices along the axis with each index in one, it is the sum over the ranks of
-    each group. Groups may differ, so: varying -> varying, its own transpose. (Where groups are rows or columns of a
-    grid, a mesh with two axes says more: a psum over one is typed as the same along it.) Raises ValueError where an
-    index is missing, is none or occurs twice.
+    `axis_index_groups` partitions the indices along the axis into lists; each group is summed separately. Groups may
+    differ, so this is varying -> varying and its own transpose. (If the groups are rows or columns of a grid, prefer a
+    mesh with two axes: a psum over one of them is typed as invariant along it.) Raises ValueError if an index is
+    missing, out of range or repeated.
 
     >>> pairs = lambda x: psum(x, 'i', axis_index_groups=[[0, 2], [1, 3]])
     >>> md.vmap(pairs, axis_name='i')(np.array([3, 1, 4, 1]))
@@ -332,7 +342,7 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = grouped_axes("psum", axis_name, axis_index_groups, alike=False, ordered=False)
+    runs = grouped_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
@@ -344,11 +354,11 @@ def _psum_runs(x: Value, runs: Sequence[CollectiveAxes]) -> Value:
 
 def _psum(x: Value, run: CollectiveAxes) -> Value:
     scope = run.scope
-    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.alike:
+    if not isinstance(x, Tracer) and (is_scalar_constant(x) or not scope.checks) and run.uniform:
         return plain(x, is_leaf=True) * as_factor(run.size, x)
     x = counted(array_of(x))
     varying = varying_axes(x, run)
-    if not varying and run.alike:
+    if not varying and run.uniform:
         return times(x, run.size)
     if not scope.typed or run.groups is not None:
         return bind_over(untyped_psum_p, varying_over(x, run), run)
@@ -357,7 +367,9 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
 
 
 def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant; over groups as `psum`, all of one size.
+    """The mean over ranks: `psum(x) / psum(1)`. Varying -> invariant.
+
+    `axis_index_groups` are as in `psum`, but all of the same size.
 
     >>> f = lambda x: pmean(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3.0, 1.0, 4.0, 1.0]))
@@ -376,10 +388,10 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The maximum over ranks, element by element. Varying -> invariant; ranks that tie share the derivative.
+    """The elementwise maximum over ranks. Varying -> invariant.
 
-    Its derivative counts the ranks that tie, by an all-reduce on the way forward; the way back communicates nothing.
-    Over groups, as `psum`: varying -> varying.
+    Tied ranks share the derivative. The derivative counts the tied ranks with an all-reduce in the forward pass; the
+    backward pass does not communicate. With `axis_index_groups`, as in `psum`: varying -> varying.
 
     >>> f = lambda x: pmax(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -389,7 +401,7 @@ def pmax(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The minimum over ranks, element by element; as `pmax`.
+    """The elementwise minimum over ranks; otherwise as `pmax`.
 
     >>> f = lambda x: pmin(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -399,7 +411,7 @@ def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = grouped_axes(primitive.name, axis_name, groups, alike=False, ordered=False)
+    runs = grouped_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
@@ -417,11 +429,12 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
 
 
 def pbroadcast(x: Any, axis_name: Axes) -> Any:
-    """The same value, typed as varying: invariant -> varying, without communication. Transposes to `psum`.
+    """The same value, typed as varying: invariant -> varying. Transposes to `psum`.
 
-    Operations insert it by themselves where their operands disagree, once for each value; in a `shard_map` with
-    `auto_pbroadcast=False` it is written, and done as often as it is. Raises VarianceError for a value that varies
-    along one of the axes already. (To send one rank's value to all is `broadcast`.)
+    It does not communicate. Operations insert it automatically where the variances of their operands disagree, once
+    per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it, and each call counts. Raises
+    VarianceError for a value that already varies along one of the axes. (To send one rank's value to all, use
+    `broadcast`.)
 
     >>> f = lambda x: pbroadcast(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
@@ -439,7 +452,7 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
     def broadcast(leaf):
         leaf = array_of(leaf)
         pbroadcast_p.check_variance([typeof(leaf)], {"axes": axes})
-        if scope.checks:  # it is done where it is written, as often as it is written
+        if scope.checks:  # with auto_pbroadcast=False every pbroadcast that the user writes is its own equation
             return _pbroadcast(leaf, axes, scope)
         return insert_pbroadcast(leaf, frozenset(axes))
 
@@ -449,10 +462,10 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
 def all_gather(
     x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
 ) -> Any:
-    """All ranks' blocks, on every rank: stacked along a new `axis`, or with `tiled` joined along that axis.
+    """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
 
-    Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `psum_scatter`.
-    With `axis_index_groups`, as in `psum` but of one size n, those of each group.
+    They are put along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes
+    to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
 
     >>> f = lambda x: all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -464,7 +477,7 @@ def all_gather(
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
-    """As `all_gather`, with a result typed as the same on all ranks. Varying -> invariant; transposes to `pscatter`.
+    """`all_gather` with a result typed as invariant. Transposes to `pscatter`.
 
     >>> f = lambda x: all_gather_invariant(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 9]))
@@ -484,10 +497,10 @@ def _all_gather(primitive: Collective, x: Any, runs: Sequence[CollectiveAxes], a
 
 
 def join_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
-    """Blocks of all ranks of several runs put together by `step`, one run after the other, the last one first."""
+    """Gather blocks over several runs by `step`, the last run first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
-    if len(runs) != 1 and not tiled:  # along an axis that is there already
+    if len(runs) != 1 and not tiled:  # add the new axis once, then let every run concatenate along it
         leaf, tiled = expand_dims(leaf, at), True
     for run in reversed(runs):
         leaf = step(leaf, run, at, tiled)
@@ -502,11 +515,11 @@ def psum_scatter(
     *,
     axis_index_groups: Any = None,
 ) -> Any:
-    """The sum over ranks, of which each rank gets its part: a reduce-scatter.
+    """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
     Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying; transposes to `all_gather`.
-    With `axis_index_groups`, as in `psum` but of one size n, the sum over each group.
-    Raises ValueError where the dimension cannot be split over the ranks.
+    With `axis_index_groups` (as in `psum`, but all of the same size n), sum and scatter within each group.
+    Raises ValueError if the dimension cannot be split over the ranks.
 
     >>> f = lambda x: psum_scatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -523,7 +536,7 @@ def psum_scatter(
 
 
 def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAxes], axis: int, tiled: bool) -> Value:
-    """A dimension split by `step` over all ranks of several runs, over those of the first run first."""
+    """Split a dimension over several runs by `step`, the first run first."""
     leaf = array_of(leaf)
     at = normalize_axis(axis, typeof(leaf).ndim, name)
     check_split(name, leaf, at, rank_count(runs), tiled)
@@ -534,10 +547,11 @@ def split_runs(name: str, step: Callable, leaf: Any, runs: Sequence[CollectiveAx
 
 
 def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
-    """Each rank's part of a value that all ranks have: invariant -> varying, without communication.
+    """The local slice of an invariant value. Invariant -> varying.
 
-    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to `all_gather_invariant`. Indexing by
-    `axis_index` gives the same numbers, but does not say so: compiled, only `pscatter` of a psum is a `psum_scatter`.
+    It does not communicate. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Transposes to
+    `all_gather_invariant`. Indexing by `axis_index` gives the same numbers, but the compiler does not see that it is a
+    local slice: only `pscatter` of a psum becomes a `psum_scatter`.
 
     >>> f = lambda x: pscatter(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -550,7 +564,7 @@ def pscatter(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) ->
 
 
 def local_slice(x: Value, run: CollectiveAxes, axis: int, tiled: bool) -> Value:
-    """`pscatter` of one array; where there are no types each rank indexes its own copy."""
+    """`pscatter` of one array; without types, index it by `axis_index`."""
     if run.scope.typed:
         pscatter_p.check_variance([typeof(x)], run.params)
         return bind_over(pscatter_p, x, run, axis=axis, tiled=tiled)
@@ -571,38 +585,39 @@ def all_to_all(
     axis_index_groups: Any = None,
     splits: Any = None,
 ) -> Any:
-    """A transposition of blocks: part k of `split_axis` goes to rank k, what arrives is put along `concat_axis`.
+    """Send part k along `split_axis` to rank k; put parts along `concat_axis`.
 
     Shapes over n ranks, split_axis=0, concat_axis=1: [n, b] -> [b, n], tiled [n*a, b] -> [a, n*b].
-    Varying -> varying; transposes to itself with the axes exchanged. With `axis_index_groups`, as in `psum` but of
-    one size n, within each group.
+    Varying -> varying; transposes to itself with the two axes swapped. With `axis_index_groups` (as in `psum`, but all
+    of the same size n), it runs within each group.
 
     >>> f = lambda x: all_to_all(x, 'i', split_axis=0, concat_axis=0, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([3, 4, 1, 1], P('i'))
 
-    Parts may be of different lengths: `splits[s][d]` rows go from rank s to rank d, where rows are along `split_axis`,
-    which is the `concat_axis` too. (So rank r has the input splits `splits[r]`, and as output splits column r.) It is
-    the same table on all ranks, and blocks have one shape: of as many rows as the rank needs that sends most, or
-    receives most. Those beyond a rank's own are not sent; they arrive as zeros. MPI moves what `splits` says, and
-    reports count the longest block. It transposes to itself with `splits` transposed.
+    With `splits`, parts may have different lengths: `splits[s][d]` rows go from rank s to rank d. Rows are counted
+    along `split_axis`, which must equal `concat_axis`. (So rank r's input splits are `splits[r]`, and its output splits
+    are column r.) The table is the same on all ranks, and so are block shapes: an operand has as many rows as the rank
+    that sends most, a result as many as the rank that receives most. Rows beyond a rank's own are padding: they are not
+    sent, and are zeros in the result. MPI sends only what `splits` says; reports count the longest block. It transposes
+    to itself with `splits` transposed.
 
     >>> ragged = lambda x: all_to_all(x, 'i', 0, 0, splits=[[1, 2], [2, 0]])
     >>> spmd.shard_map(ragged, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([1, 2, 3, 4, 5, 6]))
     ShardedArray([1, 4, 5, 2, 3, 0], P('i'))
 
-    Raises ValueError where the dimension cannot be split so.
+    Raises ValueError if the dimension cannot be split in this way.
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
     if splits is not None:
         if axis_index_groups is not None:
-            raise ValueError("all_to_all: splits say what every rank sends to every other: leave out axis_index_groups")
+            raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
         run = single_axes("all_to_all", axis_name)
         return each_leaf(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
     run = single_axes("all_to_all", axis_name, axis_index_groups)
 
-    def exchange(leaf):
+    def each(leaf):
         leaf = varying_over(array_of(leaf), run)
         ndim = typeof(leaf).ndim
         split = normalize_axis(split_axis, ndim, "all_to_all")
@@ -610,7 +625,7 @@ def all_to_all(
         check_split("all_to_all", leaf, split, run.size, tiled)
         return bind_over(all_to_all_p, leaf, run, split_axis=split, concat_axis=concat, tiled=tiled)
 
-    return each_leaf(exchange, x)
+    return each_leaf(each, x)
 
 
 def _ragged(x: Any, run: CollectiveAxes, split_axis: int, concat_axis: int, splits: Any) -> Value:
@@ -618,23 +633,23 @@ def _ragged(x: Any, run: CollectiveAxes, split_axis: int, concat_axis: int, spli
     axis, other = (normalize_axis(a, typeof(x).ndim, "all_to_all") for a in (split_axis, concat_axis))
     if axis != other:
         raise ValueError(
-            f"all_to_all: parts of different lengths along axis {axis} fit together along that alone, not along "
+            f"all_to_all: parts of different lengths along axis {axis} can be concatenated only along it, not along "
             f"{other}: write concat_axis={split_axis}"
         )
     splits = check_splits("all_to_all", splits, run.size)
     if typeof(x).shape[axis] != most(splits):
         raise ValueError(
-            f"all_to_all: axis {axis} of {typeof(x)} must have {most(splits)} rows: as many as the rank sends that, by "
-            "these splits, sends most; others have further rows, which are not sent"
+            f"all_to_all: axis {axis} of {typeof(x)} must have {most(splits)} rows: as many as the rank that, by these "
+            "splits, sends most; the other ranks pad theirs, and the padding is not sent"
         )
     return bind_over(ragged_all_to_all_p, x, run, axis=axis, splits=splits)
 
 
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
-    """Blocks sent from rank to rank: `perm` lists pairs (source, destination) of indices along the axis.
+    """Send blocks from rank to rank, for each (source, destination) in `perm`.
 
-    A rank that is no destination gets zeros. Varying -> varying; transposes to the permutation reversed.
-    Raises ValueError for a source or a destination that occurs twice or is no rank.
+    A rank that is not a destination gets zeros. Varying -> varying; transposes to the reversed permutation.
+    Raises ValueError for a source or a destination that is repeated or out of range.
 
     >>> f = lambda x: ppermute(x, 'i', [(0, 1), (1, 0)])
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -654,7 +669,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
 
 
 def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
-    """Everyone's value, `by` ranks further along the ring of an axis: a `ppermute`.
+    """Send each value `by` ranks further around the ring of an axis (`ppermute`).
 
     >>> f = lambda x: shifted(x, 'i', 1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -665,7 +680,7 @@ def shifted(x: Any, axis_name: AxisName, by: int) -> Any:
 
 
 def axis_index(axis_name: AxisName) -> Value:
-    """This rank's index along an axis, or along several counted in the order given: an integer that varies there.
+    """This rank's index along an axis, or several in order: a varying integer.
 
     >>> f = lambda x: x + 10 * axis_index('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -681,7 +696,7 @@ def axis_index(axis_name: AxisName) -> Value:
 
 
 def axis_size(axis_name: Axes) -> int:
-    """How many ranks there are along an axis, or along several together.
+    """The number of ranks along an axis, or along several together.
 
     >>> f = lambda x: x + 10 * axis_size('i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

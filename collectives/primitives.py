@@ -1,8 +1,8 @@
-"""The kinds of collectives: what holds for all of them, whatever they do. Each is declared in `ops.py` or `rooted.py`.
+"""The rules shared by all collectives, which `ops.py` and `rooted.py` declare.
 
-A collective takes values that vary along its axes, or values that do not, and gives such; it communicates, or does not;
-it has a shape, and a transpose, which is another collective. Typing, batching, running along the axis of a `vmap`, in
-groups of ranks, or on several values in one call: all that follows from these.
+A collective's declaration says whether its operand varies along its axes and whether its result does, whether it
+communicates, its shape rule, and its transpose, which is another collective. From these follow its typing, its
+batching, and how it runs along a `vmap` axis, in groups of ranks, or on several values in one call.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ INVARIANT = "invariant"
 
 
 class Collective(Linear):
-    """An operation across ranks: takes values varying or invariant along its axes, and gives such.
+    """An operation across ranks, of varying or invariant operands and results.
 
-    Every one has the parameters `axes`, in the order in which ranks are counted, and `size`, how many
-    ranks that makes. It runs in the backend of the mesh, by its name.
+    Its parameters include `axes`, in the order in which ranks are counted, and `size`, the number of ranks along
+    them. The backend of the mesh finds the implementation by the collective's name.
     """
 
     operands_agree = False
@@ -65,22 +65,22 @@ class Collective(Linear):
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
     def check_fits(self, types, params, scope):
-        of_block = getattr(Simulated, f"_{self.name}")  # of the ranks, its data, and the axes it is held along
+        of_block = getattr(Simulated, f"_{self.name}")  # takes the backend, the data, the axes it varies along
         check_call(of_block, 3, [name for name in params if name != "groups"])
         for x in types:
             _check_on_ranks(self, x, params, scope)
 
     def sends(self, params):
-        return self.communicates and params["size"] > 1  # a rank alone has all there is
+        return self.communicates and params["size"] > 1  # a single rank has all the data
 
     def result_variance(self, variance: frozenset, params: dict) -> frozenset:
-        """The variance of the result, from that of the operand."""
+        """The variance of the result, given the operand's."""
         if self.takes == self.gives:
             return variance
         return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
 
     def in_groups(self) -> Collective:
-        """The same, in groups of the ranks along its axes."""
+        """This collective within groups of the ranks along its axes."""
         return Collective(
             self.name, VARYING, VARYING, self.communicates, self.shape_rule, self.transpose_rule, self.batch_rule
         )
@@ -88,25 +88,25 @@ class Collective(Linear):
     def apply_checked(self, interpreter, args, params):
         if interpreter.scope.axes.keys() >= set(params["axes"]):
             return super().apply_checked(interpreter, args, params)
-        return self.apply(interpreter, args, params)  # over the axis of a vmap, which types do not know
+        return self.apply(interpreter, args, params)  # over a vmap axis: types do not track those
 
     def check_variance(self, types, params):
         for x in types:
             check_operand(self.name, self.takes, x, params)
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
-        """Over the axis of a named batch, whose elements are the ranks."""
+        """Run over the axis of a named batch, whose elements are the ranks."""
         (x,) = args
         name = _WITHOUT_COPIES.get(self.name, self.name)
         held = (batch.axis_name,) if batch.owns(x) else ()
-        return _unstacked(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
+        return _as_batch(batch, *_ranks(batch).collective(name, batch.in_front(x), held, False, params))
 
     def show_params(self, params):
         others = [f"{k}={v!r}" for k, v in params.items() if k not in ("axes", "size")]
         return ", ".join([show_axes(params["axes"]), *others])
 
 
-#: Along a vmap there are no types: what is the same for all elements need not be copied for each.
+#: Along a vmap axis values are untyped: one copy of an invariant result serves all elements.
 _WITHOUT_COPIES = {"all_gather": "all_gather_invariant", "broadcast_varying": "broadcast"}
 
 
@@ -115,16 +115,16 @@ def _ranks(batch: Batch) -> Simulated:
     return Simulated({batch.axis_name: batch.size_of_batch})
 
 
-def _unstacked(batch: Batch, data: Value, held: tuple) -> Value:
+def _as_batch(batch: Batch, data: Value, held: tuple) -> Value:
     return BatchTracer(batch, data, 0) if held else data
 
 
 def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> Value:
-    raise UnboundAxisError(f"{name} over {axes}: nothing binds these axes where it is run; it was recorded in a vmap")
+    raise UnboundAxisError(f"{name} over {axes}: these axes are not bound here; the tape was recorded in a vmap")
 
 
 def check_operand(name: str, takes: str, x: ShapedArray, params: dict) -> None:
-    """Raise VarianceError where a collective of this name takes values of another variance than that of `x`."""
+    """Raise VarianceError if a collective does not take a value of `x`'s variance."""
     wrong = tuple(a for a in params["axes"] if (a in x.variance) != (takes == VARYING))
     if wrong:
         wanted, has, instead = _WRONG[takes]
@@ -136,29 +136,32 @@ def check_operand(name: str, takes: str, x: ShapedArray, params: dict) -> None:
         )
 
 
-#: What an operand of the wrong variance should do, what it does, and what to write instead.
+#: The variance required of an operand, the variance it has, and what to write instead.
 _WRONG = {
     VARYING: ("varies", "is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
     INVARIANT: ("is the same on all ranks", "already varies along", "leave those axes out"),
 }
 _INSTEAD = {
-    "psum": "for the sum of so many copies write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
+    "psum": "to sum one copy per rank, write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
     "pmean": "it is the mean itself: leave those axes out",
     "pmax": "it is the maximum itself: leave those axes out",
     "pmin": "it is the minimum itself: leave those axes out",
-    "pscatter": "each rank has a value of its own there. Leave those axes out; or first make it the same, with psum or "
+    "pscatter": "each rank has its own value there. Leave those axes out; or first make it the same, with psum or "
     "all_gather_invariant over {axes}",
     "broadcast": "every rank has the root's value already: leave those axes out",
     "scatter": "each rank can take its part itself: write pscatter over {axes}",
-    "at_root": "each rank has a value of its own there. Of these, reduce gives the root the sum, and gather all",
+    "at_root": "each rank has its own value there. To send them to the root, write reduce (their sum) or gather (all)",
 }
 
 
-# ---------------------------------------------------------------- what `Tape.check` asks
+# ---------------------------------------------------------------- checks for `Tape.check`
 
 
 def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | None:
-    """How many ranks there are along axes of a body; None where that is not known. ValueError if they are not bound."""
+    """The number of ranks along a body's axes, or None if unknown.
+
+    Raises ValueError for an unbound axis and for one named twice.
+    """
     check_distinct(name, axes)
     unbound = [] if scope is None else [a for a in axes if a not in scope.axes]
     if unbound and scope.typed:
@@ -167,12 +170,12 @@ def _ranks_of(name: str, scope: Scope | None, axes: tuple[str, ...]) -> int | No
 
 
 def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope | None) -> None:
-    """Raise ValueError where parameters do not fit the ranks of a body, or the operand cannot be split among them."""
+    """Raise ValueError if parameters or shapes do not fit the body's ranks."""
     axes, size = params["axes"], params["size"]
     ranks = _ranks_of(of.name, scope, axes)
     if "groups" in params:
         groups = params["groups"]
-        check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, alike=False)
+        check_groups(f"groups={groups}", groups, sum(map(len, groups)) if ranks is None else ranks, uniform=False)
         ranks = max(map(len, groups))
     if ranks is not None and ranks != size:
         raise ValueError(f"there are {ranks} ranks along {show_axes(axes)}, not size={size}")
@@ -196,14 +199,14 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
 
 
 def same_shape(x: ShapedArray, **params: Any) -> tuple[tuple[int, ...], Any]:
-    """What is communicated keeps its shape."""
+    """The shape rule of collectives that preserve shape."""
     return x.shape, x.dtype
 
 
 def gathered_shape(
     x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
 ) -> tuple[tuple[int, ...], Any]:
-    """As many blocks as there are ranks: along a new axis, or with `tiled` along one that is there."""
+    """The shape of gathered blocks: on a new axis, or with `tiled` an existing one."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
@@ -212,14 +215,17 @@ def gathered_shape(
 def scattered_shape(
     x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
 ) -> tuple[tuple[int, ...], Any]:
-    """A rank's part of a block: one entry along the axis, or with `tiled` one slice."""
+    """The shape of a rank's part: an entry along `axis`, or with `tiled` a slice."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
 
 
 def batches(*array_axes: str) -> Callable:
-    """Along a batch axis put in front, a collective is itself, its array axes counted from one further."""
+    """The batching rule: bind the same collective, `array_axes` moved by one.
+
+    The batch axis is in front.
+    """
 
     def rule(primitive, args, batched, **params):
         return primitive.bind(*args, **{k: v + 1 if k in array_axes else v for k, v in params.items()})
@@ -228,7 +234,10 @@ def batches(*array_axes: str) -> Callable:
 
 
 def transposes_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
-    """The transpose is another collective over the same axes (and groups); `changes` are parameters computed anew."""
+    """Transpose to another collective over the same axes and groups.
+
+    `changes` recompute parameters.
+    """
 
     def rule(ct, operands, **params):
         new = {name: change(params) for name, change in changes.items()}
@@ -238,23 +247,23 @@ def transposes_to(find: Callable[[], Primitive], **changes: Callable) -> Callabl
     return rule
 
 
-# ---------------------------------------------------------------- further kinds
+# ---------------------------------------------------------------- groups, several values, axis_index
 
 
 @functools.cache
 def grouped(of: Collective) -> Collective:
-    """A collective in groups of the ranks along its axes, in each for itself: the parameter `groups` lists them.
+    """A collective that runs separately within each of `groups`, a parameter.
 
-    What it makes the same in a group may differ from group to group: it gives varying values.
+    Its results vary: ranks of one group may agree, but groups may differ.
     """
     return of.in_groups()
 
 
 class Variadic(Collective):
-    """A collective on several values in one call: a result for each of them. All its rules follow from the one's.
+    """A collective on several values in one call; its rules derive from `of`'s.
 
-    The values have one dtype; along other axes they may vary differently. (It is made for all-reduces, which take
-    numbers one by one: nothing in them depends on the shapes of what they take.)
+    The values have the same dtype; along other axes their variances may differ. (This is meant for all-reduces, which
+    are elementwise: the shapes of the operands do not matter.)
     """
 
     multiple_results = True
@@ -265,7 +274,7 @@ class Variadic(Collective):
 
     def typecheck(self, types, params):
         if len({t.dtype for t in types}) > 1:
-            raise TypeError(f"{self.name} of several values takes such of one dtype, got {', '.join(map(str, types))}")
+            raise TypeError(f"{self.name} of several values takes one dtype, got {', '.join(map(str, types))}")
         return [t for x in types for t in self.each.typecheck([x], params)]
 
     def jvp(self, primals, tangents, params):
@@ -294,12 +303,12 @@ class Variadic(Collective):
         return [self.each.batch_along(batch, [x], params) for x in args]
 
 
-#: `together(psum_p)` is `psum` of several values.
+#: `variadic(psum_p)` is `psum` of several values.
 variadic = functools.cache(Variadic)
 
 
 class AxisIndex(Primitive):
-    """The rank's index along some axes: an integer, varying along them where the body is typed."""
+    """The rank's index along some axes: an integer, varying if the body is typed."""
 
     on_ranks = True
 
@@ -313,7 +322,7 @@ class AxisIndex(Primitive):
         _ranks_of(self.name, scope, params["axes"])
 
     def batch_along(self, batch: Batch, args: Sequence[Value], params: dict) -> Value:
-        return _unstacked(batch, *_ranks(batch).axis_index(params["axes"]))
+        return _as_batch(batch, *_ranks(batch).axis_index(params["axes"]))
 
     def show_params(self, params):
         return show_axes(params["axes"])

@@ -1,14 +1,14 @@
-"""What each collective means, on a list of blocks: no ranks, no types, no communication.
+"""Reference semantics of collectives, on lists of blocks: no types, no messages.
 
-A reference takes the blocks of all ranks, in the order in which they are counted, and gives the list of their results.
-So a program of ranks means: as long as they do not communicate, the same function of each block; and at a collective,
-its reference of the list of what they have by then.
+A reference function takes the list of all ranks' blocks, in rank order, and returns the list of their results. This
+defines what an SPMD program means: between collectives, apply the same function to each block; at a collective, apply
+its reference function to the list of the ranks' current values.
 
 >>> psum_ref([3, 1, 4, 1])
 [9, 9, 9, 9]
 
-Blocks may be plain arrays or values that are being differentiated. `collective_ref` finds the reference of a collective
-by its name, and takes the options of its call.
+Blocks may be plain arrays or tracers, so references can be differentiated. `collective_ref` looks up a reference by the
+collective's name and takes the options of its call.
 
 Source: shard_map tutorial, "Collectives" (there each is called `collective_ref`).
 """
@@ -23,7 +23,7 @@ import numpy
 
 Blocks = Sequence[Any]
 
-# ---------------------------------------------------------------- sums, and what is the same everywhere
+# ---------------------------------------------------------------- reductions, pbroadcast, axis_index
 
 
 def psum_ref(blocks: Blocks) -> list:
@@ -45,7 +45,7 @@ def pmean_ref(blocks: Blocks) -> list:
 
 
 def pmax_ref(blocks: Blocks) -> list:
-    """The maximum, element by element, on every rank.
+    """The elementwise maximum, on every rank.
 
     >>> pmax_ref([numpy.array([3, 1]), numpy.array([2, 4])])
     [array([3, 4]), array([3, 4])]
@@ -54,7 +54,7 @@ def pmax_ref(blocks: Blocks) -> list:
 
 
 def pmin_ref(blocks: Blocks) -> list:
-    """The minimum, element by element, on every rank.
+    """The elementwise minimum, on every rank.
 
     >>> pmin_ref([numpy.array([3, 1]), numpy.array([2, 4])])
     [array([2, 1]), array([2, 1])]
@@ -63,7 +63,7 @@ def pmin_ref(blocks: Blocks) -> list:
 
 
 def pbroadcast_ref(blocks: Blocks) -> list:
-    """Nothing: only the type is another one.
+    """The identity: `pbroadcast` changes the type only.
 
     >>> pbroadcast_ref([5, 5])
     [5, 5]
@@ -72,7 +72,7 @@ def pbroadcast_ref(blocks: Blocks) -> list:
 
 
 def axis_index_ref(blocks: Blocks) -> list:
-    """Each rank's number.
+    """Each rank's index.
 
     >>> axis_index_ref(['a', 'b', 'c'])
     [0, 1, 2]
@@ -80,11 +80,13 @@ def axis_index_ref(blocks: Blocks) -> list:
     return list(range(len(blocks)))
 
 
-# ---------------------------------------------------------------- parts
+# ---------------------------------------------------------------- gather, scatter, permute
 
 
 def all_gather_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
-    """All blocks, on every rank: stacked along a new axis, or with `tiled` joined. Also of `all_gather_invariant`.
+    """All blocks, on every rank: stacked, or with `tiled` concatenated, along `axis`.
+
+    The reference of `all_gather_invariant` too.
 
     >>> all_gather_ref([numpy.array([3]), numpy.array([9])], tiled=True)
     [array([3, 9]), array([3, 9])]
@@ -93,7 +95,7 @@ def all_gather_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
 
 
 def psum_scatter_ref(blocks: Blocks, scatter_dimension: int = 0, tiled: bool = False) -> list:
-    """The sum, of which each rank gets its part.
+    """The sum, scattered: each rank gets its part.
 
     >>> psum_scatter_ref([numpy.array([3, 1]), numpy.array([4, 1])], tiled=True)
     [array([7]), array([2])]
@@ -102,7 +104,7 @@ def psum_scatter_ref(blocks: Blocks, scatter_dimension: int = 0, tiled: bool = F
 
 
 def pscatter_ref(blocks: Blocks, axis: int = 0, tiled: bool = False) -> list:
-    """Each rank's part of its block (which they all have alike).
+    """Each rank's slice of its block (all blocks are equal).
 
     >>> pscatter_ref([numpy.array([3, 1]), numpy.array([3, 1])], tiled=True)
     [array([3]), array([1])]
@@ -117,7 +119,9 @@ def all_to_all_ref(
     tiled: bool = False,
     splits: Sequence[Sequence[int]] | None = None,
 ) -> list:
-    """Part k of each block goes to rank k. With `splits`, `splits[s][d]` rows of rank s to rank d; zeros fill up.
+    """Send part k of each block to rank k.
+
+    With `splits`, send `splits[s][d]` rows from rank s to rank d, and pad results with zeros to the longest.
 
     >>> all_to_all_ref([numpy.array([1, 2]), numpy.array([3, 4])], 0, 0, tiled=True)
     [array([1, 3]), array([2, 4])]
@@ -137,7 +141,7 @@ def all_to_all_ref(
 
 
 def ppermute_ref(blocks: Blocks, perm: Sequence[tuple[int, int]]) -> list:
-    """Blocks sent from source to destination, for each pair; zeros where none arrives.
+    """Send blocks for each (source, destination); zeros on ranks that receive none.
 
     >>> ppermute_ref([3, 1, 4], [(0, 1), (1, 2)])
     [array(0), 3, 1]
@@ -152,7 +156,7 @@ def ppermute_ref(blocks: Blocks, perm: Sequence[tuple[int, int]]) -> list:
 
 
 def broadcast_ref(blocks: Blocks, root: int = 0) -> list:
-    """The root's block, on every rank. Also of `broadcast_varying`.
+    """The root's block, on every rank. The reference of `broadcast_varying` too.
 
     >>> broadcast_ref([3, 1, 4], root=2)
     [4, 4, 4]
@@ -161,7 +165,7 @@ def broadcast_ref(blocks: Blocks, root: int = 0) -> list:
 
 
 def at_root_ref(blocks: Blocks, root: int = 0) -> list:
-    """The root's own block, and zeros elsewhere.
+    """The root's block on the root, zeros elsewhere.
 
     >>> at_root_ref([4, 4, 4], root=1)
     [array(0), 4, array(0)]
@@ -179,7 +183,7 @@ def reduce_ref(blocks: Blocks, root: int = 0) -> list:
 
 
 def gather_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False) -> list:
-    """All blocks, on the root: stacked, or with `tiled` joined; zeros elsewhere.
+    """All blocks on the root, stacked or with `tiled` concatenated; zeros elsewhere.
 
     >>> gather_ref([numpy.array([3]), numpy.array([9])], tiled=True)
     [array([3, 9]), array([0, 0])]
@@ -188,7 +192,7 @@ def gather_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False
 
 
 def scatter_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = False) -> list:
-    """Each rank's part of the root's block.
+    """The root's block, split over the ranks.
 
     >>> scatter_ref([numpy.array([3, 1]), numpy.array([4, 1])], root=1, tiled=True)
     [array([4]), array([1])]
@@ -196,13 +200,13 @@ def scatter_ref(blocks: Blocks, root: int = 0, axis: int = 0, tiled: bool = Fals
     return _cut(blocks[root], len(blocks), axis, tiled)
 
 
-# ---------------------------------------------------------------- all of them
+# ---------------------------------------------------------------- look-up by name
 
 
 def collective_ref(
     name: str, blocks: Blocks, axis_index_groups: Sequence[Sequence[int]] | None = None, **options: Any
 ) -> list:
-    """The collective of this name, with these options; in groups, it is the same on the blocks of each.
+    """Apply the reference of the collective `name`; with groups, in each group.
 
     >>> collective_ref('psum', [3, 1, 4, 1])
     [9, 9, 9, 9]
@@ -223,7 +227,7 @@ def _cut(block: Any, n: int, axis: int, tiled: bool) -> list:
     return numpy.split(block, n, axis) if tiled else [numpy.take(block, k, axis) for k in range(n)]
 
 
-#: The reference of each collective, by its name.
+#: The reference function of each collective, by name.
 REFERENCES: dict[str, Callable[..., list]] = {
     "psum": psum_ref,
     "pmean": pmean_ref,

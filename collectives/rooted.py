@@ -1,4 +1,4 @@
-"""Collectives with a root: one rank sends to all, or gets from all.
+"""Collectives with a root: one rank sends to all, or receives from all.
 
 ================== ======================= ============== ===================
 operation          type                    communicates   transpose
@@ -11,18 +11,19 @@ gather             varying -> varying      gather         scatter
 scatter            varying -> varying      scatter        gather
 ================== ======================= ============== ===================
 
-What the root alone has is a varying value that is zero on all other ranks. (MPI says nothing about the others; but what
-is to be transposed must be linear, and everywhere.) So each of these is the exact transpose of its transpose. The first
-two are to the second two what `all_gather_invariant` and `pscatter` are to `all_gather` and `psum_scatter`: as every
-rank ends up with the same, a broadcast is invariant, and so is its cotangent; the root has it already, and the way back
-costs nothing. `broadcast_varying` has a `pbroadcast` fused into it. `gather` with an invariant result would be
-`all_gather_invariant`; of an invariant operand, `scatter` is `pscatter`.
+A value that only the root has is a varying value that is zero on all other ranks. (MPI leaves the others undefined, but
+an operation must be linear on every rank to have a transpose.) So each of these is the exact transpose of its
+transpose. `broadcast` and `at_root` relate to `broadcast_varying` and `reduce` as `all_gather_invariant` and `pscatter`
+relate to `all_gather` and `psum_scatter`: the result of a broadcast is the same on every rank, so it is invariant, and
+so is its cotangent; the root already has that cotangent, and the backward pass costs nothing. `broadcast_varying` is a
+`broadcast` with a `pbroadcast` fused into it. A `gather` with an invariant result would be `all_gather_invariant`; a
+`scatter` of an invariant operand is `pscatter`.
 
-All take a `root`, which counts along the axes as `axis_index` does. An operand that is the same along an axis needs no
-communication there: the root's is everybody's, its sum a product, its part each rank's own. Where the running
-`shard_map` has `check_rep=False` there are no types: `broadcast` is then `broadcast_varying`.
+All take a `root`, an index along the axes as `axis_index` counts them. Along an axis where the operand is invariant no
+communication is needed: a broadcast is the identity, a sum is a product, a scatter takes local slices. In a `shard_map`
+with `check_rep=False` values are untyped: `broadcast` is then `broadcast_varying`.
 
-The examples take for granted what those of `ops.py` do.
+The examples assume the same names as those of `ops.py`.
 
 Sources: the MPI standard, chapter "Collective Communication"; types and transposes follow JEP 17111.
 """
@@ -85,7 +86,7 @@ scatter_p = Collective(
 
 
 class Rooted(NamedTuple):
-    """Axes that one operation may run over, the root's index along them, and whether its operand varies there."""
+    """Axes of one operation, the root's index there, and whether the operand varies."""
 
     run: CollectiveAxes
     root: int
@@ -98,7 +99,10 @@ def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
 
 
 def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
-    """The axes in runs along which `x` varies, or does not: the operation is one over each, in this order."""
+    """Split the axes into runs along which `x` varies and runs where it does not.
+
+    The operation is applied over each run, in this order.
+    """
     run = whole.run
     sizes = {a: run.scope.axes[a] for a in run.axes}
     root = coordinates_of(whole.root, sizes)
@@ -109,28 +113,32 @@ def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
 
 
 def _in_runs(
-    primitive: Collective, runs: Callable, alike: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
+    primitive: Collective, runs: Callable, local: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
 ) -> Value:
-    """Blocks joined or split, as `runs` does: by the operation along axes along which `x` varies, else by `alike`."""
+    """Gather or scatter over several runs by `runs`: `join_runs` or `split_runs`.
+
+    Along axes where `x` varies it binds `primitive`; along the others it calls `local`, which does not communicate.
+    """
     steps = {rooted.run: rooted for rooted in _steps(x, whole)}
 
     def step(x, run, axis, tiled):
         _, root, varies = steps[run]
         if varies:
             return bind_over(primitive, x, run, root=root, axis=axis, tiled=tiled)
-        return alike(x, run, root, axis, tiled)
+        return local(x, run, root, axis, tiled)
 
     return runs(primitive.name, step, x, list(steps), axis, tiled)
 
 
-# ---------------------------------------------------------------- what users call
+# ---------------------------------------------------------------- public functions
 
 
 def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """The root's value, on every rank. Varying -> invariant; transposes to `at_root`, which does not communicate.
+    """The root's value, on every rank. Varying -> invariant; transpose `at_root`.
 
-    `x` is a tree of arrays. What is the same on all ranks stays as it is. (MPI_Bcast; to type such a value as varying
-    is `pbroadcast`.) Raises ValueError for a root that is no index along the axes.
+    This is MPI_Bcast. `x` is a tree of arrays. The transpose does not communicate. A value that is already invariant is
+    returned as it is. (To type an invariant value as varying, use `pbroadcast`.) Raises ValueError for a root out of
+    range.
 
     >>> f = lambda x: broadcast(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
@@ -149,10 +157,10 @@ def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
 
 
 def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """As `broadcast`, with a result typed as varying. Varying -> varying; transposes to `reduce`.
+    """`broadcast` with a result typed as varying. Transposes to `reduce`.
 
-    What meets varying values anyway, and is sent this way, has its cotangents summed by a reduce to the root; those of
-    a `broadcast` would be summed by an all-reduce, of which the root keeps its own.
+    Varying -> varying. Use it for a value that is then combined with varying values: its cotangents are summed by a
+    reduce to the root. With `broadcast` they would be summed by an all-reduce, of which only the root uses the result.
 
     >>> f = lambda x: broadcast_varying(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -170,19 +178,19 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
 
 
 def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """A value that all ranks have, on the root alone: zeros elsewhere. Invariant -> varying, without communication.
+    """An invariant value on the root, zeros elsewhere. Transposes to `broadcast`.
 
-    Transposes to `broadcast`. Raises VarianceError for a value that varies along one of the axes.
+    Invariant -> varying. It does not communicate. Raises VarianceError for a value that varies along one of the axes.
 
     >>> f = lambda x: at_root(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
     ShardedArray([0, 0, 3, 1], P('i'))
     """
     run, root, _ = _rooted("at_root", axis_name, root)
-    return each_leaf(lambda leaf: _kept(array_of(leaf), run, root), x)
+    return each_leaf(lambda leaf: _at_root(array_of(leaf), run, root), x)
 
 
-def _kept(x: Value, run: CollectiveAxes, root: int) -> Value:
+def _at_root(x: Value, run: CollectiveAxes, root: int) -> Value:
     if not run.scope.typed:
         return where(axis_index(run.axes) == root, x, numpy.zeros((), typeof(x).dtype))
     at_root_p.check_variance([typeof(x)], run.params)
@@ -190,9 +198,10 @@ def _kept(x: Value, run: CollectiveAxes, root: int) -> Value:
 
 
 def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
-    """The sum over ranks, on the root: zeros elsewhere. Varying -> varying; transposes to `broadcast_varying`.
+    """The sum over ranks on the root, zeros elsewhere (MPI_Reduce).
 
-    Booleans are counted. A value that is the same on all ranks is multiplied, without communication. (MPI_Reduce.)
+    Transposes to `broadcast_varying`. Varying -> varying. Booleans are counted. An invariant value is multiplied by the
+    number of ranks, without communication.
 
     >>> f = lambda x: reduce(x, 'i', root=1)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -203,17 +212,17 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     def reduced(x):
         x = counted(array_of(x))
         for run, at, varies in _steps(x, whole):
-            x = bind_over(reduce_p, x, run, root=at) if varies else _kept(times(x, run.size), run, at)
+            x = bind_over(reduce_p, x, run, root=at) if varies else _at_root(times(x, run.size), run, at)
         return x
 
     return each_leaf(reduced, x)
 
 
 def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """All ranks' blocks, on the root, stacked along a new `axis`, or with `tiled` joined: zeros elsewhere.
+    """All ranks' blocks on the root, stacked or with `tiled` concatenated.
 
-    Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes to `scatter`. (MPI_Gather;
-    on every rank it is `all_gather`.)
+    Other ranks get zeros. This is MPI_Gather. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]; blocks are put
+    along `axis`. Varying -> varying; transposes to `scatter`. (To gather on every rank, use `all_gather`.)
 
     >>> f = lambda x: gather(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -222,16 +231,17 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     whole = _rooted("gather", axis_name, root)
 
     def copies(x, run, root, axis, tiled):
-        return (concatenate if tiled else stack)([_kept(x, run, root)] * run.size, axis)
+        return (concatenate if tiled else stack)([_at_root(x, run, root)] * run.size, axis)
 
     return each_leaf(lambda x: _in_runs(gather_p, join_runs, copies, array_of(x), whole, axis, tiled), x)
 
 
 def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
-    """Each rank's part of what the root has, cut along `axis`. Varying -> varying; transposes to `gather`.
+    """The root's value, split along `axis` over the ranks. Transposes to `gather`.
 
-    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Of a value that all ranks have it is `pscatter`,
-    without communication. (MPI_Scatter.) Raises ValueError where the dimension cannot be split over the ranks.
+    This is MPI_Scatter. Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying. For an
+    invariant value it is `pscatter`, without communication. Raises ValueError if the dimension cannot be split over the
+    ranks.
 
     >>> f = lambda x: scatter(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))

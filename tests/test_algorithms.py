@@ -148,7 +148,7 @@ def test_explicit_programs_lift_operands_themselves(name):
 @pytest.mark.parametrize("name", ["recursive_doubling_all_gather", "recursive_halving_reduce_scatter"])
 def test_powers_of_two_only(name):
     f = functools.partial(getattr(algorithms, name), axis_name="i", tiled=True)
-    message = f"{name}: takes as many ranks as a power of two, but there are 6: write .*(all_gather|reduce_scatter)"
+    message = f"{name}: the number of ranks must be a power of two, but it is 6: write .*(all_gather|reduce_scatter)"
     with pytest.raises(ValueError, match=message):
         spmd.shard_map(f, mesh=mesh_of(6), in_specs=P("i"), out_specs=P("i"))(numpy.ones(36))
 
@@ -168,7 +168,7 @@ ROOTED = [n for n in algorithms.__all__ if "tree" in n or "server" in n]
 @pytest.mark.parametrize("root", [-1, 2])
 def test_roots_that_are_none(name, root):
     f = functools.partial(getattr(algorithms, name), axis_name="i", root=root)
-    with pytest.raises(ValueError, match=f"{name}: the root {root} is no index along 'i', which has 2 ranks"):
+    with pytest.raises(ValueError, match=f"{name}: the root {root} is not an index along 'i', which has 2 ranks"):
         spmd.shard_map(f, mesh=mesh_of(2), in_specs=P("i"), out_specs=P("i"))(numpy.ones(6))
 
 

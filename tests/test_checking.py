@@ -389,7 +389,7 @@ MISFITS = {
     "a size": ("psum", "psum", {"size": 3}, "there are 2 ranks along 'i', not size=3"),
     "no such axis": ("axis_index", "axis_index", {"axes": ("i", "k")}, "no axis 'k' is bound there; the axes of"),
     "an axis twice": ("psum", "psum", {"axes": ("i", "i")}, "an axis is named twice in"),
-    "a root": ("broadcast", "broadcast", {"root": 2}, "the root 2 is no index along"),
+    "a root": ("broadcast", "broadcast", {"root": 2}, "the root 2 is not an index along"),
     "a permutation": ("ppermute", "ppermute", {"perm": ((0, 1), (1, 1))}, "destination 1 occurs 2 times"),
     "groups": ("in groups", "psum", {"groups": ((0, 3), (1,))}, "rank 2 is in no group"),
     "a split": ("psum_scatter", "psum_scatter", {"axis": 1}, "axis 1 of .* must have one entry for each of the 4"),

@@ -129,7 +129,7 @@ def test_over_no_axes():
     x = np.arange(6.0)
     for name, f in over.items():
         assert np.array_equal(spmd.shard_map(f, mesh=IJ, in_specs=P(("i", "j")), out_specs=P(("i", "j")))(x), x), name
-    with pytest.raises(ValueError, match=r"ppermute over \(\): no axis is named; name one at least"):
+    with pytest.raises(ValueError, match=r"ppermute over \(\): no axis is named; name at least one"):
         spmd.shard_map(lambda x: ppermute(x, (), []), mesh=IJ, in_specs=P(), out_specs=P())(x)
 
 
@@ -565,8 +565,8 @@ ERRORS = [
     ("no list", lambda x: ppermute(x, "i", 1), TypeError, "perm is 1; write a list of pairs (source, destination)"),
     ("source twice", lambda x: ppermute(x, "i", [(0, 1), (0, 0)]), ValueError, "source 0 occurs 2 times"),
     ("destination twice", lambda x: ppermute(x, "i", [(0, 1), (1, 1)]), ValueError, "destination 1 occurs 2 times"),
-    ("no such source", lambda x: ppermute(x, "i", [(2, 0)]), ValueError, "source 2 is no index along 'i'"),
-    ("no such destination", lambda x: ppermute(x, "i", [(0, -1)]), ValueError, "destination -1 is no index along 'i'"),
+    ("no such source", lambda x: ppermute(x, "i", [(2, 0)]), ValueError, "source 2 is not an index along 'i'"),
+    ("no such destination", lambda x: ppermute(x, "i", [(0, -1)]), ValueError, "destination -1 is not an index"),
     *[
         error
         for name, f, of in [
@@ -613,7 +613,7 @@ ERRORS = [
         for what, groups, text in [
             ("one missing", [[0, 1]], "axis_index_groups=[[0, 1]]: rank 2 is in no group"),
             ("one twice", [[0, 1], [1, 2]], "rank 1 occurs 2 times; each rank is in one group"),
-            ("no such rank", [[0, 1, 2, 3]], "3 is no index of the 3 ranks there, which are 0 to 2"),
+            ("no such rank", [[0, 1, 2, 3]], "3 is not an index of the 3 ranks, which are 0 to 2"),
             ("none", [], "rank 0 is in no group"),
             ("an empty one", [[0, 1, 2], []], "groups of 0 and of 3 ranks; they must not be empty"),
         ]
@@ -632,7 +632,7 @@ ERRORS = [
         (f"splits: {what}", lambda x, options=options: all_to_all(x, "i", 0, 0, **options), error, text)
         for what, options, error, text in [
             ("no table", {"splits": [[4, 0]]}, ValueError, "2 lists of 2 numbers, got [[4, 0]]"),
-            ("less than none", {"splits": [[4, 0], [-1, 5]]}, ValueError, "splits[1][0] is -1: no rows are 0"),
+            ("less than none", {"splits": [[4, 0], [-1, 5]]}, ValueError, "splits[1][0] is -1: for no rows, write 0"),
             ("too few", {"splits": [[4, 1], [1, 3]]}, ValueError, "axis 0 of f64[4]{i} must have 5 rows"),
             ("of floats", {"splits": [[4.0, 0], [0, 4]]}, TypeError, "'float' object cannot be interpreted"),
             ("and groups", {"splits": [[4, 0]] * 2, "axis_index_groups": [[0, 1]]}, ValueError, "leave out axis_index"),
@@ -642,7 +642,7 @@ ERRORS = [
         "splits along two axes",
         lambda x: all_to_all(x.reshape(2, 2), "i", 0, 1, splits=[[2, 0], [0, 2]]),
         ValueError,
-        "fit together along that alone, not along 1: write concat_axis=0",
+        "can be concatenated only along it, not along 1: write concat_axis=0",
     ),
     ("pbroadcast of a varying value", lambda x: pbroadcast(x, "i"), md.VarianceError, "already varies along 'i'"),
     ("pbroadcast along both", lambda x: pbroadcast(x, ("j", "i")), md.VarianceError, "already varies along 'i'"),
@@ -677,7 +677,7 @@ EXPLICIT = [
     (lambda x: reduce(x, ("i", "j")), "is the same on all ranks along 'j'", "write pbroadcast(x, 'j') for it"),
     (lambda x: gather(x, "j"), "gather over 'j' takes", "write pbroadcast(x, 'j') for it"),
     (lambda x: broadcast_varying(x, "j"), "broadcast_varying over 'j' takes", "write pbroadcast(x, 'j') for it"),
-    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has a value"),
+    (lambda x: at_root(x, ("j", "i")), "at_root over ('j', 'i') takes", "varies along 'i': each rank has its own"),
     (lambda x: psum(x, "j", axis_index_groups=UNEVEN), "psum over 'j' takes", "write pbroadcast(x, 'j') for it"),
     (lambda x: all_to_all(x[:3], "j", 0, 0, splits=[[1] * 3] * 3), "ragged_all_to_all over", "write pbroadcast(x"),
 ]

@@ -227,7 +227,7 @@ def test_types_in_a_body_tell_of_the_mesh_alone():
         (
             lambda: nested(lambda x: all_to_all(x, ("a", "b"), 0, 0))(X),
             ValueError,
-            r"all_to_all over \('a', 'b'\): an axis named by a vmap cannot be taken together with others",
+            r"all_to_all over \('a', 'b'\): an axis named by a vmap cannot be combined with other axes",
         ),
         (
             lambda: md.vmap(

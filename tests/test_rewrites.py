@@ -378,7 +378,7 @@ def test_several_along_a_named_batch():
 
 def test_of_one_dtype():
     f = mapped(lambda x: variadic(psum_p).bind(x, x.astype("float32"), axes=("i",), size=2), out_specs=P("j"))
-    with pytest.raises(TypeError, match=r"psum of several values takes such of one dtype, got f64\[2\]\{i,j\}, f32"):
+    with pytest.raises(TypeError, match=r"psum of several values takes one dtype, got f64\[2\]\{i,j\}, f32"):
         md.make_tape(f)(np.ones(8))
 
 

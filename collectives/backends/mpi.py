@@ -1,4 +1,7 @@
-"""The MPI backend: this process is one rank, a value is its local block. The only module that imports mpi4py."""
+"""The MPI backend: this process is one rank, and a value is its local block.
+
+This is the only module that imports mpi4py.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,10 @@ from minidiff.core import Primitive
 
 
 def _mpi4py() -> Any:
-    """mpi4py.MPI, started as mpi4py.rc has it: but not where MPI would end this process, and nobody would say why.
+    """Initialize MPI as mpi4py.rc says, unless MPI would kill this process.
 
-    MPICH does where a launcher speaks PMIx (Open MPI's; `srun --mpi=pmix`), if it was built without.
+    MPICH built without PMIx ends the process, without a useful message, under a launcher that speaks PMIx (Open MPI's;
+    `srun --mpi=pmix`). Raises LauncherError instead.
     """
     rc = mpi4py.rc
     starts, rc.initialize = rc.initialize, False
@@ -53,14 +57,14 @@ def _mpi4py() -> Any:
         version = MPI.Get_library_version()
         if "PMIX_NAMESPACE" in os.environ and version.startswith("MPICH") and "pmix" not in version:
             raise LauncherError(_name(version))
-        with warnings.catch_warnings():  # where the launcher is another MPI's, make_mesh says so, and what to do
+        with warnings.catch_warnings():  # make_mesh reports a launcher of another MPI, with advice
             warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
             MPI.Init_thread(getattr(MPI, f"THREAD_{rc.thread_level.upper()}") if rc.threads else MPI.THREAD_SINGLE)
     return MPI
 
 
 def _name(version: str) -> str:
-    """The name and number that the text of an MPI's version begins with."""
+    """The name and number at the beginning of an MPI library's version text."""
     return " ".join(version.split("\n")[0].split(",")[0].replace("\0", "").replace(" Version:", "").split())
 
 
@@ -69,7 +73,7 @@ WORLD = _mpi.COMM_WORLD
 
 
 class Ranks(Backend):
-    """The ranks of an MPI communicator, of which this process is one."""
+    """The ranks of an MPI communicator; this process is one of them."""
 
     name = "mpi"
 
@@ -86,18 +90,18 @@ class Ranks(Backend):
 
     @functools.cached_property
     def _places(self) -> list[int]:
-        """The ranks in the world of processes that these are."""
+        """The ranks of these processes in COMM_WORLD."""
         return list(self._given.Get_group().Translate_ranks(None, WORLD.Get_group()))
 
     def same_ranks(self, other: Backend) -> bool:
         return isinstance(other, Ranks) and self._places == other._places
 
     def index(self, axes: Axes) -> int:
-        """This rank's index along `axes`, counted in the order given."""
+        """This rank's index along `axes`, in the given order."""
         return index_along(axes, self.coordinates, self.sizes)
 
     def along(self, axes: Axes) -> Any:
-        """The communicator of the ranks that differ from this one along `axes` only, in the order of those axes."""
+        """The communicator of the ranks that differ only along `axes`, in their order."""
         found = self._along.get(axes)
         if found is None:
             rest = tuple(a for a in self.sizes if a not in axes)
@@ -105,7 +109,10 @@ class Ranks(Backend):
         return found
 
     def _split(self, which: dict, colour: int, key: int) -> Any:
-        """A part of the mesh's communicator, made once for all meshes that use it, whatever their axes are called."""
+        """Split the mesh's communicator, once for all meshes of this shape.
+
+        Axes are identified by position, not by name.
+        """
         names = list(self.sizes)
         place = (tuple(names.index(a) for a in which["axes"]), *which.get("groups", ()))
         comms = self._lease.comms
@@ -115,11 +122,14 @@ class Ranks(Backend):
         return comms[place]
 
     def compare_once(self, name: str, lines: Sequence[str]) -> dict[int, str]:
-        """Compare over all ranks the lines that describe a call: the first that differs, by rank; see `Lockstep`."""
+        """Compare the `lines` that describe a call: see `MismatchCheck.compare_once`."""
         return self.comm.mismatch_check.compare_once(name, self.sizes, lines)
 
     def group(self, axes: Axes, groups: Sequence[tuple[int, ...]]) -> Ranks:
-        """The ranks of this one's group, of groups of indices along `axes`; their communicator is made once."""
+        """The ranks of this rank's group; makes a communicator once.
+
+        `groups` list indices along `axes`.
+        """
         here = self.index(axes)
         number = next(k for k, members in enumerate(groups) if here in members)
         rest = tuple(a for a in self.sizes if a not in axes)
@@ -142,7 +152,7 @@ class Ranks(Backend):
         if "groups" in params:
             return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
         if params["size"] == 1:
-            return self._alone(name, x, held, params)
+            return self._over_one_rank(name, x, held, params)
         if communicates:
             self.along(params["axes"]).mismatch_check.note(name, params, x)
         return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
@@ -153,15 +163,15 @@ class Ranks(Backend):
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 
-    def _alone(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
-        """A collective of this rank with itself, as one rank is simulated."""
+    def _over_one_rank(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
+        """Run a collective over a single rank: simulate it."""
         axes = params["axes"]
         out, varies = Simulated(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
         return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
 
     def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
         started = self._packed(name, operands, params)
-        self._among(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
+        self._communicator(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
     def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
@@ -171,12 +181,12 @@ class Ranks(Backend):
 
     def _start_psum(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], **params: Any) -> Started:
         started = self._packed(name, operands, params)
-        started.comm = self._among(**params)
+        started.comm = self._communicator(**params)
         started.requests = [started.comm.Iallreduce(started.given, started.buffer, _mpi.SUM)]
         return started
 
-    def _among(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
-        """The communicator of those with whom this rank sums."""
+    def _communicator(self, axes: Axes, size: int, groups: Groups | None = None) -> Any:
+        """The communicator of the ranks that this rank sums with."""
         return self.along(axes) if groups is None else self.group(axes, groups).comm
 
     def _start_ppermute(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], axes: Axes, size, perm):
@@ -195,7 +205,7 @@ class Ranks(Backend):
         return started.results()
 
     def finish(self) -> None:
-        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # then nobody wants to wait
+        interrupted = isinstance(sys.exc_info()[1], KeyboardInterrupt)  # do not make the user wait
         while self._started:
             started = self._started.pop(0)
             if interrupted:
@@ -204,7 +214,7 @@ class Ranks(Backend):
                 started.comm.wait_for(started.requests)
 
     def _packed(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
-        """Values beside each other in a buffer, as MPI sums them; one alone is lent as it is."""
+        """Pack values into one buffer for an all-reduce; do not copy a single value."""
         arrays, axes = [_sendable(x) for x, _ in operands], params["axes"]
         self.along(axes).mismatch_check.note(name, params, *arrays)
         dtype = arrays[0].dtype
@@ -234,10 +244,10 @@ class Ranks(Backend):
         return tuple(a for a in held if a not in axes)
 
     def _all_reduce(self, x, held, axes, op):
-        given = _computable(x)
+        given = _reducible(x)
         out = numpy.empty_like(given)
         self.along(axes).Allreduce(given, out, op)
-        return _as_it_was(out, x), self._without(held, axes)
+        return _restored(out, x), self._without(held, axes)
 
     def _psum(self, x, held, axes, size):
         return self._all_reduce(x, held, axes, _mpi.SUM)
@@ -260,10 +270,10 @@ class Ranks(Backend):
         return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
 
     def _psum_scatter(self, x, held, axes, size, axis, tiled):
-        parts = _computable(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
+        parts = _reducible(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
         out = numpy.empty(parts.shape[1:], parts.dtype)
         self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
-        return _as_it_was(out, x), held
+        return _restored(out, x), held
 
     def _pscatter(self, x, held, axes, size, axis, tiled):
         return split_dimension(x, size, axis, tiled)[self.index(axes)], held
@@ -289,7 +299,7 @@ class Ranks(Backend):
     def _broadcast_varying(self, x, held, axes, size, root):
         if self.index(axes) != root:
             x = numpy.empty_like(x)
-        out = x if x.flags.writeable else x.copy()  # MPI takes it for an array that it may write into, also the root's
+        out = x if x.flags.writeable else x.copy()  # mpi4py wants a writable buffer, also on the root
         self.along(axes).Bcast(_bytes(out), root)
         return out, held
 
@@ -297,10 +307,10 @@ class Ranks(Backend):
         return (x if self.index(axes) == root else numpy.zeros_like(x)), held
 
     def _reduce(self, x, held, axes, size, root):
-        given = _computable(x)
+        given = _reducible(x)
         out = numpy.zeros_like(given)
         self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
-        return _as_it_was(out, x), held
+        return _restored(out, x), held
 
     def _gather(self, x, held, axes, size, root, axis, tiled):
         blocks = numpy.zeros((size, *x.shape), x.dtype)
@@ -320,7 +330,7 @@ class Ranks(Backend):
         return out, held
 
     def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
-        """What is under way when x is sent as `perm` says, and what comes goes into `out`."""
+        """Start sending `x` along `perm` and receiving into `out`; return the requests."""
         me, comm = self.index(axes), self.along(axes)
         requests = [comm.Irecv(_bytes(out), source, 0) for source, destination in perm if destination == me]
         return requests + [comm.Isend(_bytes(x), destination) for source, destination in perm if source == me]
@@ -371,7 +381,10 @@ class Ranks(Backend):
 
 
 class Started:
-    """Collectives on their way: what is `given` (the buffer itself, or a value) is MPI's until they are waited for."""
+    """A started collective: MPI owns `given` until it is waited for.
+
+    `given` is the buffer itself, or a value.
+    """
 
     def __init__(self, buffer: numpy.ndarray, dtype: numpy.dtype, shapes: Sequence[tuple[int, ...]], held: list[Axes]):
         self.buffer = buffer
@@ -383,7 +396,7 @@ class Started:
         self.requests: list = []
 
     def places(self, buffer: numpy.ndarray) -> list[numpy.ndarray]:
-        """For each value, the part of the buffer that is its own."""
+        """The part of the buffer for each value."""
         ends = [0, *itertools.accumulate(math.prod(shape) for shape in self.shapes)]
         return [buffer[start:end].reshape(shape) for (start, end), shape in zip(itertools.pairwise(ends), self.shapes)]
 
@@ -396,9 +409,10 @@ class Started:
 
 
 class Lease:
-    """The communicators of a mesh: by axes, counted from 0, and by groups along them. `users` are those that have it.
+    """The communicators of a mesh, by positions of axes and by groups.
 
-    Other meshes of its shape get them where they have the same names, or when no rank uses them any longer.
+    `users` are the backends that use them. Another mesh of this shape reuses them if it has the same axis names, or
+    once no rank uses them any longer.
     """
 
     def __init__(self, comm: Any, sizes: dict[str, int]):
@@ -408,9 +422,10 @@ class Lease:
 
 
 def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
-    """The communicators of a mesh on `parent`, which keeps them: MPI has about two thousand.
+    """Find or make the communicators of a mesh on `parent`, and cache them on it.
 
-    Freeing one is collective, and ranks drop meshes at different times. So they are used again, when a mesh is made.
+    MPI allows about two thousand. Freeing one is a collective call, but ranks drop their meshes at different times; so
+    unused communicators are reused when a new mesh is made.
     """
     made = parent.Get_attr(_MADE)
     if made is None:
@@ -437,19 +452,19 @@ def _communicators(parent: Any, sizes: dict[str, int]) -> Lease:
 
 
 def _compare_sizes(comm: Any, sizes: dict[str, int]) -> None:
-    """Raise DisagreementError on all ranks where they do not make the same mesh."""
+    """Raise DisagreementError on all ranks unless they all make the same mesh."""
     axes = ", ".join(f"{a}: {n}" for a, n in sizes.items())
     if said := comm.mismatch_check.compare_once("make_mesh", sizes, [f"axes ({axes})"]):
         advice = (
-            "All ranks make one mesh: give make_mesh the same sizes and names on all of them. What depends on the "
-            "number of ranks is computed from it, not from this process's rank or environment"
+            "All ranks make one mesh: give make_mesh the same sizes and names on all of them. Compute sizes from the "
+            "number of ranks, not from this process's rank or environment"
         )
         raise DisagreementError(report("ranks make different meshes", said, advice))
 
 
 def _unused(comm: Watched, leases: list[Lease]) -> Lease | None:
-    """The first that no rank uses."""
-    for often in (1, 64):  # every so often, if all are in use, garbage is collected first
+    """The first lease that no rank uses, or None."""
+    for often in (1, 64):  # if all are in use, look again after a garbage collection, at every 64th lease
         if not leases or len(leases) % often:
             return None
         if often > 1:
@@ -463,7 +478,7 @@ def _unused(comm: Watched, leases: list[Lease]) -> Lease | None:
 
 
 def _released(parent: Any, key: int, made: dict) -> None:
-    """What becomes of the communicators that are kept with one that its owner frees."""
+    """Free the unused communicators cached on a communicator whose owner frees it."""
     if is_interactive():
         return
     WATCHDOG.forget(made.pop(None, None))
@@ -477,12 +492,15 @@ _MADE = _mpi.Comm.Create_keyval(delete_fn=_released)
 _FIRST = "the first collective"
 
 
-_LOBBIES: dict[tuple, Watched] = {}  # by ranks: where they agree on the names of further communicators
+_LOBBIES: dict[tuple, Watched] = {}  # by ranks: the communicator on which they agree on names of new ones
 _NUMBERS = itertools.count(1)
 
 
 def _watched(parent: Any) -> Watched:
-    """A communicator as the deadlock watchdog sees it. All its ranks call this, and agree on a name for it."""
+    """Wrap a communicator for the deadlock watchdog.
+
+    All its ranks call this, and agree on its name.
+    """
     if isinstance(parent, Watched):
         return parent
     everyone = WORLD.Get_size()
@@ -504,12 +522,12 @@ def _watched(parent: Any) -> Watched:
 @functools.cache
 def _threads() -> bool:
     """Whether the watchdog's thread may call MPI."""
-    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)  # where somebody finalizes MPI
+    _mpi.COMM_SELF.Set_attr(_mpi.Comm.Create_keyval(delete_fn=lambda *_: leave()), None)  # runs at MPI_Finalize
     threads = _mpi.Query_thread() >= _mpi.THREAD_MULTIPLE
     if not threads and WORLD.Get_size() > 1 and WORLD.Get_rank() == 0:
         warnings.warn(
             "the deadlock watchdog is off, since MPI was started without MPI_THREAD_MULTIPLE (as by "
-            "mpi4py.rc.threads = False): ranks that wait for each other for ever will not be found",
+            "mpi4py.rc.threads = False): it will not find ranks that wait for each other forever",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -517,11 +535,14 @@ def _threads() -> bool:
 
 
 def leave(code: int = 0) -> None:
-    """Tell the watchdog that the program ends, with this exit code, and wait until it has ended on all ranks."""
+    """Tell the watchdog that the program ends, and wait for all ranks to end.
+
+    `code` is the exit code.
+    """
     WATCHDOG.leave(code)
 
 
-_SESSION: list[Session] = []  # the only one, where there is one
+_SESSION: list[Session] = []  # the session, if this process is interactive and has a mesh
 
 
 def _in_session(parent: Any, name: tuple) -> Communicator:
@@ -533,35 +554,38 @@ def _in_session(parent: Any, name: tuple) -> Communicator:
 
 
 def _sendable(x: numpy.ndarray) -> numpy.ndarray:
-    """An array as MPI reads it: contiguous, aligned, in this machine's byte order; a copy where it is not."""
+    """Return x contiguous, aligned and in native byte order; copy only if needed.
+
+    MPI requires all three.
+    """
     x = numpy.asarray(x, None if x.dtype.isnative else x.dtype.newbyteorder("="), order="C")
     return x if x.flags.aligned else x.copy()
 
 
 def _bytes(x: numpy.ndarray) -> list:
-    """A buffer as MPI takes it for moving, not for computing: any dtype is bytes."""
+    """A buffer specification for moving data, as bytes: MPI need not know the dtype."""
     return [x, _mpi.BYTE]
 
 
 def _parts(x: numpy.ndarray, counts: Sequence[int]) -> list:
-    """As `_bytes`, in parts of so many bytes, one after the other."""
+    """A buffer specification as `_bytes`, in consecutive parts of `counts` bytes."""
     return [x, (counts, [0, *itertools.accumulate(counts)][:-1]), _mpi.BYTE]
 
 
-def _computable(x: numpy.ndarray) -> numpy.ndarray:
-    """An array as MPI computes with it."""
-    if x.dtype.kind == "b":  # it orders no booleans; as bytes they are 0 and 1
+def _reducible(x: numpy.ndarray) -> numpy.ndarray:
+    """Convert x to a dtype that MPI can reduce."""
+    if x.dtype.kind == "b":  # MPI has no order for booleans; as bytes they are 0 and 1
         return x.view(numpy.uint8)
-    return x.astype(numpy.float32) if x.dtype == numpy.float16 else x  # it knows no half precision
+    return x.astype(numpy.float32) if x.dtype == numpy.float16 else x  # nor half precision
 
 
-def _as_it_was(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-    """What was computed from `_computable(x)`, in the dtype of x."""
+def _restored(out: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
+    """Convert a reduction of `_reducible(x)` back to the dtype of x."""
     return out.view(x.dtype) if x.dtype.kind == "b" else out.astype(x.dtype, copy=False)
 
 
 def _as_numpy(ufunc: numpy.ufunc) -> Any:
-    """A ufunc of two floating-point arrays as an operation that MPI reduces with."""
+    """An MPI reduction operation that applies a ufunc of two floating-point arrays."""
 
     def combine(one, two, datatype):
         one, two = (numpy.frombuffer(x, datatype.typestr) for x in (one, two))
@@ -570,15 +594,15 @@ def _as_numpy(ufunc: numpy.ufunc) -> Any:
     return _mpi.Op.Create(combine, commute=True)
 
 
-# With MPI's own MAX and MIN the place of a NaN decides what becomes of it, and ranks that must agree may not.
+# MPI's own MAX and MIN treat a NaN depending on the order of operands, so ranks could get different results.
 _MAXIMUM, _MINIMUM = _as_numpy(numpy.maximum), _as_numpy(numpy.minimum)
 
 
-# ---------------------------------------------------------------- what MPI this is
+# ---------------------------------------------------------------- the MPI library
 
 
 def library() -> str:
-    """The name and version of the MPI that mpi4py found, and the standard's version that it implements."""
+    """The MPI library's name and version, and its version of the standard."""
     return f"{_name(_mpi.Get_library_version())}, of MPI {'.'.join(map(str, _mpi.Get_version()))}"
 
 
@@ -586,10 +610,10 @@ def library() -> str:
 
 
 def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """End the whole job, because this rank has died of an exception: the others would wait for it for ever.
+    """End the whole job because of an exception: other ranks would wait forever.
 
-    The traceback is printed once, under the rank's number. Where several ranks fail at once, as from a mistake in the
-    program they all run, it is the lowest one's, and each of the others prints its last line.
+    The traceback is printed once, with the rank's number. If several ranks fail at once, as they do from a mistake in
+    the program they all run, the lowest rank prints it, and each of the others prints its last line.
     """
     rank = WORLD.Get_rank()
     if rank:
@@ -600,14 +624,15 @@ def abort(kind: type[BaseException], error: BaseException, trace: Any) -> None:
 
 
 def _say(text: str) -> None:
-    """Print under this rank's number: at once and whole, so that the lines of ranks are not mixed."""
+    """Print with this rank's number, in one write: lines of ranks must not mix."""
     os.write(2, "".join(f"[rank {WORLD.Get_rank()}] {line}\n" for line in text.splitlines()).encode())
 
 
 def end(text: str, code: int, patience: float = 1.0) -> None:
-    """End the whole job with an exit code, and with what the lowest of the ranks has to say that end it at once.
+    """End the whole job with an exit code; the lowest rank that does prints `text`.
 
-    The others give it `patience` seconds to, and a little more: one that is in a call of MPI is not told of a signal.
+    Higher ranks wait `patience` seconds and a little more, so that the lowest comes first: a rank inside an MPI call
+    does not react to signals.
     """
     rank = WORLD.Get_rank()
     if rank:
@@ -615,9 +640,9 @@ def end(text: str, code: int, patience: float = 1.0) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     _say(text)
-    time.sleep(0.5)  # launchers pass on what ranks print, but not what they have yet to read when the job is aborted
+    time.sleep(0.5)  # launchers drop output that they have not read yet when the job is aborted
     WORLD.Abort(code)
-    os._exit(code)  # it comes back where a scheduler is ending the job already
+    os._exit(code)  # Abort returns if a scheduler is already ending the job
 
 
 WATCHDOG = Watchdog(end)

@@ -1,11 +1,11 @@
-"""The simulated backend: all ranks in this process, their blocks stacked in one array.
+"""The simulated backend: all ranks in this process, their blocks stacked.
 
-A value that varies along axes of sizes n and m is stored as an array of shape (n*m, *block), ranks in
-the order of the mesh's axes; one that varies along none is stored as the block alone, once. Ordinary
-operations are applied to all ranks at once, by their batching rules.
+A value that varies along axes of sizes n and m is stored as one array of shape (n*m, *block), with ranks in mesh order;
+a value that varies along no axis is stored once, as the block itself. Ordinary operations run on all ranks at once, by
+their batching rules.
 
-A batch with a name (`vmap(f, axis_name='i')`) is stored in this way too, and its collectives are these. There the
-arrays may be traced: so the collectives are written in functions that NumPy hands over, without writing in place.
+A named batch (`vmap(f, axis_name='i')`) is stored in the same way and uses the same collectives. Its arrays may be
+tracers, so the collectives use only functions that NumPy dispatches to them, and never write in place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minidiff.core import Primitive
 
 
 class Simulated(Backend):
-    """All ranks of a mesh, simulated."""
+    """All ranks of a mesh, simulated in this process."""
 
     name = "simulated"
     at_once = True
@@ -60,7 +60,7 @@ class Simulated(Backend):
         return getattr(self, "_" + name)(x, held, **params)
 
     def _in_groups(self, name, x, held, axes, size, groups, **params):
-        """A collective in each group of the ranks along `axes`, as along an axis of these alone."""
+        """Run a collective within each group, as over an axis of its ranks alone."""
         x, rest = self._split(x, held, axes)
         results: dict[int, numpy.ndarray] = {}
         for group in groups:
@@ -74,7 +74,7 @@ class Simulated(Backend):
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
     def ready(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
-        # There is nothing to wait for: it is done, and nobody needs to hold what all ranks have for it.
+        # Reduce the operand now, so that the ranks' terms need not be kept until the call.
         return self.collective(name, x, held, False, params)
 
     def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
@@ -90,10 +90,10 @@ class Simulated(Backend):
     def axis_index(self, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         return self._join(numpy.arange(self.size(axes))[:, None], axes, ())
 
-    # ------------------------------------------------ layout
+    # ------------------------------------------------ blocks in an array
 
     def expand(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
-        """A value repeated along the axes of `wanted` that it is not held along (a view where NumPy can make one)."""
+        """Repeat a value along axes of `wanted` not in `held` (a view if possible)."""
         if held == wanted:
             return x
         block = x.shape[1:] if held else numpy.shape(x)
@@ -110,7 +110,7 @@ class Simulated(Backend):
         return x.reshape(*x.shape[:1], *shape) if held else x.reshape(shape)
 
     def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
-        """As an array (ranks along `axes`, ranks along the rest, *block), and the rest."""
+        """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
         wanted = self.ordered({*held, *axes})
         rest = tuple(a for a in wanted if a not in axes)
         x = self.expand(x, held, wanted)
@@ -128,13 +128,13 @@ class Simulated(Backend):
         return x.reshape(self.size(held), *block), held
 
     def _on(self, root: int, size: int, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """A value (ranks along the rest, *block) that the root has, and zeros on the other ranks."""
+        """Put x (ranks along the rest, *block) on the root, zeros on the other ranks."""
         nothing = numpy.zeros(x.shape, x.dtype)
         return self._join(numpy.stack([x if rank == root else nothing for rank in range(size)]), axes, rest)
 
     @staticmethod
     def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """A value (ranks along the rest, *block) that is the same along the other axes."""
+        """Return x (ranks along the rest, *block), invariant along the other axes."""
         return (x, rest) if rest else (x[0], ())
 
     # ------------------------------------------------ collectives
@@ -253,7 +253,7 @@ class Simulated(Backend):
 
 
 def _add(x: numpy.ndarray) -> numpy.ndarray:
-    """The sum along the first axis, in the array's own dtype (NumPy would add up small integers in larger ones)."""
+    """Sum along the first axis in x's dtype (NumPy would promote small integers)."""
     return x.sum(0) if x.dtype.kind in "fc" else x.sum(0).astype(x.dtype)
 
 
@@ -261,7 +261,10 @@ def _add(x: numpy.ndarray) -> numpy.ndarray:
 
 
 def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[numpy.ndarray, Axes]:
-    """An array as blocks stacked in the order of the mesh, and the axes they are stacked along."""
+    """Split an array into blocks, stacked in mesh order.
+
+    Returns the stacked blocks, and the axes they are stacked along.
+    """
     named = [a for axes in dims for a in axes]
     held = tuple(a for a in sizes if a in named)
     if not held:
@@ -278,7 +281,7 @@ def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[n
 
 
 def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:
-    """The array whose blocks, stacked in the order of the mesh, are `x`: the inverse of `split_blocks`."""
+    """Assemble an array from stacked blocks: the inverse of `split_blocks`."""
     named = [a for axes in dims for a in axes]
     held = tuple(a for a in sizes if a in named)
     if not held:

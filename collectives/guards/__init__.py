@@ -1,1 +1,1 @@
-"""What keeps ranks together: the mismatch check, the deadlock watchdog, and errors of ranks in notebooks."""
+"""Guards for SPMD programs: mismatched calls, deadlocks, notebook errors."""

@@ -1,13 +1,14 @@
-"""The deadlock watchdog: it finds ranks of a script that wait for each other for ever, says so, and ends the job.
+"""The deadlock watchdog: find ranks that wait forever, and end the job.
 
-MPI does not notice a deadlock. So each process has one more thread, which looks twice a second whether all threads of
-the program wait, and for which ranks. If so, it reports that to the lowest rank of each group that there is a mesh on.
-That rank puts the reports together: a call completes once all its ranks come to it, and a rank can come if one of its
-threads runs, or waits in a call that can complete. The ranks that are left over wait for ever. A program that is merely
-slow goes on, since a thread that computes may come to any call.
+MPI does not detect deadlocks. So each process runs a watchdog thread, which checks twice a second whether all threads
+of the program are waiting, and for which ranks. If they are, it reports so to the lowest rank of each group of ranks
+that has a mesh. That rank combines the reports: a call completes once all its ranks reach it, and a rank can reach a
+call if one of its threads is running, or is waiting in a call that can complete. The remaining ranks wait forever. A
+slow program is not ended, because a thread that computes may reach any call.
 
-To be interruptible, and to be watched, a call is started without blocking and then polled. What ranks call is compared
-by the mismatch check (`lockstep`); the calls that it had yet to compare when the program ends are compared here.
+Calls are started without blocking and then polled, so that they can be interrupted and watched. The mismatch check
+(`mismatch.py`) compares what ranks call; when the program ends, the watchdog compares the calls that are still
+uncompared.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ from typing import Any, NamedTuple
 from collectives.guards.mismatch import MismatchCheck, agree, disagreement
 from minidiff.location import location_of
 
-TICK = 0.5  # seconds between two looks
-PAST = 3, 6  # ticks ago are the moments that are judged: all reports of them have come; later, if others relayed them
-STATE = 1  # tag of messages
-SPIN = 10  # tests of a request before the processor is offered to other processes
+TICK = 0.5  # seconds between two checks
+PAST = 3, 6  # the ages, in ticks, of the moments judged: all reports on them have arrived; relayed ones take longer
+STATE = 1  # message tag
+SPIN = 10  # tests of a request before yielding the processor
 COMPARISON = "comparison of calls"
 
-#: Calls that wait for other ranks, each with a form that does not block: Iallgather, …
+#: Blocking calls that wait for other ranks; each has a nonblocking form: Iallgather, …
 WAITING = {"Allgather", "Allreduce", "Alltoall", "Alltoallv", "Barrier", "Bcast", "Gather", "Reduce", "Scatter"}
 WAITING |= {"Reduce_scatter_block"}
 
 _offer_processor = getattr(os, "sched_yield", lambda: time.sleep(0))
-#: What was interrupted while MPI may still write into its buffers.
+#: Interrupted calls, kept alive because MPI may still write into their buffers.
 abandoned: list = []
 
 
 def wait_for(requests: Sequence[Any]) -> None:
-    """Wait until all of these are done, in a way that Ctrl-C interrupts at once.
+    """Wait for all `requests`; Ctrl-C interrupts at once.
 
-    This polls, and never sleeps: some MPIs move long messages only while they are called.
+    This polls without sleeping: some MPI libraries make progress on long messages only while they are called.
     """
     if not requests:
         return
@@ -61,17 +62,17 @@ def wait_for(requests: Sequence[Any]) -> None:
         raise
 
 
-# ---------------------------------------------------------------- what ranks say
+# ---------------------------------------------------------------- the states of ranks
 
 
 class Call(NamedTuple):
-    """A call that a thread waits in: the `number`-th on a communicator, of all these ranks."""
+    """A call that a thread waits in: number `number` on a communicator of `ranks`."""
 
     on: tuple  # the communicator's name
     number: int
-    method: str  # of MPI
+    method: str  # MPI's name for it
     ranks: tuple[int, ...]
-    what: str = ""  # the collective that it is part of
+    what: str = ""  # the collective that makes the call
     place: str = ""  # the line of the program
 
     def __str__(self) -> str:
@@ -84,11 +85,11 @@ class Call(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a rank says of itself: the calls that its threads wait in; None once its program has ended."""
+    """A rank's report: the calls its threads wait in, or None once it has ended."""
 
     rank: int
     calls: tuple[Call, ...] | None
-    begun: Mapping[tuple, int]  # how many calls it began on each communicator
+    begun: Mapping[tuple, int]  # the number of calls it began on each communicator
     since: Mapping[tuple, list[str]] = {}  # at the end: the calls on each communicator that were not compared yet
     code: int = 0  # at the end: the exit code
     tick: int = 0
@@ -108,7 +109,10 @@ class State(NamedTuple):
 
 
 def stuck(states: Mapping[int, State]) -> list[int]:
-    """The ranks that wait for ever. A rank without a state runs, and may come to any call."""
+    """The ranks that wait forever.
+
+    A rank without a state is running, and may reach any call.
+    """
     waits = {r: [_missing(call, r, states) for call in s.calls] for r, s in states.items() if s.calls is not None}
     blocked = set(states)
     while free := [r for r, calls in waits.items() if any(blocked.isdisjoint(missing) for missing in calls)]:
@@ -119,7 +123,7 @@ def stuck(states: Mapping[int, State]) -> list[int]:
 
 
 def _missing(call: Call, rank: int, states: Mapping[int, State]) -> list[int]:
-    """The ranks that have yet to come to this call; all of the others, if all have left."""
+    """The ranks that have not reached this call; all others, if all have ended."""
     others = [r for r in call.ranks if r != rank]
     if all(r in states and states[r].calls is None for r in others):
         return others
@@ -130,8 +134,8 @@ def _report(states: Sequence[State], ranks: Sequence[int]) -> str:
     lines = "\n".join(f"  {state}" for state in states)
     return (
         f"{'Ranks wait' if len(ranks) > 1 else 'A rank waits'} for others that never come:\n{lines}\n"
-        "All ranks of a mesh call the same collectives, in one order. What only some of them do (`if mesh.rank == 0:`) "
-        "must not communicate: a shard_map, an operation on a sharded array and gather() do, on every rank"
+        "All ranks of a mesh must call the same collectives in the same order. Code that only some ranks run (as under "
+        "`if mesh.rank == 0:`) must not communicate; shard_map, operations on sharded arrays and gather() all do"
     )
 
 
@@ -139,18 +143,18 @@ def _report(states: Sequence[State], ranks: Sequence[int]) -> str:
 
 
 class Channel:
-    """Where the ranks of a group report to the lowest of them, on a communicator of its own."""
+    """A separate communicator for the reports of some ranks to their lowest."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm = comm
         self.ranks = frozenset(ranks)
         self.judge = ranks.index(min(ranks))  # its rank on the communicator
         self.is_mine = comm.Get_rank() == self.judge
-        self.sent: list = []  # what may still be on its way
+        self.sent: list = []  # requests that may still be in flight
 
 
 class Heard(NamedTuple):
-    """A state, and the time over which the rank is known to have been in it."""
+    """A state, and the interval over which the rank is known to have been in it."""
 
     state: State
     first: float
@@ -163,22 +167,22 @@ class Watchdog:
     def __init__(self, end: Callable[[str, int], None]):
         self.end = end
         self.rank = 0
-        self.calls: dict[int, tuple | None] = {}  # of threads that ever called: where each is now
+        self.calls: dict[int, tuple | None] = {}  # thread -> the call it is in now, for threads that ever made one
         self.communicators: list[Watched] = []
         self.channels: list[Channel] = []
         self._heard: dict[int, Heard] = {}
         self._looked = time.monotonic()
         self._ticks = itertools.count()
-        self._before: dict = {}  # `calls`, at the last look
+        self._before: dict = {}  # `calls` at the last check
         self._leaving = threading.Event()
         self._thread: threading.Thread | None = None
 
     def reaches(self, ranks: Sequence[int], everyone: int) -> bool:
-        """Whether there is a channel for these ranks: their own, or that of all ranks of the job."""
+        """Whether there is a channel for these ranks: theirs, or the whole job's."""
         return any(len(c.ranks) == everyone or c.ranks == frozenset(ranks) for c in self.channels)
 
     def open(self, comm: Any, ranks: Sequence[int]) -> None:
-        """Report to the lowest of these ranks, by a communicator that is for this alone."""
+        """Start reporting to the lowest of these ranks on `comm`, which is for this only."""
         self.rank = ranks[comm.Get_rank()]
         self.channels.append(Channel(comm, ranks))
         if self._thread is None:
@@ -186,7 +190,7 @@ class Watchdog:
             self._thread.start()
 
     def forget(self, comm: Watched) -> None:
-        """Watch a communicator no longer."""
+        """Stop watching a communicator."""
         self.communicators = [c for c in self.communicators if c is not comm]
 
     def _run(self) -> None:
@@ -197,7 +201,10 @@ class Watchdog:
     # ------------------------------------------------ this rank
 
     def _waiting_calls(self) -> tuple[Call, ...]:
-        """The calls that threads wait in since the last look; none if any thread may come to another call."""
+        """The calls that threads have been in since the last check.
+
+        Returns none if any thread is running, or has made a new call since.
+        """
         frames, before = sys._current_frames(), self._before
         self._before = {t: call for t, call in list(self.calls.items()) if t in frames}
         new = {t.ident for t in threading.enumerate() if not (t.daemon or isinstance(t, threading.Timer))}
@@ -224,7 +231,7 @@ class Watchdog:
     # ------------------------------------------------ all ranks
 
     def _tick(self, mine: State | None) -> None:
-        """Hear the others, report what is known, and judge."""
+        """Receive other ranks' reports, send on what is known, and look for a deadlock."""
         self._listen()
         if mine is not None:
             self._hear(mine, 0.0)
@@ -239,7 +246,7 @@ class Watchdog:
         self._looked = time.monotonic()
 
     def _hear(self, state: State, age: float) -> None:
-        """Take note of a state. It was so at this rank's last look, at least, if the news took no time."""
+        """Record a state; it held at least until `age` seconds before the last check."""
         now, before = time.monotonic(), self._heard.get(state.rank)
         if before is not None and before.state.tick > state.tick:
             return
@@ -250,7 +257,7 @@ class Watchdog:
         )
 
     def _tell(self) -> None:
-        """Report this rank's state, and those that others reported to it lately."""
+        """Report this rank's state, and relay recent reports of others."""
         known = [(h.state, max(0.0, self._looked - h.last)) for h in list(self._heard.values())]
         known = [(state, age) for state, age in known if age <= PAST[-1] * TICK]
         for channel in self.channels:
@@ -259,10 +266,10 @@ class Watchdog:
                 channel.sent.append(channel.comm.isend(known, channel.judge, STATE))
 
     def _judge(self) -> None:
-        """End the job if some ranks wait for ever.
+        """End the job if some ranks wait forever.
 
-        This is judged of one moment, by the ranks that were in one call before and after it, and those that had left:
-        they all were, at once. A report that comes now has been sent since the last look.
+        The states must have held at one moment: this uses ranks that were in the same call before and after it, and
+        ranks whose programs had ended. A report received now was sent since the last check.
         """
         for past in PAST:
             moment = self._looked - past * TICK
@@ -275,7 +282,10 @@ class Watchdog:
     # ------------------------------------------------ the end of the program
 
     def leave(self, code: int) -> None:
-        """Report the end of the program. Those that others report to stay until all have ended, as MPI does anyway."""
+        """Report the end of the program.
+
+        A rank that others report to waits until all of them have ended, as MPI_Finalize does anyway.
+        """
         if self._thread is None or self._leaving.is_set():
             return
         self._leaving.set()
@@ -308,16 +318,16 @@ def _numbers(state: State) -> list | None:
 
 
 def _waits_for_a_thread(frame: FrameType) -> bool:
-    """Whether a thread waits, for as long as it takes, for another of this process: in join(), result(), …"""
+    """Whether a thread waits in join(), result(), … without a timeout."""
     module, timeout = frame.f_globals.get("__name__"), frame.f_locals.get("timeout")
     return module in ("threading", "concurrent.futures.thread") and timeout in (None, -1)
 
 
 def _place(thread: int, frame: FrameType) -> str:
-    """The line that a thread is at, and the error that it is about to clean up after."""
+    """The line that a thread is at, and the exception that it is handling, if any."""
     place = str(location_of(frame) or "")
     error = sys._current_exceptions().get(thread)
-    error = error[1] if isinstance(error, tuple) else error  # as it was before Python 3.12
+    error = error[1] if isinstance(error, tuple) else error  # a tuple before Python 3.12
     return place if error is None else f"{place}; it is handling {type(error).__name__}: {error}"
 
 
@@ -325,15 +335,15 @@ def _place(thread: int, frame: FrameType) -> str:
 
 
 class Watched:
-    """A communicator of mpi4py. Calls that wait for other ranks can be interrupted, and are watched."""
+    """An mpi4py communicator whose blocking calls can be interrupted and are watched."""
 
     def __init__(self, comm: Any, watchdog: Watchdog, name: tuple, ranks: Sequence[int]):
         self._comm = comm
         self._watchdog = watchdog
-        self._made = 0  # communicators from this one
-        self.begun = 0  # calls
+        self._made = 0  # the number of communicators made from this one
+        self.begun = 0  # the number of calls begun
         self.name = name
-        self.ranks = tuple(ranks)  # of the job
+        self.ranks = tuple(ranks)  # in COMM_WORLD
         self.mismatch_check = MismatchCheck(
             comm, self.ranks, lambda requests, here: self.wait_for(requests, COMPARISON)
         )
@@ -347,7 +357,7 @@ class Watched:
         return call
 
     def wait(self, method: str, start: Callable | None, *args: Any) -> None:
-        """Start a call that does not block, and wait for it; without `start`, wait for the requests given."""
+        """Start a nonblocking call and wait; without `start`, wait for given requests."""
         self.begun += 1
         calls, thread = self._watchdog.calls, threading.get_ident()
         calls[thread] = self, self.begun, method, self.mismatch_check.latest
@@ -360,7 +370,7 @@ class Watched:
             calls[thread] = None
 
     def wait_for(self, requests: Sequence[Any], method: str = "Waitall") -> None:
-        """Wait until all of these are done."""
+        """Wait for all `requests`."""
         self.wait(method, None, requests)
 
     def Dup(self) -> Watched:
@@ -371,7 +381,7 @@ class Watched:
 
     def _further(self, method: str, make: Callable, *args: Any) -> Watched:
         self._made += 1
-        self.wait(method, self._comm.Ibarrier)  # making it blocks, but then no longer than a moment
+        self.wait(method, self._comm.Ibarrier)  # `make` blocks, but only briefly once all ranks are here
         comm = make(*args)
         ranks = [self.ranks[r] for r in comm.Get_group().Translate_ranks(None, self._comm.Get_group())]
         return Watched(comm, self._watchdog, (*self.name, self._made), ranks)

@@ -1,15 +1,15 @@
-"""Ranks of one program make the same calls, in one order, of values of the same types: found out where they do not.
+"""The mismatch check: find ranks whose calls, or their operands' types, differ.
 
-MPI does not see to it. What one rank sends as four float32 another takes for four int32, or the first of its sums for
-the second of the others': the numbers are wrong, and nothing says so. Types of values are local, so are the mistakes
-that make them differ from rank to rank: a file that only one of them has, a dtype that a library chose, an `if`.
+MPI does not check that. If one rank sends four float32 that another receives as four int32, or if one rank's first sum
+meets another rank's second, the numbers are wrong, and nothing reports it. The types of values are local to a rank, and
+so are the causes of a mismatch: a file that only one rank has, a dtype that a library chose, an `if`.
 
-So ranks compare what they are about to do: when a call is the first of its kind (a collective, over these axes, of
-values of this type), and after so many calls of known ones, fewer where they are large. Since ranks that agreed so far
-know the same kinds, they compare at the same calls; where they do not, one waits to compare what another never does,
-and `watch` finds that. (Where known ones of different sizes meet, MPI may notice first, and end the job in its own
-words.) What is left at the end of the program is compared there. Between two comparisons, all that a call does for it
-is to look up its kind, and to note it.
+So ranks compare the calls that they are about to make: at the first call of each kind (a collective over certain axes
+on values of certain types), and after a number of calls of known kinds, sooner if they are large. Ranks that have
+agreed so far know the same kinds, so they compare at the same calls. If they disagree, one rank may wait for a
+comparison that another never makes: the deadlock watchdog (`deadlock.py`) finds that. (If calls of known kinds but of
+different sizes meet, MPI may notice first, and end the job with its own error.) When the program ends, the watchdog
+compares the remaining calls. Between comparisons, the check costs a look-up and an append per call.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ import numpy
 from minidiff.core import ShapedArray
 from minidiff.location import here
 
-OFTEN = 64  # calls are compared, if they are small
-LARGE = 2**17  # bytes that count as one call more
-ALONE = {"ppermute"}  # in these a rank does not wait for all others
-MANY = 2**12  # kinds of calls are remembered; then they are forgotten, on all ranks at once
-TAG = 2  # of messages that compare calls
-LINE = 2**9  # bytes that a rank says of a call, once they are found to differ
+OFTEN = 64  # compare after this many small calls
+LARGE = 2**17  # this many bytes count as one more call
+ALONE = {"ppermute"}  # calls in which a rank does not wait for all others
+MANY = 2**12  # the number of kinds that are remembered; then all ranks forget theirs at the same call
+TAG = 2  # message tag of comparisons
+LINE = 2**9  # the most bytes in a description of a call
 
 _TYPE = operator.attrgetter("shape", "dtype")
 
 
 class DisagreementError(RuntimeError):
-    """Ranks called different collectives, or the same on values of different types.
+    """Ranks called different collectives, or one with operands of different types.
 
-    `calls` lists for each rank the calls that were compared.
+    `calls` lists the compared calls of each rank.
     """
 
     def __init__(self, text: str, calls: Mapping[int, Sequence[str]] | None = None):
@@ -49,11 +49,11 @@ class DisagreementError(RuntimeError):
 
 
 class Kind(NamedTuple):
-    """What a call does, and the line that asked for it: of several alike, for the first."""
+    """A kind of call: its description, and the program line that first made one."""
 
     text: str
     place: str
-    weight: int  # in small calls
+    weight: int  # its size, as a number of small calls
 
     def __str__(self) -> str:
         text = f"{self.text}; {self.place}" if self.place else self.text
@@ -61,11 +61,11 @@ class Kind(NamedTuple):
 
 
 class MismatchCheck:
-    """What this rank called on a communicator since its ranks last compared.
+    """The calls of this rank on a communicator since its ranks last compared theirs.
 
-    `comm` is that communicator, for messages about calls: they have a tag of their own. `wait` waits for them, and is
-    told whether all ranks are known to be here. They are called `ranks`. With `each`, whatever waits for all ranks is
-    compared each time.
+    `comm` is the communicator, which also carries the comparisons, under their own tag. `ranks` are the names of its
+    ranks in messages. `wait(requests, here)` waits for messages; `here` says whether all ranks are known to have
+    reached the comparison. With `each`, every call that waits for all ranks is compared.
     """
 
     def __init__(
@@ -78,16 +78,16 @@ class MismatchCheck:
         self.comm = comm
         self.ranks = ranks
         self.wait = wait
-        self.latest: Kind | None = None  # the call noted last
+        self.latest: Kind | None = None  # the kind of the latest call
         self.each = each
         self.kinds: dict[tuple, Kind] = {}
         self.since: list[Kind] = []
         self._due = 0
 
     def note(self, name: str, params: Mapping[str, Any], *values: numpy.ndarray) -> None:
-        """Take note of a call of `values`. It may be compared: all ranks of the communicator make it.
+        """Record a call on `values`, which all ranks make, and compare calls if due.
 
-        Raises DisagreementError on all of them where it, or one before it, was not the same on all.
+        Raises DisagreementError on all ranks if this call or an earlier one was not the same on all of them.
         """
         key = (name, *params.values(), *map(_TYPE, values))
         kind = self.kinds.get(key)
@@ -104,10 +104,11 @@ class MismatchCheck:
             self._compare()
 
     def compare_once(self, name: str, sizes: Mapping[str, int], lines: Sequence[str]) -> dict[int, str]:
-        """Compare the `lines` that describe a call, if it is the first with these: {} where all ranks have the same.
+        """Compare the `lines` that describe a call, at the first call with these lines.
 
-        Otherwise the first line that differs, by rank. All ranks of the communicator call it; `sizes` are those of the
-        mesh. Raises DisagreementError where some make another call, whose name begins with another word.
+        Returns {} if they are the same on all ranks, else the first line that differs, by rank. All ranks of the
+        communicator must call it; `sizes` are those of the mesh. Raises DisagreementError if some ranks make another
+        call, whose name begins with another word.
         """
         params = {"axes": tuple(sizes), "sizes": tuple(sizes.values()), "digest": f"{_digest(lines):014x}"}
         if (name, *params.values()) in self.kinds:
@@ -120,7 +121,7 @@ class MismatchCheck:
             if agree([[call] for call in latest]) or not all(call.startswith(word) for call in latest):
                 raise
             found = self._first_difference(lines)
-            if not found:  # it is in what was cut off a long line
+            if not found:  # the difference is in the truncated part of a long line
                 raise
             return found
         return {}
@@ -140,7 +141,7 @@ class MismatchCheck:
     def _compare(self) -> None:
         low, high = self._extremes(_digest(kind.text for kind in self.since))
         if low != high:
-            *before, last = self.since  # no more than OFTEN
+            *before, last = self.since  # at most OFTEN
             said = self._from_all("\n".join([*map(str, before), str(last._replace(place=_place()))]))
             self.kinds, self.since = {}, []
             calls = {r: text.split("\n") for r, text in zip(self.ranks, said)}
@@ -149,11 +150,11 @@ class MismatchCheck:
         self._due = 0
 
     def _extremes(self, mine: int) -> tuple[int, int]:
-        """The least and the greatest of what ranks have: in each step, of twice as many."""
+        """The least and greatest value of all ranks; each step doubles those covered."""
         here, size = self.comm.Get_rank(), self.comm.Get_size()
         known, coming = numpy.array([mine, mine]), numpy.empty(2, int)
         for step in range((size - 1).bit_length()):
-            self._exchange(known, (here + 2**step) % size, coming, (here - 2**step) % size, False)
+            self._send_receive(known, (here + 2**step) % size, coming, (here - 2**step) % size, False)
             known = numpy.array([min(known[0], coming[0]), max(known[1], coming[1])])
         return int(known[0]), int(known[1])
 
@@ -163,15 +164,15 @@ class MismatchCheck:
         mine = text.encode()
         said[here, : len(mine)] = numpy.frombuffer(mine, numpy.uint8)
         for step in range(1, size):
-            self._exchange(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
+            self._send_receive(said[here], (here + step) % size, said[here - step], (here - step) % size, True)
         return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in said]
 
-    def _exchange(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
+    def _send_receive(self, given: numpy.ndarray, to: int, coming: numpy.ndarray, source: int, here: bool) -> None:
         self.wait([self.comm.Irecv(coming, source, TAG), self.comm.Isend(given, to, TAG)], here)
 
 
 def agree(made: Iterable[Sequence[str]]) -> bool:
-    """Whether these ranks made the same calls, in whatever lines.
+    """Whether these ranks made the same calls, whatever the lines that made them.
 
     >>> agree([["psum over 'i' of f64[]; line 1"], ["psum over 'i' of f64[]; line 2"]])
     True
@@ -184,7 +185,7 @@ def _without_place(call: str) -> str:
 
 
 def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
-    """What is said of ranks whose calls are not the same: the first that is not, and who makes which."""
+    """The message for mismatched calls: the first that differ, and their ranks."""
     ranks = sorted(calls)
     columns = itertools.zip_longest(*[calls[r] for r in ranks], fillvalue="no further one")
     made = next(column for column in columns if len({*map(_without_place, column)}) > 1)
@@ -194,12 +195,12 @@ def disagreement(calls: Mapping[int, Sequence[str]]) -> str:
 
 
 def report(what: str, said: Mapping[int, str], advice: str) -> str:
-    """The message of an error: what is wrong, which ranks say what, and what to write instead."""
+    """Format an error: what is wrong, what each rank reports, and advice."""
     return "\n".join([f"{what}:", *[f"  {line}" for line in who_says(said)], advice])
 
 
 def who_says(said: Mapping[int, str]) -> list[str]:
-    """Each text that ranks say, after the ranks that say it.
+    """Each distinct text, preceded by the ranks that report it.
 
     >>> who_says({0: "a", 1: "b", 2: "a"})
     ['ranks 0, 2: a', 'rank 1: b']
@@ -211,17 +212,17 @@ def who_says(said: Mapping[int, str]) -> list[str]:
 
 
 _OTHER_TYPES = (
-    "An array has another shape or dtype there, or calls have another order. Make it the same on all ranks, as in "
+    "An array has another shape or dtype there, or calls come in another order. Make it the same on all ranks, as in "
     "np.asarray(x, np.float64); spmd.check_invariant(x, mesh) says whether x is"
 )
 _OTHER_CALLS = (
-    "Every rank runs the whole program, and all call the same, in one order: what communicates does not stand under "
-    "an `if mesh.rank == 0:`, nor in a loop that is longer on some"
+    "Every rank runs the whole program, and all make the same calls in the same order: do not communicate under an "
+    "`if mesh.rank == 0:`, nor in a loop that is longer on some ranks"
 )
 
 
 def ranks_named(ranks: Sequence[int]) -> str:
-    """Ranks in words.
+    """Ranks as text.
 
     >>> ranks_named([0, 2])
     'ranks 0, 2'
@@ -242,5 +243,5 @@ def _place() -> str:
 
 
 def _digest(texts: Iterable[str]) -> int:
-    """A number that differs where any of these do."""
+    """A hash of these texts, the same on all ranks."""
     return int.from_bytes(hashlib.blake2b("\n".join(texts).encode(), digest_size=7).digest(), "big")

@@ -1,8 +1,8 @@
-"""Ranks of an interactive session: engines that MPI started, and that run a notebook's cells.
+"""Error handling for interactive sessions: MPI ranks that run notebook cells.
 
-Scripts end as one job where a rank fails (`spmd.launch`). Sessions stay; so here ranks that wait for others can be
-interrupted, learn that the one they wait for has failed, and are in step again in the next cell. While a rank waits,
-it leaves the processor to others, since they may share one.
+If a rank of a script fails, the whole job ends (`spmd.launch`). A session goes on: a rank that waits for others can be
+interrupted, is told if another rank has failed, and is synchronized with the others again in the next cell. A waiting
+rank sleeps between polls, since ranks may share a processor.
 """
 
 from __future__ import annotations
@@ -14,39 +14,39 @@ from typing import Any
 
 from collectives.guards.mismatch import MismatchCheck
 
-FAILED, COMING = 31998, 31999  # tags of messages
-LONGEST = 2e-4  # seconds between two looks at whether others have come
-LOOKS = 50
-PATIENCE = 2.0  # seconds that messages may take to leave
-GRACE = 0.3  # seconds in which what a rank sent before it failed may still arrive, by way of slower ranks
+FAILED, COMING = 31998, 31999  # message tags
+LONGEST = 2e-4  # seconds, the longest pause between two polls
+LOOKS = 50  # polls at the beginning of a cell
+PATIENCE = 2.0  # seconds to wait for messages to be sent
+GRACE = 0.3  # seconds in which messages that a rank sent before it failed may still arrive, via slower ranks
 
 
 class OtherRankError(RuntimeError):
-    """Another rank failed, and this one waited for it."""
+    """Another rank failed while this one was waiting for it."""
 
 
 def is_interactive() -> bool:
-    """Whether this process runs what somebody types, not a script."""
+    """Whether this process is an interactive interpreter, not a script."""
     return hasattr(sys, "ps1")
 
 
 class Session:
-    """What this rank knows of the others: which of them failed, and in which cell.
+    """What this rank knows about the others: which of them failed, and in which cell.
 
-    A collective that some ranks began, and others never came to, would be taken for the next one. So once a rank has
-    failed, all of them go over to new communicators in the cell after that: `generation` is the last cell in which one
-    did. (Each rank counts cells for itself; where only some ran one, others may not be told of what fails.)
+    If some ranks began a collective that others never reached, the others' next collective would be matched with it. So
+    in the cell after a failure all ranks switch to new communicators: `generation` is the last cell with a failure.
+    (Each rank counts its own cells; if only some ranks run a cell, the others may not be told about failures in it.)
     """
 
     def __init__(self, world: Any):
         self.world = world
         self.cell = 1
         self.generation = 0
-        self.heard = 0.0  # when another one was heard to have failed
-        self.failed: dict[int, tuple[int, str]] = {}  # rank -> when it failed last, and of what
-        self.came: dict[tuple, set[int]] = {}  # where to -> ranks that have told so
-        self.in_step = True  # whether no call was given up while others had yet to answer it
-        self.abandoned: list = []  # calls that were given up, and the buffers that MPI may still write into
+        self.heard = 0.0  # the time of the latest message about a failure
+        self.failed: dict[int, tuple[int, str]] = {}  # rank -> the cell in which it last failed, and the error
+        self.came: dict[tuple, set[int]] = {}  # meeting point -> ranks that have reached it
+        self.in_step = True  # False once a call was abandoned while it waited for other ranks
+        self.abandoned: list = []  # abandoned calls, and their buffers, which MPI may still write into
         shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
         if shell is not None:
             shell.events.register("pre_execute", self.cell_begins)
@@ -54,7 +54,7 @@ class Session:
 
     def cell_begins(self, *_: Any) -> None:
         self.cell += 1
-        for _ in range(LOOKS):  # what was sent in the cell before may take a moment
+        for _ in range(LOOKS):  # messages from the previous cell may take a moment
             self.listen()
             time.sleep(LONGEST)
         last = max([cell for cell, _ in self.failed.values() if cell < self.cell], default=0)
@@ -63,21 +63,21 @@ class Session:
 
     def cell_ends(self, result: Any) -> None:
         error = result.error_before_exec or result.error_in_exec
-        if error is None or isinstance(error, OtherRankError):  # of that one all have been told
+        if error is None or isinstance(error, OtherRankError):  # all ranks know of the original error
             return
         here, what = self.world.Get_rank(), (self.cell, f"{type(error).__name__}: {error}")
         self.failed[here] = what
         others = [r for r in range(self.world.Get_size()) if r != here]
         sent = [self.world.isend((here, what), rank, FAILED) for rank in others]
         give_up = time.monotonic() + PATIENCE
-        while not all(r.Test() for r in sent) and time.monotonic() < give_up:  # they go nowhere unless one looks
+        while not all(r.Test() for r in sent) and time.monotonic() < give_up:  # polling drives MPI's progress
             time.sleep(LONGEST)
         self.abandoned.append(sent)
 
     def meet(self, ranks: Sequence[int], what: tuple) -> None:
-        """Wait until all these ranks have come to `what`: after that, none waits for another in making a communicator.
+        """Wait until all these ranks reach `what`; then making a communicator is safe.
 
-        It is done by messages of their own, so that nothing is left behind by ranks that wait in vain.
+        This uses separate messages, so that a wait that fails leaves no unfinished collective behind.
         """
         here = self.world.Get_rank()
         missing = set(ranks) - {here}
@@ -96,7 +96,7 @@ class Session:
             self.heard = time.monotonic()
 
     def check(self, ranks: Collection[int] | None = None) -> None:
-        """Raise OtherRankError where one (of these) that this rank waits for has failed."""
+        """Raise OtherRankError if a rank (one of `ranks`, if given) has failed."""
         self.listen()
         if time.monotonic() < self.heard + GRACE:
             return
@@ -106,9 +106,9 @@ class Session:
 
 
 class Communicator:
-    """A communicator of mpi4py whose calls wait as a session wants it.
+    """An mpi4py communicator whose calls raise OtherRankError if another rank fails.
 
-    `make` makes it, on all `ranks` (of the world) together; `name` is what they call it.
+    `make` makes the communicator, as a collective call of all `ranks` (of COMM_WORLD); `name` is the same on all.
     """
 
     def __init__(self, session: Session, ranks: Sequence[int], name: tuple, make: Callable[[], Any]):
@@ -133,14 +133,14 @@ class Communicator:
             self._renew()
         if not self.session.in_step:
             raise RuntimeError(
-                "a collective of this mesh was interrupted while it waited for other ranks: they are out of step, and "
-                "have to be started anew"
+                "a collective of this mesh was interrupted while it waited for other ranks: the ranks are no longer "
+                "synchronized; restart them"
             )
         return self._comm
 
     @property
     def mismatch_check(self) -> MismatchCheck:
-        """What is called on it, as its ranks compare it; from its beginning where they went over to a new one."""
+        """The mismatch check of the current communicator; a new one starts empty."""
         self._current()
         return self._mismatch_check
 
@@ -157,11 +157,11 @@ class Communicator:
         return Communicator(self.session, self._ranks, name, lambda: self._current().Split(colour, key))
 
     def wait_for(self, requests: Sequence[Any], buffers: Any = (), check: bool = True) -> None:
-        """Wait until all of these are done; with `check`, as long as no rank fails.
+        """Wait for all `requests`; with `check`, raise OtherRankError if a rank fails.
 
-        `buffers` are what they read and write.
+        `buffers` are what they read and write: they are kept alive if the wait is interrupted.
         """
-        if not self.session.in_step:  # they are cleared away; nothing will come of them
+        if not self.session.in_step:  # the requests will never complete
             self.session.abandoned.append((requests, buffers))
             return
         pause = 1e-6

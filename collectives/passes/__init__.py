@@ -1,1 +1,1 @@
-"""Compiler passes for collectives: fewer of them, earlier, and while ranks compute."""
+"""Compiler passes for collectives: fuse, delay, hoist and overlap them."""

@@ -1,21 +1,21 @@
-"""Move psums past what is linear, to where several are one.
+"""Move psums past linear operations, to where several of them become one.
 
-A value that is the same on all ranks and is used several times has a cotangent made of several psums: not of their sum
-as it stands, since each was multiplied by this and reshaped by that on its way. But a psum may as well come after what
-is linear:
+An invariant value that is used several times has a cotangent with several psums, one per use. They cannot
+be fused as they are, because other operations (products, reshapes) come between each psum and the addition. But a psum
+commutes with linear operations:
 
-    f(psum(x))          = psum(f(x))                where f is linear, on each rank for itself or along other axes
-    psum(x) * c         = psum(x * pbroadcast(c))   where c does not vary along the axes
+    f(psum(x))          = psum(f(x))                if f is linear, and local or a collective along other axes
+    psum(x) * c         = psum(x * pbroadcast(c))   if c does not vary along the axes
     psum(x) + psum(y)   = psum(x + y)
     psum(psum(x, i), j) = psum(x, (i, j))
     pscatter(psum(x))   = psum_scatter(x)
     at_root(psum(x))    = reduce(x)
 
-A psum is moved until another one over the same axes is added to it, or a local slice is taken of it; one to which
-neither happens stays where it was. It is moved with everything that is computed from it, or not at all, and not where
-more bytes would be sent: so there are never more psums than before.
+A psum is delayed until another one over the same axes is added to it, or a local slice of it is taken; if neither
+happens, it stays where it was. It moves only if all values computed from it move too, and only if no more bytes are
+sent: so there are never more psums than before.
 
-Terms are added in another order, and may be rounded differently; each sum stays in its dtype.
+The terms are added in another order, so rounding may differ; each sum keeps its dtype.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum, Where
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, operand_type, with_equations
 
-#: What each rank takes of a value that all have; and of a sum, in one collective.
-OF_A_SUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
+#: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
+_FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
 
-#: A message of so many bytes takes about as long as one of a single number.
+#: A message of this many bytes takes about as long as a message of a single number.
 SHORT_MESSAGE = 1 << 16
 
 
 class Delayed(NamedTuple):
-    """A value as the psum of `operand`, which is not taken yet.
+    """A value as a delayed psum of `operand`.
 
-    `shares` are the psums of the tape that it is computed from; a psum that is used twice has half a share in each.
+    `shares` are the psums of the tape that it is computed from; each of two uses of a psum has half a share of it.
     """
 
     operand: Atom
@@ -61,23 +61,27 @@ class Delayed(NamedTuple):
         return Delayed(x, axes, Counter({out: Fraction(1)}), psum.source)
 
     def can_replace(self) -> bool:
-        """Whether one collective can take the place of those psums: no other value needs them, nor is more sent."""
+        """Whether one collective can replace those psums.
+
+        No other value may need them, and a message longer than `SHORT_MESSAGE` may not send more bytes than they do.
+        """
         size, before = atom_type(self.operand).nbytes, sum(v.type.nbytes for v in self.shares)
         return all(share == 1 for share in self.shares.values()) and size <= max(SHORT_MESSAGE, before)
 
 
 @rewrites_tapes(in_scope=True)
 def delay_psums(tape: Tape, scope: Scope | None) -> Tape:
-    """The typed body of a `shard_map`, with its psums moved to where several are one."""
+    """Move the psums of a typed `shard_map` body to where several become one."""
     if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
         return tape
     return prune_tape(with_equations(tape, _Delaying(tape, scope).equations))
 
 
 class _Delaying:
-    """A tape's equations, and those that are linear in psums a second time, of what is summed.
+    """Builds the equations of a tape with delayed psums.
 
-    Where psums meet, one psum of the latter takes the place of the former; what is not used in the end is dropped.
+    An equation that is linear in psums is copied, and the copy applies to the psums' operands. Where psums meet, one
+    psum of the copy's result replaces them; dead-code elimination then drops what is unused.
     """
 
     def __init__(self, tape: Tape, scope: Scope):
@@ -91,11 +95,11 @@ class _Delaying:
             self.equations.append(self._rewritten(eqn))
 
     def _rewritten(self, eqn: Equation) -> Equation:
-        """An equation, or the collective that takes its place where psums meet."""
+        """Return the equation, or the collective that replaces it if psums meet in it."""
         p, sums = eqn.primitive, [self._share(a) for a in eqn.inputs]
         before = sums[0] if sums and sums[0] and sums[0].can_replace() else None
-        if p in OF_A_SUM and before and before.axes == {*eqn.params["axes"]}:
-            return Equation(OF_A_SUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
+        if p in _FUSED_WITH_PSUM and before and before.axes == {*eqn.params["axes"]}:
+            return Equation(_FUSED_WITH_PSUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
         if p is psum_p:
             if before:
                 both = before._replace(axes=before.axes.union(eqn.params["axes"]))
@@ -109,7 +113,7 @@ class _Delaying:
         return eqn
 
     def _share(self, a: Atom) -> Delayed | None:
-        """An operand as a psum that is not taken yet, with the share that one use of it has."""
+        """An operand as a delayed psum, if it is one, with the shares of one use of it."""
         found = self.delayed.get(a) if isinstance(a, Var) else None
         if found is None:
             return None
@@ -119,7 +123,7 @@ class _Delaying:
         return Equation(psum_p, [of.operand], axes_in_scope(self.scope, of.axes).params, [out], source)
 
     def _after(self, eqn: Equation, sums: Sequence[Delayed | None]) -> Delayed | None:
-        """The result of an equation that is linear in psums as a psum of the same of their operands."""
+        """Delay the psums past an equation that is linear in them, if it is."""
         delayed = [d for d in sums if d]
         if not delayed or any(d.axes != delayed[0].axes for d in delayed):
             return None
@@ -131,13 +135,13 @@ class _Delaying:
         inputs = [d.operand if d else self._broadcast(a, axes) for a, d in zip(eqn.inputs, sums)]
         (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
         if any(atom_type(d.operand).dtype != type.dtype for d in delayed):
-            return None  # what is summed in a smaller dtype may overflow there
+            return None  # a sum in a smaller dtype might overflow
         out = Var(type)
         self.equations.append(Equation(eqn.primitive, inputs, eqn.params, [out], eqn.source))
         return Delayed(out, axes, sum([d.shares for d in delayed], Counter()), merged([d.source for d in delayed]))
 
     def _broadcast(self, a: Atom, axes: frozenset[str]) -> Atom:
-        """An operand that is the same along the axes, beside others that vary there."""
+        """Insert a pbroadcast of an invariant operand, once per value."""
         if is_scalar_constant(a):
             return a
         key = a if isinstance(a, Var) else id(a), axes
@@ -149,11 +153,11 @@ class _Delaying:
 
 
 def _linear_together(eqn: Equation, axes: Collection[str], wanted: Sequence[int]) -> Collection[int]:
-    """The operands in which an equation is linear together, `wanted` among them; nothing where it is not."""
+    """The operands an equation is jointly linear in, if they include `wanted`."""
     p, linear = eqn.primitive, ()
     if p.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
         return ()
-    if isinstance(p, Collective):  # along other axes: along those of the psum, ranks do the same
+    if isinstance(p, Collective):  # one along other axes commutes with the psum
         linear = (0,) if type(p) is Collective and not {*axes}.intersection(eqn.params["axes"]) else ()
     elif isinstance(p, Sum):
         linear = (0, 1)

@@ -1,4 +1,4 @@
-"""The end of a body's backward pass: the cotangents of inputs that were lifted on the way in, summed together."""
+"""Gradient buckets: sum cotangents of pbroadcast inputs in few calls."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from minidiff.tape import Equation, Tape, Var
 def summed_backward_pass(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
-    """What `backward_pass` gives, with fewer calls: the cotangents of linear inputs.
+    """`backward_pass` with fewer all-reduces: return the cotangents of linear inputs.
 
-    Each input that is lifted (`pbroadcast`) has a cotangent that is summed (`psum`), and nothing waits for the sums:
-    those over the same axes, of the same dtype, are done in one call when all are there, or in a few where there are
-    more than `bucket_bytes` of them.
+    The transpose of each input's `pbroadcast` is a `psum` of its cotangent, and no other operation needs the results.
+    So the psums over the same axes and of the same dtype are fused into one call when all operands are ready, or into
+    several calls of at most `bucket_bytes` each.
     """
     inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
-    alike: dict[Any, list[Equation]] = defaultdict(list)
+    same_axes: dict[Any, list[Equation]] = defaultdict(list)
     for eqn in tape.equations:
         if eqn.primitive is pbroadcast_p and psum_p.sends(eqn.params):
             (x,) = eqn.inputs
-            if isinstance(x, Var) and x in inputs:  # zeros, too, are lifted
-                alike[eqn.params["axes"], x.type.dtype].append(eqn)
-    groups = [(_Sums(pbroadcasts[0].params), pbroadcasts) for pbroadcasts in alike.values() if len(pbroadcasts) > 1]
+            if isinstance(x, Var) and x in inputs:  # the operand may also be a constant, such as zeros
+                same_axes[eqn.params["axes"], x.type.dtype].append(eqn)
+    groups = [(_Sums(pbroadcasts[0].params), pbroadcasts) for pbroadcasts in same_axes.values() if len(pbroadcasts) > 1]
     if not groups:
         return backward_pass(tape, linear, values, cts, consume)
     taken = {pbroadcast: _handed_over(pbroadcast, sums) for sums, pbroadcasts in groups for pbroadcast in pbroadcasts}
     rest = Tape(tape.inputs, [taken.get(eqn, eqn) for eqn in tape.equations], tape.outputs)
     rest.linear, rest.may_be_sharded = tape.linear, tape.may_be_sharded
-    with _nothing_on_its_way():
+    with _finishing_on_error():
         found = backward_pass(rest, linear, values, cts, consume)
         totals = dict(zip([v for v, yes in zip(tape.inputs, linear) if yes], found))
         del found
         for sums, bucket in [(s, bucket) for s, _ in groups for bucket in s.buckets]:
-            # on whose behalf all are summed
+            # sum for the source lines of all pbroadcasts in the bucket
             eqn = Equation(
                 psum_p, (), sums.params, (), joined([pbroadcast.source for pbroadcast in bucket.pbroadcasts])
             )
@@ -58,7 +58,10 @@ def summed_backward_pass(
 
 
 class _Bucket:
-    """What is summed in one call: the terms, and their pbroadcasts. What has been `begun` holds them itself."""
+    """Terms to sum in one call, and their pbroadcasts; `begun` is the started call.
+
+    Once it has begun, the call holds the terms.
+    """
 
     def __init__(self):
         self.pbroadcasts: list[Equation] = []
@@ -67,10 +70,11 @@ class _Bucket:
 
 
 class _Sums:
-    """Sums over the same axes, of one dtype, of cotangents that come one by one, in buckets of `bucket_bytes`.
+    """Sums over the same axes and of one dtype of arriving cotangents, in buckets.
 
-    Where ranks compute at once, a bucket's sum is begun when the next one is, and nobody holds the terms any more;
-    simulated ranks add up each cotangent as it comes. Where the backward pass is recorded, sums are its end.
+    A bucket holds `bucket_bytes`. If a backend runs the backward pass, a bucket's sum begins when the next bucket is
+    opened, and frees its terms; simulated ranks reduce each cotangent as it arrives. If the backward pass is recorded,
+    the sums are its last equations.
     """
 
     def __init__(self, params: dict):
@@ -81,7 +85,7 @@ class _Sums:
         self.room = 0
 
     def take(self, pbroadcast: Equation, ct: Value) -> None:
-        """The cotangent of what is lifted there."""
+        """Add the cotangent of a pbroadcast's result."""
         size = pbroadcast.inputs[0].type.nbytes
         if not self.buckets or size > self.room:
             if self.buckets and self.ranks is not None:
@@ -99,7 +103,7 @@ class _Sums:
         bucket.terms = []
 
     def of(self, bucket: _Bucket) -> Sequence[Value]:
-        """The sums of a bucket's terms, which are let go of."""
+        """The sums of a bucket's terms; frees the terms."""
         terms, bucket.terms = bucket.terms, []
         if self.ranks is None:
             one = len(terms) == 1
@@ -109,7 +113,7 @@ class _Sums:
 
 
 class _Handover(Primitive):
-    """In the place of a lift whose cotangent is summed together with others: its transpose hands it over to `sums`."""
+    """Stands for a bucketed pbroadcast: its transpose passes the cotangent to `sums`."""
 
     def transpose(self, cts, operands, params):
         params["sums"].take(params["pbroadcast"], cts)
@@ -126,13 +130,13 @@ def _handed_over(pbroadcast: Equation, sums: _Sums) -> Equation:
 
 
 def _backend() -> Backend | None:
-    """What runs the operations of this body at once; None where they are recorded, say."""
+    """The backend that runs this body's operations; None if they are recorded."""
     return getattr(current_interpreter(), "backend", None)
 
 
 @contextlib.contextmanager
-def _nothing_on_its_way() -> Iterator[None]:
-    """Where an error unwinds, what ranks have begun is over."""
+def _finishing_on_error() -> Iterator[None]:
+    """On an error, finish the communication that ranks have begun."""
     ranks = _backend()
     try:
         yield
@@ -145,10 +149,10 @@ def _nothing_on_its_way() -> Iterator[None]:
 def _backward_pass_in_body(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
-    """As `summed_backward_pass`, of a tape that was recorded in the body that is running: it holds values."""
+    """`summed_backward_pass` of a tape of the running body; hoist pbroadcasts first."""
     hoisted = tape if current_scope().explicit else hoist_pbroadcasts(tape)
     if consume and hoisted is not tape:
-        tape.equations.clear()  # what holds a residual now is the equation that needs it
+        tape.equations.clear()  # only the equation that needs a residual may keep it alive
     return summed_backward_pass(hoisted, linear, values, cts, consume)
 
 

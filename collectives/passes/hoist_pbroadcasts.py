@@ -1,15 +1,15 @@
-"""Hoist pbroadcasts out of loops, so that their transposes sum once, after a loop, and not in each step.
+"""Hoist pbroadcasts out of loops: their transposes then sum once, after the loop.
 
-Transposed, a `pbroadcast` is a `psum`: one in the body of a loop is a psum in each step. In the tape of a linear part,
-a `pbroadcast` in the body of a `scan` moves before the loop
+The transpose of a `pbroadcast` is a `psum`, so a `pbroadcast` in the body of a loop becomes a psum in each step. In a
+linear tape, hoist a `pbroadcast` from the body of a `scan`
 
-- where its operand is a constant of the loop, or is computed from constants alone: with that computation;
-- where its operand is an element of an array: the whole array is broadcast, and the loop takes the elements of that.
+- if its operand is a constant of the loop, or computed from constants alone (hoist that computation too);
+- if its operand is an element of a scanned array: broadcast the whole array, and scan over the result.
 
-A `pbroadcast` of an input of a `checkpoint` moves before the `checkpoint`. There is one for each value and axes. A
-carry changes from step to step, so its pbroadcasts stay.
+A `pbroadcast` of an input of a `checkpoint` moves before the `checkpoint`. There is one per value and axes. A carry
+changes from step to step, so its pbroadcasts stay.
 
-Source: loop-invariant code motion, as compilers do it.
+Source: loop-invariant code motion, a standard compiler optimization.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
-    """The tape with pbroadcasts before loops and checkpoints, not in their bodies; itself if there are none."""
+    """Move pbroadcasts before loops and checkpoints.
+
+    Returns the tape itself if no body has one.
+    """
     if not any(map(_has_pbroadcast, tape.equations)):
         return tape
     equations: list[Equation] = []
-    names: dict[Var, Var] = {}  # the result of a pbroadcast -> the one that stands for it
-    varying: dict[tuple[Var, frozenset], Var] = {}  # a value and axes -> the one result for them
+    names: dict[Var, Var] = {}  # the result of a pbroadcast -> the variable that replaces it
+    varying: dict[tuple[Var, frozenset], Var] = {}  # a value and axes -> the result of their single pbroadcast
     views: dict[Var, Equation] = {}
 
     def broadcast(x: Var, eqn: Equation) -> Var:
-        """`x`, as `eqn` broadcasts it; a view as a view of what is broadcast."""
+        """Broadcast `x` as `eqn` does; for a view, broadcast its base and view that."""
         axes = frozenset(eqn.params["axes"])
         if (x, axes) not in varying:
             view = views.get(x)
@@ -59,7 +62,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
 
 
 def _has_pbroadcast(eqn: Equation) -> bool:
-    """Whether the body of a loop or a checkpoint has one."""
+    """Whether the body of a loop or a checkpoint has a pbroadcast."""
     body = _body(eqn)
     return body is not None and any(e.primitive is pbroadcast_p or _has_pbroadcast(e) for e in body.equations)
 
@@ -70,14 +73,14 @@ def _body(eqn: Equation) -> Tape | None:
 
 
 def _hoisted(eqn: Equation) -> list[Equation]:
-    """An equation, after the pbroadcasts that need not be in its body."""
+    """An equation, preceded by the pbroadcasts that are hoisted out of its body."""
     body = _body(eqn)
     if body is None:
         return [eqn]
     body, loop = hoist_pbroadcasts(body), eqn.primitive is scan_p
     counts = (eqn.params["consts"], eqn.params["carry"]) if loop else (len(eqn.inputs), 0)
     consts, carry, xs = cut(list(zip(body.inputs, eqn.inputs)), *counts)
-    outside: dict[Var, Atom] = dict([*consts, *xs])  # what stands for a name of the body before the equation
+    outside: dict[Var, Atom] = dict([*consts, *xs])  # a name of the body -> its value outside
     elements = {v for v, _ in xs}
     moved = _computed_before(body, consts) if loop else set()
     before, rest = [], []
@@ -104,9 +107,9 @@ def _hoisted(eqn: Equation) -> list[Equation]:
 
 
 def _computed_before(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Var]:
-    """The names in a loop's body that are computed from constants alone, and that a pbroadcast of such is of."""
+    """The names computed from a loop's constants alone that a pbroadcast needs."""
     constant = {v for v, _ in consts}
-    traced = {v for v, a in consts if isinstance(a, Var)}  # a value is known: nobody sums its cotangent
+    traced = {v for v, a in consts if isinstance(a, Var)}  # others are known values, whose cotangents are not summed
     invariant = []
     for eqn in body.equations:
         names = {a for a in eqn.inputs if isinstance(a, Var)}

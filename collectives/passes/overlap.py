@@ -1,11 +1,11 @@
-"""Collectives as operations on the data that a backend holds: what compiled programs are made of.
+"""Lowered collectives, on a backend's data, and their overlap with computation.
 
-A tape of a `shard_map` body says what each rank does. Run on a backend by a recorder, it becomes a tape of what this
-process does to its data: with simulated ranks to all their blocks at once, under MPI to its own. There a collective is
-an operation like any other, that happens to communicate.
+The tape of a `shard_map` body says what each rank does. To compile it, a recorder runs it on a backend, which yields a
+tape of what this process does to its data: the blocks of all simulated ranks, or this rank's block under MPI. In that
+tape a collective is an ordinary operation that happens to communicate.
 
-All-reduces and permutations are started there as soon as what they send is there, and waited for where a result is
-first used (`overlap_communication`): meanwhile the program computes, and MPI communicates.
+`overlap_communication` starts all-reduces and permutations as soon as their operands are ready, and waits where a
+result is first used: the program computes while MPI communicates.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from minidiff.tape import Equation, Tape, Var, atom_type
 
 
 class LoweredCollective(Primitive):
-    """A collective of a backend. Parameters: the collective, its own `params`, the backend `ranks`, what is `held`."""
+    """A collective on a backend's data.
 
-    shares_memory = True  # along an axis of one rank there may be nothing to do
+    Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes the data varies along.
+    """
+
+    shares_memory = True  # over an axis of size 1 the result may be the operand
 
     def __init__(self, collective: Collective):
         super().__init__(collective.name, _run)
@@ -55,7 +58,7 @@ def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend,
 
 
 class LoweredVariadic(LoweredCollective):
-    """As `Exchange`, of several values: `collective` is what is done with each, `held` says it of each."""
+    """`LoweredCollective` on several values: `held` has the axes of each."""
 
     multiple_results = True
 
@@ -79,9 +82,9 @@ def _run_variadic(
 
 
 class Ready(LoweredCollective):
-    """An operand of a collective of several values, as the backend takes it before the others are there."""
+    """Prepare one operand of a variadic collective, before the others are computed."""
 
-    shares_memory = False  # a sum, over several ranks
+    shares_memory = False  # its result is a sum over several ranks
 
     def __init__(self, collective: Collective):
         super().__init__(collective)
@@ -97,10 +100,10 @@ def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Ba
 
 
 class Start(LoweredVariadic):
-    """A collective that is begun. Its result is what `Wait` takes: the numbers that are on their way.
+    """Start a collective; `Wait` takes its result, which stands for data in flight.
 
-    It shares memory: what its operands look at is not written into before it is over. Where ranks are simulated it is
-    `over` at once.
+    It shares memory with its operands, so that nothing writes into them before the collective completes. On simulated
+    ranks it completes at once: `over`.
     """
 
     multiple_results = False
@@ -122,9 +125,12 @@ def _run_start(
 
 
 class Wait(Primitive):
-    """The results of a collective that was begun. Parameters: the backend `ranks`, and their `types`."""
+    """Wait for a started collective.
 
-    shares_memory = True  # they are parts of one array
+    Parameters: the backend `ranks`, and the `types` of the results.
+    """
+
+    shares_memory = True  # the results are views of one buffer
     multiple_results = True
     on_ranks = True
 
@@ -143,14 +149,14 @@ def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> lis
 
 
 def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
-    """The axes along which a collective's result is held: those it makes the same on all ranks are left out."""
+    """The axes a collective's result varies along, without those made invariant."""
     if collective.gives == INVARIANT or collective is untyped_psum_p:
         return tuple(a for a in held if a not in params["axes"])
     return ranks.ordered({*held, *params["axes"]})
 
 
 class Index(Primitive):
-    """Each rank's index along some axes of a backend. No constant: ranks must all run one program."""
+    """Each rank's index along some axes; no constant: all ranks share the program."""
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
@@ -164,7 +170,7 @@ index_p.shares_memory = True
 
 
 def run_lowered(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
-    """A collective on recorded data: the result, and the axes along which it is held."""
+    """Bind a lowered collective: the result, and the axes it varies along."""
     out = lowered_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
     return out, held_after(collective, params, ranks, held)
 
@@ -172,7 +178,7 @@ def run_lowered(collective: Collective, x: Any, held: Axes, ranks: Backend, para
 def run_lowered_variadic(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
-    """A collective on several recorded values in one call: the results, and the axes along which each is held."""
+    """Bind a lowered variadic collective: the results, each with its axes."""
     helds = tuple(held for _, held in operands)
     outs = lowered_variadic_p(collective).bind(
         *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
@@ -181,29 +187,29 @@ def run_lowered_variadic(
 
 
 def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
-    """Each rank's index, recorded, and the axes along which it is held."""
+    """Bind `Index`: each rank's index along `axes`, and the axes it varies along."""
     held = ranks.ordered(axes)
     return index_p.bind(axes=axes, ranks=ranks, held=held), held
 
 
-# ---------------------------------------------------------------- communication while the program computes
+# ---------------------------------------------------------------- overlap of communication and computation
 
-#: What a backend can begin, and end later.
+#: The collectives that a backend can start and wait for separately.
 OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
 
 
 @rewrites_tapes()
 def add_up_at_once(tape: Tape) -> Tape:
-    """Of what simulated ranks sum in one call, each value added up when it is there: they need not hold the terms.
+    """On simulated ranks, reduce each operand of a variadic sum when it is ready.
 
-    Real ranks do until the call begins: what they send together must be there.
+    MPI ranks must keep all terms until the call begins, because it sends them together.
     """
-    parts: dict[Var, list[Equation]] = defaultdict(list)  # by what they are made of
+    parts: dict[Var, list[Equation]] = defaultdict(list)  # by operand
     instead: dict[Equation, list[Equation]] = {}
     for eqn in tape.equations:
         if isinstance(eqn.primitive, LoweredVariadic) and eqn.params["ranks"].at_once and _can_overlap(eqn):
-            *ready, of_parts = _in_parts(eqn)
-            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], of_parts]
+            *ready, call = _in_parts(eqn)
+            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], call]
             for part in ready:
                 if isinstance(part.inputs[0], Var):
                     parts[part.inputs[0]].append(part)
@@ -217,7 +223,7 @@ def add_up_at_once(tape: Tape) -> Tape:
 
 
 def _in_parts(eqn: Equation) -> list[Equation]:
-    """A collective of several values: what makes each of them ready for it, and then itself, of these."""
+    """Split a variadic collective: a `Ready` per operand, and the call on those."""
     each = {k: v for k, v in eqn.params.items() if k != "held"}
     primitive, equations = ready_p(each["collective"]), []
     for a, held in zip(eqn.inputs, eqn.params["held"]):
@@ -231,9 +237,10 @@ def _in_parts(eqn: Equation) -> list[Equation]:
 
 @rewrites_tapes()
 def overlap_communication(tape: Tape) -> Tape:
-    """All-reduces and permutations started as soon as operands are there, waited for where a result is first used.
+    """Start all-reduces and permutations early; wait where a result is first used.
 
-    Where nothing could be computed in between, they stay as they are.
+    A collective starts as soon as its operands are ready. If nothing can be computed before its result is used, it is
+    left as it is.
     """
     found = [eqn for eqn in tape.equations if _can_overlap(eqn)]
     return with_equations(tape, _Overlapped(tape, found).equations) if found else tape
@@ -245,32 +252,32 @@ def _can_overlap(eqn: Equation) -> bool:
 
 
 class _Overlapped:
-    """The equations of a tape, with these collectives moved apart into their beginnings and their ends."""
+    """A tape's equations, with the collectives `found` split into `Start` and `Wait`."""
 
     def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []
         self.place = {eqn: k for k, eqn in enumerate(found)}
-        #: What those that have not begun wait for; and by what is waited for, who waits.
+        #: collective that has not started -> operands it still needs; and operand -> the collectives that need it
         self.missing = {eqn: {a for a in eqn.inputs if isinstance(a, Var)} for eqn in found}
         self.waiting: dict[Var, list[Equation]] = defaultdict(list)
         for eqn, atoms in self.missing.items():
             for a in atoms:
                 self.waiting[a].append(eqn)
-        self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> what it is of, and its beginning
+        self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> the collective, and its `Start`
         for eqn in [eqn for eqn, atoms in self.missing.items() if not atoms]:
             self._start(eqn)
-        self._there(tape.inputs)
+        self._make_available(tape.inputs)
         for eqn in tape.equations:
             if eqn in self.missing:
                 self._need(eqn.inputs)
             elif eqn not in self.place:
                 self._need(eqn.inputs)
                 self.equations.append(eqn)
-                self._there(eqn.outputs)
+                self._make_available(eqn.outputs)
         self._need(tape.outputs)
 
-    def _there(self, names: Sequence[Var]) -> None:
-        """Start what has waited for these names, and for no others."""
+    def _make_available(self, names: Sequence[Var]) -> None:
+        """Start the collectives whose last missing operands are among these names."""
         ready = []
         for v in names:
             for eqn in self.waiting.pop(v, ()):
@@ -291,7 +298,7 @@ class _Overlapped:
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
     def _need(self, atoms: Sequence[Any]) -> None:
-        """Wait for those of these values that are on their way."""
+        """Wait for those of these values that are in flight."""
         for a in atoms:
             if isinstance(a, Var) and a in self.under_way:
                 self._finish(*self.under_way[a])
@@ -312,4 +319,4 @@ class _Overlapped:
                     eqn.source,
                 )
             )
-        self._there(eqn.outputs)
+        self._make_available(eqn.outputs)

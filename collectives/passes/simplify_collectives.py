@@ -1,17 +1,16 @@
-"""Fewer collectives for the same result: what a tape with collectives may be simplified to.
+"""Rewrites of tapes with collectives: fewer collectives for the same result.
 
 ============================================== ==================================
-psum, psum_scatter of pbroadcast, along        a multiplication (of a part)
-one axis
+psum, psum_scatter of pbroadcast, over the     a multiplication (of a local slice)
+same axes
 all_gather of pbroadcast                       copies
-all_gather_invariant, then this rank's part    nothing
+all_gather_invariant, then a local slice       nothing
 pscatter, then all_gather                      nothing
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-psums that are added up, or of which a part is taken, are one: `delay_psums.py`.
-All are declared by the decorators of `minidiff/compiler/simplify.py`, and can be left out by name: that of the
-function, in words.
+`delay_psums.py` fuses psums that are added, and psums with a local slice taken of them. All rewrites are declared by
+the decorators of `minidiff/compiler/simplify.py`, and can be left out by name: that of the function, in words.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import collectives.passes.delay_psums  # noqa: F401  (its pass is to come before those here)
+import collectives.passes.delay_psums  # noqa: F401  (its pass must run before those here)
 from collectives.ops import (
     all_gather_invariant_p,
     all_gather_p,
@@ -42,11 +41,11 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
 
-#: How many bytes at most are summed in one call, unless one array alone has more: enough for the network to be busy
-#: with, few enough for the sum to begin before the last gradient is there.
+#: The most bytes summed in one call, unless a single array has more: enough to keep the network busy, few enough for
+#: the first sum to begin before the last gradient is ready.
 BUCKET_BYTES = 25 << 20
 
-# ---------------------------------------------------------------- of what all ranks have
+# ---------------------------------------------------------------- collectives of invariant values
 
 
 @simplifies(psum_p, psum_scatter_p)
@@ -60,19 +59,19 @@ def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     return Equation(multiply.primitive, [x, as_factor(eqn.params["size"], t)], {}, eqn.outputs)
 
 
-# ---------------------------------------------------------------- cutting and joining
+# ---------------------------------------------------------------- gather and slice
 
 
 def _undoes(eqn: Equation, before: Equation | None) -> bool:
-    """Whether the one cuts along the axes along which the other joins, or the reverse.
+    """Whether one equation slices what the other gathers, over the same axes.
 
-    One of them may do so along an array axis that is there, and the other along a new one: that is a reshape.
+    If one is tiled and the other is not, what remains is a reshape.
     """
     return before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis"))
 
 
 def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
-    """A value in the place of an equation's result, which has its entries in their order."""
+    """Reshape a value to an equation's result, which has the same entries in order."""
     t, own = eqn.outputs[0].type, atom_type(a)
     if t.variance != own.variance:
         return None
@@ -93,7 +92,7 @@ def _gathered_local_slices(program: Program, eqn: Equation) -> Any:
 
 @simplifies(all_gather_p, all_gather_invariant_p)
 def _gathered_copies(program: Program, eqn: Equation) -> Any:
-    """What is the same on all ranks, as often as there are ranks: each has it."""
+    """Replace a gather of an invariant value by local copies of it."""
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
@@ -105,7 +104,7 @@ def _gathered_copies(program: Program, eqn: Equation) -> Any:
 
 
 def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
-    """An invariant value in the place of a gathered one, which may be typed as varying."""
+    """Type an invariant value as the gathered result that it replaces."""
     if eqn.primitive is all_gather_invariant_p:
         return _reshaped(program, a, eqn)
     shape = eqn.outputs[0].type.shape
@@ -114,11 +113,11 @@ def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
     return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
 
 
-# ---------------------------------------------------------------- several in one call
+# ---------------------------------------------------------------- variadic psums
 
 
 def _variadic_psum(parts: Sequence[Equation]) -> Equation:
-    """One call for sums of one value each."""
+    """Fuse psums of one value each into one variadic psum."""
     first, *others = parts
     if not others:
         return first
@@ -128,13 +127,16 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
 
 @rewrites_tapes(first=True)
 def take_psums_apart(tape: Tape) -> Tape:
-    """psums of several values as psums of one: rules speak of those, and those can be put together otherwise."""
+    """Split variadic psums into psums of one value, which the rewrites match.
+
+    `fuse_psums` regroups them.
+    """
     if not any(eqn.primitive in VARIADIC for eqn in tape.equations):
         return tape
-    return with_equations(tape, [part for eqn in tape.equations for part in _apart(eqn)])
+    return with_equations(tape, [part for eqn in tape.equations for part in _split_variadic(eqn)])
 
 
-def _apart(eqn: Equation) -> list[Equation]:
+def _split_variadic(eqn: Equation) -> list[Equation]:
     if eqn.primitive not in VARIADIC:
         return [eqn]
     parts = zip(eqn.inputs, eqn.outputs, parted(eqn.source, len(eqn.inputs)))
@@ -143,23 +145,23 @@ def _apart(eqn: Equation) -> list[Equation]:
 
 @rewrites_tapes(in_scope=True, bucket_bytes=BUCKET_BYTES)
 def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tape:
-    """psums over the same axes, of one dtype, that do not depend on each other: in one call, as many as a bucket holds.
+    """Fuse independent psums over the same axes and of one dtype, by bucket.
 
-    They come into buckets in the order of the tape, in which they become ready, and a bucket is summed where its last
-    one was: what uses its results comes after.
+    Buckets are filled in tape order, the order in which operands become ready. A bucket's call takes the place of its
+    last psum, so uses of its results move after that.
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
     if scope is not None and 1 in scope.axes.values():
-        tape = with_equations(tape, [part for eqn in tape.equations for part in _axes_apart(eqn, scope)])
+        tape = with_equations(tape, [part for eqn in tape.equations for part in _without_trivial_axes(eqn, scope)])
     buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
     if all(len(members) == 1 for members in buckets.members):
         return tape
     return with_equations(tape, [_variadic_psum(part) for part in buckets.in_order()])
 
 
-def _axes_apart(eqn: Equation, scope: Scope) -> list[Equation]:
-    """A psum as one along the axes of several ranks, which can be one with others, and one that costs nothing."""
+def _without_trivial_axes(eqn: Equation, scope: Scope) -> list[Equation]:
+    """Split a psum into one over axes of several ranks and a free one over size 1."""
     alone = tuple(a for a in eqn.params["axes"] if scope.axes[a] == 1) if eqn.primitive is psum_p else ()
     rest = tuple(a for a in eqn.params["axes"] if a not in alone) if alone else ()
     if not rest:
@@ -173,13 +175,13 @@ def _axes_apart(eqn: Equation, scope: Scope) -> list[Equation]:
 
 
 def _over(eqn: Equation) -> Any:
-    """What is summed over: of all ranks along axes the order does not matter."""
+    """A psum's primitive, axes and groups; ungrouped axes have no order."""
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
     return eqn.primitive, frozenset(axes) if groups is None else axes, groups
 
 
 def _summed_alike(eqn: Equation) -> Any:
-    """What psums that can be one have in common; None for what is no psum, or one that costs nothing."""
+    """The key that psums must share to be fused; None for others and free ones."""
     if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
     return _over(eqn), atom_type(eqn.inputs[0]).dtype
