@@ -210,10 +210,10 @@ def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
     scope = current_scope()
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
     key = (id(x), axes)
-    if key not in owner.lifted:
+    if key not in owner.broadcasts:
         with running(owner):
-            owner.lifted.update(((id(old), axes), (old, new)) for old, new in _inserted_pbroadcasts(x, axes, scope))
-    return owner.lifted[key][1]
+            owner.broadcasts.update(((id(old), axes), (old, new)) for old, new in _inserted_pbroadcasts(x, axes, scope))
+    return owner.broadcasts[key][1]
 
 
 def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:

@@ -292,7 +292,7 @@ class Interpreter:
         self.below = below
         self.outer = outer
         self.scope: Scope | None = below.scope if below is not None else None
-        self.lifted: dict = {}  # (id of value, axes) -> (value, its pbroadcast along the axes)
+        self.broadcasts: dict = {}  # (id of value, axes) -> (value, its pbroadcast along the axes)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
@@ -332,7 +332,7 @@ class Interpreter:
     def end(self) -> None:
         """End the transformation, and break its reference cycles with tracers."""
         self.ended = True
-        self.lifted.clear()
+        self.broadcasts.clear()
         self._adopted.clear()
         if self.scope is not None and self.scope.bottom is self:
             self.scope.bottom = None

@@ -494,7 +494,7 @@ def _tried(line: str, values: dict[str, Any]) -> Any:
         return None  # of Python's numbers, values decide on the type: 2 ** -1 is a float, (-0.5) ** 0.5 is complex
     if re.search(r"\dj\b|complex\(", line) and any(type(v) is numpy.float64 for v in used.values()):
         return None  # to Python's complex numbers NumPy's float64 is a float: what comes out promotes weakly
-    if "**" in line and any(isinstance(v, numpy.bool_) for v in used.values()):
+    if "**" in line and any(numpy.ndim(v) == 0 and numpy.asarray(v).dtype == bool for v in used.values()):
         return None  # NumPy's squares of booleans are int64, but int8 of 0-d arrays of them
     if kept.dtype.kind in "iu" and re.search(r"(round|around)\(.*-1\)", line):
         return None  # rounded up to tens, the greatest integers overflow, and processors differ about what that is
