@@ -93,7 +93,7 @@ def test_an_mpi_that_would_end_the_process(command):
 def test_mpi_starts_as_mpi4py_was_told():
     """Whatever mpi4py.rc says holds, as if mpi4py.MPI had been imported itself."""
     pytest.importorskip("mpi4py")
-    program = "import mpi4py; {}; from collectives import mpi; from mpi4py import MPI; print({})"
+    program = "import mpi4py; {}; from collectives.backends import mpi; from mpi4py import MPI; print({})"
     for told, asked, expected in [
         ("0", "MPI.Query_thread() == MPI.THREAD_MULTIPLE, mpi4py.rc.initialize", "True True"),
         ("mpi4py.rc.thread_level = 'serialized'", "MPI.Query_thread() == MPI.THREAD_SERIALIZED", "True"),

@@ -160,7 +160,7 @@ COLLECTIVES = {
     "reduce": (lambda x, w: reduce(w, "i"), r"reduce over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
     "gather": (lambda x, w: gather(w, "i"), r"gather over 'i' takes .* write pbroadcast\(x, 'i'\) for it"),
     "scatter": (lambda x, w: scatter(w, "i"), "scatter over 'i' takes .* write pscatter over 'i'"),
-    "at_root": (lambda x, w: at_root(x, "i"), r"at_root over 'i' takes .* f64\[2\]\{i\} already varies .*reduce gives"),
+    "at_root": (lambda x, w: at_root(x, "i"), r"at_root over 'i' takes .* f64\[2\]\{i\} already varies .*write reduce"),
     "pbroadcast": (lambda x, w: pbroadcast(x, "i"), "pbroadcast over 'i' .* already varies along 'i': leave those"),
 }
 

@@ -306,7 +306,7 @@ def test_with_explicit_types():
         (
             lambda: mapped(g, P(sum="i"), P()),
             ValueError,
-            r"in_specs = P\(sum='i'\): sum= .* out_specs only.*write P\(\)$",
+            r"in_specs = P\(sum='i'\): sum= .* only for its out_specs.*write P\(\)$",
         ),
         (
             lambda: mapped(g, (P("i", sum="j"),), P(), MESH2),
@@ -343,7 +343,7 @@ def test_errors(wrong, error, message):
     ],
 )
 def test_a_whole_array_is_no_partial_sum(wrong):
-    with pytest.raises(ValueError, match=r"spec = P\('j', sum='i'\): sum= .* out_specs only; .* write P\('j'\)$"):
+    with pytest.raises(ValueError, match=r"spec = P\('j', sum='i'\): sum= .* only for its out_specs; .* write P\('j'\)$"):
         wrong(P("j", sum="i"))
 
 

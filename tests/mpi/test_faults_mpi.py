@@ -43,7 +43,7 @@ total = sums(mesh)
 total(x)
 """
 #: The watchdog looks more often than it does for users, so that the tests are short.
-SOON = "from collectives import watch\nwatch.TICK = 0.1\n"
+SOON = "from collectives.guards import deadlock\ndeadlock.TICK = 0.1\n"
 MPI = "from mpi4py import MPI\n"
 DEADLOCK = r"\[rank 0\] (Ranks wait|A rank waits) for others that never come:"
 ENDED = "rank {} has come to the end of its program"
