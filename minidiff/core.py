@@ -275,7 +275,7 @@ class Scope:
 
 
 class Interpreter:
-    """The meaning of operations while it is current. Subclasses implement `process`.
+    """The meaning of operations while it is current. Subclasses implement `interpret`.
 
     `below` is the interpreter that its rules run under, and `scope` is the `shard_map` body that it works
     in. A transformation *around* a `shard_map` continues in the body with a second interpreter, whose
@@ -296,6 +296,12 @@ class Interpreter:
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+        """Apply an operation to any values: a traced Python number gets the dtype to which NumPy promotes it."""
+        if WeakTracer in map(type, args):
+            args = primitive.strong(args)
+        return self.interpret(primitive, args, params)
+
+    def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         """Apply an operation. Rules run under the interpreter `below`."""
         raise NotImplementedError
 

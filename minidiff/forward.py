@@ -18,7 +18,6 @@ from minidiff.core import (
     Tracer,
     TracerError,
     Value,
-    WeakTracer,
     are_weak,
     current_interpreter,
     enter,
@@ -94,10 +93,8 @@ class JVP(Interpreter):
 
     name = "a derivative"
 
-    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
+    def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         below = self.below
-        if WeakTracer in map(type, args):
-            args = primitive.strong(args)
         if primitive.is_higher_order:
             with running(below):
                 return primitive.jvp_body(self, args, params)

@@ -26,7 +26,6 @@ from minidiff.core import (
     Tracer,
     Value,
     VarianceError,
-    WeakTracer,
     are_weak,
     array_type,
     become,
@@ -54,9 +53,7 @@ class Linearize(Recorder):
 
     name = "the linear part of a derivative"
 
-    def process(self, primitive, args, params):
-        if WeakTracer in map(type, args):
-            args = primitive.strong(args)
+    def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             with running(self.below):
                 return primitive.linearize_body(self, args, params)
@@ -85,13 +82,13 @@ class Sweep(JVP):
         # The fast path, which runs for every operation under `grad`. Nearly all have one or two operands, which are
         # plain values or this sweep's tracers, and a derivative with a known `Recording`. Unrolled for speed.
         if not self.on_arrays:
-            return self.process_any(primitive, args, params)
+            return super().process(primitive, args, params)
         try:
             if len(args) == 1:
                 (x,) = args
                 recorded = primitive.recorded.get(0b11)
                 if recorded is None or type(x) is not JVPTracer or x.interpreter is not self:
-                    return self.process_any(primitive, args, params)
+                    return super().process(primitive, args, params)
                 a, name = x.primal, x.tangent
                 out = primitive.run(a, **params) if params else primitive.run(a)
                 known, _, type_ = recorded.types
@@ -111,9 +108,9 @@ class Sweep(JVP):
                 else:
                     recorded = None
                 if recorded is None:
-                    return self.process_any(primitive, args, params)
+                    return super().process(primitive, args, params)
                 if other is None and type(y if b is y else x) not in PLAIN:
-                    return self.process_any(primitive, args, params)
+                    return super().process(primitive, args, params)
                 out = primitive.run(a, b, **params) if params else primitive.run(a, b)
                 if other is not None:
                     known, known_other, type_ = recorded.types
@@ -126,7 +123,7 @@ class Sweep(JVP):
                     type_ = array_type(out.shape, out.dtype)
                     inputs = recorded.keep((type_, out, a, b, name))
             else:
-                return self.process_any(primitive, args, params)
+                return super().process(primitive, args, params)
         except (AttributeError, TypeError, ValueError) as error:
             if is_misfit(primitive, args, error):
                 raise MisfitError(primitive, args, str(error).strip()) from None
@@ -138,13 +135,10 @@ class Sweep(JVP):
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
         return tracer
 
-    def process_any(self, primitive, args, params):
-        """The general path of `process`: any operation on any values."""
-        if WeakTracer in map(type, args):
-            return self.process(primitive, primitive.strong(args), params)
+    def interpret(self, primitive, args, params):
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
-            out = super().process(primitive, args, params)
+            out = super().interpret(primitive, args, params)
             for x in out if primitive.multiple_results else (out,):
                 if type(x) is JVPTracer and isinstance(x.primal, Tracer):
                     self.on_arrays = False  # the result is sharded over a mesh

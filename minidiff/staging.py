@@ -10,7 +10,6 @@ from minidiff import core, tree
 from minidiff.core import (
     Interpreter,
     ShapedArray,
-    WeakTracer,
     are_weak,
     current_interpreter,
     name_of,
@@ -36,9 +35,7 @@ class Stage(Recorder):
         self.name = name
         self.next_look = LONG  # at this number of equations, check whether a Python loop creates them
 
-    def process(self, primitive, args, params):
-        if WeakTracer in map(type, args):
-            args = primitive.strong(args)
+    def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
         out = core.dispatch_to_shards(self, primitive, args, params)

@@ -19,7 +19,6 @@ from minidiff.core import (
     Tracer,
     TracerError,
     Value,
-    WeakTracer,
     are_weak,
     current_interpreter,
     name_of,
@@ -83,9 +82,7 @@ class Batch(Interpreter):
         self.size_of_batch = size
         self.axis_name = axis_name if outer is None else outer.axis_name
 
-    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        if WeakTracer in map(type, args):
-            args = primitive.strong(args)
+    def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         with running(self.below):
             if primitive.is_higher_order:
                 return primitive.batch_body(self, args, params)

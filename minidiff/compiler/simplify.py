@@ -197,12 +197,12 @@ def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], s
 class WriteOut(Stage):
     """Record a tape again with calls inlined and derivatives expanded."""
 
-    def process(self, primitive, args, params):
+    def interpret(self, primitive, args, params):
         if isinstance(primitive, Call) and params["body"] is not None:
             return params["body"].apply(*args)
         if primitive.is_higher_order:
             return self.record(primitive, args, params)
-        return super().process(primitive, args, params)
+        return super().interpret(primitive, args, params)
 
 
 def written_out(tape: Tape, scope: Scope | None = None) -> Tape:

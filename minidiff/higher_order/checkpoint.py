@@ -19,7 +19,6 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
-    WeakTracer,
     are_weak,
     current_interpreter,
     name_of,
@@ -94,10 +93,8 @@ class Known(Stage):
             known = self._adopted[id(x)] = (x, self.enter(self.below.adopt(x)))
         return known[1]
 
-    def process(self, primitive, args, params):
-        if WeakTracer in map(type, args):
-            args = primitive.strong(args)
-        return super().process(primitive, [self.adopt(x) for x in args], params)
+    def interpret(self, primitive, args, params):
+        return super().interpret(primitive, [self.adopt(x) for x in args], params)
 
     def record(self, primitive, args, params):
         args = [self.adopt(x) for x in args]

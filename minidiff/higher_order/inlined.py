@@ -17,7 +17,6 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
-    WeakTracer,
     current_interpreter,
     running,
     transforming,
@@ -38,10 +37,8 @@ Body = Callable[..., list]  # leaves -> leaves
 class Continued:
     """An interpreter that continues its `outer` one inside a body."""
 
-    def process(self, primitive, args, params):
-        if WeakTracer in map(type, args):
-            args = primitive.strong(args)
-        return super().process(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
+    def interpret(self, primitive, args, params):
+        return super().interpret(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
 
     def adopt(self, x: Value) -> Value:
         if not isinstance(x, Tracer) or self._knows(x):
