@@ -70,7 +70,7 @@ from collectives.primitives import (
     scattered_shape,
     transposes_to,
 )
-from minidiff import core, tree
+from minidiff import tree
 from minidiff.core import (
     Primitive,
     Scope,
@@ -236,9 +236,6 @@ def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
 def varying_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
     """Return type `t` with its variance extended by `axes`."""
     return t.update(variance=t.variance.union(axes))
-
-
-core.insert_pbroadcast = insert_pbroadcast
 
 
 # ---------------------------------------------------------------- operands

@@ -87,9 +87,9 @@ _is_library: dict[str, bool] = {}
 _marked: dict[int, str] = {}  # id of a function's code -> its mark
 
 
-def add_library(file: str) -> None:
-    """Declare the folder of this file to be library code."""
-    LIBRARY.append(os.path.dirname(os.path.abspath(file)) + os.sep)
+def add_library(*folders: str) -> None:
+    """Declare folders to be library code."""
+    LIBRARY.extend(os.path.abspath(folder) + os.sep for folder in folders)
     _is_library.clear()
 
 

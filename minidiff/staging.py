@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import core, tree
+from minidiff.arguments import as_value, result_values
 from minidiff.core import (
+    EVALUATE,
     Interpreter,
     ShapedArray,
     are_weak,
     current_interpreter,
     name_of,
     restores_interpreter,
+    running,
     transforming,
     typeof,
     weak_where,
 )
-from minidiff.forward import as_value, result_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
 from minidiff.location import begins, warn_at
@@ -38,7 +41,7 @@ class Stage(Recorder):
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
-        out = core.dispatch_to_shards(self, primitive, args, params)
+        out = core.ranks.dispatch(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
 
     def record(self, primitive, args, params):
@@ -120,6 +123,15 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
         return stage_flat(f, args)[0]
 
     return tape_of
+
+
+def scalar_tapes(rule: Callable, count: int) -> list[Tape]:
+    """Stage a rule on real scalars, and on complex scalars if the rule accepts them."""
+    tapes = []
+    for dtype in (float, complex):
+        with contextlib.suppress(TypeError), running(EVALUATE):
+            tapes.append(make_tape(rule)(*[ShapedArray((), dtype)] * count))
+    return tapes
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:

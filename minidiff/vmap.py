@@ -9,6 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
+from minidiff.arguments import as_values, result_values
 from minidiff.core import (
     PLAIN,
     SIZE,
@@ -29,7 +30,6 @@ from minidiff.core import (
     typeof,
     weak_where,
 )
-from minidiff.forward import as_values, result_values
 from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 from minidiff.staging import check_function

@@ -47,7 +47,7 @@ from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.primitives import Collective
 from minidiff import tree
 from minidiff.aliasing import owner_of
-from minidiff.compiler.jit import DEPENDS_ON, key_of
+from minidiff.compiler.jit import key_of
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -129,6 +129,7 @@ class ShardMap(Primitive):
     """
 
     is_higher_order = True
+    binds_axes = True
     multiple_results = True
     commutes = True
     per_operand = ("in_specs",)
@@ -702,7 +703,7 @@ def shard_map(
                 f"shard_map: {name_of(f)} takes its arguments by position, since in_specs has an entry for each, in "
                 f"order; got {', '.join(f'{name}=' for name in named)} by name"
             )
-        typed, around = check_rep and not _forgetting.get(), current_scope()
+        typed, around = check_rep and not forgetting.get(), current_scope()
         explicit = typed and (not auto_pbroadcast or (around is not None and around.explicit))
         where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": not explicit}
         leaves, structure = tree.flatten(args)
@@ -739,18 +740,17 @@ _EACH_ITS_OWN = (
 )
 
 #: Whether every `shard_map` is called as with `check_rep=False`.
-_forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
-DEPENDS_ON.append(_forgetting.get)
+forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
 
 
 @contextlib.contextmanager
 def without_types() -> Iterator[None]:
     """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
-    token = _forgetting.set(True)
+    token = forgetting.set(True)
     try:
         yield
     finally:
-        _forgetting.reset(token)
+        forgetting.reset(token)
 
 
 def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) -> dict:

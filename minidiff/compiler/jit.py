@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 
-from minidiff import tree
+from minidiff import core, tree
+from minidiff.arguments import as_value
 from minidiff.core import (
     EVALUATE,
     Tracer,
@@ -36,7 +37,6 @@ from minidiff.core import (
     name_of,
     typeof,
 )
-from minidiff.forward import as_value
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.staging import check_function, stage_flat
 from minidiff.text import Text
@@ -121,10 +121,6 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
 _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
-
-
-#: Global settings that a recorded function depends on, besides its arguments and scope. Layers above add to it.
-DEPENDS_ON: list[Callable[[], Any]] = []
 
 
 def _compiled(f: Callable, args: Any, name: str, options: dict) -> Program:
@@ -230,8 +226,7 @@ class Jitted:
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
         """The recorded function, whose operations run one by one."""
         scope = current_scope()
-        settings = tuple(setting() for setting in DEPENDS_ON)
-        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
+        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), core.ranks.settings()
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, example, self.name)

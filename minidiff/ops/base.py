@@ -13,40 +13,29 @@ other       a jvp written in operations  as written                   the transp
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy
 
 from minidiff import ops  # the package: its families import this module, so rules look them up when they run
 from minidiff.core import (
-    EVALUATE,
     WEAK_TYPES,
     Primitive,
     Recording,
     ShapedArray,
     Value,
     WeakTracer,
+    active_key,
     is_scalar_constant,
     python_type,
-    running,
     strong,
-    typeof,
+    zeros_like,
 )
-
-if TYPE_CHECKING:
-    from minidiff.tape import Tape
-
-
-def active_key(active: Sequence[bool]) -> int:
-    """Encode which operands are active as a key of `Primitive.recorded`."""
-    key = 1
-    for yes in reversed(active):
-        key = 2 * key + yes
-    return key
+from minidiff.fastpath import compiled_cotangent, stretched
+from minidiff.staging import scalar_tapes
 
 
 class Linear(Primitive):
@@ -115,7 +104,7 @@ class Differentiable(Primitive):
 
         The function takes `(ct, out, *operands, *tangents)`.
         """
-        return _compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
+        return compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
 
     def linearized(self, out, type, primals, active, names, params):
         differential = self._differential(active, len(primals))
@@ -204,7 +193,14 @@ class Multilinear(Differentiable):
         return self.batch_rule(self, args, batched, **params)
 
 
-class Elementwise(Differentiable):
+class Promoting(Primitive):
+    """A primitive whose operands promote as those of NumPy's ufuncs."""
+
+    def strong(self, args):
+        return promoted(self, args)
+
+
+class Elementwise(Promoting, Differentiable):
     """An elementwise primitive, with NumPy's broadcasting.
 
     `derivatives[i](out, *operands)` is the derivative with respect to operand i, or None where it is
@@ -232,93 +228,13 @@ class Elementwise(Differentiable):
         return bind_aligned(self, args, batched)
 
 
-# ---------------------------------------------------------------- properties of rules, found by tracing them
-
-
-def _scalar_tapes(rule: Callable, count: int) -> list[Tape]:
-    """Stage a rule on real scalars, and on complex scalars if the rule accepts them."""
-    from minidiff.compiler.simplify import optimize  # imported here: these modules import the primitives
-    from minidiff.staging import make_tape
-
-    tapes = []
-    for dtype in (float, complex):
-        with contextlib.suppress(TypeError), running(EVALUATE):
-            tapes.append(optimize(make_tape(rule)(*[ShapedArray((), dtype)] * count)))
-    return tapes
-
-
 def _arguments_read(rule: Callable, count: int) -> set[int]:
     """Positions of the arguments that a derivative rule uses, read from its tape."""
     used: set[int] = set()
-    for tape in _scalar_tapes(lambda *xs: rule(*xs), count):
+    for tape in scalar_tapes(lambda *xs: rule(*xs), count):
         atoms = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
         used |= {i for i, v in enumerate(tape.inputs) if id(v) in atoms}
     return used
-
-
-def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
-    """Compile an elementwise primitive's cotangent in operand i to one function.
-
-    Return None where the rule has cases (real or complex, a literal or a value) or parameters.
-    """
-    numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
-
-    def rule(*args):
-        ct, out, *operands = args
-        return primitive.cotangent(i, ct, out, operands, typeof(operands[i]), {})
-
-    def rule_of_numbers(*args):
-        return rule(*[numbers.get(k, x) for k, x in enumerate(args)])
-
-    functions: dict[str, Any] = {}
-    names = {repr(number): f"x{k}" for k, number in numbers.items()}
-    tapes = _scalar_tapes(rule, 2 + count)
-    sources = {_expression(tape, functions, {}) for tape in tapes}
-    sources |= {_expression(tape, functions, names) for tape in _scalar_tapes(rule_of_numbers, 2 + count)[:1]}
-    if len(sources) != 1 or None in sources:
-        return None
-    source, arguments = sources.pop(), [f"x{k}" for k in range(2 + count)]
-    frugal = _expression(tapes[0], functions, {}, whole=3 if count == 1 else 2)
-    source = f"{frugal} if x0.shape else {source}" if ":=" in frugal else source
-    arguments += [f"t{k}" for k in range(tangents)]
-    place = f"{__file__}: a cotangent of {primitive.name}"  # tracebacks and warnings then name a file of the library
-    return eval(compile(f"lambda {', '.join(arguments)}: {source}", place, "eval"), functions)
-
-
-_SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.divide: " / "}
-
-
-def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …
-
-    The functions that it calls are added to `functions`.
-
-    A constant whose text is in `names` is replaced by that name. The first `whole` arguments have the shape of the
-    result, and so do values computed from them: their buffers are reused once they have been read.
-    """
-    texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
-    wide, made = set(tape.inputs[:whole]), set()
-    for k, eqn in enumerate(tape.equations):
-        uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
-        if eqn.params or eqn.primitive.impl is None or uses > 1:
-            return None
-        functions[eqn.primitive.name] = impl = eqn.primitive.impl
-        sign = _SIGNS.get(impl)
-        arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
-        if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
-            free = [i for i, a in enumerate(eqn.inputs) if a in made and a.type == eqn.outputs[0].type]
-            if free:
-                arguments[free[0]] = f"(y{k} := {arguments[free[0]]})"
-                arguments.append(f"y{k}")
-                sign = None
-        if not wide.isdisjoint(eqn.inputs):
-            wide.update(eqn.outputs)
-            made.update(eqn.outputs)
-        texts[eqn.outputs[0]] = (
-            f"{eqn.primitive.name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
-        )
-    (result,) = tape.outputs
-    return texts.get(result)
 
 
 # ---------------------------------------------------------------- elementwise shapes
@@ -350,7 +266,7 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
 def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
-    if not is_elementwise(primitive) or all(type(x) in WEAK_TYPES for x in args):
+    if all(type(x) in WEAK_TYPES for x in args):
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *given)
@@ -399,12 +315,6 @@ def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[
 # ---------------------------------------------------------------- helpers of the rules
 
 
-def zeros_like(x: Value) -> numpy.ndarray:
-    """A constant zero with the shape and dtype of a value or type."""
-    t = typeof(x)
-    return numpy.zeros(t.shape, t.dtype)
-
-
 def add_all(terms: Sequence[Value]) -> Value | None:
     """The sum of tangents or cotangents; None (zero) if there are none."""
     return functools.reduce(ops.elementwise.add, terms) if terms else None
@@ -414,37 +324,11 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     """Sum and cast a cotangent to an operand's type: undo broadcast and promotion."""
     shape = operand.shape
     if ct.shape != shape:
-        axes = _stretched(ct.shape, shape)
+        axes = stretched(ct.shape, shape)
         ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
             ct = ops.shape.reshape_p.bind(ct, shape=shape)
     return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
-
-
-def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
-    """`match` for plain arrays."""
-    shape, wide = operand.shape, ct.shape
-    if wide != shape:
-        axes = _stretched(wide, shape)
-        if axes == (0,) and len(wide) == 2 and wide[0] <= 4096 and ct.dtype.char in "dfDF":
-            ct = _ones(wide[0], ct.dtype).dot(ct)  # takes half the time and is as accurate: a column is summed in order
-        elif axes:
-            ct = numpy.add.reduce(ct, axis=axes)
-        if ct.shape != shape:
-            ct = ct.reshape(shape)
-    return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _ones(n: int, dtype: numpy.dtype) -> numpy.ndarray:
-    return numpy.ones(n, dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `wide` along which broadcasting repeats an array of `shape`."""
-    sizes = (1,) * (len(wide) - len(shape)) + shape
-    return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
 
 def broadcast_tangent(tangent: Value, out: Value) -> Value:

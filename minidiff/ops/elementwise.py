@@ -37,10 +37,12 @@ from minidiff.core import (
     strong,
     typeof,
 )
+from minidiff.dtypes import converted
 from minidiff.ops.base import (
     Elementwise,
     Linear,
     Multilinear,
+    Promoting,
     bind_aligned,
     broadcast_tangent,
     elementwise_shape,
@@ -93,7 +95,11 @@ def discrete(ufunc: numpy.ufunc) -> Callable:
     return elementwise(ufunc, *[None] * ufunc.nin)
 
 
-class Product(Multilinear):
+class LinearElementwise(Promoting, Linear):
+    """An elementwise primitive that is linear in its operand."""
+
+
+class Product(Promoting, Multilinear):
     """An elementwise primitive that is linear in each operand separately."""
 
     broadcasts = True
@@ -109,7 +115,7 @@ def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: ty
 def linear(numpy_function: Callable, transpose: Callable) -> Callable:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
-    primitive = Linear(
+    primitive = LinearElementwise(
         name, numpy_function, shape_rule, lambda ct, operands: [transpose(ct, operands[0])], bind_aligned
     )
     return implements(numpy_function)(function_of(primitive))
@@ -122,7 +128,7 @@ def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
     return -ct
 
 
-class Sum(Primitive):
+class Sum(Promoting):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
@@ -185,15 +191,9 @@ class Convert(Linear):
         return Primitive.transpose(self, ct, operands, params)  # rounding to integers is not linear
 
 
-def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    if not hasattr(x, "dtype"):
-        x = numpy.asarray(x)[()]
-    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
-
-
 convert_p = Convert(
     "convert",
-    _convert_impl,
+    converted,
     lambda x, dtype: (typeof(x).shape, dtype),
     lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
     bind_aligned,
@@ -236,7 +236,9 @@ imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
 #: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(
-    Linear("copy", _copied, functools.partial(elementwise_shape, _copied), lambda ct, operands: [ct], bind_aligned)
+    LinearElementwise(
+        "copy", _copied, functools.partial(elementwise_shape, _copied), lambda ct, operands: [ct], bind_aligned
+    )
 )
 copy.primitive.pulls = [None]
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
@@ -262,7 +264,7 @@ for _function, _operator in (
     _function.primitive.run = _operator
 
 
-class Where(Primitive):
+class Where(Promoting):
     """`where(condition, x, y)`, linear in x and y together."""
 
     def tangent(self, out, primals, tangents, params):
