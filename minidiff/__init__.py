@@ -18,19 +18,13 @@ from minidiff import debug, numpy, tree
 from minidiff import tracebacks as _tracebacks
 from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
 from minidiff.compiler.jit import jit
-from minidiff.core import (
-    LeakedTracerError,
-    ShapedArray,
-    TracerError,
-    UnboundAxisError,
-    VarianceError,
-    typeof,
-)
+from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError
 from minidiff.forward import jvp
 from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
 from minidiff.staging import eval_shape, make_tape
 from minidiff.tape import Tape
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import vmap
 
 __version__ = "0.1.0"

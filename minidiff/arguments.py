@@ -10,19 +10,11 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import (
-    NATIVE,
-    LeakedTracerError,
-    Tracer,
-    Value,
-    current_interpreter,
-    enter,
-    leak_message,
-    name_of,
-    plain,
-    strong,
-    weak_where,
-)
+from minidiff.core import Tracer, Value, current_interpreter, enter, name_of, strong
+from minidiff.dtypes import NATIVE, float0, is_differentiable, plain
+from minidiff.errors import LeakedTracerError, leak_message
+from minidiff.promotion import weak_where
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- leaves
 
@@ -141,3 +133,50 @@ def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
     """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
     index, _, rest = path[1:].partition("]")
     return f"argument {numbers[int(index)]}{rest} of {name}"
+
+
+def not_differentiable(argument: str, x: Value) -> str:
+    return (
+        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
+        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
+        f"{tree.advice_on(argument)}"
+    )
+
+
+# ---------------------------------------------------------------- results and their cotangents
+
+
+def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
+    """Return the one real scalar that the function returned, or raise TypeError."""
+    if structure is not tree.LEAF:
+        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+    value = outs[0]
+    if not value.shape and value.dtype.kind == "f":
+        return value
+    if value.shape:
+        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
+    elif value.dtype.kind == "c":
+        advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
+    else:
+        advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
+    raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")
+
+
+def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
+    """Flatten and validate a cotangent of these results; None for integer leaves."""
+    paths, given = tree.flatten_with_paths(ct, "ct")
+    if given != structure:
+        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
+    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+
+
+def resharded(ct: Value, type: ShapedArray) -> Value:
+    """Reshard a cotangent like its primal's type, if that is sharded."""
+    return ct if type.sharding is None else type.sharding.resharded(ct)
+
+
+def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
+    t = typeof(ct) if ct.dtype != float0 else out
+    if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
+        raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
+    return ct if is_differentiable(out.dtype) else None

@@ -15,9 +15,9 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
@@ -32,64 +32,32 @@ from minidiff.dtypes import (  # noqa: F401
     is_scalar_constant,
     plain,
 )
-from minidiff.types import (  # noqa: F401
-    INVARIANT,
+from minidiff.errors import (  # noqa: F401
     LeakedTracerError,
-    ShapedArray,
+    MisfitError,
     TracerError,
     UnboundAxisError,
-    Var,
     VarianceError,
-    array_type,
+    check_operands,
+    disagreement,
+    is_misfit,
+    leak_message,
+    show_axes,
 )
-from minidiff.variance import check_operands, disagreement, show_axes  # noqa: F401
+from minidiff.types import (  # noqa: F401
+    INVARIANT,
+    PYTHON_NUMBERS,
+    ShapedArray,
+    Typed,
+    Var,
+    array_type,
+    operand_type,
+    plain_operand,
+    typeof,
+    zeros_like,
+)
 
 Value = Any  # an array, a scalar, or a Tracer that stands for one
-
-# ---------------------------------------------------------------- values
-
-
-def typeof(x: Value) -> ShapedArray:
-    """The type of an array, a scalar, a tracer or a variable.
-
-    >>> typeof(numpy.zeros((3, 4)))
-    f64[3,4]
-    """
-    if type(x) is numpy.ndarray:
-        return array_type(x.shape, x.dtype)
-    if isinstance(x, Tracer):
-        return x.type
-    if isinstance(x, ShapedArray):
-        return x
-    if isinstance(x, Var):
-        return x.type
-    if not isinstance(x, numpy.generic):
-        x = numpy.asarray(plain(x))
-    return array_type(x.shape, x.dtype)
-
-
-PYTHON_NUMBERS = (bool, int, float, complex)
-
-
-def operand_type(x: Any) -> Any:
-    """The type of an operand, or the Python number itself, which promotes weakly."""
-    return x if type(x) in PYTHON_NUMBERS else typeof(x)
-
-
-def plain_operand(x: Any) -> Any:
-    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
-    if isinstance(x, (list, tuple)):
-        for item in x:
-            plain_operand(item)
-        return x
-    return x if isinstance(x, (Tracer, ShapedArray, range)) or x is None else plain(x)
-
-
-def zeros_like(x: Value) -> numpy.ndarray:
-    """A constant zero with the shape and dtype of a value or type."""
-    t = typeof(x)
-    return numpy.zeros(t.shape, t.dtype)
-
 
 # ---------------------------------------------------------------- interpreters
 
@@ -244,52 +212,6 @@ class Evaluate(Interpreter):
 def name_of(f: Callable) -> str:
     """The name of a function in error messages."""
     return getattr(f, "__name__", "f")
-
-
-def leak_message(x: Tracer) -> str:
-    return (
-        f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}). "
-        "It was stored somewhere (a global, a list, an attribute) while that transformation ran; "
-        "return it from the function instead."
-    )
-
-
-def _origin(x: Tracer) -> str:
-    """The origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
-    interpreter: Interpreter | None = x.interpreter
-    scope = x.interpreter.scope
-    while interpreter is not None and interpreter.origin is None:
-        interpreter = interpreter.outer
-    known = [" of ".join(interpreter.origin)] if interpreter is not None else []
-    if scope is not None and scope.function:
-        known.append(f"shard_map of {scope.function}")
-    return ", in ".join(known) or x.interpreter.name
-
-
-class MisfitError(ValueError):
-    """NumPy rejected the operands of an operation: its error, with their types."""
-
-    def __init__(self, primitive: Primitive, args: Sequence[Value], reason: str = "they do not fit"):
-        super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
-
-
-def shown(x: Any) -> str:
-    """An operand in error messages: its type, or else its class and value."""
-    return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
-
-
-def is_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> bool:
-    """Whether NumPy's error names neither the operation nor the operands' types.
-
-    An error that the user raises in the body of an operation is left unchanged, with its cause and context. Raise
-    TypeError where a non-array operand is the reason.
-    """
-    if primitive.is_higher_order:
-        return False
-    if not isinstance(error, ValueError):
-        for x in args:
-            plain_operand(x)
-    return type(error) is ValueError and not str(error).startswith(primitive.name)
 
 
 EVALUATE = Evaluate(None)
@@ -622,8 +544,6 @@ class Primitive:
 
         `scope` is the `shard_map` body that contains the operation, if it is known.
         """
-        if self.impl is not None:
-            check_call(self.impl, len(types), params)
         if self.fits is not None and not self.fits(*types, **params):
             raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
 
@@ -687,28 +607,6 @@ class Primitive:
         return f"<{type(self).__name__} {self.name}>"
 
 
-def check_call(function: Callable, count: int, names: Iterable[str]) -> None:
-    """Raise ValueError unless a function takes these operands and parameters."""
-    if not _takes(function, count, frozenset(names)):
-        operands = "1 operand" if count == 1 else f"{count} operands"
-        raise ValueError(f"it does not take {operands} and the parameters ({', '.join(sorted(names))})")
-
-
-@functools.cache
-def _takes(function: Callable, count: int, names: frozenset[str]) -> bool:
-    import inspect  # only `Tape.check` needs it
-
-    if isinstance(function, numpy.ufunc):  # one more operand would be `out`
-        return function.nin == count and not names
-    try:
-        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
-    except TypeError:
-        return False
-    except ValueError:  # a function without a signature
-        return True
-    return True
-
-
 # ---------------------------------------------------------------- tracers
 
 #: NumPy function -> its implementation on tracers. `implements` fills it.
@@ -737,7 +635,7 @@ def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
 SIZE = "a size, an index of a list or range()"
 
 
-class Tracer:
+class Tracer(Typed):
     """A value traced by an interpreter. It behaves like the array it stands for.
 
     It has the operators, indexing and methods of `numpy.ndarray` (attached in `minidiff/ops/operators.py`), and NumPy
@@ -825,66 +723,10 @@ class Tracer:
     def __format__(self, spec: str) -> str:
         return str(self)
 
-    def __copy__(self) -> Tracer:
-        return self  # it is immutable
-
-    def __deepcopy__(self, memo: dict) -> Tracer:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TracerError(
-            f"a traced value ({self.type}) cannot be pickled: it is only valid within its transformation. "
-            "Return it from the function, and pickle the result; or, for its plain number, x.item()"
-        )
-
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d value")
         return self.shape[0]
-
-    def __setitem__(self, index, value):
-        raise TypeError(
-            f"a traced value ({self.type}) cannot be written into: x[i] = v would change a value that is "
-            "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); for "
-            "a plain array x, minidiff.numpy.at(x)[i].set(v)."
-        )
-
-    def __array__(self, dtype=None, copy=None):
-        self.check_alive()
-        if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
-            return self._as_plain(numpy.dtype(dtype))
-        raise TracerError(
-            f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
-            "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
-            "np.stack; to index a plain array with it, minidiff.numpy.take. Other kinds of arrays convert their right "
-            "operand: write m.filled(value) for a masked one, table.to_numpy(), sparse.toarray()."
-        )
-
-    def _as_plain(self, dtype: numpy.dtype) -> numpy.ndarray:
-        """Convert to an integer or boolean array; TracerError for other dtypes."""
-        why = "its derivative would be lost"
-        if dtype.kind in "biu":
-            try:
-                return numpy.asarray(self.concrete(f"a plain array of dtype {dtype}")).astype(dtype)
-            except TracerError:
-                why = f"in {self.interpreter.name} it has no value"
-        raise TracerError(
-            f"a traced value ({self.type}) cannot become a plain NumPy array of dtype {dtype}: {why}. To convert it, "
-            f"write x.astype({dtype.name!r}); to build an array, use minidiff.numpy.array or np.stack."
-        )
-
-
-def defers_to(x: Any) -> bool:
-    """Whether a tracer, like NumPy, defers an operation to this operand's class.
-
-    It defers if the class overrides `__array_ufunc__` (or sets it to None), or else has a higher `__array_priority__`.
-    Operations look for such an operand only after an error, so that the common case pays nothing.
-    """
-    if isinstance(x, Tracer):
-        return False
-    if hasattr(type(x), "__array_ufunc__"):
-        return type(x).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
-    return getattr(x, "__array_priority__", 0) > Tracer.__array_priority__
 
 
 # ---------------------------------------------------------------- Python numbers
@@ -934,39 +776,6 @@ class WeakTracer(Tracer):
 
     def __array_function__(self, func, types, args, kwargs):
         return strong(super().__array_function__(func, types, args, kwargs))
-
-
-#: The types of values that promote weakly.
-WEAK_TYPES = frozenset({bool, int, float, complex, WeakTracer})
-
-
-_PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-
-
-def python_type(x: Any) -> type:
-    """The type of the Python number that a weakly promoting value stands for."""
-    return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
-
-
-def promoting(x: Value) -> Any:
-    """The argument for `numpy.result_type`: a dtype, or a Python number."""
-    return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
-
-
-def are_weak(leaves: Iterable[Any]) -> list[bool]:
-    """Which arguments are Python numbers, traced or not, as `weak_where` takes it."""
-    return [type(x) in WEAK_TYPES for x in leaves]
-
-
-def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
-    """Convert the values marked as `weak` back to Python numbers."""
-    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
-
-
-def as_weak(x: Value) -> Value:
-    """Convert a number to a Python number, or a tracer to one that promotes like it."""
-    kind = x.dtype.kind
-    return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x
 
 
 def strong(x: Any) -> Any:

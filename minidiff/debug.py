@@ -17,8 +17,11 @@ from typing import Any
 import numpy
 
 from minidiff import core
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import shown
 from minidiff.location import here
 from minidiff.ops.printing import debug_print
+from minidiff.types import ShapedArray
 
 FINITE, INFINITE, NAN = 0, 1, 2
 
@@ -95,7 +98,7 @@ def worst(x: Any) -> int:
 def is_inexact(x: Any) -> bool:
     """Whether x is a number or an array that may hold a NaN."""
     return isinstance(x, (float, complex)) or (
-        isinstance(x, (numpy.ndarray, numpy.generic)) and core.is_differentiable(x.dtype)
+        isinstance(x, (numpy.ndarray, numpy.generic)) and is_differentiable(x.dtype)
     )
 
 
@@ -120,7 +123,7 @@ def _shown(args: Any) -> list[str]:
     """The operands as errors show them, without types and missing ones."""
     if isinstance(args, (list, tuple)):
         return [text for x in args for text in _shown(x)]
-    return [] if args is None or isinstance(args, core.ShapedArray) else [core.shown(args)]
+    return [] if args is None or isinstance(args, ShapedArray) else [shown(args)]
 
 
 def print(fmt: str, *args: Any, **kwargs: Any) -> None:

@@ -14,18 +14,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import (
-    Interpreter,
-    MisfitError,
-    is_misfit,
-    typeof,
-)
+from minidiff.core import Interpreter
 from minidiff.dtypes import PLAIN, converted
+from minidiff.errors import MisfitError, is_misfit
 from minidiff.forward import JVPTracer
 from minidiff.location import transposes
 from minidiff.staging import scalar_tapes
-from minidiff.tape import Equation, Step, Tape, Var
-from minidiff.types import ShapedArray, array_type
+from minidiff.tape import Equation, Step, Tape
+from minidiff.types import ShapedArray, Var, array_type, typeof
 
 # ---------------------------------------------------------------- the forward sweep
 

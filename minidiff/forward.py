@@ -13,22 +13,19 @@ from minidiff.arguments import Flat, as_named_value, as_value, as_values, result
 from minidiff.core import (
     Interpreter,
     Primitive,
-    ShapedArray,
     Tracer,
-    TracerError,
     Value,
-    are_weak,
     current_interpreter,
-    float0,
-    is_differentiable,
     name_of,
     pbroadcast_to,
     restores_interpreter,
     running,
     transforming,
-    typeof,
-    zeros_like,
 )
+from minidiff.dtypes import float0, is_differentiable
+from minidiff.errors import TracerError
+from minidiff.promotion import are_weak
+from minidiff.types import ShapedArray, typeof, zeros_like
 
 
 class JVPTracer(Tracer):

@@ -10,10 +10,13 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import Flat, arguments_of, as_values, chosen_arguments, named_argument
-from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, name_of, pbroadcast_to, typeof
+from minidiff.core import Value, name_of, pbroadcast_to
+from minidiff.dtypes import is_differentiable
 from minidiff.forward import check_sequences, instantiate, jvp
 from minidiff.keywords import transformation
+from minidiff.promotion import are_weak
 from minidiff.reverse import grad, linearize_flat, pull_back
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import vmap
 
 Argnums = int | Sequence[int]

@@ -15,33 +15,41 @@ import numpy
 
 from minidiff import core, fastpath, tree
 from minidiff.aliasing import apart, keep_residuals
-from minidiff.arguments import Flat, arguments_of, as_value, as_values, chosen_arguments, named_argument
+from minidiff.arguments import (
+    Flat,
+    arguments_of,
+    as_value,
+    as_values,
+    check_scalar,
+    checked_cotangents,
+    chosen_arguments,
+    named_argument,
+    not_differentiable,
+    resharded,
+)
 from minidiff.core import (
     EVALUATE,
     Interpreter,
-    ShapedArray,
     Tracer,
     Value,
-    VarianceError,
-    are_weak,
-    array_type,
+    active_key,
     become,
     checking,
     current_interpreter,
     current_scope,
-    is_differentiable,
     name_of,
     pbroadcast_to,
     running,
-    show_axes,
-    typeof,
     variance_of,
 )
-from minidiff.forward import JVP, JVPTracer, checked_tangent, float0, instantiate
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import VarianceError, show_axes
+from minidiff.forward import JVP, JVPTracer, checked_tangent, instantiate
 from minidiff.keywords import transformation
 from minidiff.location import transposes
-from minidiff.ops.base import active_key
-from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
+from minidiff.promotion import are_weak
+from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, evaluate_equation
+from minidiff.types import ShapedArray, Var, array_type, typeof
 
 
 class Linearize(Recorder):
@@ -355,26 +363,6 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     return tree.unflatten(flat.out_structure, outs), pullback, *aux
 
 
-def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
-    """Flatten and validate a cotangent of these results; None for integer leaves."""
-    paths, given = tree.flatten_with_paths(ct, "ct")
-    if given != structure:
-        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
-    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
-
-
-def resharded(ct: Value, type: ShapedArray) -> Value:
-    """Reshard a cotangent like its primal's type, if that is sharded."""
-    return ct if type.sharding is None else type.sharding.resharded(ct)
-
-
-def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
-    t = typeof(ct) if ct.dtype != float0 else out
-    if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
-        raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
-    return ct if is_differentiable(out.dtype) else None
-
-
 _FLOAT64 = numpy.dtype(float)
 
 
@@ -406,7 +394,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             values = as_values("grad", leaves, named)
             for i, x in enumerate(values):
                 if x.dtype.kind not in "fc":
-                    raise TypeError(_not_differentiable(named()[i], x))
+                    raise TypeError(not_differentiable(named()[i], x))
 
         def of_chosen(*replaced):
             full = list(args)
@@ -417,7 +405,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves))
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
-        value = _check_scalar(flat.out_structure, outs, name)
+        value = check_scalar(flat.out_structure, outs, name)
         if values is leaves:
             cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         else:
@@ -449,27 +437,3 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
         return (grads, value[1]) if has_aux else grads
 
     return gradient
-
-
-def _not_differentiable(argument: str, x: Value) -> str:
-    return (
-        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
-        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
-        f"{tree.advice_on(argument)}"
-    )
-
-
-def _check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
-    """Return the one real scalar that the function returned, or raise TypeError."""
-    if structure is not tree.LEAF:
-        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
-    value = outs[0]
-    if not value.shape and value.dtype.kind == "f":
-        return value
-    if value.shape:
-        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
-    elif value.dtype.kind == "c":
-        advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
-    else:
-        advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
-    raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")

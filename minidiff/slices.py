@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Tracer, Value, typeof
-from minidiff.ops.base import Linear, zeros_like
+from minidiff.core import Tracer, Value
+from minidiff.ops.base import Linear
 from minidiff.ops.elementwise import add, convert, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
 from minidiff.ops.shape import as_array, broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
+from minidiff.types import ShapedArray, typeof, zeros_like
 
 __all__ = [
     "dynamic_index_in_dim",

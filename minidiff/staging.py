@@ -12,20 +12,18 @@ from minidiff.arguments import as_value, result_values
 from minidiff.core import (
     EVALUATE,
     Interpreter,
-    ShapedArray,
-    are_weak,
     current_interpreter,
     name_of,
     restores_interpreter,
     running,
     transforming,
-    typeof,
-    weak_where,
 )
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
 from minidiff.location import begins, warn_at
+from minidiff.promotion import are_weak, weak_where
 from minidiff.tape import Equation, Recorder, Tape
+from minidiff.types import ShapedArray, typeof
 
 
 class Stage(Recorder):

@@ -17,28 +17,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import (
-    PLAIN,
-    PYTHON_NUMBERS,
-    SIZE,
-    Interpreter,
-    LeakedTracerError,
-    Primitive,
-    ShapedArray,
-    Tracer,
-    TracerError,
-    Value,
-    is_scalar_constant,
-    leak_message,
-    operand_type,
-    plain_operand,
-    typeof,
-)
+from minidiff.core import SIZE, Interpreter, Primitive, Tracer, Value
+from minidiff.dtypes import PLAIN, is_scalar_constant
+from minidiff.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.location import Location, here, replays
 from minidiff.show.colours import types_as_html
 from minidiff.show.program import letters, names_of, text_of  # noqa: F401
 from minidiff.typecheck import check_tape
-from minidiff.types import Var
+from minidiff.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
 
 Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
 

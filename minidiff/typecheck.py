@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core import PYTHON_NUMBERS, Scope, operand_type, typeof
+from minidiff.core import Scope
 from minidiff.dtypes import is_scalar_constant
-from minidiff.types import ShapedArray, Var, VarianceError
+from minidiff.errors import VarianceError
+from minidiff.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, typeof
 
 
 def check_tape(tape: Any, typed: bool, scope: Scope | None) -> None:
@@ -49,6 +52,8 @@ def _check_equation(eqn: Any, known: set[Var], typed: bool, scope: Scope | None)
         if v in known:
             raise TypeError(f"{p}: its result of type {v.type} is defined twice")
     try:
+        if p.impl is not None:
+            check_call(p.impl, len(types), params)
         p.check_fits(types if len(arrays) == len(types) else [typeof(t) for t in types], params, scope)
         if p.binds_axes:
             inside = p.body_scope(params)
@@ -96,3 +101,23 @@ def _refused(eqn: Any, types: Sequence[Any], error: Exception) -> TypeError:
 
 def _listed(types: Sequence[Any]) -> str:
     return ", ".join(map(str, types))
+
+
+def check_call(function: Callable, count: int, names: Iterable[str]) -> None:
+    """Raise ValueError unless a function takes these operands and parameters."""
+    if not _takes(function, count, frozenset(names)):
+        operands = "1 operand" if count == 1 else f"{count} operands"
+        raise ValueError(f"it does not take {operands} and the parameters ({', '.join(sorted(names))})")
+
+
+@functools.cache
+def _takes(function: Callable, count: int, names: frozenset[str]) -> bool:
+    if isinstance(function, numpy.ufunc):  # one more operand would be `out`
+        return function.nin == count and not names
+    try:
+        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    except ValueError:  # a function without a signature
+        return True
+    return True

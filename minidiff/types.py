@@ -1,4 +1,4 @@
-"""The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`; and the errors that types raise."""
+"""The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,17 @@ from typing import Any
 
 import numpy
 
-from minidiff.dtypes import check_dtype, dtype_name
+from minidiff.dtypes import check_dtype, dtype_name, plain
 from minidiff.show.colours import types_as_html
 
 INVARIANT: frozenset = frozenset()
 
 
-class TracerError(TypeError):
-    """A traced value was used where a concrete one is required."""
+class Typed:
+    """What knows its own type: a tracer, or a variable on a tape."""
 
-
-class LeakedTracerError(TracerError):
-    """A traced value was used after the transformation that created it ended."""
-
-
-class VarianceError(TypeError):
-    """A value varies along mesh axes along which it must not, or vice versa."""
-
-
-class UnboundAxisError(NameError):
-    """A collective named an axis that no enclosing `shard_map` or `vmap` binds."""
+    __slots__ = ()
+    type: ShapedArray
 
 
 class ShapedArray:
@@ -96,10 +87,50 @@ def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
     return ShapedArray(shape, dtype)
 
 
-class Var:
+class Var(Typed):
     """A variable on a tape: a type and an identity."""
 
     __slots__ = ("type",)
 
     def __init__(self, type: ShapedArray):
         self.type = type
+
+
+def typeof(x: Any) -> ShapedArray:
+    """The type of an array, a scalar, a tracer or a variable.
+
+    >>> typeof(numpy.zeros((3, 4)))
+    f64[3,4]
+    """
+    if type(x) is numpy.ndarray:
+        return array_type(x.shape, x.dtype)
+    if isinstance(x, Typed):
+        return x.type
+    if isinstance(x, ShapedArray):
+        return x
+    if not isinstance(x, numpy.generic):
+        x = numpy.asarray(plain(x))
+    return array_type(x.shape, x.dtype)
+
+
+PYTHON_NUMBERS = (bool, int, float, complex)
+
+
+def operand_type(x: Any) -> Any:
+    """The type of an operand, or the Python number itself, which promotes weakly."""
+    return x if type(x) in PYTHON_NUMBERS else typeof(x)
+
+
+def plain_operand(x: Any) -> Any:
+    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
+    if isinstance(x, (list, tuple)):
+        for item in x:
+            plain_operand(item)
+        return x
+    return x if isinstance(x, (Typed, ShapedArray, range)) or x is None else plain(x)
+
+
+def zeros_like(x: Any) -> numpy.ndarray:
+    """A constant zero with the shape and dtype of a value or type."""
+    t = typeof(x)
+    return numpy.zeros(t.shape, t.dtype)

@@ -11,28 +11,24 @@ from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.arguments import as_values, result_values
 from minidiff.core import (
-    PLAIN,
     SIZE,
     Interpreter,
-    MisfitError,
     Primitive,
-    ShapedArray,
     Tracer,
-    TracerError,
     Value,
-    are_weak,
     current_interpreter,
     name_of,
-    plain_operand,
     restores_interpreter,
     running,
     transforming,
-    typeof,
-    weak_where,
 )
+from minidiff.dtypes import PLAIN
+from minidiff.errors import MisfitError, TracerError
 from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
+from minidiff.promotion import are_weak, weak_where
 from minidiff.staging import check_function
+from minidiff.types import ShapedArray, plain_operand, typeof
 
 AxisName = Hashable
 

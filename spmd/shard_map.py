@@ -59,7 +59,6 @@ from minidiff.core import (
     TracerError,
     Value,
     VarianceError,
-    are_weak,
     checking,
     current_interpreter,
     current_scope,
@@ -70,7 +69,6 @@ from minidiff.core import (
     running,
     transforming,
     typeof,
-    weak_where,
 )
 from minidiff.debug import CheckFinite
 from minidiff.forward import JVP, as_values, result_values
@@ -79,6 +77,7 @@ from minidiff.higher_order.partial_eval import names_used, prune_tape
 from minidiff.keywords import transformation
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
+from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var, has_effects

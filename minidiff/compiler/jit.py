@@ -27,17 +27,9 @@ import numpy
 
 from minidiff import core, tree
 from minidiff.arguments import as_value
-from minidiff.core import (
-    EVALUATE,
-    Tracer,
-    Value,
-    are_weak,
-    current_interpreter,
-    current_scope,
-    name_of,
-    typeof,
-)
+from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of, typeof
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
+from minidiff.promotion import are_weak
 from minidiff.staging import check_function, stage_flat
 from minidiff.text import Text
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer, current_interpreter, defers_to
+from minidiff.core import EVALUATE, NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Tracer, current_interpreter
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
+from minidiff.ops.base import defers_to
 from minidiff.ops.elementwise import convert
 from minidiff.ops.shape import as_array
 

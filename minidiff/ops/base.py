@@ -21,21 +21,12 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # the package: its families import this module, so rules look them up when they run
-from minidiff.core import (
-    WEAK_TYPES,
-    Primitive,
-    Recording,
-    ShapedArray,
-    Value,
-    WeakTracer,
-    active_key,
-    is_scalar_constant,
-    python_type,
-    strong,
-    zeros_like,
-)
+from minidiff.core import Primitive, Recording, Tracer, Value, WeakTracer, active_key, strong
+from minidiff.dtypes import is_scalar_constant
 from minidiff.fastpath import compiled_cotangent, stretched
+from minidiff.promotion import WEAK_TYPES, python_type
 from minidiff.staging import scalar_tapes
+from minidiff.types import ShapedArray, zeros_like
 
 
 class Linear(Primitive):
@@ -336,3 +327,16 @@ def broadcast_tangent(tangent: Value, out: Value) -> Value:
     if tangent.shape != out.shape:
         tangent = ops.shape.broadcast_to_p.bind(tangent, shape=out.shape)
     return ops.elementwise.convert(tangent, out.dtype)
+
+
+def defers_to(x: Any) -> bool:
+    """Whether a tracer, like NumPy, defers an operation to this operand's class.
+
+    It defers if the class overrides `__array_ufunc__` (or sets it to None), or else has a higher `__array_priority__`.
+    Operations look for such an operand only after an error, so that the common case pays nothing.
+    """
+    if isinstance(x, Tracer):
+        return False
+    if hasattr(type(x), "__array_ufunc__"):
+        return type(x).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
+    return getattr(x, "__array_priority__", 0) > Tracer.__array_priority__

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, promoting, typeof
+from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, typeof
 from minidiff.ops import elementwise, indexing, reduction, shape
 from minidiff.ops.base import Elementwise
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
+from minidiff.promotion import promoting
 
 # ---------------------------------------------------------------- arithmetic
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements, promoting, typeof
+from minidiff.core import Value, implements, typeof
 from minidiff.ops.elementwise import convert, floor
 from minidiff.ops.shape import as_array, moveaxis
+from minidiff.promotion import promoting
 
 
 @implements(numpy.linspace)

@@ -31,7 +31,6 @@ from minidiff.core import (
     ShapedArray,
     Value,
     current_interpreter,
-    defers_to,
     implements,
     is_differentiable,
     strong,
@@ -45,6 +44,7 @@ from minidiff.ops.base import (
     Promoting,
     bind_aligned,
     broadcast_tangent,
+    defers_to,
     elementwise_shape,
     match,
 )

@@ -10,19 +10,9 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import ops  # the package: rules look its families up when they run
-from minidiff.core import (
-    WEAK_TYPES,
-    ShapedArray,
-    Tracer,
-    TracerError,
-    Value,
-    VarianceError,
-    implements,
-    plain_operand,
-    promoting,
-    typeof,
-)
+from minidiff.core import ShapedArray, Tracer, TracerError, Value, VarianceError, implements, plain_operand, typeof
 from minidiff.ops.base import Linear
+from minidiff.promotion import WEAK_TYPES, promoting
 
 # ---------------------------------------------------------------- slices: the index is known
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
-from minidiff.ops.base import Multilinear, align, match
+from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.ops.base import Multilinear, align, defers_to, match
 from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import sum

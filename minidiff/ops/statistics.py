@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import WEAK_TYPES, Primitive, Tracer, Value, implements, typeof
+from minidiff.core import Primitive, Tracer, Value, implements, typeof
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import (
@@ -27,6 +27,7 @@ from minidiff.ops.reduction import (
 )
 from minidiff.ops.shape import as_array, axes_fit, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
+from minidiff.promotion import WEAK_TYPES
 
 # ---------------------------------------------------------------- average
 
