@@ -221,7 +221,7 @@ def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[t
 
     If `x` is a view, pair all results of the viewing operation with theirs.
     """
-    view = scope.view_of(x)
+    view = scope.views.get(id(x))
     if view is None or view[1] is pbroadcast_p:
         return [(x, _pbroadcast(x, axes, scope))]
     views, primitive, operand, params = view

@@ -78,8 +78,8 @@ class Flat:
         self.structure = structure
         self.has_aux = has_aux
         self.weak = weak
-        self.out_structure: tree.Structure | None = None
-        self.aux_structure: tree.Structure | None = None
+        self.out_structure: Any = None  # the tree.Structure of the value, once it was called; and that of aux
+        self.aux_structure: Any = None
 
     def __call__(self, *leaves: Value) -> list[Value]:
         out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))

@@ -101,10 +101,6 @@ class Scope:
         if self.typed and len(variance_of(operand)) < len(self.axes):
             self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
-    def view_of(self, x: Value) -> tuple[Sequence[Value], Primitive, Value, dict] | None:
-        """The results, operation, operand and parameters of a remembered view `x`."""
-        return self.views.get(id(x))
-
 
 class Interpreter:
     """The meaning of operations while it is current. Subclasses implement `interpret`.
@@ -120,7 +116,7 @@ class Interpreter:
     keeps_sources = False  # whether operations recorded above it keep their source line
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
-        self.below = below
+        self.below: Any = below  # None only at the bottom, where no rules run
         self.outer = outer
         self.scope: Scope | None = below.scope if below is not None else None
         self.broadcasts: dict = {}  # (id of value, axes) -> (value, its pbroadcast along the axes)
@@ -403,36 +399,6 @@ def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) ->
 # ---------------------------------------------------------------- operations
 
 
-def active_key(active: Sequence[bool]) -> int:
-    """Encode which operands are active as a key of `Primitive.recorded`."""
-    key = 1
-    for yes in reversed(active):
-        key = 2 * key + yes
-    return key
-
-
-class Recording:
-    """How the derivative of an operation is recorded on a linear tape.
-
-    It is recorded as `operation`. `keep` picks its operands out of
-    `(type of the result, result, *operands, *names of tangents)`.
-    """
-
-    __slots__ = ("operation", "keep", "types")
-
-    def __init__(self, operation: Primitive, keep: Callable):
-        self.operation = operation
-        self.keep = keep
-        #: A cache: the last operand types and result type. Without parameters nothing else determines the result type.
-        self.types: tuple = (None, None, None)
-
-    def type_of(self, out: Value, x: ShapedArray, y: ShapedArray | None) -> ShapedArray:
-        """The type of a plain result of operands of types x and y, which is cached."""
-        type = array_type(out.shape, out.dtype)
-        self.types = x, y, type
-        return type
-
-
 class Primitive:
     """An operation and its rules; `minidiff/ops/base.py` has the subclasses.
 
@@ -453,8 +419,16 @@ class Primitive:
     `batch(args, batched, params)`
         applies the operation along a new leading axis of the operands whose `batched` is true.
 
-    With `multiple_results`, the rules take and return lists in place of one result.
+    With `multiple_results`, the rules take and return lists in place of one result. An operation that runs a body
+    (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
+    `minidiff/higher_order`.
     """
+
+    evaluate: Callable[..., Any]
+    jvp_body: Callable[..., Any]
+    linearize_body: Callable[..., Any]
+    batch_body: Callable[..., Any]
+    stage_body: Callable[..., Any]
 
     is_view = False  # it computes nothing: its result is its operand rearranged or retyped
     shares_memory = False  # its result may share memory with an operand
@@ -472,7 +446,7 @@ class Primitive:
     each: Primitive | None = None  # for a variadic operation, the one that it applies to each operand
     fits: Callable[..., bool] | None = None
 
-    def __init__(self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None):
+    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None):
         self.name = name
         self.impl = impl
         self.run = impl  # the same, or a variant that is faster on numbers
@@ -481,7 +455,7 @@ class Primitive:
         self.by_parts = type(self).jvp is Primitive.jvp and not self.is_higher_order
         #: Which operands are active -> how the derivative in these is recorded; filled on demand. The key in binary is
         #: a 1, then for each operand, last one first, a 1 if it is active and a 0 if not.
-        self.recorded: dict[int, Recording] = {}
+        self.recorded: dict[int, Any] = {}
         #: `transpose` for plain arrays: for each linear operand (they follow `count` others) a function
         #: `(ct, *operands, **params)`. Its result, summed over the broadcast axes and converted, is the operand's
         #: cotangent. It gets the linear operands as names with a type. None means that the result is `ct` itself.
@@ -493,14 +467,13 @@ class Primitive:
         interpreter = current_interpreter()
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
-        if WeakTracer in map(type, args):
-            args = self.strong(args)
-        args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
+        values: Sequence[Value] = self.strong(args) if WeakTracer in map(type, args) else args
+        values = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in values]
         if interpreter.scope.checks:
-            return self.apply_checked(interpreter, args, params)
-        if self.operands_agree and len(args) > 1:
-            args = agree(args)
-        return self.apply(interpreter, args, params)
+            return self.apply_checked(interpreter, values, params)
+        if self.operands_agree and len(values) > 1:
+            values = agree(values)
+        return self.apply(interpreter, values, params)
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
         """Unwrap each `WeakTracer`. Elementwise operations convert it to the dtype to which NumPy promotes it."""
@@ -656,6 +629,8 @@ class Tracer(Typed):
         __rdivmod__ = __pow__ = __rpow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _operator
         __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
         __neg__ = __pos__ = __abs__ = __invert__ = __round__ = __getitem__ = __iter__ = __contains__ = _operator
+        __setitem__ = __array__ = __array_ufunc__ = __array_function__ = __copy__ = __deepcopy__ = _operator
+        __reduce_ex__ = _operator
 
     def __init__(self, interpreter: Interpreter):
         self.interpreter = interpreter

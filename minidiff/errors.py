@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from minidiff.dtypes import is_scalar_constant
@@ -110,7 +110,7 @@ def _listed(items: Sequence[object]) -> str:
     return f"{', '.join(rest)} and {last}" if rest else last
 
 
-def show_axes(axes: Sequence[str]) -> str:
+def show_axes(axes: Collection[str]) -> str:
     """Mesh axes, written as the argument of a collective: `'i'`, or `('i', 'j')`."""
     axes = tuple(axes) if isinstance(axes, (tuple, list)) else tuple(sorted(axes))
     return repr(axes[0] if len(axes) == 1 else axes)

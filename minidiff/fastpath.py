@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Interpreter
+from minidiff.core import Interpreter, Primitive, Value
 from minidiff.dtypes import PLAIN, converted
 from minidiff.errors import MisfitError, is_misfit
 from minidiff.forward import JVPTracer
@@ -24,6 +24,37 @@ from minidiff.tape import Equation, Step, Tape
 from minidiff.types import ShapedArray, Var, array_type, typeof
 
 # ---------------------------------------------------------------- the forward sweep
+
+
+def active_key(active: Sequence[bool]) -> int:
+    """Encode which operands are active as a key of `Primitive.recorded`."""
+    key = 1
+    for yes in reversed(active):
+        key = 2 * key + yes
+    return key
+
+
+class Recording:
+    """How the derivative of an operation is recorded on a linear tape.
+
+    It is recorded as `operation`. `keep` picks its operands out of
+    `(type of the result, result, *operands, *names of tangents)`.
+    """
+
+    __slots__ = ("operation", "keep", "types")
+
+    def __init__(self, operation: Primitive, keep: Callable):
+        self.operation = operation
+        self.keep = keep
+        #: A cache: the last operand types and result type. Without parameters nothing else determines the result type.
+        self.types: tuple = (None, None, None)
+
+    def type_of(self, out: Value, x: ShapedArray, y: ShapedArray | None) -> ShapedArray:
+        """The type of a plain result of operands of types x and y, which is cached."""
+        type = array_type(out.shape, out.dtype)
+        self.types = x, y, type
+        return type
+
 
 _new = object.__new__
 
@@ -193,7 +224,8 @@ def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], wh
     result, and so do values computed from them: their buffers are reused once they have been read.
     """
     texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
-    wide, made = set(tape.inputs[:whole]), set()
+    wide: set[Var] = set(tape.inputs[:whole])
+    made: set[Var] = set()
     for k, eqn in enumerate(tape.equations):
         uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
         if eqn.params or eqn.primitive.impl is None or uses > 1:

@@ -116,7 +116,7 @@ class JVP(Interpreter):
     def join(self, primal: Value, tangent: Value | None) -> Value:
         return primal if tangent is None else JVPTracer(self, primal, tangent)
 
-    def adopt_own(self, x: JVPTracer) -> Value:
+    def adopt_own(self, x: Any) -> Value:
         return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
 
 

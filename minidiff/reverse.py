@@ -32,7 +32,6 @@ from minidiff.core import (
     Interpreter,
     Tracer,
     Value,
-    active_key,
     become,
     checking,
     current_interpreter,
@@ -101,7 +100,7 @@ class Sweep(fastpath.RecordedSteps, JVP):
         names = [x.tangent for x, yes in zip(args, mine) if yes]
         out = primitive.apply(recorder.below, primals, params)
         type_ = typeof(out)
-        recorded = primitive.recorded.get(active_key(mine))
+        recorded = primitive.recorded.get(fastpath.active_key(mine))
         if recorded is not None:
             linear = recorded.operation, recorded.keep((type_, out, *primals, *names)), params
         else:
@@ -413,9 +412,9 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
             grads = [resharded(ct, typeof(x)) for ct, x in zip(grads, values)]
-        grads = tree.unflatten(structure, apart(grads))
-        grads = tuple(grads) if several else grads[0]
-        return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
+        chosen = tree.unflatten(structure, apart(grads))
+        result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
+        return result, tuple(chosen) if several else chosen[0]
 
     return gradient
 

@@ -18,7 +18,10 @@ class Typed:
     """What knows its own type: a tracer, or a variable on a tape."""
 
     __slots__ = ()
-    type: ShapedArray
+
+    @property
+    def type(self) -> ShapedArray:
+        raise NotImplementedError
 
 
 class ShapedArray:
@@ -91,6 +94,7 @@ class Var(Typed):
     """A variable on a tape: a type and an identity."""
 
     __slots__ = ("type",)
+    type: ShapedArray
 
     def __init__(self, type: ShapedArray):
         self.type = type

@@ -108,7 +108,7 @@ class Batch(Interpreter):
         """Move the batch axis of `x` to the front; return a constant unchanged."""
         return moveaxis(x.value, x.axis, 0) if self.owns(x) else x
 
-    def adopt_own(self, x: BatchTracer) -> Value:
+    def adopt_own(self, x: Any) -> Value:
         return BatchTracer(self, self.below.adopt(x.value), x.axis)
 
 

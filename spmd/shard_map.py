@@ -454,7 +454,7 @@ class LinearBody:
         if var in self._defined:
             return var
         self._defined.add(var)
-        view = self._scope.view_of(x)
+        view = self._scope.views.get(id(x))
         if id(x) in self._argument_of:
             self._input(var, "argument", self._argument_of[id(x)])
         elif id(x) in self._closed_over:

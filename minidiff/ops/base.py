@@ -21,9 +21,9 @@ from typing import Any
 import numpy
 
 from minidiff import ops  # the package: its families import this module, so rules look them up when they run
-from minidiff.core import Primitive, Recording, Tracer, Value, WeakTracer, active_key, strong
+from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
 from minidiff.dtypes import is_scalar_constant
-from minidiff.fastpath import compiled_cotangent, stretched
+from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.promotion import WEAK_TYPES, python_type
 from minidiff.staging import scalar_tapes
 from minidiff.types import ShapedArray, zeros_like

@@ -27,7 +27,6 @@ from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
     Primitive,
-    Recording,
     ShapedArray,
     Value,
     current_interpreter,
@@ -37,6 +36,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.dtypes import converted
+from minidiff.fastpath import Recording
 from minidiff.ops.base import (
     Elementwise,
     Linear,
