@@ -113,6 +113,7 @@ class Interpreter:
     name = "interpreter"
     origin: tuple[str, str] | None = None  # the transformation and the function that errors name
     ended = False  # whether the transformation is over, so that its tracers are invalid
+    backend: Any = None  # what runs its operations on ranks, in the body of a `shard_map` that runs
     keeps_sources = False  # whether operations recorded above it keep their source line
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
@@ -424,6 +425,7 @@ class Primitive:
     `minidiff/higher_order`.
     """
 
+    batch_along: Any = None  # the rule of a collective over the named axis of a vmap, `(interpreter, args, params)`
     evaluate: Callable[..., Any]
     jvp_body: Callable[..., Any]
     linearize_body: Callable[..., Any]

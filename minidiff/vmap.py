@@ -99,7 +99,7 @@ class Batch(Interpreter):
 
     def runs_along(self, primitive: Primitive, params: dict) -> bool:
         """Whether it is a collective over this batch's axis, with a `batch_along` rule."""
-        return hasattr(primitive, "batch_along") and params["axes"] == (self.axis_name,)
+        return primitive.batch_along is not None and params["axes"] == (self.axis_name,)
 
     def owns(self, x: Value) -> bool:
         return type(x) is BatchTracer and x.interpreter is self

@@ -130,7 +130,7 @@ def _handed_over(pbroadcast: Equation, sums: _Sums) -> Equation:
 
 def _backend() -> Backend | None:
     """The backend that runs this body's operations; None if they are recorded."""
-    return getattr(current_interpreter(), "backend", None)
+    return current_interpreter().backend
 
 
 @contextlib.contextmanager
