@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Interpreter, Primitive, Value
+from minidiff.core import Interpreter, Primitive
 from minidiff.dtypes import PLAIN, converted
-from minidiff.errors import MisfitError, is_misfit
 from minidiff.forward import JVPTracer
 from minidiff.location import transposes
 from minidiff.staging import scalar_tapes
@@ -41,82 +40,60 @@ class Recording:
     `(type of the result, result, *operands, *names of tangents)`.
     """
 
-    __slots__ = ("operation", "keep", "types")
+    __slots__ = ("operation", "keep")
 
     def __init__(self, operation: Primitive, keep: Callable):
         self.operation = operation
         self.keep = keep
-        #: A cache: the last operand types and result type. Without parameters nothing else determines the result type.
-        self.types: tuple = (None, None, None)
-
-    def type_of(self, out: Value, x: ShapedArray, y: ShapedArray | None) -> ShapedArray:
-        """The type of a plain result of operands of types x and y, which is cached."""
-        type = array_type(out.shape, out.dtype)
-        self.types = x, y, type
-        return type
 
 
 _new = object.__new__
 
 
 class RecordedSteps(Interpreter):
-    """A forward sweep that records an operation on plain arrays as one step of known form."""
+    """A forward sweep that records an operation on plain arrays as one step of known form.
+
+    Nearly all operations have one or two operands, which are plain values or this sweep's tracers, and a derivative
+    with a known `Recording`.
+    """
+
+    on_arrays: bool  # whether no value is a tracer of an interpreter below
+    equations: list
 
     def process(self, primitive, args, params):
-        # Nearly all operations have one or two operands, which are plain values or this sweep's tracers, and a
-        # derivative with a known `Recording`.
-        if not self.on_arrays:
-            return super().process(primitive, args, params)
+        recorded, other, forms = None, None, primitive.recorded
         try:
-            if len(args) == 1:
-                (x,) = args
-                recorded = primitive.recorded.get(0b11)
-                if recorded is None or type(x) is not JVPTracer or x.interpreter is not self:
-                    return super().process(primitive, args, params)
-                a, name = x.primal, x.tangent
-                out = primitive.run(a, **params) if params else primitive.run(a)
-                known, _, type_ = recorded.types
-                if known is not name.type or params:
-                    type_ = recorded.type_of(out, name.type, None)
-                inputs = recorded.keep((type_, out, a, name))
-            elif len(args) == 2:
+            if len(args) == 2 and self.on_arrays:
                 x, y = args
-                if type(x) is JVPTracer and x.interpreter is self:
-                    a, name = x.primal, x.tangent
-                    if type(y) is JVPTracer and y.interpreter is self:
-                        recorded, b, other = primitive.recorded.get(0b111), y.primal, y.tangent
-                    else:
-                        recorded, b, other = primitive.recorded.get(0b101), y, None
+                if type(x) is not JVPTracer or x.interpreter is not self:
+                    if type(x) in PLAIN and type(y) is JVPTracer and y.interpreter is self:
+                        recorded, a, b, name = forms.get(0b110), x, y.primal, y.tangent
                 elif type(y) is JVPTracer and y.interpreter is self:
-                    recorded, a, b, name, other = primitive.recorded.get(0b110), x, y.primal, y.tangent, None
-                else:
-                    recorded = None
-                if recorded is None:
-                    return super().process(primitive, args, params)
-                if other is None and type(y if b is y else x) not in PLAIN:
-                    return super().process(primitive, args, params)
-                out = primitive.run(a, b, **params) if params else primitive.run(a, b)
-                if other is not None:
-                    known, known_other, type_ = recorded.types
-                    if known is not name.type or known_other is not other.type or params:
-                        type_ = recorded.type_of(out, name.type, other.type)
-                    inputs = recorded.keep((type_, out, a, b, name, other))
-                else:
+                    recorded, a, b, name, other = forms.get(0b111), x.primal, y.primal, x.tangent, y.tangent
+                elif type(y) in PLAIN:
+                    recorded, a, b, name = forms.get(0b101), x.primal, y, x.tangent
+                if recorded is not None:
+                    out = primitive.run(a, b, **params) if params else primitive.run(a, b)
                     if type(out) is complex:  # of a Python complex number and a real NumPy scalar
                         out = numpy.complex128(out)
                     type_ = array_type(out.shape, out.dtype)
-                    inputs = recorded.keep((type_, out, a, b, name))
-            else:
-                return super().process(primitive, args, params)
-        except (AttributeError, TypeError, ValueError) as error:
-            if is_misfit(primitive, args, error):
-                raise MisfitError(primitive, args, str(error).strip()) from None
-            raise
-        step = _new(Step)  # skip the constructors, which would take as long as all the rest
+                    inputs = recorded.keep((type_, out, a, b, name, other))
+            elif len(args) == 1 and self.on_arrays:
+                (x,) = args
+                if type(x) is JVPTracer and x.interpreter is self:
+                    recorded, a, name = forms.get(0b11), x.primal, x.tangent
+                if recorded is not None:
+                    out = primitive.run(a, **params) if params else primitive.run(a)
+                    type_ = array_type(out.shape, out.dtype)
+                    inputs = recorded.keep((type_, out, a, name))
+        except (AttributeError, TypeError, ValueError):
+            recorded = None  # the general path raises the error, with the operands' types
+        if recorded is None:
+            return super().process(primitive, args, params)
+        step, tracer = _new(Step), _new(JVPTracer)  # the constructors would take as long as all the rest
         step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
-        self.equations.append(step)
-        tracer = _new(JVPTracer)
         tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
+        self.equations.append(step)
         return tracer
 
 
@@ -126,6 +103,7 @@ class RecordedSteps(Interpreter):
 @transposes
 def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation: Callable, consume: bool) -> None:
     """Transpose equations on plain arrays, from the last: by compiled functions where there are some."""
+    known = cotangents.known
     for eqn in reversed(equations):
         pulls, inputs = eqn.primitive.pulls, eqn.inputs
         if pulls is None:
@@ -134,7 +112,7 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
         if consume:
             eqn.inputs = ()
         name = eqn if type(eqn) is Step else eqn.outputs[0]
-        out_ct = cotangents.pop(name, None)
+        out_ct = known.pop(name, None)
         if out_ct is None:
             continue
         i, type_, params = eqn.primitive.count, name.type, eqn.params
@@ -148,10 +126,10 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
             t = a.type
             if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
                 ct = match_arrays(ct, t)
-            if a in cotangents:
+            if a in known:
                 cotangents.add(a, ct)
             else:
-                cotangents[a] = ct
+                known[a] = ct
 
 
 def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:

@@ -176,28 +176,30 @@ def linearize_flat(
 # ---------------------------------------------------------------- transposition
 
 
-class Cotangents(dict):
-    """The cotangents of variables, while a tape is transposed; that of a variable used twice is a sum."""
+class Cotangents:
+    """The cotangents of variables that are known while a tape is transposed."""
 
-    owned: set[Var] | None = None  # the variables whose cotangent is a sum made here, which may be added to in place
+    __slots__ = ("known", "owned")
+
+    def __init__(self) -> None:
+        self.known: dict[Var, Value] = {}
+        self.owned: set[Var] = set()  # variables whose cotangent is a sum made here, which may be added to in place
 
     def add(self, a: Var, ct: Value) -> None:
-        """Add `ct` to the cotangent of variable `a`."""
+        """Add `ct` to the cotangent of variable `a`, which may be used several times."""
         if a.type.variance or isinstance(ct, Tracer):
             ct = agreeing(ct, a.type)
-        if a not in self:
-            self[a] = ct
-            return
-        if self.owned is None:
-            self.owned = set()
-        if a in self.owned and type(ct) is numpy.ndarray:
-            numpy.add(self[a], ct, out=self[a])
-            return
-        self[a] = total = self[a] + ct
-        if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
-            self.owned.add(a)
+        known, owned = self.known, self.owned
+        if a not in known:
+            known[a] = ct
+        elif a in owned and type(ct) is numpy.ndarray:
+            numpy.add(known[a], ct, out=known[a])
         else:
-            self.owned.discard(a)
+            known[a] = total = known[a] + ct
+            if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
+                owned.add(a)
+            else:
+                owned.discard(a)
 
 
 def backward_pass(
@@ -214,40 +216,42 @@ def backward_pass(
         if scope.checks:
             with checking(scope, False):
                 return backward_pass(tape, linear, values, cts, consume)
-    known, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
+    constants, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
     cotangents = Cotangents()
     for a, ct in zip(tape.outputs, cts):
-        if ct is not None and isinstance(a, Var) and a not in known:
+        if ct is not None and isinstance(a, Var) and a not in constants:
             cotangents.add(a, ct)
     if tape.linear and not tape.may_be_sharded and current_interpreter() is EVALUATE:
         fastpath.walk_back(equations, cotangents, transpose_equation, consume)
     else:
         for eqn in reversed(equations):
-            transpose_equation(eqn, known, cotangents, consume)
-    return [cotangents.get(v) for v, yes in zip(tape.inputs, linear) if yes]
+            transpose_equation(eqn, constants, cotangents, consume)
+    return [cotangents.known.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
 @transposes
-def transpose_equation(eqn: Equation, known: dict[Var, Value], cotangents: Cotangents, consume: bool = False) -> None:
+def transpose_equation(
+    eqn: Equation, constants: dict[Var, Value], cotangents: Cotangents, consume: bool = False
+) -> None:
     """Replace the cotangents of an equation's results by those of its linear operands.
 
-    `known` has the values of the variables that are not linear.
+    `constants` has the values of the variables that are not linear.
     """
     primitive, inputs, interpreter = eqn.primitive, eqn.inputs, current_interpreter()
     if consume:
         eqn.inputs = ()
-    out_ct: Any = [cotangents.pop(v, None) for v in eqn.outputs]
+    out_ct: Any = [cotangents.known.pop(v, None) for v in eqn.outputs]
     if not primitive.multiple_results:
         (out_ct,) = out_ct
     if out_ct is None or (primitive.multiple_results and all(ct is None for ct in out_ct)):
         return
-    operands = [known.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
+    operands = [constants.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
     try:
         in_cts = interpreter.apply_rule(primitive.transpose, primitive, out_ct, operands, eqn.params)
     finally:
         become(interpreter)  # see `restores_interpreter`
     for a, ct in zip(inputs, in_cts):
-        if ct is not None and isinstance(a, Var) and a not in known:
+        if ct is not None and isinstance(a, Var) and a not in constants:
             cotangents.add(a, ct)
 
 
