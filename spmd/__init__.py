@@ -1,11 +1,14 @@
 """SPMD programs: one function, run on every rank's blocks of its arguments."""
 
+from collectives.passes import PASSES as _PASSES_OF_COLLECTIVES
+from minidiff.compiler.simplify import install_passes as _install_passes
 from minidiff.location import add_library
 from spmd.agreement import check_invariant, checking
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.arrays.sharding_rules import dispatch_to_shards as _dispatch_to_shards  # noqa: F401  (installs the dispatch)
 from spmd.blocks import from_local
+from spmd.fuse_shard_maps import PASSES as _PASSES_OF_SHARD_MAPS
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
@@ -49,4 +52,5 @@ def __dir__() -> list[str]:
 
 
 add_library(__file__)
+_install_passes(_PASSES_OF_SHARD_MAPS, _PASSES_OF_COLLECTIVES)
 end_job_on_exception()

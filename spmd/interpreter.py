@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy
 
-import collectives.passes.simplify_collectives  # noqa: F401  (registers its rewrites with the compiler)
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
 from collectives.passes.overlap import index, run_lowered, run_lowered_variadic

@@ -21,15 +21,14 @@ The terms are added in another order, so rounding may differ; each sum keeps its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from collectives.axes import axes_in_scope
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p, varying_type
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
-from minidiff.compiler.simplify import rewrites_tapes
 from minidiff.core import Scope, is_differentiable, is_scalar_constant
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location, merged
@@ -69,8 +68,7 @@ class Delayed(NamedTuple):
         return all(share == 1 for share in self.shares.values()) and size <= max(SHORT_MESSAGE, before)
 
 
-@rewrites_tapes(in_scope=True)
-def delay_psums(tape: Tape, scope: Scope | None) -> Tape:
+def delay_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Move the psums of a typed `shard_map` body to where several become one."""
     if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
         return tape

@@ -10,9 +10,9 @@ from typing import Any
 from collectives.backends.base import Backend
 from collectives.ops import pbroadcast_p, psum_p
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
+from collectives.passes.simplify_collectives import SETTINGS
 from collectives.primitives import variadic
 from minidiff import reverse
-from minidiff.compiler.simplify import SETTINGS
 from minidiff.core import Primitive, Value, current_interpreter, current_scope
 from minidiff.location import joined, transposes
 from minidiff.reverse import backward_pass

@@ -20,9 +20,8 @@ import numpy
 from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from collectives.primitives import INVARIANT, Collective, grouped
-from minidiff.compiler.simplify import rewrites_tapes, with_equations
 from minidiff.core import Primitive, ShapedArray
-from minidiff.tape import Equation, Tape, Var, atom_type
+from minidiff.tape import Equation, Tape, Var, atom_type, with_equations
 
 
 class LoweredCollective(Primitive):
@@ -198,8 +197,7 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
 
 
-@rewrites_tapes()
-def add_up_at_once(tape: Tape) -> Tape:
+def add_up_at_once(tape: Tape, *_: Any) -> Tape:
     """On simulated ranks, reduce each operand of a variadic sum when it is ready.
 
     MPI ranks must keep all terms until the call begins, because it sends them together.
@@ -235,8 +233,7 @@ def _in_parts(eqn: Equation) -> list[Equation]:
     return [*equations, Equation(eqn.primitive, ready, params, eqn.outputs, eqn.source)]
 
 
-@rewrites_tapes()
-def overlap_communication(tape: Tape) -> Tape:
+def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
     A collective starts as soon as its operands are ready. If nothing can be computed before its result is used, it is

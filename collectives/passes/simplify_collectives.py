@@ -9,19 +9,17 @@ pscatter, then all_gather                      nothing
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-`delay_psums.py` fuses psums that are added, and psums with a local slice taken of them. All rewrites are declared by
-the decorators of `minidiff/compiler/simplify.py`, and can be left out by name: that of the function, in words.
+`delay_psums.py` fuses psums that are added, and psums with a local slice taken of them.
+`collectives/passes/__init__.py` lists all passes in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import collectives.passes.delay_psums  # noqa: F401  (its pass must run before those here)
 from collectives.ops import (
     all_gather_invariant_p,
-    all_gather_p,
     as_factor,
     pbroadcast_p,
     pscatter_p,
@@ -31,25 +29,24 @@ from collectives.ops import (
 )
 from collectives.primitives import grouped, variadic
 from minidiff.compiler.fusion import Groups
-from minidiff.compiler.simplify import Program, rewrites_tapes, simplifies, with_equations
+from minidiff.compiler.simplify import Program
 from minidiff.core import Scope
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import multiply
 from minidiff.ops.shape import broadcast_to_p, reshape_p
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, with_equations
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
 
-#: The most bytes summed in one call, unless a single array has more: enough to keep the network busy, few enough for
-#: the first sum to begin before the last gradient is ready.
-BUCKET_BYTES = 25 << 20
+#: `bucket_bytes`: the most bytes summed in one call, unless a single array has more: enough to keep the network busy,
+#: few enough for the first sum to begin before the last gradient is ready.
+SETTINGS = {"bucket_bytes": 25 << 20}
 
 # ---------------------------------------------------------------- collectives of invariant values
 
 
-@simplifies(psum_p, psum_scatter_p)
-def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
+def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
@@ -78,20 +75,17 @@ def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
     return a if t.shape == own.shape else program.add(reshape_p, [a], {"shape": t.shape})
 
 
-@simplifies(pscatter_p)
-def _local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
+def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
     before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
     return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
 
 
-@simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_local_slices(program: Program, eqn: Equation) -> Any:
+def gathered_local_slices(program: Program, eqn: Equation) -> Any:
     before = program.made_by(eqn.inputs[0], pscatter_p)
     return _as_result_of(program, eqn, before.inputs[0]) if _undoes(eqn, before) else None
 
 
-@simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_copies(program: Program, eqn: Equation) -> Any:
+def gathered_copies(program: Program, eqn: Equation) -> Any:
     """Replace a gather of an invariant value by local copies of it."""
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
@@ -125,8 +119,7 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
     return Equation(variadic(first.primitive), inputs, first.params, outputs, joined([e.source for e in parts]))
 
 
-@rewrites_tapes(first=True)
-def take_psums_apart(tape: Tape) -> Tape:
+def split_variadic_psums(tape: Tape, *_: Any) -> Tape:
     """Split variadic psums into psums of one value, which the rewrites match.
 
     `fuse_psums` regroups them.
@@ -143,8 +136,7 @@ def _split_variadic(eqn: Equation) -> list[Equation]:
     return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
 
 
-@rewrites_tapes(in_scope=True, bucket_bytes=BUCKET_BYTES)
-def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tape:
+def fuse_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Fuse independent psums over the same axes and of one dtype, by bucket.
 
     Buckets are filled in tape order, the order in which operands become ready. A bucket's call takes the place of its
@@ -154,7 +146,7 @@ def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tap
         return tape
     if scope is not None and 1 in scope.axes.values():
         tape = with_equations(tape, [part for eqn in tape.equations for part in _without_trivial_axes(eqn, scope)])
-    buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
+    buckets = Groups(tape, _summed_alike, _size, settings["bucket_bytes"])
     if all(len(members) == 1 for members in buckets.members):
         return tape
     return with_equations(tape, [_variadic_psum(part) for part in buckets.in_order()])

@@ -325,9 +325,8 @@ def jit(
     Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
     hashable, the program is compiled for their values, and Python may branch on them.
 
-    `without` names rewrites to leave out (see `minidiff.compiler.simplify.REWRITES`); `settings` are options of
-    rewrites (see `minidiff.compiler.simplify.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown
-    name is an error.
+    `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
+    rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 
@@ -340,10 +339,10 @@ def jit(
     """
     check_function("jit", f)
     if settings or without:
-        from minidiff.compiler.simplify import SETTINGS, check_options  # import the compiler only when needed
+        from minidiff.compiler.simplify import check_options, settings_of_passes  # import the compiler only when needed
 
         own = ("static_argnums", "static_argnames", "without")
-        check_keywords("jit", settings, (*own, *SETTINGS))
+        check_keywords("jit", settings, (*own, *settings_of_passes()))
         check_options(without, settings)
     return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
 

@@ -19,7 +19,7 @@ from collectives import (
     psum,
     psum_scatter,
 )
-from minidiff.compiler.simplify import SETTINGS
+from collectives.passes import SETTINGS
 from spmd import P
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
