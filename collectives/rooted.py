@@ -55,11 +55,8 @@ from collectives.primitives import (
     INVARIANT,
     VARYING,
     Collective,
-    batches,
     gathered_shape,
-    same_shape,
     scattered_shape,
-    transposes_to,
 )
 from minidiff.core import Value, typeof
 from minidiff.ops.elementwise import where
@@ -67,20 +64,37 @@ from minidiff.ops.shape import concatenate, stack
 
 # ---------------------------------------------------------------- the table
 
-broadcast_p = Collective("broadcast", VARYING, INVARIANT, True, same_shape, transposes_to(lambda: at_root_p), batches())
-at_root_p = Collective("at_root", INVARIANT, VARYING, False, same_shape, transposes_to(lambda: broadcast_p), batches())
+broadcast_p = Collective(
+    "broadcast", takes=VARYING, gives=INVARIANT, transpose=lambda: at_root_p, cost="binomial_tree_broadcast"
+)
+at_root_p = Collective("at_root", takes=INVARIANT, gives=VARYING, transpose=lambda: broadcast_p)
 broadcast_varying_p = Collective(
-    "broadcast_varying", VARYING, VARYING, True, same_shape, transposes_to(lambda: reduce_p), batches()
+    "broadcast_varying", takes=VARYING, gives=VARYING, transpose=lambda: reduce_p, cost="binomial_tree_broadcast"
 )
 reduce_p = Collective(
-    "reduce", VARYING, VARYING, True, same_shape, transposes_to(lambda: broadcast_varying_p), batches()
+    "reduce", takes=VARYING, gives=VARYING, transpose=lambda: broadcast_varying_p, cost="binomial_tree_reduce"
 )
 gather_p = Collective(
-    "gather", VARYING, VARYING, True, gathered_shape, transposes_to(lambda: scatter_p), batches("axis")
+    "gather",
+    takes=VARYING,
+    gives=VARYING,
+    shape=gathered_shape,
+    transpose=lambda: scatter_p,
+    array_axes=("axis",),
+    cost="binomial_tree_gather",
 )
 scatter_p = Collective(
-    "scatter", VARYING, VARYING, True, scattered_shape, transposes_to(lambda: gather_p), batches("axis")
+    "scatter",
+    takes=VARYING,
+    gives=VARYING,
+    shape=scattered_shape,
+    transpose=lambda: gather_p,
+    array_axes=("axis",),
+    cost="binomial_tree_scatter",
 )
+
+#: The collectives of this table.
+ROOTED = (broadcast_p, broadcast_varying_p, reduce_p, gather_p, scatter_p, at_root_p)
 
 # ---------------------------------------------------------------- the root
 
