@@ -112,7 +112,6 @@ all_gather_p = Collective(
     gives=VARYING,
     shape=gathered_shape,
     transpose=lambda: psum_scatter_p,
-    array_axes=("axis",),
     cost="ring_all_gather",
 )
 psum_scatter_p = Collective(
@@ -121,7 +120,6 @@ psum_scatter_p = Collective(
     gives=VARYING,
     shape=scattered_shape,
     transpose=lambda: all_gather_p,
-    array_axes=("axis",),
     cost="ring_reduce_scatter",
 )
 all_gather_invariant_p = Collective(
@@ -130,16 +128,10 @@ all_gather_invariant_p = Collective(
     gives=INVARIANT,
     shape=gathered_shape,
     transpose=lambda: pscatter_p,
-    array_axes=("axis",),
     cost="ring_all_gather",
 )
 pscatter_p = Collective(
-    "pscatter",
-    takes=INVARIANT,
-    gives=VARYING,
-    shape=scattered_shape,
-    transpose=lambda: all_gather_invariant_p,
-    array_axes=("axis",),
+    "pscatter", takes=INVARIANT, gives=VARYING, shape=scattered_shape, transpose=lambda: all_gather_invariant_p
 )
 all_to_all_p = Collective(
     "all_to_all",
@@ -148,7 +140,6 @@ all_to_all_p = Collective(
     shape=_all_to_all_shape,
     transpose=lambda: all_to_all_p,
     transpose_params=lambda split_axis, concat_axis, **_: {"split_axis": concat_axis, "concat_axis": split_axis},
-    array_axes=("split_axis", "concat_axis"),
     cost="pairwise_all_to_all",
 )
 ragged_all_to_all_p = Collective(
@@ -158,7 +149,6 @@ ragged_all_to_all_p = Collective(
     shape=_ragged_shape,
     transpose=lambda: ragged_all_to_all_p,
     transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
-    array_axes=("axis",),
     cost="pairwise_all_to_all",
 )
 ppermute_p = Collective(

@@ -39,6 +39,7 @@ from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.tape import Equation
 from minidiff.vmap import Batch, BatchTracer
 
+_ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 VARYING = "varying"
 INVARIANT = "invariant"
 
@@ -51,8 +52,8 @@ class Collective(Linear):
 
     The operand `takes`, and the result `gives`, VARYING or INVARIANT. `shape(x, **params)` returns the result's shape
     and dtype. `transpose()` is the collective that it transposes to, over the same axes and groups, with the parameters
-    that `transpose_params(**params)` changes. Batching moves the parameters `array_axes` by one. `cost` names the
-    algorithm that prices it, in `collectives.cost`; without one it does not communicate.
+    that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in `collectives.cost`; without
+    one it does not communicate. Batching moves the array axes among the parameters by one.
     """
 
     operands_agree = False
@@ -67,7 +68,6 @@ class Collective(Linear):
         shape: Callable | None = None,
         transpose: Callable[[], Collective] | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
-        array_axes: Sequence[str] = (),
         cost: str | None = None,
     ):
         super().__init__(name, functools.partial(_unbound, name), shape or same_shape, self._transposed, self._batched)
@@ -75,7 +75,6 @@ class Collective(Linear):
         self.gives = gives
         self.transposes_to = transpose
         self.transpose_params = transpose_params
-        self.array_axes = array_axes
         self.cost = cost
         self.communicates = cost is not None
 
@@ -84,7 +83,7 @@ class Collective(Linear):
         return [to.bind(ct, **{**params, **self.transpose_params(**params)})]
 
     def _batched(self, _: Primitive, args: Sequence[Value], batched: Sequence[bool], **params: Any) -> Value:
-        return self.bind(*args, **{k: v + 1 if k in self.array_axes else v for k, v in params.items()})
+        return self.bind(*args, **{k: v + 1 if k in _ARRAY_AXES else v for k, v in params.items()})
 
     def typecheck(self, types, params):
         (x,) = types
@@ -115,7 +114,6 @@ class Collective(Linear):
             shape=self.shape_rule,
             transpose=self.transposes_to,
             transpose_params=self.transpose_params,
-            array_axes=self.array_axes,
             cost=self.cost,
         )
 
@@ -218,7 +216,7 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
     if "perm" in params:
         check_perm(of.name, params["perm"], axes, size)
     new = of.shape_rule is gathered_shape and not params["tiled"]
-    for name in ("axis", "split_axis", "concat_axis"):
+    for name in _ARRAY_AXES:
         if name in params and not 0 <= params[name] < x.ndim + new:
             raise ValueError(f"{x} has no axis {params[name]}")
     if "splits" in params:

@@ -80,7 +80,6 @@ gather_p = Collective(
     gives=VARYING,
     shape=gathered_shape,
     transpose=lambda: scatter_p,
-    array_axes=("axis",),
     cost="binomial_tree_gather",
 )
 scatter_p = Collective(
@@ -89,7 +88,6 @@ scatter_p = Collective(
     gives=VARYING,
     shape=scattered_shape,
     transpose=lambda: gather_p,
-    array_axes=("axis",),
     cost="binomial_tree_scatter",
 )
 
