@@ -176,15 +176,6 @@ class SPMD(Interpreter):
         self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
         self.scope.bottom = self
 
-    @property
-    def backend(self) -> Backend | None:
-        """The backend that runs operations immediately; None if they are recorded."""
-        return self.mesh.ranks if self.base is EVALUATE else None
-
-    def held(self, data: numpy.ndarray, held: Axes) -> RankTracer:
-        """Wrap the backend's data as a value of the body."""
-        return RankTracer(self, data, held)
-
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.is_higher_order:

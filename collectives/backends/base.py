@@ -34,7 +34,7 @@ class Backend(ABC):
 
     name: str
     rank = 0
-    at_once = False  # whether a sum completes as soon as its terms are ready, so that they need not be kept
+    at_once = False  # whether a collective is complete as soon as it has started
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
@@ -84,26 +84,14 @@ class Backend(ABC):
         """All-reduce several values of one dtype in one call: results, with axes."""
         if not communicates:
             return [self.collective(name, x, held, False, params) for x, held in operands]
-        return self.reduced(name, [self.ready(name, x, held, params) for x, held in operands], params)
+        return self.wait(self.start(name, operands, params))
 
-    def reduced(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
-        """The results of `variadic` on operands that are `ready`, if ranks communicate."""
-        return self.wait(self.begin(name, operands, params))
-
+    @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
         """Start an all-reduce of several values, or a `ppermute` of one.
 
         `wait` takes what this returns. All ranks must start, and wait, in the same order.
         """
-        return self.begin(name, [self.ready(name, x, held, params) for x, held in operands], params)
-
-    def ready(self, name: str, x: Any, held: Axes, params: dict) -> tuple[Any, Axes]:
-        """Prepare one operand for `begin`, before the others are computed."""
-        return x, held
-
-    @abstractmethod
-    def begin(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """`start`, for operands that are `ready`."""
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:

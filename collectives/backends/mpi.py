@@ -169,12 +169,16 @@ class Ranks(Backend):
         out, varies = Simulated(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
         return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
 
-    def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+    def variadic(
+        self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict
+    ) -> list[tuple[numpy.ndarray, Axes]]:
+        if not communicates:
+            return super().variadic(name, operands, communicates, params)
         started = self._packed(name, operands, params)
         self._communicator(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
-    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         started = getattr(self, "_start_" + name)(name, operands, **params)
         self._started.append(started)
         return started

@@ -73,13 +73,9 @@ class Simulated(Backend):
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
-    def ready(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
-        # Reduce the operand now, so that the ranks' terms need not be kept until the call.
-        return self.collective(name, x, held, False, params)
-
-    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
+    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
         self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
-        return operands
+        return [self.collective(name, x, held, False, params) for x, held in operands]
 
     def wait(self, started: Sequence) -> list[tuple[numpy.ndarray, Axes]]:
         return list(started)

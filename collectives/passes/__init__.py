@@ -2,7 +2,7 @@
 
 from collectives.ops import all_gather_invariant_p, all_gather_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.passes.delay_psums import delay_psums
-from collectives.passes.overlap import add_up_at_once, overlap_communication
+from collectives.passes.overlap import overlap_communication
 from collectives.passes.simplify_collectives import (
     SETTINGS,
     fuse_psums,
@@ -24,6 +24,6 @@ PASSES = Passes(
         all_gather_p: (gathered_local_slices, gathered_copies),
         all_gather_invariant_p: (gathered_local_slices, gathered_copies),
     },
-    last=(delay_psums, fuse_psums, add_up_at_once, overlap_communication),
+    last=(delay_psums, fuse_psums, overlap_communication),
     settings=SETTINGS,
 )

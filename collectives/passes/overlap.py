@@ -66,36 +66,14 @@ class LoweredVariadic(LoweredCollective):
         self.impl = self.run = _run_variadic
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        if params.get("ready"):
-            return list(types)
         return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
 
 
 def _run_variadic(
-    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]
 ) -> list:
-    name, operands = collective.name, list(zip(xs, held))
-    if ready:
-        return [out for out, _ in ranks.reduced(name, operands, params)]
-    return [out for out, _ in ranks.variadic(name, operands, collective.sends(params), params)]
-
-
-class Ready(LoweredCollective):
-    """Prepare one operand of a variadic collective, before the others are computed."""
-
-    shares_memory = False  # its result is a sum over several ranks
-
-    def __init__(self, collective: Collective):
-        super().__init__(collective)
-        self.name, self.impl, self.communicates = f"{collective.name}_ready", _run_ready, False
-        self.run = self.impl
-
-    def sends(self, params):
-        return False
-
-
-def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
-    return ranks.ready(collective.name, x, held, params)[0]
+    found = ranks.variadic(collective.name, list(zip(xs, held)), collective.sends(params), params)
+    return [out for out, _ in found]
 
 
 class Start(LoweredVariadic):
@@ -107,7 +85,7 @@ class Start(LoweredVariadic):
 
     multiple_results = False
 
-    def __init__(self, collective: Collective, over: bool = False):
+    def __init__(self, collective: Collective, over: bool):
         super().__init__(collective)
         self.shares_memory = not over
         self.name, self.impl = f"{collective.name}_start", _run_start
@@ -117,10 +95,8 @@ class Start(LoweredVariadic):
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
 
 
-def _run_start(
-    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
-) -> Any:
-    return (ranks.begin if ready else ranks.start)(collective.name, list(zip(xs, held)), params)
+def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> Any:
+    return ranks.start(collective.name, list(zip(xs, held)), params)
 
 
 class Wait(Primitive):
@@ -161,9 +137,7 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-lowered_p, lowered_variadic_p, start_p, wait_p, ready_p = map(
-    functools.cache, (LoweredCollective, LoweredVariadic, Start, Wait, Ready)
-)
+lowered_p, lowered_variadic_p, start_p, wait_p = map(functools.cache, (LoweredCollective, LoweredVariadic, Start, Wait))
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
@@ -195,42 +169,6 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 
 #: The collectives that a backend can start and wait for separately.
 OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
-
-
-def add_up_at_once(tape: Tape, *_: Any) -> Tape:
-    """On simulated ranks, reduce each operand of a variadic sum when it is ready.
-
-    MPI ranks must keep all terms until the call begins, because it sends them together.
-    """
-    parts: dict[Var, list[Equation]] = defaultdict(list)  # by operand
-    instead: dict[Equation, list[Equation]] = {}
-    for eqn in tape.equations:
-        if isinstance(eqn.primitive, LoweredVariadic) and eqn.params["ranks"].at_once and _can_overlap(eqn):
-            *ready, call = _in_parts(eqn)
-            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], call]
-            for part in ready:
-                if isinstance(part.inputs[0], Var):
-                    parts[part.inputs[0]].append(part)
-    if not instead:
-        return tape
-    equations = [part for v in tape.inputs for part in parts[v]]
-    for eqn in tape.equations:
-        equations += instead.get(eqn, [eqn])
-        equations += [part for v in eqn.outputs for part in parts[v]]
-    return with_equations(tape, equations)
-
-
-def _in_parts(eqn: Equation) -> list[Equation]:
-    """Split a variadic collective: a `Ready` per operand, and the call on those."""
-    each = {k: v for k, v in eqn.params.items() if k != "held"}
-    primitive, equations = ready_p(each["collective"]), []
-    for a, held in zip(eqn.inputs, eqn.params["held"]):
-        params = {**each, "held": held}
-        outputs = [Var(t) for t in primitive.typecheck([atom_type(a)], params)]
-        equations.append(Equation(primitive, [a], params, outputs))
-    helds = tuple([held_after(held=held, **each) for held in eqn.params["held"]])
-    ready, params = [out for part in equations for out in part.outputs], {**each, "held": helds, "ready": True}
-    return [*equations, Equation(eqn.primitive, ready, params, eqn.outputs, eqn.source)]
 
 
 def overlap_communication(tape: Tape, *_: Any) -> Tape:
@@ -287,8 +225,7 @@ class _Overlapped:
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
         params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
-        over = params["ranks"].at_once and not params.get("ready")
-        primitive = start_p(params["collective"], over)
+        primitive = start_p(params["collective"], params["ranks"].at_once)
         (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
         start = Equation(primitive, eqn.inputs, params, (Var(type),), eqn.source)
         self.equations.append(start)
