@@ -73,18 +73,6 @@ def close(dtype):
 
 #: The rewrite, a body of blocks [4, 3], and what is communicated before and after.
 CASES = {
-    "copies, gathered": (
-        "gathered copies",
-        lambda x: all_gather(psum(x, "i"), "i", axis=1).reshape(8, 3),
-        {"psum": 1, "all_gather": 1},
-        {"psum": 1},
-    ),
-    "copies, gathered as invariant": (
-        "gathered copies",
-        lambda x: all_gather_invariant(psum(x, IJ), ("j", "i"), axis=1, tiled=True),
-        {"psum": 1, "all_gather_invariant": 1},
-        {"psum": 1},
-    ),
     "a sum of copies": (
         "sum of copies",
         lambda x: psum(pbroadcast(psum(x, "i"), "i"), "i"),

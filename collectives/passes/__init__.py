@@ -6,7 +6,6 @@ from collectives.passes.overlap import overlap_communication
 from collectives.passes.simplify_collectives import (
     SETTINGS,
     fuse_psums,
-    gathered_copies,
     gathered_local_slices,
     local_slice_of_gathered,
     split_variadic_psums,
@@ -21,8 +20,8 @@ PASSES = Passes(
         psum_p: (sum_of_copies,),
         psum_scatter_p: (sum_of_copies,),
         pscatter_p: (local_slice_of_gathered,),
-        all_gather_p: (gathered_local_slices, gathered_copies),
-        all_gather_invariant_p: (gathered_local_slices, gathered_copies),
+        all_gather_p: (gathered_local_slices,),
+        all_gather_invariant_p: (gathered_local_slices,),
     },
     last=(delay_psums, fuse_psums, overlap_communication),
     settings=SETTINGS,

@@ -4,7 +4,7 @@ An invariant value that is used several times has a cotangent with several psums
 be fused as they are, because other operations (products, reshapes) come between each psum and the addition. But a psum
 commutes with linear operations:
 
-    f(psum(x))          = psum(f(x))                if f is linear, and local or a collective along other axes
+    f(psum(x))          = psum(f(x))                if f is linear and local
     psum(x) * c         = psum(x * pbroadcast(c))   if c does not vary along the axes
     psum(x) + psum(y)   = psum(x + y)
     psum(psum(x, i), j) = psum(x, (i, j))
@@ -32,7 +32,7 @@ from minidiff.core import Scope, is_differentiable, is_scalar_constant
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location, merged
 from minidiff.ops.base import Linear, Multilinear
-from minidiff.ops.elementwise import Divide, Sum, Where
+from minidiff.ops.elementwise import Divide, Sum
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, operand_type, with_equations
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
@@ -112,9 +112,8 @@ class _Delaying:
         if not delayed or any(d.axes != delayed[0].axes for d in delayed):
             return None
         axes = delayed[0].axes
-        linear = _linear_together(eqn, axes, [k for k, d in enumerate(sums) if d])
-        zero = [is_scalar_constant(a) and a == 0 for a in eqn.inputs]
-        if not linear or not all(sums[k] or zero[k] for k in linear):
+        linear = _linear_together(eqn, [k for k, d in enumerate(sums) if d])
+        if not linear or not all(sums[k] for k in linear):
             return None
         inputs = [d.operand if d else self._broadcast(a, axes) for a, d in zip(eqn.inputs, sums)]
         (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
@@ -137,17 +136,13 @@ class _Delaying:
         return self.broadcast[key]
 
 
-def _linear_together(eqn: Equation, axes: Collection[str], wanted: Sequence[int]) -> Collection[int]:
+def _linear_together(eqn: Equation, wanted: Sequence[int]) -> Collection[int]:
     """The operands an equation is jointly linear in, if they include `wanted`."""
     p, linear = eqn.primitive, ()
-    if p.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
+    if p.multiple_results or isinstance(p, Collective) or not is_differentiable(eqn.outputs[0].type.dtype):
         return ()
-    if isinstance(p, Collective):  # one along other axes commutes with the psum
-        linear = (0,) if type(p) is Collective and not {*axes}.intersection(eqn.params["axes"]) else ()
-    elif isinstance(p, Sum):
+    if isinstance(p, Sum):
         linear = (0, 1)
-    elif isinstance(p, Where):
-        linear = (1, 2)
     elif isinstance(p, Divide):
         linear = (0,)
     elif isinstance(p, Multilinear):

@@ -3,7 +3,6 @@
 ============================================== ==================================
 psum, psum_scatter of pbroadcast, over the     a multiplication (of a local slice)
 same axes
-all_gather of pbroadcast                       copies
 all_gather_invariant, then a local slice       nothing
 pscatter, then all_gather                      nothing
 psums that do not depend on each other         one psum of several values
@@ -33,8 +32,8 @@ from minidiff.compiler.simplify import Program
 from minidiff.core import Scope
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import multiply
-from minidiff.ops.shape import broadcast_to_p, reshape_p
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, with_equations
+from minidiff.ops.shape import reshape_p
+from minidiff.tape import Atom, Equation, Tape, atom_type, with_equations
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
@@ -82,29 +81,14 @@ def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
 
 def gathered_local_slices(program: Program, eqn: Equation) -> Any:
     before = program.made_by(eqn.inputs[0], pscatter_p)
-    return _as_result_of(program, eqn, before.inputs[0]) if _undoes(eqn, before) else None
-
-
-def gathered_copies(program: Program, eqn: Equation) -> Any:
-    """Replace a gather of an invariant value by local copies of it."""
-    before = program.made_by(eqn.inputs[0], pbroadcast_p)
-    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
+    if not _undoes(eqn, before):
         return None
-    (x,), axis, size = before.inputs, eqn.params["axis"], eqn.params["size"]
-    shape = atom_type(x).shape
-    x = program.add(reshape_p, [x], {"shape": (*shape[:axis], 1, *shape[axis:])})
-    x = program.add(broadcast_to_p, [x], {"shape": (*shape[:axis], size, *shape[axis:])})
-    return _as_result_of(program, eqn, x)
-
-
-def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
-    """Type an invariant value as the gathered result that it replaces."""
+    (x,), shape = before.inputs, eqn.outputs[0].type.shape
     if eqn.primitive is all_gather_invariant_p:
-        return _reshaped(program, a, eqn)
-    shape = eqn.outputs[0].type.shape
-    if atom_type(a).shape != shape:
-        a = program.add(reshape_p, [a], {"shape": shape})
-    return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
+        return _reshaped(program, x, eqn)
+    if atom_type(x).shape != shape:
+        x = program.add(reshape_p, [x], {"shape": shape})
+    return Equation(pbroadcast_p, [x], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
 
 
 # ---------------------------------------------------------------- variadic psums
@@ -136,7 +120,7 @@ def _split_variadic(eqn: Equation) -> list[Equation]:
     return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
 
 
-def fuse_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
+def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Fuse independent psums over the same axes and of one dtype, by bucket.
 
     Buckets are filled in tape order, the order in which operands become ready. A bucket's call takes the place of its
@@ -144,26 +128,10 @@ def fuse_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> 
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
-    if scope is not None and 1 in scope.axes.values():
-        tape = with_equations(tape, [part for eqn in tape.equations for part in _without_trivial_axes(eqn, scope)])
     buckets = Groups(tape, _summed_alike, _size, settings["bucket_bytes"])
     if all(len(members) == 1 for members in buckets.members):
         return tape
     return with_equations(tape, [_variadic_psum(part) for part in buckets.in_order()])
-
-
-def _without_trivial_axes(eqn: Equation, scope: Scope) -> list[Equation]:
-    """Split a psum into one over axes of several ranks and a free one over size 1."""
-    alone = tuple(a for a in eqn.params["axes"] if scope.axes[a] == 1) if eqn.primitive is psum_p else ()
-    rest = tuple(a for a in eqn.params["axes"] if a not in alone) if alone else ()
-    if not rest:
-        return [eqn]
-    (x,), t = eqn.inputs, atom_type(eqn.inputs[0])
-    between = Var(t.update(variance=t.variance.difference(rest)))
-    return [
-        Equation(psum_p, [x], {**eqn.params, "axes": rest}, [between], eqn.source),
-        Equation(psum_p, [between], {**eqn.params, "axes": alone, "size": 1}, eqn.outputs, eqn.source),
-    ]
 
 
 def _over(eqn: Equation) -> Any:
