@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import higher_order as control
+from minidiff.compiler.buffers import copy_p, with_results_copied
 from minidiff.core import (
     EVALUATE,
     Primitive,
@@ -43,7 +43,7 @@ from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.inlined import Call
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location
-from minidiff.ops import elementwise, rearranging, reduction, shape
+from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
@@ -121,7 +121,7 @@ def optimize(
         last=kept(p for layer in layers for p in layer.last),
         settings={**settings_of_passes(), **settings},
     )
-    return _with_results_copied(_optimized(tape, scope, passes))
+    return with_results_copied(_optimized(tape, scope, passes))
 
 
 def _optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
@@ -210,82 +210,7 @@ def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
     return out
 
 
-# ---------------------------------------------------------------- memory
-
-copy_p = elementwise.copy.primitive
-
-
-#: Operations whose results are read-only views in NumPy.
-READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
-
-
-def sharing(tape: Tape) -> dict[Any, frozenset]:
-    """Alias analysis: for each name, the names whose memory it may share.
-
-    Read-only memory is represented by an id: that of a constant, or of the equation whose result is read-only.
-    """
-    roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
-    for eqn in tape.equations:
-        p, own = eqn.primitive, eqn.outputs[:1]
-        if not (p.shares_memory or p.is_higher_order):
-            roots.update((v, frozenset([v])) for v in eqn.outputs)
-            continue
-        if p.is_higher_order and _bodies_make_all(eqn):
-            roots.update((v, frozenset([v])) for v in eqn.outputs)
-            continue
-        reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
-        if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
-            reached |= {id(eqn)}
-        roots.update((v, reached) for v in eqn.outputs)
-    return roots
-
-
-def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether the bodies of an operation allocate each result separately."""
-    bodies = bodies_of(eqn)
-    may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # then it returns its operands
-    return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
-
-
-def _shared_results(tape: Tape) -> list[int]:
-    """Indices of results that may share memory with inputs, constants or others."""
-    roots, found = sharing(tape), []
-    cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
-    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
-    for k, a in enumerate(tape.outputs):
-        mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
-        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
-            found.append(k)
-        else:
-            taken.update(dict.fromkeys(mine, cut))
-    return found
-
-
-def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
-    """Whether an equation splits its operands into results without shared memory."""
-    if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
-        return False
-    operands = [roots_of(a, roots) for a in eqn.inputs]
-    return sum(map(len, operands)) == len(frozenset().union(*operands))
-
-
-def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
-    """The memory that an atom may share."""
-    if isinstance(a, Var):
-        return roots[a]
-    return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
-
-
-def _with_results_copied(tape: Tape) -> Tape:
-    """Copy results that share memory with other values: see `aliasing`."""
-    equations, outputs = list(tape.equations), list(tape.outputs)
-    for k in _shared_results(tape):
-        copied = Var(atom_type(outputs[k]))
-        equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
-        outputs[k] = copied
-    out = Tape(tape.inputs, equations, outputs)
-    out.linear = tape.linear
-    return out
+# ---------------------------------------------------------------- applying rules
 
 
 class Program:
