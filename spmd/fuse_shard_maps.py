@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collectives.ops import psum_p, untyped_psum_p
-from minidiff.compiler.fusion import Groups
+from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Passes
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, with_equations
 from spmd.agreement import fused_call
@@ -49,10 +49,10 @@ def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
     """
     if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
         return tape
-    groups = Groups(tape, _alike, inside=_stays)
-    if all(len(members) == 1 for members in groups.members):
+    groups = list(in_groups(tape, _alike, inside=_stays))
+    if len(groups) == len(tape.equations):
         return tape
-    return with_equations(tape, [_fused(part) if len(part) > 1 else part[0] for part in groups.in_order()])
+    return with_equations(tape, [_fused(group) if len(group) > 1 else group[0] for group in groups])
 
 
 def _alike(eqn: Equation) -> Any:

@@ -388,8 +388,6 @@ def test_buckets(size, expected):
     tape = spmd.rewritten(f, **options)(x)
     tape.check()
     assert fused(tape) == expected  # of 32 bytes each
-    names = [eqn.primitive.name for eqn in equations(tape)]
-    assert names.index("psum") == names.index("shard_map") + 2 * expected[0]  # it does not wait for the others
     MESH.reset_calls()
     assert_trees_close(md.jit(f, **options)(x), f(x))
 

@@ -27,7 +27,7 @@ from collectives.ops import (
     untyped_psum_p,
 )
 from collectives.primitives import grouped, variadic
-from minidiff.compiler.fusion import Groups
+from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Program
 from minidiff.core import Scope
 from minidiff.location import joined, parted
@@ -123,15 +123,15 @@ def _split_variadic(eqn: Equation) -> list[Equation]:
 def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Fuse independent psums over the same axes and of one dtype, by bucket.
 
-    Buckets are filled in tape order, the order in which operands become ready. A bucket's call takes the place of its
-    last psum, so uses of its results move after that.
+    Buckets are filled in tape order, the order in which operands become ready. What does not wait for a bucket's call
+    moves before it.
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
-    buckets = Groups(tape, _summed_alike, _size, settings["bucket_bytes"])
-    if all(len(members) == 1 for members in buckets.members):
+    buckets = list(in_groups(tape, _summed_alike, _size, settings["bucket_bytes"]))
+    if len(buckets) == len(tape.equations):
         return tape
-    return with_equations(tape, [_variadic_psum(part) for part in buckets.in_order()])
+    return with_equations(tape, [_variadic_psum(bucket) for bucket in buckets])
 
 
 def _over(eqn: Equation) -> Any:
