@@ -13,8 +13,7 @@ import numpy
 
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import index, run_lowered, run_lowered_variadic
-from collectives.primitives import Variadic
+from collectives.passes.overlap import index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core import (
@@ -221,16 +220,14 @@ class SPMD(Interpreter):
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
-        if isinstance(primitive, Variadic):
-            if recorded:
-                found = run_lowered_variadic(primitive.each, operands, ranks, params)
-            else:
-                found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
-            return [RankTracer(self, *x) for x in found]
-        ((x, held),) = operands
         if recorded:
-            return RankTracer(self, *run_lowered(primitive, x, held, ranks, params))
-        return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
+            found = run_lowered(primitive, operands, ranks, params)
+        elif primitive.multiple_results:
+            found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
+        else:
+            found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
+        results = [RankTracer(self, *x) for x in found]
+        return results if primitive.multiple_results else results[0]
 
     def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
         """The spec that operands share, if an elementwise operation can run on blocks.

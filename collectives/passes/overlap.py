@@ -24,72 +24,58 @@ from minidiff.core import Primitive, ShapedArray
 from minidiff.tape import Equation, Tape, Var, atom_type, with_equations
 
 
-class LoweredCollective(Primitive):
-    """A collective on a backend's data.
+class Lowered(Primitive):
+    """A collective, of one value or several, on a backend's data.
 
-    Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes the data varies along.
+    Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes each operand varies along.
     """
 
     shares_memory = True  # over an axis of size 1 the result may be the operand
 
     def __init__(self, collective: Collective):
-        super().__init__(collective.name, _run)
+        super().__init__(collective.name, _run_several if collective.multiple_results else _run)
+        self.multiple_results = collective.multiple_results
         self.communicates = collective.communicates
 
     def sends(self, params):
         return params["collective"].sends(params["params"])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        return [_result_type(types[0], **params)]
+        ranks, rest = params["ranks"], (params["collective"], params["params"])
+        return [_result_type(x, held, ranks, *rest) for x, held in zip(types, params["held"])]
 
     def show_params(self, params: dict) -> str:
         return params["collective"].show_params(params["params"])
 
 
-def _result_type(x: ShapedArray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> ShapedArray:
+def _result_type(x: ShapedArray, held: Axes, ranks: Backend, collective: Collective, params: dict) -> ShapedArray:
     block = ShapedArray(ranks.block_shape(x, held), x.dtype)
     shape, dtype = collective.shape_rule(block, **params)
     return ShapedArray(ranks.data_shape(shape, held_after(collective, params, ranks, held)), dtype)
 
 
-def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
-    return ranks.collective(collective.name, x, held, collective.sends(params), params)[0]
+def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> numpy.ndarray:
+    return ranks.collective(collective.name, x, held[0], collective.sends(params), params)[0]
 
 
-class LoweredVariadic(LoweredCollective):
-    """`LoweredCollective` on several values: `held` has the axes of each."""
-
-    multiple_results = True
-
-    def __init__(self, collective: Collective):
-        super().__init__(collective)
-        self.impl = self.run = _run_variadic
-
-    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
-
-
-def _run_variadic(
+def _run_several(
     *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]
 ) -> list:
     found = ranks.variadic(collective.name, list(zip(xs, held)), collective.sends(params), params)
     return [out for out, _ in found]
 
 
-class Start(LoweredVariadic):
+class Start(Lowered):
     """Start a collective; `Wait` takes its result, which stands for data in flight.
 
     It shares memory with its operands, so that nothing writes into them before the collective completes. On simulated
     ranks it completes at once: `over`.
     """
 
-    multiple_results = False
-
     def __init__(self, collective: Collective, over: bool):
         super().__init__(collective)
-        self.shares_memory = not over
-        self.name, self.impl = f"{collective.name}_start", _run_start
-        self.run = self.impl
+        self.name, self.multiple_results, self.shares_memory = f"{collective.name}_start", False, not over
+        self.impl = self.run = _run_start
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
@@ -125,7 +111,7 @@ def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> lis
 
 def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
     """The axes a collective's result varies along, without those made invariant."""
-    if collective.gives == INVARIANT or collective is untyped_psum_p:
+    if collective.gives == INVARIANT or (collective.each or collective) is untyped_psum_p:
         return tuple(a for a in held if a not in params["axes"])
     return ranks.ordered({*held, *params["axes"]})
 
@@ -137,25 +123,20 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-lowered_p, lowered_variadic_p, start_p, wait_p = map(functools.cache, (LoweredCollective, LoweredVariadic, Start, Wait))
+lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
 
-def run_lowered(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
-    """Bind a lowered collective: the result, and the axes it varies along."""
-    out = lowered_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
-    return out, held_after(collective, params, ranks, held)
-
-
-def run_lowered_variadic(
+def run_lowered(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
-    """Bind a lowered variadic collective: the results, each with its axes."""
+    """Bind a lowered collective: the results, each with the axes it varies along."""
     helds = tuple(held for _, held in operands)
-    outs = lowered_variadic_p(collective).bind(
+    found = lowered_p(collective).bind(
         *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
     )
+    outs = found if collective.multiple_results else [found]
     return [(out, held_after(collective, params, ranks, held)) for out, held in zip(outs, helds)]
 
 
@@ -183,7 +164,10 @@ def overlap_communication(tape: Tape, *_: Any) -> Tape:
 
 def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
-    return isinstance(primitive, LoweredCollective) and params["collective"] in OVERLAPPED and primitive.sends(params)
+    if not isinstance(primitive, Lowered):
+        return False
+    collective = params["collective"].each or params["collective"]
+    return collective in OVERLAPPED and primitive.sends(params)
 
 
 class _Overlapped:
@@ -224,10 +208,9 @@ class _Overlapped:
 
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
-        params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
-        primitive = start_p(params["collective"], params["ranks"].at_once)
-        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
-        start = Equation(primitive, eqn.inputs, params, (Var(type),), eqn.source)
+        primitive = start_p(eqn.params["collective"], eqn.params["ranks"].at_once)
+        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], eqn.params)
+        start = Equation(primitive, eqn.inputs, eqn.params, (Var(type),), eqn.source)
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
@@ -243,14 +226,7 @@ class _Overlapped:
         if self.equations[-1] is start:
             self.equations[-1] = eqn
         else:
-            types = tuple(v.type for v in eqn.outputs)
-            self.equations.append(
-                Equation(
-                    wait_p(eqn.params["collective"]),
-                    start.outputs,
-                    {"ranks": eqn.params["ranks"], "types": types},
-                    eqn.outputs,
-                    eqn.source,
-                )
-            )
+            wait = wait_p(eqn.params["collective"])
+            params = {"ranks": eqn.params["ranks"], "types": tuple(v.type for v in eqn.outputs)}
+            self.equations.append(Equation(wait, start.outputs, params, eqn.outputs, eqn.source))
         self._make_available(eqn.outputs)
