@@ -11,10 +11,11 @@ from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.passes.simplify_collectives import SETTINGS
 from collectives.primitives import variadic
 from minidiff import reverse
+from minidiff.compiler.fusion import filled
 from minidiff.core import Value, current_scope
 from minidiff.location import joined, transposes
 from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape, Var
+from minidiff.tape import Equation, Tape, Var, atom_type
 
 
 @transposes
@@ -61,20 +62,20 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
 
     The last pbroadcasts come first, as in the backward pass.
     """
-    buckets: list[list[tuple[Equation, Value]]] = []
-    filling: dict[Any, list[tuple[Equation, Value]]] = {}
-    room: dict[Any, int] = defaultdict(int)
+    alike: dict[Any, list] = defaultdict(list)
     for pbroadcast, ct in reversed(terms):
-        if ct is None:
-            continue
-        (v,) = pbroadcast.inputs
-        key = pbroadcast.params["axes"], v.type.dtype
-        if key not in filling or v.type.nbytes > room[key]:
-            filling[key], room[key] = [], SETTINGS["bucket_bytes"]
-            buckets.append(filling[key])
-        filling[key].append((pbroadcast, ct))
-        room[key] -= v.type.nbytes
+        if ct is not None:
+            alike[pbroadcast.params["axes"], atom_type(pbroadcast.inputs[0]).dtype].append((pbroadcast, ct))
+    buckets = []
+    for rest in alike.values():
+        while rest:
+            bucket, rest = filled(rest, _size, SETTINGS["bucket_bytes"])
+            buckets.append(bucket)
     return buckets
+
+
+def _size(term: tuple[Equation, Value]) -> int:
+    return atom_type(term[0].inputs[0]).nbytes
 
 
 def _psums(terms: Sequence[Value], params: dict) -> list[Value]:

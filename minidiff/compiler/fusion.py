@@ -51,7 +51,7 @@ def in_groups(
             group = [tape.equations[heapq.heappop(others)]]
         else:
             chosen = min(ready, key=lambda k: (waiting[k], place[ready[k][0]]))
-            group, rest = _filled(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
+            group, rest = filled(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
             if rest:
                 ready[chosen] = rest
             for made in group:  # which grows
@@ -84,7 +84,7 @@ def _dependencies(tape: Tape) -> tuple[dict[Equation, set[Equation]], dict[Equat
     return missing, users
 
 
-def _filled(eqns: list[Equation], size: Callable[[Equation], int], limit: int) -> tuple[list[Equation], list[Equation]]:
+def filled(eqns: list[Equation], size: Callable[[Equation], int], limit: int) -> tuple[list[Equation], list[Equation]]:
     """The first of these equations, as many as fit into `limit` but at least one, and the rest."""
     total = size(eqns[0])
     for k, eqn in enumerate(eqns[1:], 1):
