@@ -91,8 +91,8 @@ class Collective(Linear):
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
     def check_fits(self, types, params, scope):
-        of_block = getattr(Simulated, f"_{self.name}")  # takes the backend, the data, the axes it varies along
-        check_call(of_block, 3, [name for name in params if name != "groups"])
+        of_block = getattr(Simulated, f"_{self.name}")  # takes the backend and the data
+        check_call(of_block, 2, [name for name in params if name not in ("axes", "groups")])
         for x in types:
             _check_on_ranks(self, x, params, scope)
 

@@ -22,6 +22,10 @@ Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split al
 GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 
 
+#: The collectives whose result is the same on all ranks along their axes.
+SAME_ON_ALL = frozenset({"psum", "pmax", "pmin", "all_gather_invariant", "broadcast"})
+
+
 class LauncherError(RuntimeError):
     """The launcher of this process belongs to another MPI: ranks cannot connect."""
 
@@ -55,6 +59,12 @@ class Backend(ABC):
     def ordered(self, axes: Iterable[str]) -> Axes:
         """The axes in mesh order, without duplicates."""
         return tuple(a for a in self.sizes if a in frozenset(axes))
+
+    def held_after(self, name: str, held: Axes, params: Mapping[str, Any]) -> Axes:
+        """The axes a collective's result varies along; groups of ranks may have different results."""
+        if name in SAME_ON_ALL and "groups" not in params:
+            return tuple(a for a in held if a not in params["axes"])
+        return self.ordered({*held, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""

@@ -19,7 +19,7 @@ import numpy
 
 from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
-from collectives.primitives import INVARIANT, Collective, grouped
+from collectives.primitives import Collective, grouped
 from minidiff.core import Primitive, ShapedArray
 from minidiff.tape import Equation, Tape, Var, atom_type, with_equations
 
@@ -51,7 +51,7 @@ class Lowered(Primitive):
 def _result_type(x: ShapedArray, held: Axes, ranks: Backend, collective: Collective, params: dict) -> ShapedArray:
     block = ShapedArray(ranks.block_shape(x, held), x.dtype)
     shape, dtype = collective.shape_rule(block, **params)
-    return ShapedArray(ranks.data_shape(shape, held_after(collective, params, ranks, held)), dtype)
+    return ShapedArray(ranks.data_shape(shape, ranks.held_after(collective.name, held, params)), dtype)
 
 
 def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> numpy.ndarray:
@@ -109,13 +109,6 @@ def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> lis
     return [out for out, _ in ranks.wait(started)]
 
 
-def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
-    """The axes a collective's result varies along, without those made invariant."""
-    if collective.gives == INVARIANT or (collective.each or collective) is untyped_psum_p:
-        return tuple(a for a in held if a not in params["axes"])
-    return ranks.ordered({*held, *params["axes"]})
-
-
 class Index(Primitive):
     """Each rank's index along some axes; no constant: all ranks share the program."""
 
@@ -137,7 +130,7 @@ def run_lowered(
         *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
     )
     outs = found if collective.multiple_results else [found]
-    return [(out, held_after(collective, params, ranks, held)) for out, held in zip(outs, helds)]
+    return [(out, ranks.held_after(collective.name, held, params)) for out, held in zip(outs, helds)]
 
 
 def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
