@@ -58,7 +58,8 @@ class Backend(ABC):
 
     def ordered(self, axes: Iterable[str]) -> Axes:
         """The axes in mesh order, without duplicates."""
-        return tuple(a for a in self.sizes if a in frozenset(axes))
+        wanted = frozenset(axes)
+        return tuple(a for a in self.sizes if a in wanted)
 
     def held_after(self, name: str, held: Axes, params: Mapping[str, Any]) -> Axes:
         """The axes a collective's result varies along; groups of ranks may have different results."""
