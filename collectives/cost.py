@@ -38,6 +38,8 @@ from dataclasses import astuple, dataclass
 from fractions import Fraction
 from typing import Any
 
+from collectives.ops import COLLECTIVES
+from collectives.rooted import ROOTED
 from minidiff.higher_order import rounds
 from minidiff.tape import Equation, Tape, Var, atom_type, bodies_of
 
@@ -184,23 +186,8 @@ ALGORITHMS: dict[str, Formulas] = {
     "point_to_point": _formulas("1", "K"),
 }
 
-#: The algorithm that prices each collective. (An MPI library chooses its own, by message size.)
-PRICED_AS: dict[str, str] = {
-    "psum": "ring_all_reduce",
-    "pmax": "ring_all_reduce",
-    "pmin": "ring_all_reduce",
-    "all_gather": "ring_all_gather",
-    "all_gather_invariant": "ring_all_gather",
-    "psum_scatter": "ring_reduce_scatter",
-    "all_to_all": "pairwise_all_to_all",
-    "ragged_all_to_all": "pairwise_all_to_all",
-    "ppermute": "point_to_point",
-    "broadcast": "binomial_tree_broadcast",
-    "broadcast_varying": "binomial_tree_broadcast",
-    "reduce": "binomial_tree_reduce",
-    "gather": "binomial_tree_gather",
-    "scatter": "binomial_tree_scatter",
-}
+#: The algorithm that prices each collective, as declared. (An MPI library chooses its own, by message size.)
+PRICED_AS: dict[str, str] = {p.name: p.cost for p in (*COLLECTIVES, *ROOTED) if p.cost is not None}
 
 #: Collectives whose result is the whole array: N times the size of a rank's operand.
 GATHERS = ("all_gather", "all_gather_invariant", "gather")

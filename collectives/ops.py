@@ -62,13 +62,10 @@ from collectives.primitives import (
     VARYING,
     AxisIndex,
     Collective,
-    batches,
     check_operand,
     gathered_shape,
     grouped,
-    same_shape,
     scattered_shape,
-    transposes_to,
 )
 from minidiff import tree
 from minidiff.core import (
@@ -107,56 +104,60 @@ def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
     return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
 
-psum_p = Collective("psum", VARYING, INVARIANT, True, same_shape, transposes_to(lambda: pbroadcast_p), batches())
-pbroadcast_p = Collective("pbroadcast", INVARIANT, VARYING, False, same_shape, transposes_to(lambda: psum_p), batches())
+psum_p = Collective("psum", takes=VARYING, gives=INVARIANT, transpose=lambda: pbroadcast_p, cost="ring_all_reduce")
+pbroadcast_p = Collective("pbroadcast", takes=INVARIANT, gives=VARYING, transpose=lambda: psum_p)
 all_gather_p = Collective(
-    "all_gather", VARYING, VARYING, True, gathered_shape, transposes_to(lambda: psum_scatter_p), batches("axis")
+    "all_gather",
+    takes=VARYING,
+    gives=VARYING,
+    shape=gathered_shape,
+    transpose=lambda: psum_scatter_p,
+    cost="ring_all_gather",
 )
 psum_scatter_p = Collective(
-    "psum_scatter", VARYING, VARYING, True, scattered_shape, transposes_to(lambda: all_gather_p), batches("axis")
+    "psum_scatter",
+    takes=VARYING,
+    gives=VARYING,
+    shape=scattered_shape,
+    transpose=lambda: all_gather_p,
+    cost="ring_reduce_scatter",
 )
 all_gather_invariant_p = Collective(
-    "all_gather_invariant", VARYING, INVARIANT, True, gathered_shape, transposes_to(lambda: pscatter_p), batches("axis")
+    "all_gather_invariant",
+    takes=VARYING,
+    gives=INVARIANT,
+    shape=gathered_shape,
+    transpose=lambda: pscatter_p,
+    cost="ring_all_gather",
 )
 pscatter_p = Collective(
-    "pscatter",
-    INVARIANT,
-    VARYING,
-    False,
-    scattered_shape,
-    transposes_to(lambda: all_gather_invariant_p),
-    batches("axis"),
+    "pscatter", takes=INVARIANT, gives=VARYING, shape=scattered_shape, transpose=lambda: all_gather_invariant_p
 )
 all_to_all_p = Collective(
     "all_to_all",
-    VARYING,
-    VARYING,
-    True,
-    _all_to_all_shape,
-    transposes_to(
-        lambda: all_to_all_p,
-        split_axis=lambda params: params["concat_axis"],
-        concat_axis=lambda params: params["split_axis"],
-    ),
-    batches("split_axis", "concat_axis"),
+    takes=VARYING,
+    gives=VARYING,
+    shape=_all_to_all_shape,
+    transpose=lambda: all_to_all_p,
+    transpose_params=lambda split_axis, concat_axis, **_: {"split_axis": concat_axis, "concat_axis": split_axis},
+    cost="pairwise_all_to_all",
 )
 ragged_all_to_all_p = Collective(
     "ragged_all_to_all",
-    VARYING,
-    VARYING,
-    True,
-    _ragged_shape,
-    transposes_to(lambda: ragged_all_to_all_p, splits=lambda params: tuple(zip(*params["splits"]))),
-    batches("axis"),
+    takes=VARYING,
+    gives=VARYING,
+    shape=_ragged_shape,
+    transpose=lambda: ragged_all_to_all_p,
+    transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
+    cost="pairwise_all_to_all",
 )
 ppermute_p = Collective(
     "ppermute",
-    VARYING,
-    VARYING,
-    True,
-    same_shape,
-    transposes_to(lambda: ppermute_p, perm=lambda params: tuple((d, s) for s, d in params["perm"])),
-    batches(),
+    takes=VARYING,
+    gives=VARYING,
+    transpose=lambda: ppermute_p,
+    transpose_params=lambda perm, **_: {"perm": tuple((d, s) for s, d in perm)},
+    cost="point_to_point",
 )
 
 pbroadcast_p.is_view = True
@@ -164,15 +165,14 @@ pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
 untyped_psum_p = Collective(
-    "psum", VARYING, VARYING, True, same_shape, transposes_to(lambda: untyped_psum_p), batches()
+    "psum", takes=VARYING, gives=VARYING, transpose=lambda: untyped_psum_p, cost="ring_all_reduce"
 )
 
 
 class Extremum(Collective):
     """`pmax` and `pmin`: ranks that attain the extremum share the derivative equally."""
 
-    def __init__(self, name: str, gives: str = INVARIANT):
-        super().__init__(name, VARYING, gives, True, same_shape, None, batches())
+    transpose = Primitive.transpose
 
     def jvp(self, primals, tangents, params):
         (x,), (t,) = primals, tangents
@@ -180,22 +180,19 @@ class Extremum(Collective):
         attained = elementwise.convert(elementwise.equal(x, out), typeof(t).dtype)
         return out, _sum_likewise(elementwise.multiply(attained, t), params) / _sum_likewise(attained, params)
 
-    transpose = Primitive.transpose
-
-    def in_groups(self) -> Extremum:
-        return Extremum(self.name, VARYING)
-
 
 def _sum_likewise(x: Value, params: dict) -> Value:
     """Sum `x` over the axes and groups of a collective with these parameters."""
     return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
-pmax_p = Extremum("pmax")
-pmin_p = Extremum("pmin")
-
-
+pmax_p = Extremum("pmax", takes=VARYING, gives=INVARIANT, cost="ring_all_reduce")
+pmin_p = Extremum("pmin", takes=VARYING, gives=INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
+
+#: The collectives of this table, those with a root left out.
+COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, psum_scatter_p, all_to_all_p,
+               ragged_all_to_all_p, ppermute_p, pbroadcast_p, pscatter_p)  # fmt: skip
 
 
 # ---------------------------------------------------------------- inserting pbroadcasts

@@ -1,8 +1,8 @@
 """The rules shared by all collectives, which `ops.py` and `rooted.py` declare.
 
-A collective's declaration says whether its operand varies along its axes and whether its result does, whether it
-communicates, its shape rule, and its transpose, which is another collective. From these follow its typing, its
-batching, and how it runs along a `vmap` axis, in groups of ranks, or on several values in one call.
+A collective's declaration is a row of a table: whether its operand varies along its axes and whether its result does,
+its shape rule, its transpose, which is another collective, and the algorithm that prices it. From these follow its
+typing, its batching, and how it runs along a `vmap` axis, in groups of ranks, or on several values in one call.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from minidiff.tape import Equation
 from minidiff.typecheck import check_call
 from minidiff.vmap import Batch, BatchTracer
 
+_ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 VARYING = "varying"
 INVARIANT = "invariant"
 
@@ -38,17 +39,42 @@ class Collective(Linear):
     """An operation across ranks, of varying or invariant operands and results.
 
     Its parameters include `axes`, in the order in which ranks are counted, and `size`, the number of ranks along
-    them. The backend of the mesh finds the implementation by the collective's name.
+    them. The backend of the mesh runs it by the method of its name.
+
+    The operand `takes`, and the result `gives`, VARYING or INVARIANT. `shape(x, **params)` returns the result's shape
+    and dtype. `transpose()` is the collective that it transposes to, over the same axes and groups, with the parameters
+    that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in `collectives.cost`; without
+    one it does not communicate. Batching moves the array axes among the parameters by one.
     """
 
     operands_agree = False
     on_ranks = True
 
-    def __init__(self, name, takes, gives, communicates, shape_rule, transpose_rule, batch_rule):
-        super().__init__(name, functools.partial(_unbound, name), shape_rule, transpose_rule, batch_rule)
+    def __init__(
+        self,
+        name: str,
+        *,
+        takes: str,
+        gives: str,
+        shape: Callable | None = None,
+        transpose: Callable[[], Collective] | None = None,
+        transpose_params: Callable[..., dict] = lambda **params: {},
+        cost: str | None = None,
+    ):
+        super().__init__(name, functools.partial(_unbound, name), shape or same_shape, self._transposed, self._batched)
         self.takes = takes
         self.gives = gives
-        self.communicates = communicates
+        self.transposes_to = transpose
+        self.transpose_params = transpose_params
+        self.cost = cost
+        self.communicates = cost is not None
+
+    def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
+        to = grouped(self.transposes_to()) if "groups" in params else self.transposes_to()
+        return [to.bind(ct, **{**params, **self.transpose_params(**params)})]
+
+    def _batched(self, _: Primitive, args: Sequence[Value], batched: Sequence[bool], **params: Any) -> Value:
+        return self.bind(*args, **{k: v + 1 if k in _ARRAY_AXES else v for k, v in params.items()})
 
     def typecheck(self, types, params):
         (x,) = types
@@ -56,8 +82,8 @@ class Collective(Linear):
         return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
 
     def check_fits(self, types, params, scope):
-        of_block = getattr(Simulated, f"_{self.name}")  # takes the backend, the data, the axes it varies along
-        check_call(of_block, 3, [name for name in params if name != "groups"])
+        of_block = getattr(Simulated, f"_{self.name}")  # takes the backend and the data
+        check_call(of_block, 2, [name for name in params if name not in ("axes", "groups")])
         for x in types:
             _check_on_ranks(self, x, params, scope)
 
@@ -72,8 +98,14 @@ class Collective(Linear):
 
     def in_groups(self) -> Collective:
         """This collective within groups of the ranks along its axes."""
-        return Collective(
-            self.name, VARYING, VARYING, self.communicates, self.shape_rule, self.transpose_rule, self.batch_rule
+        return type(self)(
+            self.name,
+            takes=VARYING,
+            gives=VARYING,
+            shape=self.shape_rule,
+            transpose=self.transposes_to,
+            transpose_params=self.transpose_params,
+            cost=self.cost,
         )
 
     def apply_checked(self, interpreter, args, params):
@@ -175,7 +207,7 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
     if "perm" in params:
         check_perm(of.name, params["perm"], axes, size)
     new = of.shape_rule is gathered_shape and not params["tiled"]
-    for name in ("axis", "split_axis", "concat_axis"):
+    for name in _ARRAY_AXES:
         if name in params and not 0 <= params[name] < x.ndim + new:
             raise ValueError(f"{x} has no axis {params[name]}")
     if "splits" in params:
@@ -212,32 +244,6 @@ def scattered_shape(
     return (*x.shape[:axis], *x.shape[axis + 1 :]), x.dtype
 
 
-def batches(*array_axes: str) -> Callable:
-    """The batching rule: bind the same collective, `array_axes` moved by one.
-
-    The batch axis is in front.
-    """
-
-    def rule(primitive, args, batched, **params):
-        return primitive.bind(*args, **{k: v + 1 if k in array_axes else v for k, v in params.items()})
-
-    return rule
-
-
-def transposes_to(find: Callable[[], Primitive], **changes: Callable) -> Callable:
-    """Transpose to another collective over the same axes and groups.
-
-    `changes` recompute parameters.
-    """
-
-    def rule(ct, operands, **params):
-        new = {name: change(params) for name, change in changes.items()}
-        transposed = grouped(find()) if "groups" in params else find()
-        return [transposed.bind(ct, **{**params, **new})]
-
-    return rule
-
-
 # ---------------------------------------------------------------- groups, several values, axis_index
 
 
@@ -260,7 +266,7 @@ class Variadic(Collective):
     multiple_results = True
 
     def __init__(self, of: Collective):
-        super().__init__(of.name, of.takes, of.gives, of.communicates, None, None, None)
+        super().__init__(of.name, takes=of.takes, gives=of.gives, cost=of.cost)
         self.each = of
 
     def typecheck(self, types, params):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from collectives.ops import insert_pbroadcast
+from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff import core
 from minidiff.core import Value
@@ -16,6 +17,7 @@ class Ranks(core.Ranks):
     """Axes whose ranks communicate."""
 
     folders = (os.path.dirname(__file__),)
+    passes = (PASSES,)
 
     def insert_pbroadcast(self, x: Value, axes: frozenset) -> Value:
         return insert_pbroadcast(x, axes)

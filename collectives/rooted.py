@@ -19,7 +19,7 @@ so is its cotangent; the root already has that cotangent, and the backward pass 
 `broadcast` with a `pbroadcast` fused into it. A `gather` with an invariant result would be `all_gather_invariant`; a
 `scatter` of an invariant operand is `pscatter`.
 
-All take a `root`, an index along the axes as `axis_index` counts them. Along an axis where the operand is invariant no
+All take a `root`, an index along the axes as `axis_index` counts them. If the operand is invariant along them all, no
 communication is needed: a broadcast is the identity, a sum is a product, a scatter takes local slices. In a `shard_map`
 with `check_rep=False` values are untyped: `broadcast` is then `broadcast_varying`.
 
@@ -30,14 +30,11 @@ Sources: the MPI standard, chapter "Collective Communication"; types and transpo
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 
 from collectives.axes import AxisName, CollectiveAxes, check_rank, single_axes
-from collectives.backends.base import coordinates_of, index_along
 from collectives.ops import (
     array_of,
     axis_index,
@@ -55,11 +52,8 @@ from collectives.primitives import (
     INVARIANT,
     VARYING,
     Collective,
-    batches,
     gathered_shape,
-    same_shape,
     scattered_shape,
-    transposes_to,
 )
 from minidiff.core import Value, typeof
 from minidiff.ops.elementwise import where
@@ -67,67 +61,42 @@ from minidiff.ops.shape import concatenate, stack
 
 # ---------------------------------------------------------------- the table
 
-broadcast_p = Collective("broadcast", VARYING, INVARIANT, True, same_shape, transposes_to(lambda: at_root_p), batches())
-at_root_p = Collective("at_root", INVARIANT, VARYING, False, same_shape, transposes_to(lambda: broadcast_p), batches())
+broadcast_p = Collective(
+    "broadcast", takes=VARYING, gives=INVARIANT, transpose=lambda: at_root_p, cost="binomial_tree_broadcast"
+)
+at_root_p = Collective("at_root", takes=INVARIANT, gives=VARYING, transpose=lambda: broadcast_p)
 broadcast_varying_p = Collective(
-    "broadcast_varying", VARYING, VARYING, True, same_shape, transposes_to(lambda: reduce_p), batches()
+    "broadcast_varying", takes=VARYING, gives=VARYING, transpose=lambda: reduce_p, cost="binomial_tree_broadcast"
 )
 reduce_p = Collective(
-    "reduce", VARYING, VARYING, True, same_shape, transposes_to(lambda: broadcast_varying_p), batches()
+    "reduce", takes=VARYING, gives=VARYING, transpose=lambda: broadcast_varying_p, cost="binomial_tree_reduce"
 )
 gather_p = Collective(
-    "gather", VARYING, VARYING, True, gathered_shape, transposes_to(lambda: scatter_p), batches("axis")
+    "gather",
+    takes=VARYING,
+    gives=VARYING,
+    shape=gathered_shape,
+    transpose=lambda: scatter_p,
+    cost="binomial_tree_gather",
 )
 scatter_p = Collective(
-    "scatter", VARYING, VARYING, True, scattered_shape, transposes_to(lambda: gather_p), batches("axis")
+    "scatter",
+    takes=VARYING,
+    gives=VARYING,
+    shape=scattered_shape,
+    transpose=lambda: gather_p,
+    cost="binomial_tree_scatter",
 )
+
+#: The collectives of this table.
+ROOTED = (broadcast_p, broadcast_varying_p, reduce_p, gather_p, scatter_p, at_root_p)
 
 # ---------------------------------------------------------------- the root
 
 
-class Rooted(NamedTuple):
-    """Axes of one operation, the root's index there, and whether the operand varies."""
-
-    run: CollectiveAxes
-    root: int
-    varies: bool
-
-
-def _rooted(name: str, axis_name: AxisName, root: int) -> Rooted:
+def _rooted(name: str, axis_name: AxisName, root: int) -> tuple[CollectiveAxes, int]:
     run = single_axes(name, axis_name)
-    return Rooted(run, check_rank(name, "the root", root, axis_name, run.size), True)
-
-
-def _steps(x: Value, whole: Rooted) -> Iterator[Rooted]:
-    """Split the axes into runs along which `x` varies and runs where it does not.
-
-    The operation is applied over each run, in this order.
-    """
-    run = whole.run
-    sizes = {a: run.scope.axes[a] for a in run.axes}
-    root = coordinates_of(whole.root, sizes)
-    varying = varying_axes(x, run)
-    for varies, axes in itertools.groupby(run.axes, key=lambda a: a in varying):
-        part = run._replace(axes=tuple(axes))
-        yield Rooted(part, index_along(part.axes, root, sizes), varies)
-
-
-def _in_runs(
-    primitive: Collective, runs: Callable, local: Callable, x: Value, whole: Rooted, axis: int, tiled: bool
-) -> Value:
-    """Gather or scatter over several runs by `runs`: `join_runs` or `split_runs`.
-
-    Along axes where `x` varies it binds `primitive`; along the others it calls `local`, which does not communicate.
-    """
-    steps = {rooted.run: rooted for rooted in _steps(x, whole)}
-
-    def step(x, run, axis, tiled):
-        _, root, varies = steps[run]
-        if varies:
-            return bind_over(primitive, x, run, root=root, axis=axis, tiled=tiled)
-        return local(x, run, root, axis, tiled)
-
-    return runs(primitive.name, step, x, list(steps), axis, tiled)
+    return run, check_rank(name, "the root", root, axis_name, run.size)
 
 
 # ---------------------------------------------------------------- public functions
@@ -144,14 +113,12 @@ def broadcast(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
     array([4, 1])
     """
-    whole = _rooted("broadcast", axis_name, root)
-    primitive = broadcast_p if whole.run.scope.typed else broadcast_varying_p
+    run, root = _rooted("broadcast", axis_name, root)
+    primitive = broadcast_p if run.scope.typed else broadcast_varying_p
 
     def sent(x):
         x = array_of(x)
-        for run, at, varies in _steps(x, whole):
-            x = bind_over(primitive, x, run, root=at) if varies else x
-        return x
+        return bind_over(primitive, varying_over(x, run), run, root=root) if varying_axes(x, run) else x
 
     return each_leaf(sent, x)
 
@@ -166,13 +133,12 @@ def broadcast_varying(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1, 4, 1], P('i'))
     """
-    whole = _rooted("broadcast_varying", axis_name, root)
+    run, root = _rooted("broadcast_varying", axis_name, root)
 
     def sent(x):
         x = array_of(x)
-        for run, at, varies in _steps(x, whole):
-            x = bind_over(broadcast_varying_p, x, run, root=at) if varies else varying_over(x, run)
-        return x
+        varying = varying_over(x, run)
+        return bind_over(broadcast_varying_p, varying, run, root=root) if varying_axes(x, run) else varying
 
     return each_leaf(sent, x)
 
@@ -186,7 +152,7 @@ def at_root(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
     ShardedArray([0, 0, 3, 1], P('i'))
     """
-    run, root, _ = _rooted("at_root", axis_name, root)
+    run, root = _rooted("at_root", axis_name, root)
     return each_leaf(lambda leaf: _at_root(array_of(leaf), run, root), x)
 
 
@@ -207,13 +173,13 @@ def reduce(x: Any, axis_name: AxisName, root: int = 0) -> Any:
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([0, 0, 7, 2], P('i'))
     """
-    whole = _rooted("reduce", axis_name, root)
+    run, root = _rooted("reduce", axis_name, root)
 
     def reduced(x):
         x = counted(array_of(x))
-        for run, at, varies in _steps(x, whole):
-            x = bind_over(reduce_p, x, run, root=at) if varies else _at_root(times(x, run.size), run, at)
-        return x
+        if varying_axes(x, run):
+            return bind_over(reduce_p, varying_over(x, run), run, root=root)
+        return _at_root(times(x, run.size), run, root)
 
     return each_leaf(reduced, x)
 
@@ -228,12 +194,14 @@ def gather(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: boo
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
     ShardedArray([0, 0, 3, 9], P('i'))
     """
-    whole = _rooted("gather", axis_name, root)
+    run, root = _rooted("gather", axis_name, root)
 
-    def copies(x, run, root, axis, tiled):
+    def gathered(x, run, axis, tiled):
+        if varying_axes(x, run):
+            return bind_over(gather_p, varying_over(x, run), run, root=root, axis=axis, tiled=tiled)
         return (concatenate if tiled else stack)([_at_root(x, run, root)] * run.size, axis)
 
-    return each_leaf(lambda x: _in_runs(gather_p, join_runs, copies, array_of(x), whole, axis, tiled), x)
+    return each_leaf(lambda x: join_runs("gather", gathered, x, [run], axis, tiled), x)
 
 
 def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
@@ -247,9 +215,11 @@ def scatter(x: Any, axis_name: AxisName, root: int = 0, axis: int = 0, tiled: bo
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
     ShardedArray([4, 1], P('i'))
     """
-    whole = _rooted("scatter", axis_name, root)
+    run, root = _rooted("scatter", axis_name, root)
 
-    def part(x, run, root, axis, tiled):
+    def part(x, run, axis, tiled):
+        if varying_axes(x, run):
+            return bind_over(scatter_p, varying_over(x, run), run, root=root, axis=axis, tiled=tiled)
         return local_slice(x, run, axis, tiled)
 
-    return each_leaf(lambda x: _in_runs(scatter_p, split_runs, part, array_of(x), whole, axis, tiled), x)
+    return each_leaf(lambda x: split_runs("scatter", part, x, [run], axis, tiled), x)

@@ -113,7 +113,6 @@ class Interpreter:
     name = "interpreter"
     origin: tuple[str, str] | None = None  # the transformation and the function that errors name
     ended = False  # whether the transformation is over, so that its tracers are invalid
-    backend: Any = None  # what runs its operations on ranks, in the body of a `shard_map` that runs
     keeps_sources = False  # whether operations recorded above it keep their source line
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):

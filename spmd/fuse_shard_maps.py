@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from collectives.ops import psum_p, untyped_psum_p
-from minidiff.compiler.fusion import Groups
-from minidiff.compiler.simplify import rewrites_tapes, with_equations
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+from minidiff.compiler.fusion import in_groups
+from minidiff.compiler.simplify import Passes
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, with_equations
 from spmd.agreement import fused_call
 from spmd.shard_map import shard_map_p
 
 
-@rewrites_tapes(first=True)
-def sum_inside(tape: Tape) -> Tape:
+def sum_inside(tape: Tape, *_: Any) -> Tape:
     """Turn partial sums, `out_specs=P(sum=...)`, into psums in the body.
 
     There they can be fused with others.
@@ -42,8 +41,7 @@ def _summed_inside(eqn: Equation) -> Equation:
     return Equation(shard_map_p, eqn.inputs, {**params, "out_specs": specs, "body": body}, eqn.outputs, eqn.source)
 
 
-@rewrites_tapes(first=True)
-def fuse_shard_maps(tape: Tape) -> Tape:
+def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
     """Fuse shard_maps over one mesh into one, if no operation is needed between them.
 
     A result that one returns with the spec with which the next takes it stays on its ranks. A loss and its gradient
@@ -51,10 +49,10 @@ def fuse_shard_maps(tape: Tape) -> Tape:
     """
     if [eqn.primitive for eqn in tape.equations].count(shard_map_p) < 2:
         return tape
-    groups = Groups(tape, _alike, inside=_stays)
-    if all(len(members) == 1 for members in groups.members):
+    groups = list(in_groups(tape, _alike, inside=_stays))
+    if len(groups) == len(tape.equations):
         return tape
-    return with_equations(tape, [_fused(part) if len(part) > 1 else part[0] for part in groups.in_order()])
+    return with_equations(tape, [_fused(group) if len(group) > 1 else group[0] for group in groups])
 
 
 def _alike(eqn: Equation) -> Any:
@@ -126,3 +124,7 @@ def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
         inputs = [names.get(a, a) if isinstance(a, Var) else a for a in eqn.inputs]
         yield Equation(eqn.primitive, inputs, eqn.params, outputs, eqn.source)
         names.update(zip(eqn.outputs, outputs))
+
+
+#: The passes over shard_maps, in the order in which they run.
+PASSES = Passes(first=(sum_inside, fuse_shard_maps))

@@ -11,11 +11,9 @@ from typing import Any
 
 import numpy
 
-import collectives.passes.simplify_collectives  # noqa: F401  (registers its rewrites with the compiler)
 from collectives.backends.base import Axes, Backend, place_of
 from collectives.ops import axis_index_p
-from collectives.passes.overlap import index, run_lowered, run_lowered_variadic
-from collectives.primitives import Variadic
+from collectives.passes.overlap import index, run_lowered
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core import (
@@ -177,15 +175,6 @@ class SPMD(Interpreter):
         self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
         self.scope.bottom = self
 
-    @property
-    def backend(self) -> Backend | None:
-        """The backend that runs operations immediately; None if they are recorded."""
-        return self.mesh.ranks if self.base is EVALUATE else None
-
-    def held(self, data: numpy.ndarray, held: Axes) -> RankTracer:
-        """Wrap the backend's data as a value of the body."""
-        return RankTracer(self, data, held)
-
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.is_higher_order:
@@ -231,16 +220,14 @@ class SPMD(Interpreter):
         if primitive is axis_index_p:
             axes = params["axes"]
             return RankTracer(self, *(index(axes, ranks) if recorded else ranks.axis_index(axes)))
-        if isinstance(primitive, Variadic):
-            if recorded:
-                found = run_lowered_variadic(primitive.each, operands, ranks, params)
-            else:
-                found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
-            return [RankTracer(self, *x) for x in found]
-        ((x, held),) = operands
         if recorded:
-            return RankTracer(self, *run_lowered(primitive, x, held, ranks, params))
-        return RankTracer(self, *ranks.collective(primitive.name, x, held, primitive.sends(params), params))
+            found = run_lowered(primitive, operands, ranks, params)
+        elif primitive.multiple_results:
+            found = ranks.variadic(primitive.name, operands, primitive.sends(params), params)
+        else:
+            found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
+        results = [RankTracer(self, *x) for x in found]
+        return results if primitive.multiple_results else results[0]
 
     def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
         """The spec that operands share, if an elementwise operation can run on blocks.

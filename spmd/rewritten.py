@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import spmd.fuse_shard_maps  # noqa: F401  (registers its rewrites)
 from minidiff.compiler.simplify import check_options, optimize
 from minidiff.staging import make_tape
 from minidiff.tape import Tape
@@ -26,8 +25,8 @@ def rewritten(f: Callable, without: Sequence[str] = (), **settings: Any) -> Call
     """A function that returns the tape that `jit` compiles for `f`.
 
     So `rewritten(f)(*args)` is a Tape. Rewrites named in `without` are skipped; `bucket_bytes` is the most that one
-    all-reduce sums (25 MB by default). All names are in `minidiff.compiler.simplify.REWRITES`, all settings in its
-    `SETTINGS`: an unknown rewrite raises ValueError, an unknown setting TypeError.
+    all-reduce sums (25 MB by default). `minidiff.compiler.simplify.rewrites()` has all names: an
+    unknown rewrite raises ValueError, an unknown setting TypeError.
 
     >>> import numpy as np
     >>> from collectives import psum

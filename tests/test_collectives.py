@@ -352,26 +352,26 @@ TYPES = [
     (
         "broadcast of a half invariant",
         lambda x, u, w: broadcast(u, ("i", "j"), 4),
-        ["broadcast j: f64[6]{j} -> f64[6]"],
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "broadcast i,j: f64[6]{i,j} -> f64[6]"],
     ),
     ("lifted: broadcast_varying", lambda x, u, w: broadcast_varying(w, "i"), ["pbroadcast i: f64[6] -> f64[6]{i}"]),
     ("reduce of an invariant", lambda x, u, w: reduce(w, "i"), ["at_root i: f64[6] -> f64[6]{i}"]),
     (
         "reduce of a half invariant",
         lambda x, u, w: reduce(u, ("i", "j"), 4),
-        ["at_root i: f64[6]{j} -> f64[6]{i,j}", "reduce j: f64[6]{i,j} -> f64[6]{i,j}"],
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "reduce i,j: f64[6]{i,j} -> f64[6]{i,j}"],
     ),
     ("gather of an invariant", lambda x, u, w: gather(w, "i", 1), ["at_root i: f64[6] -> f64[6]{i}"]),
     (
         "gather of a half invariant",
         lambda x, u, w: gather(u, ("i", "j"), 1),
-        ["gather j: f64[1,6]{j} -> f64[3,6]{j}", "at_root i: f64[3,6]{j} -> f64[3,6]{i,j}"],
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "gather i,j: f64[6]{i,j} -> f64[6,6]{i,j}"],
     ),
     ("scatter of an invariant", lambda x, u, w: scatter(w, ("i", "j")), ["pscatter i,j: f64[6] -> f64[]{i,j}"]),
     (
         "scatter of a half invariant",
         lambda x, u, w: scatter(u, ("i", "j"), 3),
-        ["pscatter i: f64[6]{j} -> f64[3]{i,j}", "scatter j: f64[3]{i,j} -> f64[1]{i,j}"],
+        ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "scatter i,j: f64[6]{i,j} -> f64[]{i,j}"],
     ),
     ("psum in groups of an invariant", lambda x, u, w: psum(w, ("i", "j"), axis_index_groups=PAIRS), []),
     (

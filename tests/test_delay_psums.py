@@ -10,7 +10,7 @@ from collectives import at_root, axis_index, ppermute, pscatter, psum
 from spmd import P
 from tests.test_rewrites import ALONE, IJ, check_derivatives, communicating, data, mapped
 
-BIG = np.random.default_rng(0).normal(size=(100, 100))  # no short message
+BIG = np.random.default_rng(0).normal(size=(100, 100))
 
 
 def both(x):
@@ -36,10 +36,10 @@ PSUMS = {
         1,
     ),
     "multiplied by what all ranks have": (lambda x: psum(x, "i") * axis_index("j") - psum(x * x, "i").T.T, 1),
-    "chosen": (lambda x: np.where(BIG[:4, :3] > 0, psum(x, "i"), psum(-x, "i")), 1),
-    "sent along other axes": (lambda x: ppermute(psum(x, "i"), "j", [(0, 1), (1, 0)]) + psum(x * x, "i"), 1),
+    "chosen": (lambda x: np.where(BIG[:4, :3] > 0, psum(x, "i"), psum(-x, "i")), 2),
+    "sent along other axes": (lambda x: ppermute(psum(x, "i"), "j", [(0, 1), (1, 0)]) + psum(x * x, "i"), 2),
     "over one axis after another": (lambda x: psum(psum(x, "i") * 2, "j"), 1),
-    "computed from twice, and put together": (apart_and_together, 1),
+    "used twice": (apart_and_together, 2),
     "used by something else too": (both, 2),
     "used in two sums": (three_in_two_sums, 3),
     "over different axes": (lambda x: 2 * psum(x, "i") + 3 * psum(x, "j"), 2),

@@ -109,18 +109,13 @@ PROGRAMS = {
         lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True).reshape(np.shape(x)[1:]), y),
         lambda op, x, y, c: op(np.sum(x).reshape((1,) * np.ndim(x)), y),
     ],
-    "sum divided": [
-        lambda op, x, y, c: op(np.sum(x) / np.size(x), y),
-        lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True) / len(x), np.float32(2)),
-        lambda op, x, y, c: op(np.sum(x, axis=0) / x.dtype.type(len(x)), y),
-    ],
     "transposed twice": [lambda op, x, y, c: op(np.swapaxes(x[None, None], 0, 1).T.T, c)],
 }
 
 
 def test_every_rule_has_a_program_on_which_it_is_used():
     """A rule that no program here uses would be compared with nothing."""
-    rules = {name for name, rule in optimizer.REWRITES.items() if rule.__module__ == optimizer.__name__}
+    rules = {name for name, rule in optimizer.rewrites().items() if rule.__module__ == optimizer.__name__}
     assert rules == {*PROGRAMS}
     a, b = np.array([[0.5, 2.0, 3.0]] * 2), np.array([[1.5, 2.0, 0.25]])
     for name, programs in PROGRAMS.items():

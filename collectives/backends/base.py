@@ -22,6 +22,10 @@ Dims = Sequence[Axes]  # for each dimension of an array, the axes it is split al
 GROUP = "the ranks of a group"  # the name of the axis of a group's ranks
 
 
+#: The collectives whose result is the same on all ranks along their axes.
+SAME_ON_ALL = frozenset({"psum", "pmax", "pmin", "all_gather_invariant", "broadcast"})
+
+
 class LauncherError(RuntimeError):
     """The launcher of this process belongs to another MPI: ranks cannot connect."""
 
@@ -34,7 +38,7 @@ class Backend(ABC):
 
     name: str
     rank = 0
-    at_once = False  # whether a sum completes as soon as its terms are ready, so that they need not be kept
+    at_once = False  # whether a collective is complete as soon as it has started
 
     def __init__(self, sizes: dict[str, int]):
         self.sizes = dict(sizes)
@@ -54,7 +58,14 @@ class Backend(ABC):
 
     def ordered(self, axes: Iterable[str]) -> Axes:
         """The axes in mesh order, without duplicates."""
-        return tuple(a for a in self.sizes if a in frozenset(axes))
+        wanted = frozenset(axes)
+        return tuple(a for a in self.sizes if a in wanted)
+
+    def held_after(self, name: str, held: Axes, params: Mapping[str, Any]) -> Axes:
+        """The axes a collective's result varies along; groups of ranks may have different results."""
+        if name in SAME_ON_ALL and "groups" not in params:
+            return tuple(a for a in held if a not in params["axes"])
+        return self.ordered({*held, *params["axes"]})
 
     def barrier(self) -> None:  # noqa: B027  (simulated ranks need not wait)
         """Wait until all ranks have reached this call."""
@@ -84,26 +95,14 @@ class Backend(ABC):
         """All-reduce several values of one dtype in one call: results, with axes."""
         if not communicates:
             return [self.collective(name, x, held, False, params) for x, held in operands]
-        return self.reduced(name, [self.ready(name, x, held, params) for x, held in operands], params)
+        return self.wait(self.start(name, operands, params))
 
-    def reduced(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> list[tuple[Any, Axes]]:
-        """The results of `variadic` on operands that are `ready`, if ranks communicate."""
-        return self.wait(self.begin(name, operands, params))
-
+    @abstractmethod
     def start(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
         """Start an all-reduce of several values, or a `ppermute` of one.
 
         `wait` takes what this returns. All ranks must start, and wait, in the same order.
         """
-        return self.begin(name, [self.ready(name, x, held, params) for x, held in operands], params)
-
-    def ready(self, name: str, x: Any, held: Axes, params: dict) -> tuple[Any, Axes]:
-        """Prepare one operand for `begin`, before the others are computed."""
-        return x, held
-
-    @abstractmethod
-    def begin(self, name: str, operands: Sequence[tuple[Any, Axes]], params: dict) -> Any:
-        """`start`, for operands that are `ready`."""
 
     @abstractmethod
     def wait(self, started: Any) -> list[tuple[Any, Axes]]:

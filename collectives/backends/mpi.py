@@ -150,12 +150,13 @@ class Ranks(Backend):
         if communicates:
             self.count(name, x.nbytes)
         if "groups" in params:
-            return self._in_groups(name, x, **params), self.ordered({*held, *params["axes"]})
-        if params["size"] == 1:
-            return self._over_one_rank(name, x, held, params)
+            return self._in_groups(name, x, **params), self.held_after(name, held, params)
+        if params["size"] == 1:  # simulate the single rank
+            out, varies = Simulated(dict.fromkeys(params["axes"], 1)).collective(name, x, (), False, params)
+            return (out[0] if varies else out), self.held_after(name, held, params)
         if communicates:
             self.along(params["axes"]).mismatch_check.note(name, params, x)
-        return getattr(self, "_" + name)(x, self.ordered({*held, *params["axes"]}), **params)
+        return getattr(self, "_" + name)(x, **params), self.held_after(name, held, params)
 
     def _in_groups(self, name, x, axes, size, groups, **params):
         if self.size(axes) > 1:
@@ -163,18 +164,16 @@ class Ranks(Backend):
         ranks = self.group(axes, groups)
         return ranks.collective(name, x, (), False, {**params, "axes": (GROUP,), "size": ranks.size((GROUP,))})[0]
 
-    def _over_one_rank(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
-        """Run a collective over a single rank: simulate it."""
-        axes = params["axes"]
-        out, varies = Simulated(dict.fromkeys(axes, 1)).collective(name, x, (), False, params)
-        return (out[0] if varies else out), self.ordered({*self._without(held, axes), *varies})
-
-    def reduced(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> list:
+    def variadic(
+        self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], communicates: bool, params: dict
+    ) -> list[tuple[numpy.ndarray, Axes]]:
+        if not communicates:
+            return super().variadic(name, operands, communicates, params)
         started = self._packed(name, operands, params)
         self._communicator(**params).Allreduce(started.given, started.buffer, _mpi.SUM)
         return started.results()
 
-    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
+    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Started:
         started = getattr(self, "_start_" + name)(name, operands, **params)
         self._started.append(started)
         return started
@@ -220,9 +219,7 @@ class Ranks(Backend):
         dtype = arrays[0].dtype
         self.count(name, sum(x.nbytes for x in arrays))
         buffer = numpy.empty(sum(x.size for x in arrays), numpy.float32 if dtype == numpy.float16 else dtype)
-        held = [self.ordered({*held, *axes}) for _, held in operands]
-        if "groups" not in params:
-            held = [self._without(axes_held, axes) for axes_held in held]
+        held = [self.held_after(name, held, params) for _, held in operands]
         started = Started(buffer, dtype, [x.shape for x in arrays], held)
         if len(arrays) == 1 and buffer.dtype == dtype:
             started.given = arrays[0]
@@ -240,94 +237,89 @@ class Ranks(Backend):
 
     # ------------------------------------------------ collectives
 
-    def _without(self, held: Axes, axes: Axes) -> Axes:
-        return tuple(a for a in held if a not in axes)
-
-    def _all_reduce(self, x, held, axes, op):
+    def _all_reduce(self, x, axes, op):
         given = _reducible(x)
         out = numpy.empty_like(given)
         self.along(axes).Allreduce(given, out, op)
-        return _restored(out, x), self._without(held, axes)
+        return _restored(out, x)
 
-    def _psum(self, x, held, axes, size):
-        return self._all_reduce(x, held, axes, _mpi.SUM)
+    def _psum(self, x, axes, size):
+        return self._all_reduce(x, axes, _mpi.SUM)
 
-    def _pmax(self, x, held, axes, size):
-        return self._all_reduce(x, held, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
+    def _pmax(self, x, axes, size):
+        return self._all_reduce(x, axes, _MAXIMUM if x.dtype.kind == "f" else _mpi.MAX)
 
-    def _pmin(self, x, held, axes, size):
-        return self._all_reduce(x, held, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
+    def _pmin(self, x, axes, size):
+        return self._all_reduce(x, axes, _MINIMUM if x.dtype.kind == "f" else _mpi.MIN)
 
-    def _pbroadcast(self, x, held, axes, size):
-        return x, held
+    def _pbroadcast(self, x, axes, size):
+        return x
 
-    def _all_gather(self, x, held, axes, size, axis, tiled):
+    def _all_gather(self, x, axes, size, axis, tiled):
         blocks = numpy.empty((size, *x.shape), x.dtype)
         self.along(axes).Allgather(_bytes(x), _bytes(blocks))
-        return unsplit_dimension(blocks, axis, tiled), held
+        return unsplit_dimension(blocks, axis, tiled)
 
-    def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
-        return self._all_gather(x, held, axes, size, axis, tiled)[0], self._without(held, axes)
+    _all_gather_invariant = _all_gather
 
-    def _psum_scatter(self, x, held, axes, size, axis, tiled):
+    def _psum_scatter(self, x, axes, size, axis, tiled):
         parts = _reducible(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))
         out = numpy.empty(parts.shape[1:], parts.dtype)
         self.along(axes).Reduce_scatter_block(parts, out, _mpi.SUM)
-        return _restored(out, x), held
+        return _restored(out, x)
 
-    def _pscatter(self, x, held, axes, size, axis, tiled):
-        return split_dimension(x, size, axis, tiled)[self.index(axes)], held
+    def _pscatter(self, x, axes, size, axis, tiled):
+        return split_dimension(x, size, axis, tiled)[self.index(axes)]
 
-    def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
+    def _all_to_all(self, x, axes, size, split_axis, concat_axis, tiled):
         parts = numpy.ascontiguousarray(split_dimension(x, size, split_axis, tiled))
         out = numpy.empty_like(parts)
         self.along(axes).Alltoall(_bytes(parts), _bytes(out))
-        return unsplit_dimension(out, concat_axis, tiled), held
+        return unsplit_dimension(out, concat_axis, tiled)
 
-    def _ragged_all_to_all(self, x, held, axes, size, axis, splits):
+    def _ragged_all_to_all(self, x, axes, size, axis, splits):
         me = self.index(axes)
         rows = numpy.ascontiguousarray(numpy.moveaxis(x, axis, 0))
         out = numpy.zeros((most(zip(*splits)), *rows.shape[1:]), x.dtype)
         row = math.prod(rows.shape[1:]) * x.itemsize
         sent, got = [n * row for n in splits[me]], [arriving[me] * row for arriving in splits]
         self.along(axes).Alltoallv(_parts(rows, sent), _parts(out, got))
-        return numpy.moveaxis(out, 0, axis), held
+        return numpy.moveaxis(out, 0, axis)
 
-    def _broadcast(self, x, held, axes, size, root):
-        return self._broadcast_varying(x, held, axes, size, root)[0], self._without(held, axes)
-
-    def _broadcast_varying(self, x, held, axes, size, root):
+    def _broadcast(self, x, axes, size, root):
         if self.index(axes) != root:
             x = numpy.empty_like(x)
         out = x if x.flags.writeable else x.copy()  # mpi4py wants a writable buffer, also on the root
         self.along(axes).Bcast(_bytes(out), root)
-        return out, held
+        return out
 
-    def _at_root(self, x, held, axes, size, root):
-        return (x if self.index(axes) == root else numpy.zeros_like(x)), held
+    _broadcast_varying = _broadcast
 
-    def _reduce(self, x, held, axes, size, root):
+    def _at_root(self, x, axes, size, root):
+        return x if self.index(axes) == root else numpy.zeros_like(x)
+
+    def _reduce(self, x, axes, size, root):
         given = _reducible(x)
         out = numpy.zeros_like(given)
         self.along(axes).Reduce(given, out if self.index(axes) == root else None, _mpi.SUM, root)
-        return _restored(out, x), held
+        return _restored(out, x)
 
-    def _gather(self, x, held, axes, size, root, axis, tiled):
+    def _gather(self, x, axes, size, root, axis, tiled):
         blocks = numpy.zeros((size, *x.shape), x.dtype)
         self.along(axes).Gather(_bytes(x), _bytes(blocks) if self.index(axes) == root else None, root)
-        return unsplit_dimension(blocks, axis, tiled), held
+        return unsplit_dimension(blocks, axis, tiled)
 
-    def _scatter(self, x, held, axes, size, root, axis, tiled):
+    def _scatter(self, x, axes, size, root, axis, tiled):
         parts = split_dimension(x, size, axis, tiled)
         out = numpy.empty(parts.shape[1:], x.dtype)
         given = _bytes(numpy.ascontiguousarray(parts)) if self.index(axes) == root else None
         self.along(axes).Scatter(given, _bytes(out), root)
-        return out, held
+        return out
 
-    def _ppermute(self, x, held, axes, size, perm):
+    def _ppermute(self, x, axes, size, perm):
         out = numpy.zeros_like(x)
         self.along(axes).wait_for(self._sent(x, out, axes, perm))
-        return out, held
+        return out
 
     def _sent(self, x: numpy.ndarray, out: numpy.ndarray, axes: Axes, perm: Sequence[tuple[int, int]]) -> list:
         """Start sending `x` along `perm` and receiving into `out`; return the requests."""
@@ -356,7 +348,7 @@ class Ranks(Backend):
 
     def join(self, x: numpy.ndarray, held: Axes, dims: Dims) -> tuple[numpy.ndarray, Axes]:
         named = self.ordered({a for axes in dims for a in axes})
-        return join_blocks(self.gather(x, named), dims, self.sizes), self._without(held, named)
+        return join_blocks(self.gather(x, named), dims, self.sizes), tuple(a for a in held if a not in named)
 
     def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         return x
@@ -368,7 +360,7 @@ class Ranks(Backend):
             return x[None]
         self.along(held).mismatch_check.note("all_gather", {"axes": held}, x)
         self.count("all_gather", x.nbytes)
-        return self._all_gather(_sendable(x), held, held, self.size(held), 0, False)[0]
+        return self._all_gather(_sendable(x), held, self.size(held), 0, False)
 
     def is_here(self, held: Axes) -> bool:
         return self.size(held) == 1

@@ -17,6 +17,7 @@ import numpy
 
 from collectives.backends.base import (
     GROUP,
+    SAME_ON_ALL,
     Axes,
     Backend,
     Dims,
@@ -27,6 +28,9 @@ from collectives.backends.base import (
     unsplit_dimension,
 )
 from minidiff.core import Primitive
+
+#: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
+_OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root"})
 
 
 class Simulated(Backend):
@@ -57,7 +61,19 @@ class Simulated(Backend):
             self.count(name, x.nbytes // self.size(held))
         if "groups" in params:
             return self._in_groups(name, x, held, **params)
-        return getattr(self, "_" + name)(x, held, **params)
+        return self._run(name, x, held, **params)
+
+    def _run(self, name, x, held, axes, **params):
+        if name == "pbroadcast":  # the most frequent one: a view
+            wanted = self.held_after(name, held, {"axes": axes})
+            return self.expand(x, held, wanted), wanted
+        if name in _OF_INVARIANT:
+            x, rest = self._split(x, held, ())
+            x = x[0]
+        else:
+            x, rest = self._split(x, held, axes)
+        out = getattr(self, "_" + name)(x, **params)
+        return self._same(out, rest) if name in SAME_ON_ALL else self._join(out, axes, rest)
 
     def _in_groups(self, name, x, held, axes, size, groups, **params):
         """Run a collective within each group, as over an axis of its ranks alone."""
@@ -73,13 +89,9 @@ class Simulated(Backend):
             results.update(zip(group, out.reshape(len(group), self.size(rest), *out.shape[1:])))
         return self._join(numpy.stack([results[rank] for rank in sorted(results)]), axes, rest)
 
-    def ready(self, name: str, x: numpy.ndarray, held: Axes, params: dict) -> tuple[numpy.ndarray, Axes]:
-        # Reduce the operand now, so that the ranks' terms need not be kept until the call.
-        return self.collective(name, x, held, False, params)
-
-    def begin(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
+    def start(self, name: str, operands: Sequence[tuple[numpy.ndarray, Axes]], params: dict) -> Sequence:
         self.count(name, sum(x.nbytes // self.size(held) for x, held in operands))
-        return operands
+        return [self.collective(name, x, held, False, params) for x, held in operands]
 
     def wait(self, started: Sequence) -> list[tuple[numpy.ndarray, Axes]]:
         return list(started)
@@ -127,94 +139,70 @@ class Simulated(Backend):
         x = x.transpose(*[given.index(a) for a in held], *range(len(given), x.ndim))
         return x.reshape(self.size(held), *block), held
 
-    def _on(self, root: int, size: int, x: numpy.ndarray, axes: Axes, rest: Axes) -> tuple[numpy.ndarray, Axes]:
-        """Put x (ranks along the rest, *block) on the root, zeros on the other ranks."""
-        nothing = numpy.zeros(x.shape, x.dtype)
-        return self._join(numpy.stack([x if rank == root else nothing for rank in range(size)]), axes, rest)
-
     @staticmethod
     def _same(x: numpy.ndarray, rest: Axes) -> tuple[numpy.ndarray, Axes]:
         """Return x (ranks along the rest, *block), invariant along the other axes."""
         return (x, rest) if rest else (x[0], ())
 
-    # ------------------------------------------------ collectives
+    # ------------------------------------------------ collectives: x is (ranks, ranks along other axes, *block)
 
-    def _psum(self, x, held, axes, size):
-        x, rest = self._split(x, held, axes)
-        return self._same(_add(x), rest)
+    def _psum(self, x, size):
+        return _add(x)
 
-    def _pmax(self, x, held, axes, size):
-        x, rest = self._split(x, held, axes)
-        return self._same(x.max(0), rest)
+    def _pmax(self, x, size):
+        return x.max(0)
 
-    def _pmin(self, x, held, axes, size):
-        x, rest = self._split(x, held, axes)
-        return self._same(x.min(0), rest)
+    def _pmin(self, x, size):
+        return x.min(0)
 
-    def _pbroadcast(self, x, held, axes, size):
-        wanted = self.ordered({*held, *axes})
-        return self.expand(x, held, wanted), wanted
+    def _pbroadcast(self, x, size):
+        return numpy.broadcast_to(x, (size, *x.shape))
 
-    def _all_gather_invariant(self, x, held, axes, size, axis, tiled):
-        x, rest = self._split(x, held, axes)
-        return self._same(unsplit_dimension(x, axis + 1, tiled), rest)
+    def _all_gather_invariant(self, x, size, axis, tiled):
+        return unsplit_dimension(x, axis + 1, tiled)
 
-    def _all_gather(self, x, held, axes, size, axis, tiled):
-        x, rest = self._split(x, held, axes)
-        x = unsplit_dimension(x, axis + 1, tiled)
-        return self._join(numpy.broadcast_to(x, (size, *x.shape)), axes, rest)
+    def _all_gather(self, x, size, axis, tiled):
+        return self._pbroadcast(unsplit_dimension(x, axis + 1, tiled), size)
 
-    def _psum_scatter(self, x, held, axes, size, axis, tiled):
-        x, rest = self._split(x, held, axes)
-        return self._join(split_dimension(_add(x), size, axis + 1, tiled), axes, rest)
+    def _psum_scatter(self, x, size, axis, tiled):
+        return split_dimension(_add(x), size, axis + 1, tiled)
 
-    def _pscatter(self, x, held, axes, size, axis, tiled):
-        x, rest = self._split(x, held, ())
-        return self._join(split_dimension(x[0], size, axis + 1, tiled), axes, rest)
+    def _pscatter(self, x, size, axis, tiled):
+        return split_dimension(x, size, axis + 1, tiled)
 
-    def _all_to_all(self, x, held, axes, size, split_axis, concat_axis, tiled):
-        x, rest = self._split(x, held, axes)
+    def _all_to_all(self, x, size, split_axis, concat_axis, tiled):
         x = split_dimension(x, size, split_axis + 2, tiled)  # (to, from, rest, *block)
-        x = numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
-        return self._join(x, axes, rest)
+        return numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
 
-    def _ragged_all_to_all(self, x, held, axes, size, axis, splits):
-        x, rest = self._split(x, held, axes)
+    def _ragged_all_to_all(self, x, size, axis, splits):
         parts = [cut_rows(block, row, axis + 1) for block, row in zip(x, splits)]
         out = [numpy.concatenate(arrived, axis + 1) for arrived in zip(*parts)]
         longest = max(block.shape[axis + 1] for block in out)
-        return self._join(numpy.stack([fill_rows(block, longest, axis + 1) for block in out]), axes, rest)
+        return numpy.stack([fill_rows(block, longest, axis + 1) for block in out])
 
-    def _broadcast(self, x, held, axes, size, root):
-        x, rest = self._split(x, held, axes)
-        return self._same(x[root], rest)
-
-    def _broadcast_varying(self, x, held, axes, size, root):
-        x, rest = self._split(x, held, axes)
-        return self._join(numpy.broadcast_to(x[root], x.shape), axes, rest)
-
-    def _at_root(self, x, held, axes, size, root):
-        x, rest = self._split(x, held, ())
-        return self._on(root, size, x[0], axes, rest)
-
-    def _reduce(self, x, held, axes, size, root):
-        x, rest = self._split(x, held, axes)
-        return self._on(root, size, _add(x), axes, rest)
-
-    def _gather(self, x, held, axes, size, root, axis, tiled):
-        x, rest = self._split(x, held, axes)
-        return self._on(root, size, unsplit_dimension(x, axis + 1, tiled), axes, rest)
-
-    def _scatter(self, x, held, axes, size, root, axis, tiled):
-        x, rest = self._split(x, held, axes)
-        return self._join(split_dimension(x[root], size, axis + 1, tiled), axes, rest)
-
-    def _ppermute(self, x, held, axes, size, perm):
-        x, rest = self._split(x, held, axes)
+    def _ppermute(self, x, size, perm):
         sources = {destination: source for source, destination in perm}
         nothing = numpy.zeros(x.shape[1:], x.dtype)
-        out = numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
-        return self._join(out, axes, rest)
+        return numpy.stack([x[sources[rank]] if rank in sources else nothing for rank in range(size)])
+
+    def _broadcast(self, x, size, root):
+        return x[root]
+
+    def _broadcast_varying(self, x, size, root):
+        return self._pbroadcast(x[root], size)
+
+    def _at_root(self, x, size, root):
+        nothing = numpy.zeros(x.shape, x.dtype)
+        return numpy.stack([x if rank == root else nothing for rank in range(size)])
+
+    def _reduce(self, x, size, root):
+        return self._at_root(_add(x), size, root)
+
+    def _gather(self, x, size, root, axis, tiled):
+        return self._at_root(unsplit_dimension(x, axis + 1, tiled), size, root)
+
+    def _scatter(self, x, size, root, axis, tiled):
+        return split_dimension(x[root], size, axis + 1, tiled)
 
     # ------------------------------------------------ in and out
 

@@ -4,7 +4,7 @@ An invariant value that is used several times has a cotangent with several psums
 be fused as they are, because other operations (products, reshapes) come between each psum and the addition. But a psum
 commutes with linear operations:
 
-    f(psum(x))          = psum(f(x))                if f is linear, and local or a collective along other axes
+    f(psum(x))          = psum(f(x))                if f is linear and local
     psum(x) * c         = psum(x * pbroadcast(c))   if c does not vary along the axes
     psum(x) + psum(y)   = psum(x + y)
     psum(psum(x, i), j) = psum(x, (i, j))
@@ -12,8 +12,8 @@ commutes with linear operations:
     at_root(psum(x))    = reduce(x)
 
 A psum is delayed until another one over the same axes is added to it, or a local slice of it is taken; if neither
-happens, it stays where it was. It moves only if all values computed from it move too, and only if no more bytes are
-sent: so there are never more psums than before.
+happens, it stays where it was. It moves only past values that are used once, and only if no more bytes are sent: so
+there are never more psums than before.
 
 The terms are added in another order, so rounding may differ; each sum keeps its dtype.
 """
@@ -21,56 +21,43 @@ The terms are added in another order, so rounding may differ; each sum keeps its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from fractions import Fraction
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from collectives.axes import axes_in_scope
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p, varying_type
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
-from minidiff.compiler.simplify import rewrites_tapes
 from minidiff.core import Scope, is_differentiable, is_scalar_constant
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location, merged
 from minidiff.ops.base import Linear, Multilinear
-from minidiff.ops.elementwise import Divide, Sum, Where
+from minidiff.ops.elementwise import Divide, Sum
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, operand_type, with_equations
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
 
-#: A message of this many bytes takes about as long as a message of a single number.
-SHORT_MESSAGE = 1 << 16
-
 
 class Delayed(NamedTuple):
-    """A value as a delayed psum of `operand`.
-
-    `shares` are the psums of the tape that it is computed from; each of two uses of a psum has half a share of it.
-    """
+    """A value as a delayed psum of `operand`, in place of psums of `nbytes` in total."""
 
     operand: Atom
     axes: frozenset[str]
-    shares: Counter[Var]
+    psums: int
+    nbytes: int
     source: Location | None
 
     @staticmethod
     def of(psum: Equation) -> Delayed:
-        (x,), (out,), axes = psum.inputs, psum.outputs, frozenset(psum.params["axes"])
-        return Delayed(x, axes, Counter({out: Fraction(1)}), psum.source)
+        return Delayed(psum.inputs[0], frozenset(psum.params["axes"]), 1, psum.outputs[0].type.nbytes, psum.source)
 
-    def can_replace(self) -> bool:
-        """Whether one collective can replace those psums.
-
-        No other value may need them, and a message longer than `SHORT_MESSAGE` may not send more bytes than they do.
-        """
-        size, before = atom_type(self.operand).nbytes, sum(v.type.nbytes for v in self.shares)
-        return all(share == 1 for share in self.shares.values()) and size <= max(SHORT_MESSAGE, before)
+    def is_shorter(self) -> bool:
+        """Whether one collective sends no more bytes than those psums."""
+        return atom_type(self.operand).nbytes <= self.nbytes
 
 
-@rewrites_tapes(in_scope=True)
-def delay_psums(tape: Tape, scope: Scope | None) -> Tape:
+def delay_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Move the psums of a typed `shard_map` body to where several become one."""
     if scope is None or not any(eqn.primitive is psum_p for eqn in tape.equations):
         return tape
@@ -96,8 +83,8 @@ class _Delaying:
 
     def _rewritten(self, eqn: Equation) -> Equation:
         """Return the equation, or the collective that replaces it if psums meet in it."""
-        p, sums = eqn.primitive, [self._share(a) for a in eqn.inputs]
-        before = sums[0] if sums and sums[0] and sums[0].can_replace() else None
+        p, sums = eqn.primitive, [self._delayed(a) for a in eqn.inputs]
+        before = sums[0] if sums and sums[0] and sums[0].is_shorter() else None
         if p in _FUSED_WITH_PSUM and before and before.axes == {*eqn.params["axes"]}:
             return Equation(_FUSED_WITH_PSUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
         if p is psum_p:
@@ -106,18 +93,15 @@ class _Delaying:
                 eqn = self._psum(both, eqn.outputs[0], merged([before.source, eqn.source]))
             self.delayed[eqn.outputs[0]] = Delayed.of(eqn)
         elif after := self._after(eqn, sums):
-            if len(after.shares) > 1 and after.can_replace():
+            if after.psums > 1 and after.is_shorter():
                 eqn = self._psum(after, eqn.outputs[0], after.source)
                 after = Delayed.of(eqn)
             self.delayed[eqn.outputs[0]] = after
         return eqn
 
-    def _share(self, a: Atom) -> Delayed | None:
-        """An operand as a delayed psum, if it is one, with the shares of one use of it."""
-        found = self.delayed.get(a) if isinstance(a, Var) else None
-        if found is None:
-            return None
-        return found._replace(shares=Counter({v: share / self.uses[a] for v, share in found.shares.items()}))
+    def _delayed(self, a: Atom) -> Delayed | None:
+        """An operand as a delayed psum, if it is one that nothing else uses."""
+        return self.delayed.get(a) if isinstance(a, Var) and self.uses[a] == 1 else None
 
     def _psum(self, of: Delayed, out: Var, source: Location | None) -> Equation:
         return Equation(psum_p, [of.operand], axes_in_scope(self.scope, of.axes).params, [out], source)
@@ -128,9 +112,8 @@ class _Delaying:
         if not delayed or any(d.axes != delayed[0].axes for d in delayed):
             return None
         axes = delayed[0].axes
-        linear = _linear_together(eqn, axes, [k for k, d in enumerate(sums) if d])
-        zero = [is_scalar_constant(a) and a == 0 for a in eqn.inputs]
-        if not linear or not all(sums[k] or zero[k] for k in linear):
+        linear = _linear_together(eqn, [k for k, d in enumerate(sums) if d])
+        if not linear or not all(sums[k] for k in linear):
             return None
         inputs = [d.operand if d else self._broadcast(a, axes) for a, d in zip(eqn.inputs, sums)]
         (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
@@ -138,7 +121,8 @@ class _Delaying:
             return None  # a sum in a smaller dtype might overflow
         out = Var(type)
         self.equations.append(Equation(eqn.primitive, inputs, eqn.params, [out], eqn.source))
-        return Delayed(out, axes, sum([d.shares for d in delayed], Counter()), merged([d.source for d in delayed]))
+        psums, nbytes = sum(d.psums for d in delayed), sum(d.nbytes for d in delayed)
+        return Delayed(out, axes, psums, nbytes, merged([d.source for d in delayed]))
 
     def _broadcast(self, a: Atom, axes: frozenset[str]) -> Atom:
         """Insert a pbroadcast of an invariant operand, once per value."""
@@ -152,17 +136,13 @@ class _Delaying:
         return self.broadcast[key]
 
 
-def _linear_together(eqn: Equation, axes: Collection[str], wanted: Sequence[int]) -> Collection[int]:
+def _linear_together(eqn: Equation, wanted: Sequence[int]) -> Collection[int]:
     """The operands an equation is jointly linear in, if they include `wanted`."""
     p, linear = eqn.primitive, ()
-    if p.multiple_results or not is_differentiable(eqn.outputs[0].type.dtype):
+    if p.multiple_results or isinstance(p, Collective) or not is_differentiable(eqn.outputs[0].type.dtype):
         return ()
-    if isinstance(p, Collective):  # one along other axes commutes with the psum
-        linear = (0,) if type(p) is Collective and not {*axes}.intersection(eqn.params["axes"]) else ()
-    elif isinstance(p, Sum):
+    if isinstance(p, Sum):
         linear = (0, 1)
-    elif isinstance(p, Where):
-        linear = (1, 2)
     elif isinstance(p, Divide):
         linear = (0,)
     elif isinstance(p, Multilinear):

@@ -19,109 +19,70 @@ import numpy
 
 from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
-from collectives.primitives import INVARIANT, Collective, grouped
-from minidiff.compiler.simplify import rewrites_tapes, with_equations
+from collectives.primitives import Collective, grouped
 from minidiff.core import Primitive, ShapedArray
-from minidiff.tape import Equation, Tape, Var, atom_type
+from minidiff.tape import Equation, Tape, Var, atom_type, with_equations
 
 
-class LoweredCollective(Primitive):
-    """A collective on a backend's data.
+class Lowered(Primitive):
+    """A collective, of one value or several, on a backend's data.
 
-    Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes the data varies along.
+    Parameters: the `collective`, its own `params`, the backend `ranks`, and `held`, the axes each operand varies along.
     """
 
     shares_memory = True  # over an axis of size 1 the result may be the operand
 
     def __init__(self, collective: Collective):
-        super().__init__(collective.name, _run)
+        super().__init__(collective.name, _run_several if collective.multiple_results else _run)
+        self.multiple_results = collective.multiple_results
         self.communicates = collective.communicates
 
     def sends(self, params):
         return params["collective"].sends(params["params"])
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        return [_result_type(types[0], **params)]
+        ranks, rest = params["ranks"], (params["collective"], params["params"])
+        return [_result_type(x, held, ranks, *rest) for x, held in zip(types, params["held"])]
 
     def show_params(self, params: dict) -> str:
         return params["collective"].show_params(params["params"])
 
 
-def _result_type(x: ShapedArray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> ShapedArray:
+def _result_type(x: ShapedArray, held: Axes, ranks: Backend, collective: Collective, params: dict) -> ShapedArray:
     block = ShapedArray(ranks.block_shape(x, held), x.dtype)
     shape, dtype = collective.shape_rule(block, **params)
-    return ShapedArray(ranks.data_shape(shape, held_after(collective, params, ranks, held)), dtype)
+    return ShapedArray(ranks.data_shape(shape, ranks.held_after(collective.name, held, params)), dtype)
 
 
-def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
-    return ranks.collective(collective.name, x, held, collective.sends(params), params)[0]
+def _run(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> numpy.ndarray:
+    return ranks.collective(collective.name, x, held[0], collective.sends(params), params)[0]
 
 
-class LoweredVariadic(LoweredCollective):
-    """`LoweredCollective` on several values: `held` has the axes of each."""
-
-    multiple_results = True
-
-    def __init__(self, collective: Collective):
-        super().__init__(collective)
-        self.impl = self.run = _run_variadic
-
-    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
-        if params.get("ready"):
-            return list(types)
-        return [_result_type(x, **{**params, "held": held}) for x, held in zip(types, params["held"])]
-
-
-def _run_variadic(
-    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
+def _run_several(
+    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]
 ) -> list:
-    name, operands = collective.name, list(zip(xs, held))
-    if ready:
-        return [out for out, _ in ranks.reduced(name, operands, params)]
-    return [out for out, _ in ranks.variadic(name, operands, collective.sends(params), params)]
+    found = ranks.variadic(collective.name, list(zip(xs, held)), collective.sends(params), params)
+    return [out for out, _ in found]
 
 
-class Ready(LoweredCollective):
-    """Prepare one operand of a variadic collective, before the others are computed."""
-
-    shares_memory = False  # its result is a sum over several ranks
-
-    def __init__(self, collective: Collective):
-        super().__init__(collective)
-        self.name, self.impl, self.communicates = f"{collective.name}_ready", _run_ready, False
-        self.run = self.impl
-
-    def sends(self, params):
-        return False
-
-
-def _run_ready(x: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Axes) -> numpy.ndarray:
-    return ranks.ready(collective.name, x, held, params)[0]
-
-
-class Start(LoweredVariadic):
+class Start(Lowered):
     """Start a collective; `Wait` takes its result, which stands for data in flight.
 
     It shares memory with its operands, so that nothing writes into them before the collective completes. On simulated
     ranks it completes at once: `over`.
     """
 
-    multiple_results = False
-
-    def __init__(self, collective: Collective, over: bool = False):
+    def __init__(self, collective: Collective, over: bool):
         super().__init__(collective)
-        self.shares_memory = not over
-        self.name, self.impl = f"{collective.name}_start", _run_start
-        self.run = self.impl
+        self.name, self.multiple_results, self.shares_memory = f"{collective.name}_start", False, not over
+        self.impl = self.run = _run_start
 
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         return [ShapedArray((sum(x.size for x in types),), types[0].dtype)]
 
 
-def _run_start(
-    *xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes], ready: bool = False
-) -> Any:
-    return (ranks.begin if ready else ranks.start)(collective.name, list(zip(xs, held)), params)
+def _run_start(*xs: numpy.ndarray, collective: Collective, params: dict, ranks: Backend, held: Sequence[Axes]) -> Any:
+    return ranks.start(collective.name, list(zip(xs, held)), params)
 
 
 class Wait(Primitive):
@@ -148,13 +109,6 @@ def _run_wait(started: Any, ranks: Backend, types: Sequence[ShapedArray]) -> lis
     return [out for out, _ in ranks.wait(started)]
 
 
-def held_after(collective: Collective, params: dict, ranks: Backend, held: Axes) -> Axes:
-    """The axes a collective's result varies along, without those made invariant."""
-    if collective.gives == INVARIANT or collective is untyped_psum_p:
-        return tuple(a for a in held if a not in params["axes"])
-    return ranks.ordered({*held, *params["axes"]})
-
-
 class Index(Primitive):
     """Each rank's index along some axes; no constant: all ranks share the program."""
 
@@ -162,28 +116,21 @@ class Index(Primitive):
         return [ShapedArray(params["ranks"].data_shape((), params["held"]), int)]
 
 
-lowered_p, lowered_variadic_p, start_p, wait_p, ready_p = map(
-    functools.cache, (LoweredCollective, LoweredVariadic, Start, Wait, Ready)
-)
+lowered_p, start_p, wait_p = map(functools.cache, (Lowered, Start, Wait))
 index_p = Index("axis_index", lambda axes, ranks, held: ranks.axis_index(axes)[0])
 index_p.shares_memory = True
 
 
-def run_lowered(collective: Collective, x: Any, held: Axes, ranks: Backend, params: dict) -> tuple[Any, Axes]:
-    """Bind a lowered collective: the result, and the axes it varies along."""
-    out = lowered_p(collective).bind(x, collective=collective, params=params, ranks=ranks, held=held)
-    return out, held_after(collective, params, ranks, held)
-
-
-def run_lowered_variadic(
+def run_lowered(
     collective: Collective, operands: Sequence[tuple[Any, Axes]], ranks: Backend, params: dict
 ) -> list[tuple[Any, Axes]]:
-    """Bind a lowered variadic collective: the results, each with its axes."""
+    """Bind a lowered collective: the results, each with the axes it varies along."""
     helds = tuple(held for _, held in operands)
-    outs = lowered_variadic_p(collective).bind(
+    found = lowered_p(collective).bind(
         *[x for x, _ in operands], collective=collective, params=params, ranks=ranks, held=helds
     )
-    return [(out, held_after(collective, params, ranks, held)) for out, held in zip(outs, helds)]
+    outs = found if collective.multiple_results else [found]
+    return [(out, ranks.held_after(collective.name, held, params)) for out, held in zip(outs, helds)]
 
 
 def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
@@ -198,45 +145,7 @@ def index(axes: Axes, ranks: Backend) -> tuple[Any, Axes]:
 OVERLAPPED = (psum_p, untyped_psum_p, grouped(untyped_psum_p), ppermute_p)
 
 
-@rewrites_tapes()
-def add_up_at_once(tape: Tape) -> Tape:
-    """On simulated ranks, reduce each operand of a variadic sum when it is ready.
-
-    MPI ranks must keep all terms until the call begins, because it sends them together.
-    """
-    parts: dict[Var, list[Equation]] = defaultdict(list)  # by operand
-    instead: dict[Equation, list[Equation]] = {}
-    for eqn in tape.equations:
-        if isinstance(eqn.primitive, LoweredVariadic) and eqn.params["ranks"].at_once and _can_overlap(eqn):
-            *ready, call = _in_parts(eqn)
-            instead[eqn] = [*[part for part in ready if not isinstance(part.inputs[0], Var)], call]
-            for part in ready:
-                if isinstance(part.inputs[0], Var):
-                    parts[part.inputs[0]].append(part)
-    if not instead:
-        return tape
-    equations = [part for v in tape.inputs for part in parts[v]]
-    for eqn in tape.equations:
-        equations += instead.get(eqn, [eqn])
-        equations += [part for v in eqn.outputs for part in parts[v]]
-    return with_equations(tape, equations)
-
-
-def _in_parts(eqn: Equation) -> list[Equation]:
-    """Split a variadic collective: a `Ready` per operand, and the call on those."""
-    each = {k: v for k, v in eqn.params.items() if k != "held"}
-    primitive, equations = ready_p(each["collective"]), []
-    for a, held in zip(eqn.inputs, eqn.params["held"]):
-        params = {**each, "held": held}
-        outputs = [Var(t) for t in primitive.typecheck([atom_type(a)], params)]
-        equations.append(Equation(primitive, [a], params, outputs))
-    helds = tuple([held_after(held=held, **each) for held in eqn.params["held"]])
-    ready, params = [out for part in equations for out in part.outputs], {**each, "held": helds, "ready": True}
-    return [*equations, Equation(eqn.primitive, ready, params, eqn.outputs, eqn.source)]
-
-
-@rewrites_tapes()
-def overlap_communication(tape: Tape) -> Tape:
+def overlap_communication(tape: Tape, *_: Any) -> Tape:
     """Start all-reduces and permutations early; wait where a result is first used.
 
     A collective starts as soon as its operands are ready. If nothing can be computed before its result is used, it is
@@ -248,7 +157,10 @@ def overlap_communication(tape: Tape) -> Tape:
 
 def _can_overlap(eqn: Equation) -> bool:
     primitive, params = eqn.primitive, eqn.params
-    return isinstance(primitive, LoweredCollective) and params["collective"] in OVERLAPPED and primitive.sends(params)
+    if not isinstance(primitive, Lowered):
+        return False
+    collective = params["collective"].each or params["collective"]
+    return collective in OVERLAPPED and primitive.sends(params)
 
 
 class _Overlapped:
@@ -289,11 +201,9 @@ class _Overlapped:
 
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
-        params = {**eqn.params, "held": eqn.params["held"] if eqn.primitive.multiple_results else (eqn.params["held"],)}
-        over = params["ranks"].at_once and not params.get("ready")
-        primitive = start_p(params["collective"], over)
-        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], params)
-        start = Equation(primitive, eqn.inputs, params, (Var(type),), eqn.source)
+        primitive = start_p(eqn.params["collective"], eqn.params["ranks"].at_once)
+        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], eqn.params)
+        start = Equation(primitive, eqn.inputs, eqn.params, (Var(type),), eqn.source)
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)
 
@@ -309,14 +219,7 @@ class _Overlapped:
         if self.equations[-1] is start:
             self.equations[-1] = eqn
         else:
-            types = tuple(v.type for v in eqn.outputs)
-            self.equations.append(
-                Equation(
-                    wait_p(eqn.params["collective"]),
-                    start.outputs,
-                    {"ranks": eqn.params["ranks"], "types": types},
-                    eqn.outputs,
-                    eqn.source,
-                )
-            )
+            wait = wait_p(eqn.params["collective"])
+            params = {"ranks": eqn.params["ranks"], "types": tuple(v.type for v in eqn.outputs)}
+            self.equations.append(Equation(wait, start.outputs, params, eqn.outputs, eqn.source))
         self._make_available(eqn.outputs)

@@ -3,25 +3,22 @@
 ============================================== ==================================
 psum, psum_scatter of pbroadcast, over the     a multiplication (of a local slice)
 same axes
-all_gather of pbroadcast                       copies
 all_gather_invariant, then a local slice       nothing
 pscatter, then all_gather                      nothing
 psums that do not depend on each other         one psum of several values
 ============================================== ==================================
 
-`delay_psums.py` fuses psums that are added, and psums with a local slice taken of them. All rewrites are declared by
-the decorators of `minidiff/compiler/simplify.py`, and can be left out by name: that of the function, in words.
+`delay_psums.py` fuses psums that are added, and psums with a local slice taken of them.
+`collectives/passes/__init__.py` lists all passes in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import collectives.passes.delay_psums  # noqa: F401  (its pass must run before those here)
 from collectives.ops import (
     all_gather_invariant_p,
-    all_gather_p,
     as_factor,
     pbroadcast_p,
     pscatter_p,
@@ -30,26 +27,25 @@ from collectives.ops import (
     untyped_psum_p,
 )
 from collectives.primitives import grouped, variadic
-from minidiff.compiler.fusion import Groups
-from minidiff.compiler.simplify import Program, rewrites_tapes, simplifies, with_equations
+from minidiff.compiler.fusion import in_groups
+from minidiff.compiler.simplify import Program
 from minidiff.core import Scope
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import multiply
-from minidiff.ops.shape import broadcast_to_p, reshape_p
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+from minidiff.ops.shape import reshape_p
+from minidiff.tape import Atom, Equation, Tape, atom_type, with_equations
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
 
-#: The most bytes summed in one call, unless a single array has more: enough to keep the network busy, few enough for
-#: the first sum to begin before the last gradient is ready.
-BUCKET_BYTES = 25 << 20
+#: `bucket_bytes`: the most bytes summed in one call, unless a single array has more: enough to keep the network busy,
+#: few enough for the first sum to begin before the last gradient is ready.
+SETTINGS = {"bucket_bytes": 25 << 20}
 
 # ---------------------------------------------------------------- collectives of invariant values
 
 
-@simplifies(psum_p, psum_scatter_p)
-def _sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
+def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
@@ -78,39 +74,21 @@ def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
     return a if t.shape == own.shape else program.add(reshape_p, [a], {"shape": t.shape})
 
 
-@simplifies(pscatter_p)
-def _local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
+def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
     before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
     return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
 
 
-@simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_local_slices(program: Program, eqn: Equation) -> Any:
+def gathered_local_slices(program: Program, eqn: Equation) -> Any:
     before = program.made_by(eqn.inputs[0], pscatter_p)
-    return _as_result_of(program, eqn, before.inputs[0]) if _undoes(eqn, before) else None
-
-
-@simplifies(all_gather_p, all_gather_invariant_p)
-def _gathered_copies(program: Program, eqn: Equation) -> Any:
-    """Replace a gather of an invariant value by local copies of it."""
-    before = program.made_by(eqn.inputs[0], pbroadcast_p)
-    if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
+    if not _undoes(eqn, before):
         return None
-    (x,), axis, size = before.inputs, eqn.params["axis"], eqn.params["size"]
-    shape = atom_type(x).shape
-    x = program.add(reshape_p, [x], {"shape": (*shape[:axis], 1, *shape[axis:])})
-    x = program.add(broadcast_to_p, [x], {"shape": (*shape[:axis], size, *shape[axis:])})
-    return _as_result_of(program, eqn, x)
-
-
-def _as_result_of(program: Program, eqn: Equation, a: Atom) -> Any:
-    """Type an invariant value as the gathered result that it replaces."""
+    (x,), shape = before.inputs, eqn.outputs[0].type.shape
     if eqn.primitive is all_gather_invariant_p:
-        return _reshaped(program, a, eqn)
-    shape = eqn.outputs[0].type.shape
-    if atom_type(a).shape != shape:
-        a = program.add(reshape_p, [a], {"shape": shape})
-    return Equation(pbroadcast_p, [a], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
+        return _reshaped(program, x, eqn)
+    if atom_type(x).shape != shape:
+        x = program.add(reshape_p, [x], {"shape": shape})
+    return Equation(pbroadcast_p, [x], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
 
 
 # ---------------------------------------------------------------- variadic psums
@@ -125,8 +103,7 @@ def _variadic_psum(parts: Sequence[Equation]) -> Equation:
     return Equation(variadic(first.primitive), inputs, first.params, outputs, joined([e.source for e in parts]))
 
 
-@rewrites_tapes(first=True)
-def take_psums_apart(tape: Tape) -> Tape:
+def split_variadic_psums(tape: Tape, *_: Any) -> Tape:
     """Split variadic psums into psums of one value, which the rewrites match.
 
     `fuse_psums` regroups them.
@@ -143,35 +120,18 @@ def _split_variadic(eqn: Equation) -> list[Equation]:
     return [Equation(eqn.primitive.each, [a], eqn.params, [v], source) for a, v, source in parts]
 
 
-@rewrites_tapes(in_scope=True, bucket_bytes=BUCKET_BYTES)
-def fuse_psums(tape: Tape, bucket_bytes: int, scope: Scope | None = None) -> Tape:
+def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape:
     """Fuse independent psums over the same axes and of one dtype, by bucket.
 
-    Buckets are filled in tape order, the order in which operands become ready. A bucket's call takes the place of its
-    last psum, so uses of its results move after that.
+    Buckets are filled in tape order, the order in which operands become ready. What does not wait for a bucket's call
+    moves before it.
     """
     if sum(eqn.primitive in PSUMS for eqn in tape.equations) < 2:
         return tape
-    if scope is not None and 1 in scope.axes.values():
-        tape = with_equations(tape, [part for eqn in tape.equations for part in _without_trivial_axes(eqn, scope)])
-    buckets = Groups(tape, _summed_alike, _size, bucket_bytes)
-    if all(len(members) == 1 for members in buckets.members):
+    buckets = list(in_groups(tape, _summed_alike, _size, settings["bucket_bytes"]))
+    if len(buckets) == len(tape.equations):
         return tape
-    return with_equations(tape, [_variadic_psum(part) for part in buckets.in_order()])
-
-
-def _without_trivial_axes(eqn: Equation, scope: Scope) -> list[Equation]:
-    """Split a psum into one over axes of several ranks and a free one over size 1."""
-    alone = tuple(a for a in eqn.params["axes"] if scope.axes[a] == 1) if eqn.primitive is psum_p else ()
-    rest = tuple(a for a in eqn.params["axes"] if a not in alone) if alone else ()
-    if not rest:
-        return [eqn]
-    (x,), t = eqn.inputs, atom_type(eqn.inputs[0])
-    between = Var(t.update(variance=t.variance.difference(rest)))
-    return [
-        Equation(psum_p, [x], {**eqn.params, "axes": rest}, [between], eqn.source),
-        Equation(psum_p, [between], {**eqn.params, "axes": alone, "size": 1}, eqn.outputs, eqn.source),
-    ]
+    return with_equations(tape, [_variadic_psum(bucket) for bucket in buckets])
 
 
 def _over(eqn: Equation) -> Any:

@@ -1,7 +1,7 @@
 """Code generation: write a tape as straight-line NumPy source, and compile it.
 
-Each operation is one line, with the tape's names. Later results reuse the memory of dead values if the tape proves that
-no other value shares it.
+Each operation is one line, with the tape's names. The result of a ufunc takes the memory of an operand that is not used
+again, if the tape proves that no other value shares it.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import functools
 import keyword
 import math
 import textwrap
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from minidiff import tree
-from minidiff.compiler.simplify import copy_p, optimize, sharing
+from minidiff.compiler.buffers import Memory, copy_p
+from minidiff.compiler.simplify import optimize
 from minidiff.core import (
     EVALUATE,
     Primitive,
@@ -78,51 +78,6 @@ SOURCES: dict[Primitive, Callable[..., str]] = {
 #: Reuse memory for results of at least this size; for smaller ones NumPy allocates as fast.
 REUSED_BYTES = 4096
 
-#: Hold at most this many free arrays of one type for reuse; delete any more.
-HELD_ARRAYS = 2
-
-
-def _ufunc(primitive: Primitive) -> numpy.ufunc | None:
-    """The ufunc that implements an operation, if it is one."""
-    return primitive.impl if isinstance(primitive.impl, numpy.ufunc) else None
-
-
-def _writes(eqn: Equation) -> bool:
-    """Whether an operation can write its result, a large one, into given memory."""
-    if _ufunc(eqn.primitive) is None and eqn.primitive is not linalg.matmul_p:
-        return False
-    out = eqn.outputs[0].type
-    return len(eqn.outputs) == 1 and out.shape != () and out.nbytes >= REUSED_BYTES
-
-
-# ---------------------------------------------------------------- memory
-
-
-class Memory:
-    """Liveness: the last use of each name, and of the memory it shares."""
-
-    def __init__(self, tape: Tape):
-        self.roots = sharing(tape)
-        #: Values whose memory the program allocated for them alone.
-        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.is_higher_order)
-                      for v in e.outputs}  # fmt: skip
-        last: dict[Var, int] = {}
-        for k, eqn in enumerate(tape.equations):
-            last.update((v, k) for v in eqn.outputs)
-            for a in eqn.inputs:
-                if isinstance(a, Var):
-                    last[a] = k
-                    last.update((root, k) for root in self.roots[a] if isinstance(root, Var))
-        for a in tape.outputs:
-            if isinstance(a, Var):
-                last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
-        given = set(tape.inputs)
-        #: By equation: the names whose last use it is, views of their memory included.
-        self.ending: dict[int, list[Var]] = defaultdict(list)
-        for v, k in last.items():
-            if v not in given:
-                self.ending[k].append(v)
-
 
 # ---------------------------------------------------------------- source
 
@@ -154,11 +109,8 @@ class Source:
         self.name = f"{name}_" if name in taken or keyword.iskeyword(name) else name
         self.memory = Memory(tape)
         self.foreign = {v for v, yes in zip(tape.inputs, foreign) if yes}
-        self.free: dict[ShapedArray, list[Var]] = defaultdict(list)  # dead values whose memory can be reused
         self.earlier: dict[Var, list[str]] = {}  # earlier names of a value's memory
         self.reused: set[Var] = set()  # values whose memory belongs to another value now
-        #: By type: the last equation that could write into free memory.
-        self.wanted = {e.outputs[0].type: k for k, e in enumerate(tape.equations) if _writes(e)}
         self._numbers: dict[str, int] = {}
         #: By line of the generated source: the user's line that it comes from.
         self.asked_for: dict[int, Location | None] = {}
@@ -198,7 +150,7 @@ class Source:
             self.asked_for[line] = eqn.source
             targets = f"{self._targets(eqn)} = " if eqn.outputs else ""
             yield f"    {targets}{self._expression(eqn, ending)}  # {_comment(eqn)}"
-            forgotten = [n for v in ending for n in self._released(v, k)]
+            forgotten = [n for v in ending for n in self._released(v)]
             if forgotten:
                 line += 1
                 yield f"    del {', '.join(forgotten)}"
@@ -282,34 +234,21 @@ class Source:
     # ------------------------------------------------ memory
 
     def _memory_for(self, eqn: Equation, ending: list[Var]) -> str | None:
-        """The name of an array to reuse for the result: a dying operand's, or a free one."""
-        if not _writes(eqn):
+        """The name of a dying operand whose memory a ufunc's large result can take, or None."""
+        out = eqn.outputs[0] if isinstance(eqn.primitive.impl, numpy.ufunc) else None
+        if out is None or out.type.shape == () or out.type.nbytes < REUSED_BYTES:
             return None
-        (out,) = eqn.outputs
-        if _ufunc(eqn.primitive) is not None:
-            for a in eqn.inputs:
-                if isinstance(a, Var) and a.type == out.type and a in ending and self._is_reusable(a):
-                    return self._reuse(a, out)
-        free = self.free[out.type]
-        return self._reuse(free.pop(), out) if free else None
+        for a in [a for a in eqn.inputs if isinstance(a, Var) and a in ending and a in self.memory.owned]:
+            if a.type == out.type and a not in self.reused and a not in self.foreign:
+                self.reused.add(a)
+                self.earlier[out] = names = self.earlier.pop(a, [])
+                names.append(self.names[a])
+                return self.names[a]
+        return None
 
-    def _is_reusable(self, v: Var) -> bool:
-        return v in self.memory.owned and v not in self.reused and v not in self.foreign
-
-    def _reuse(self, v: Var, out: Var) -> str:
-        """Give the memory of a dead value to `out`; return its name."""
-        self.reused.add(v)
-        self.earlier[out] = names = self.earlier.pop(v, [])
-        names.append(self.names[v])
-        return self.names[v]
-
-    def _released(self, v: Var, k: int) -> list[str]:
-        """The names of a dead value to delete; none if its memory is held for reuse."""
+    def _released(self, v: Var) -> list[str]:
+        """The names of a dead value, to be deleted; none if it is small, or its memory was reused."""
         if v.type.nbytes < REUSED_BYTES or v in self.reused:
-            return []
-        free = self.free[v.type]
-        if self._is_reusable(v) and v.type.shape and self.wanted.get(v.type, -1) > k and len(free) < HELD_ARRAYS:
-            free.append(v)
             return []
         return [*self.earlier.get(v, ()), self.names[v]]
 

@@ -1,9 +1,10 @@
-"""Group equations that can run together without making the program cyclic."""
+"""Group equations that can run together."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from minidiff.tape import Atom, Equation, Tape, Var, has_effects
@@ -13,122 +14,90 @@ def _nothing(*args: Any) -> int:
     return 0
 
 
-def _effects_before(tape: Tape) -> dict[Equation, Equation | None]:
-    """For each equation with an effect, the previous one with an effect, or None."""
-    effects = [eqn for eqn in tape.equations if has_effects(eqn)]
-    return dict(zip(effects, [None, *effects]))
+def in_groups(
+    tape: Tape,
+    key: Callable[[Equation], Any],
+    size: Callable[[Equation], int] = _nothing,
+    limit: int = 0,
+    inside: Callable[[Equation, Atom, Equation], bool] = _nothing,
+) -> Iterator[list[Equation]]:
+    """Yield a tape's equations in an order in which those with equal keys are together.
 
+    Equations without a key (None) run as soon as they can, each by itself. When none is left, all that can run with
+    one key form a group, while the sum of their sizes is at most `limit`; the key is the one of which the fewest other
+    equations still wait.
 
-class Groups:
-    """Groups of equations with equal keys, `members`; no group depends on itself.
-
-    Only equations of the same `key` share a group, in the order of the tape (key None: in no group), while the sum of
-    their sizes is at most `limit`. `inside(maker, a, user)` says whether an operand may pass within a group, from the
-    member that makes it to the one that uses it; otherwise no member depends on another.
-
-    Equations with effects keep their order: each depends on the one before it.
-
-    Sets of equations are integers, with a bit for each equation that has a key, so one walk finds all dependencies.
+    No member of a group depends on another, unless `inside(maker, a, user)` says that their operands may pass within
+    it, from the member that makes one to the one that uses it. Equations with effects keep their order.
     """
+    place = {eqn: k for k, eqn in enumerate(tape.equations)}
+    missing, users = _dependencies(tape)
+    keys = {eqn: found for eqn in tape.equations if (found := key(eqn)) is not None}
+    waiting = Counter(keys.values())  # by key: how many equations cannot run yet
+    ready: dict[Any, list[Equation]] = {}  # by key: those that can, in the order of the tape
+    others: list[int] = []  # the places of those without a key
 
-    def __init__(
-        self,
-        tape: Tape,
-        key: Callable[[Equation], Any],
-        size: Callable[[Equation], int] = _nothing,
-        limit: int = 0,
-        inside: Callable[[Equation, Atom, Equation], bool] = _nothing,
-    ):
-        self.tape = tape
-        self.members: list[list[Equation]] = []
-        self._size, self._limit, self._inside = size, limit, inside
-        self._number: dict[Equation, int] = {}  # the number of an equation's group
-        self._needs: list[int] = []  # by group: the equations that it depends on
-        self._bits: list[int] = []  # by group: the equations in it
-        self._sizes: list[int] = []
-        self._filling: dict[Any, int] = {}  # by key: the group that is being filled
-        self._depends: dict[Var | Equation, int] = {}
-        self._maker: dict[Var | Equation, Equation] = {}
-        self._before = _effects_before(tape)
-        for eqn in tape.equations:
-            own, needs = key(eqn), self._needed(eqn)
-            if own is not None:
-                needs |= self._put(eqn, own)
-            if needs:
-                self._depends.update((v, needs) for v in self._gives(eqn))
-            self._maker.update((v, eqn) for v in self._gives(eqn))
+    def is_ready(eqn: Equation) -> None:
+        if eqn in keys:
+            waiting[keys[eqn]] -= 1
+            ready.setdefault(keys[eqn], []).append(eqn)
+        else:
+            heapq.heappush(others, place[eqn])
 
-    def _put(self, eqn: Equation, key: Any) -> int:
-        """Put an equation into a group; return the set of this equation alone."""
-        k, bit = self._filling.get(key), 1 << len(self._number)
-        if k is None or not self._fits(eqn, k):
-            self._filling[key] = k = len(self.members)
-            self.members.append([])
-            for numbers in (self._needs, self._bits, self._sizes):
-                numbers.append(0)
-        self._needs[k] |= self._needed(eqn, k)
-        self._bits[k] |= bit
-        self._sizes[k] += self._size(eqn)
-        self.members[k].append(eqn)
-        self._number[eqn] = k
-        return bit
+    for eqn in [eqn for eqn in tape.equations if not missing[eqn]]:
+        is_ready(eqn)
+    while others or ready:
+        if others:
+            group = [tape.equations[heapq.heappop(others)]]
+        else:
+            chosen = min(ready, key=lambda k: (waiting[k], place[ready[k][0]]))
+            group, rest = filled(sorted(ready.pop(chosen), key=place.__getitem__), size, limit)
+            if rest:
+                ready[chosen] = rest
+            for made in group:  # which grows
+                for eqn in users[made]:
+                    if keys.get(eqn) == chosen and eqn not in group and _passes(eqn, group, missing[eqn], inside):
+                        waiting[chosen] -= 1
+                        group.append(eqn)
+        yield group
+        for made in group:
+            for eqn in users[made]:
+                missing[eqn].discard(made)
+                if not missing[eqn] and eqn not in group:
+                    is_ready(eqn)
 
-    def _fits(self, eqn: Equation, k: int) -> bool:
-        return self._sizes[k] + self._size(eqn) <= self._limit and not self._waits_for(self._needed(eqn, k), k)
 
-    def _needed(self, eqn: Equation, k: int | None = None) -> int:
-        """The equations `eqn` depends on, except those in group k that pass it operands."""
-        needs = 0
-        for a in self._takes(eqn):
-            made = self._maker.get(a)
-            within = k is not None and self._number.get(made) == k and (a in self._before or self._inside(made, a, eqn))
-            needs |= self._needs[k] if within else self._depends.get(a, 0)
-        return needs
+def _dependencies(tape: Tape) -> tuple[dict[Equation, set[Equation]], dict[Equation, list[Equation]]]:
+    """For each equation, those that it depends on, and those that depend on it."""
+    maker: dict[Var, Equation] = {}
+    missing: dict[Equation, set[Equation]] = {}
+    users: dict[Equation, list[Equation]] = {eqn: [] for eqn in tape.equations}
+    effect = None
+    for eqn in tape.equations:
+        missing[eqn] = {maker[a] for a in eqn.inputs if isinstance(a, Var) and a in maker}
+        if has_effects(eqn):
+            missing[eqn].update([effect] if effect is not None else [])
+            effect = eqn
+        for made in missing[eqn]:
+            users[made].append(eqn)
+        maker.update((v, eqn) for v in eqn.outputs)
+    return missing, users
 
-    def _takes(self, eqn: Equation) -> list[Var | Equation]:
-        """The names an equation depends on; for an effect, also the previous effect."""
-        names = [a for a in eqn.inputs if isinstance(a, Var)]
-        return [*names, self._before[eqn]] if self._before.get(eqn) else names
 
-    def _gives(self, eqn: Equation) -> Sequence[Var | Equation]:
-        """The names of an equation's results, and the equation if it has an effect."""
-        return [*eqn.outputs, eqn] if eqn in self._before else eqn.outputs
+def filled(eqns: list[Equation], size: Callable[[Equation], int], limit: int) -> tuple[list[Equation], list[Equation]]:
+    """The first of these equations, as many as fit into `limit` but at least one, and the rest."""
+    total = size(eqns[0])
+    for k, eqn in enumerate(eqns[1:], 1):
+        total += size(eqn)
+        if total > limit:
+            return eqns[:k], eqns[k:]
+    return eqns, []
 
-    def _waits_for(self, needs: int, k: int) -> bool:
-        """Whether depending on these equations and their groups means depending on k."""
-        before = None
-        while needs != before:
-            before = needs
-            for bits, further in zip(self._bits, self._needs):
-                if bits & needs:
-                    needs |= bits | further
-        return bool(needs & self._bits[k])
 
-    def in_order(self) -> Iterator[list[Equation]]:
-        """Yield groups and single equations in topological order.
-
-        That is the tape's order where possible; a group takes the place of its last equation.
-        """
-        parts: dict[int, list[Equation]] = {}
-        for place, eqn in enumerate(self.tape.equations):
-            part = self.members[self._number[eqn]] if eqn in self._number else [eqn]
-            if part[-1] is eqn:
-                parts[place] = part
-        maker = {v: place for place, part in parts.items() for e in part for v in self._gives(e)}
-        missing = {
-            place: {maker[a] for e in part for a in self._takes(e) if a in maker} - {place}
-            for place, part in parts.items()
-        }
-        users: dict[int, list[int]] = {}
-        for place, needed in missing.items():
-            for other in needed:
-                users.setdefault(other, []).append(place)
-        ready = [place for place, needed in missing.items() if not needed]
-        heapq.heapify(ready)
-        while ready:
-            place = heapq.heappop(ready)
-            yield parts[place]
-            for user in users.get(place, ()):
-                missing[user].discard(place)
-                if not missing[user]:
-                    heapq.heappush(ready, user)
+def _passes(
+    eqn: Equation, group: list[Equation], missing: set[Equation], inside: Callable[[Equation, Atom, Equation], bool]
+) -> bool:
+    """Whether an equation needs nothing but what passes to it within a group."""
+    made = {v: e for e in group for v in e.outputs}
+    operands = [a for a in eqn.inputs if isinstance(a, Var) and a in made]
+    return missing <= {*group} and all(inside(made[a], a, eqn) for a in operands)

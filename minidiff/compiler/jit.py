@@ -28,7 +28,7 @@ import numpy
 from minidiff import core, tree
 from minidiff.arguments import as_value
 from minidiff.compiler.codegen import Program
-from minidiff.compiler.simplify import SETTINGS, check_options
+from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of, typeof
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.promotion import are_weak
@@ -305,9 +305,8 @@ def jit(
     Arguments named by `static_argnums` (positions) or `static_argnames` are not arrays but settings: they must be
     hashable, the program is compiled for their values, and Python may branch on them.
 
-    `without` names rewrites to leave out (see `minidiff.compiler.simplify.REWRITES`); `settings` are options of
-    rewrites (see `minidiff.compiler.simplify.SETTINGS`), such as `bucket_bytes` for those of all-reduces. An unknown
-    name is an error.
+    `without` names rewrites to leave out (`minidiff.compiler.simplify.rewrites()` has all); `settings` are options of
+    rewrites, such as `bucket_bytes` for those of all-reduces. An unknown name is an error.
 
     `jit` works on derivatives (`jit(grad(f))`), and the compiled function can be differentiated, vmapped and staged.
 
@@ -321,7 +320,7 @@ def jit(
     check_function("jit", f)
     if settings or without:
         own = ("static_argnums", "static_argnames", "without")
-        check_keywords("jit", settings, (*own, *SETTINGS))
+        check_keywords("jit", settings, (*own, *settings_of_passes()))
         check_options(without, settings)
     return Jitted(f, static_arguments(f, static_argnums, static_argnames), {"without": without, **settings})
 

@@ -1,9 +1,8 @@
 """Simplify tapes: rewrite rules, common subexpressions, dead code.
 
-Every pass takes a tape and returns a tape of the same function, with the same types. The table `REWRITES` holds all
-rewrites by name; this module and the modules that declare operations fill it. Declare a rule for equations of some
-operations with `simplifies`, a pass over whole tapes with `rewrites_tapes`. Each takes the name of its function, by
-which `optimize(tape, without=("reshaped twice",))` leaves it out.
+Every pass takes a tape and returns a tape of the same function, with the same types. `RULES`, at the
+end of this file, lists the rewrites of this layer; the layers above have their own `Passes`. Each has the name of its
+function, by which `optimize(tape, without=("reshaped twice",))` leaves it out.
 
 Rules preserve values to the bit, signed zeros, infinities and overflow included, and each states its conditions. (Those
 of `collectives` change only the order in which ranks' terms are summed.) One place checks that a rule preserves the
@@ -22,16 +21,14 @@ lambda a:f64[]:
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import higher_order as control
+from minidiff import core
+from minidiff.compiler.buffers import copy_p, with_results_copied
 from minidiff.core import (
     EVALUATE,
     Primitive,
@@ -46,7 +43,7 @@ from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.inlined import Call
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location
-from minidiff.ops import elementwise, rearranging, reduction, shape
+from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
@@ -55,54 +52,45 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, opera
 #: replaces it (see `Program.results`), or None if it does not apply.
 Rule = Callable[["Program", Equation], Any]
 
-RULES: dict[Primitive, list[Rule]] = {}
-
-#: All rewrites by name (as in `without=`): rules for equations, and passes over tapes.
-REWRITES: dict[str, Callable] = {}
-
-#: The passes over whole tapes: those that run before the rules, and those that run after the rules' fixpoint. With
-#: each, the names of the settings that it takes.
-FIRST: dict[Callable[..., Tape], tuple[str, ...]] = {}
-LAST: dict[Callable[..., Tape], tuple[str, ...]] = {}
-
-#: The settings of rewrites and their defaults, such as `bucket_bytes`.
-SETTINGS: dict[str, Any] = {}
+#: A pass takes a whole tape, the scope of the `shard_map` body that it belongs to (or None), and the settings.
+Pass = Callable[[Tape, Scope | None, Mapping[str, Any]], Tape]
 
 FOLDED_BYTES = 1 << 20  # fold constants into results of at most this size
 
 
-def simplifies(*primitives: Primitive) -> Callable[[Rule], Rule]:
-    """Declare a rule for equations of these operations."""
+class Passes(NamedTuple):
+    """The rewrites of a layer, in the order in which they run.
 
-    def register(rule: Rule) -> Rule:
-        for p in primitives:
-            RULES.setdefault(p, []).append(rule)
-        REWRITES[name_of_rewrite(rule)] = rule
-        return rule
-
-    return register
-
-
-def rewrites_tapes(
-    first: bool = False, in_scope: bool = False, **settings: Any
-) -> Callable[[Callable[..., Tape]], Callable[..., Tape]]:
-    """Declare a pass `(tape, **settings) -> tape`, with defaults of its settings.
-
-    With `in_scope` it also takes the `scope` in which the tape is rewritten. With `first` it runs before the rules.
+    `first` and `last` are passes that run before and after the rules, `rules` the rules by operation. `settings` has
+    the options of passes, with defaults, such as `bucket_bytes`.
     """
 
-    def register(rewrite: Callable[..., Tape]) -> Callable[..., Tape]:
-        (FIRST if first else LAST)[rewrite] = (*settings, *["scope"] * in_scope)
-        REWRITES[name_of_rewrite(rewrite)] = rewrite
-        SETTINGS.update(settings)
-        return rewrite
+    rules: Mapping[Primitive, Sequence[Rule]] = {}
+    first: Sequence[Pass] = ()
+    last: Sequence[Pass] = ()
+    settings: Mapping[str, Any] = {}
 
-    return register
+
+def _layers() -> list[Passes]:
+    return [*core.ranks.passes, Passes(RULES)]
+
+
+def rewrites() -> dict[str, Callable]:
+    """All rewrites by name (as in `without=`): passes over tapes, and rules for operations."""
+    found: list[Callable] = []
+    for layer in _layers():
+        found += [*layer.first, *itertools.chain(*layer.rules.values()), *layer.last]
+    return {name_of_rewrite(rewrite): rewrite for rewrite in found}
+
+
+def settings_of_passes() -> dict[str, Any]:
+    """The settings of all passes, and their defaults."""
+    return {name: value for layer in _layers() for name, value in layer.settings.items()}
 
 
 def name_of_rewrite(rewrite: Callable) -> str:
-    """The name of a rewrite in `REWRITES`: its function's name, as words."""
-    return rewrite.__name__.strip("_").replace("_", " ")
+    """The name of a rewrite: its function's name, as words."""
+    return rewrite.__name__.replace("_", " ")
 
 
 @restores_interpreter
@@ -114,26 +102,34 @@ def optimize(
 ) -> Tape:
     """Optimise a tape and its bodies. `scope` is that of a `shard_map` body.
 
-    Rewrites named in `without` are left out; `settings` override the defaults in `SETTINGS`. Raises ValueError for a
-    name that is not among the `REWRITES`, TypeError for a setting that is not among the `SETTINGS`.
+    Rewrites named in `without` are left out; `settings` override the defaults in `settings_of_passes()`. Raises
+    ValueError for a name that is not among the `rewrites()`, TypeError for an unknown setting.
     """
     check_options(without, settings)
-    return _with_results_copied(_optimized(tape, scope, without, settings))
+    layers, kept = _layers(), lambda found: [r for r in found if name_of_rewrite(r) not in without]
+    passes = Passes(
+        rules={p: kept(rules) for layer in layers for p, rules in layer.rules.items()},
+        first=kept(p for layer in layers for p in layer.first),
+        last=kept(p for layer in layers for p in layer.last),
+        settings={**settings_of_passes(), **settings},
+    )
+    return with_results_copied(_optimized(tape, scope, passes))
 
 
-def _optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
+def _optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
     """`optimize` for a program or for a body in one, whose results may share memory."""
-    smaller = _passed(FIRST, written_out(tape, scope), scope, without, settings)
-    smaller = _bodies_optimized(prune_tape(smaller), scope, without, settings)
-    while True:
-        before, smaller = smaller, prune_tape(Program(smaller, without).simplified())
-        if _same_equations(before, smaller):
-            break
-    return _passed(LAST, smaller, scope, without, settings)
+    tape = written_out(tape, scope)
+    for rewrite in passes.first:
+        tape = rewrite(tape, scope, passes.settings)
+    tape = _bodies_optimized(prune_tape(tape), scope, passes)
+    tape = prune_tape(Program(tape, passes.rules).simplified())
+    for rewrite in passes.last:
+        tape = rewrite(tape, scope, passes.settings)
+    return tape
 
 
 def simplified(tape: Tape) -> Tape:
-    """Apply the `IDENTITIES`, and nothing else, to a tape and its bodies.
+    """Apply the `RULES`, and nothing else, to a tape and its bodies.
 
     Common subexpressions are not merged, and communication stays as it is.
 
@@ -144,7 +140,7 @@ def simplified(tape: Tape) -> Tape:
       return b
     """
     tape = with_equations(tape, [_with_bodies(e, simplified) if bodies_of(e) else e for e in tape.equations])
-    return prune_tape(Program(tape, only=IDENTITIES).simplified())
+    return prune_tape(Program(tape, RULES, merges=False).simplified())
 
 
 def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:
@@ -153,40 +149,26 @@ def _with_bodies(eqn: Equation, rewritten: Callable[[Tape], Tape]) -> Equation:
     return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
 
 
-def _passed(passes: dict, tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
-    known = {**SETTINGS, **settings, "scope": scope}
-    for rewrite, names in passes.items():
-        if name_of_rewrite(rewrite) not in without:
-            tape = rewrite(tape, **{name: known[name] for name in names})
-    return tape
-
-
 def check_options(without: Sequence[str], settings: dict) -> None:
     """Raise ValueError for an unknown rewrite, TypeError for an unknown setting."""
     if isinstance(without, str):
         raise TypeError(f"without is a tuple of names of rewrites, got the string {without!r}; write ({without!r},)")
+    known, options = rewrites(), settings_of_passes()
     for name in without:
-        if name not in REWRITES:
-            raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(REWRITES))}")
+        if name not in known:
+            raise ValueError(f"there is no rewrite {name!r} to leave out; there are {', '.join(sorted(known))}")
     for name in settings:
-        if name not in SETTINGS:
-            raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(SETTINGS) or 'none'}")
+        if name not in options:
+            raise TypeError(f"rewrites have no setting {name!r}; they have {', '.join(options) or 'none'}")
 
 
-def _same_equations(one: Tape, two: Tape) -> bool:
-    def same(e: Equation, f: Equation) -> bool:
-        return (e.primitive, [*map(id, e.inputs)]) == (f.primitive, [*map(id, f.inputs)])
-
-    return len(one.equations) == len(two.equations) and all(map(same, one.equations, two.equations))
-
-
-def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], settings: dict) -> Tape:
+def _bodies_optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
     """Apply `_optimized` to the bodies. A loop and its body share a scope."""
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
             inner = eqn.primitive.body_scope(eqn.params) or scope
-            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, without, settings))  # noqa: B023
+            eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, passes))  # noqa: B023
         equations.append(eqn)
     return with_equations(tape, equations)
 
@@ -220,117 +202,27 @@ def written_out(tape: Tape, scope: Scope | None = None) -> Tape:
     return out
 
 
-# ---------------------------------------------------------------- memory
-
-copy_p = elementwise.copy.primitive
-
-
-#: Operations whose results are read-only views in NumPy.
-READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
-
-
-def sharing(tape: Tape) -> dict[Any, frozenset]:
-    """Alias analysis: for each name, the names whose memory it may share.
-
-    Read-only memory is represented by an id: that of a constant, or of the equation whose result is read-only.
-    """
-    roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
-    for eqn in tape.equations:
-        p, own = eqn.primitive, eqn.outputs[:1]
-        if not (p.shares_memory or p.is_higher_order):
-            roots.update((v, frozenset([v])) for v in eqn.outputs)
-            continue
-        if p.is_higher_order and _bodies_make_all(eqn):
-            roots.update((v, frozenset([v])) for v in eqn.outputs)
-            continue
-        reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
-        if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
-            reached |= {id(eqn)}
-        roots.update((v, reached) for v in eqn.outputs)
-    return roots
-
-
-def _bodies_make_all(eqn: Equation) -> bool:
-    """Whether the bodies of an operation allocate each result separately."""
-    bodies = bodies_of(eqn)
-    may_not_run = eqn.primitive is control.while_p or eqn.params.get("length") == 0  # then it returns its operands
-    return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
-
-
-def _shared_results(tape: Tape) -> list[int]:
-    """Indices of results that may share memory with inputs, constants or others."""
-    roots, found = sharing(tape), []
-    cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
-    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
-    for k, a in enumerate(tape.outputs):
-        mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
-        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
-            found.append(k)
-        else:
-            taken.update(dict.fromkeys(mine, cut))
-    return found
-
-
-def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
-    """Whether an equation splits its operands into results without shared memory."""
-    if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
-        return False
-    operands = [roots_of(a, roots) for a in eqn.inputs]
-    return sum(map(len, operands)) == len(frozenset().union(*operands))
-
-
-def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
-    """The memory that an atom may share."""
-    if isinstance(a, Var):
-        return roots[a]
-    return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
-
-
-def _with_results_copied(tape: Tape) -> Tape:
-    """Copy results that share memory with other values: see `aliasing`."""
-    equations, outputs = list(tape.equations), list(tape.outputs)
-    for k in _shared_results(tape):
-        copied = Var(atom_type(outputs[k]))
-        equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
-        outputs[k] = copied
-    out = Tape(tape.inputs, equations, outputs)
-    out.linear = tape.linear
-    return out
+# ---------------------------------------------------------------- applying rules
 
 
 class Program:
     """A tape being rewritten, equation by equation."""
 
-    def __init__(self, tape: Tape, without: Sequence[str] = (), only: Mapping[Primitive, Sequence[Rule]] | None = None):
+    def __init__(self, tape: Tape, rules: Mapping[Primitive, Sequence[Rule]], merges: bool = True):
         self.tape = tape
-        self.only = only  # if given, apply these rules alone: no constant folding, no common subexpressions
-        self.rules = RULES if only is None else only
-        self.without = {REWRITES[name] for name in without}
+        self.rules = rules
+        self.merges = merges  # whether to fold constants and merge common subexpressions, too
         self.atoms: dict[Var, Atom] = {}  # name on the old tape -> its replacement
         self.producer: dict[Var, Equation] = {}  # name on the new tape -> the equation that defines it
         self.known: dict[Any, Sequence[Atom]] = {}  # operation, operands and parameters -> results
         self.equations: list[Equation] = []
         self.source: Location | None = None  # the source of the equation being rewritten
 
-    @functools.cached_property
-    def uses(self) -> Counter:
-        """How often each name is used, on the old tape or the new one."""
-        atoms = itertools.chain(*[e.inputs for e in self.tape.equations], self.tape.outputs)
-        return Counter(a for a in atoms if isinstance(a, Var))
-
-    @functools.cached_property
-    def user(self) -> dict[Var, Equation]:
-        """The last equation on the old tape that uses each name."""
-        return {a: e for e in self.tape.equations for a in e.inputs if isinstance(a, Var)}
-
     def simplified(self) -> Tape:
         for eqn in self.tape.equations:
             self.source = eqn.source
             results = self.results(Equation(eqn.primitive, self.read(eqn.inputs), eqn.params, eqn.outputs, eqn.source))
-            for v, found in zip(eqn.outputs, results):
-                self.atoms[v] = found
-                if isinstance(found, Var) and found is not v:
-                    self.uses[found] += self.uses[v]
+            self.atoms.update(zip(eqn.outputs, results))
         tape = Tape(self.tape.inputs, self.equations, self.read(self.tape.outputs))
         tape.linear = self.tape.linear
         return tape
@@ -343,11 +235,11 @@ class Program:
 
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
-        folded = _folded(eqn) if self.only is None else None
+        folded = _folded(eqn) if self.merges else None
         if folded is not None and [*map(atom_type, folded)] == [v.type for v in eqn.outputs]:
             return folded
         for rule in self.rules.get(eqn.primitive, ()):
-            found = None if rule in self.without else rule(self, eqn)
+            found = rule(self, eqn)
             if found is None:
                 continue
             types = [v.type for v in eqn.outputs]
@@ -360,7 +252,7 @@ class Program:
 
     def _written(self, eqn: Equation) -> Sequence[Atom]:
         """Add an equation unless an equal one exists; return the results of either."""
-        key = _key(eqn) if self.only is None else None
+        key = _key(eqn) if self.merges else None
         if key is not None and key in self.known:
             return self.known[key]
         if eqn.source is None:
@@ -380,8 +272,6 @@ class Program:
         """Add a simplified equation and return its result."""
         (type,) = _types_of(primitive, inputs, params)
         (out,) = self.results(Equation(primitive, inputs, params, (Var(type),)))
-        if isinstance(out, Var):
-            self.uses[out] += 1
         return out
 
 
@@ -456,8 +346,7 @@ def _number(a: Atom) -> Any:
     return a.flat[0] if a.tobytes() == a.flat[0].tobytes() * a.size else None
 
 
-@simplifies(add_p, subtract_p, multiply_p, divide_p)
-def _narrow_operands(program, eqn):
+def narrow_operands(program, eqn):
     """Replace a broadcast operand by its unbroadcast value, a constant by a number.
 
     The other operand must have the shape of the result.
@@ -473,8 +362,7 @@ def _narrow_operands(program, eqn):
     return None
 
 
-@simplifies(copy_p)
-def _copied_within(program, eqn):
+def copied_within(program, eqn):
     """Drop a copy: no equation writes into a named value.
 
     Results are copied at the end.
@@ -494,8 +382,7 @@ def _neutral(primitive: Primitive, dtype: numpy.dtype) -> float:
     return 0 if primitive is subtract_p else 1
 
 
-@simplifies(add_p, subtract_p, multiply_p, divide_p)
-def _neutral_operand(program, eqn):
+def neutral_operand(program, eqn):
     """x + -0.0, x - 0, x * 1 and x / 1 are x, unless x is complex.
 
     Complex products and quotients mix real and imaginary parts.
@@ -511,8 +398,7 @@ def _neutral_operand(program, eqn):
     return None
 
 
-@simplifies(multiply_p)
-def _times_minus_one(program, eqn):
+def times_minus_one(program, eqn):
     """x * -1 is -x, where x has the dtype of the result, signed and not complex."""
     dtype = eqn.outputs[0].type.dtype
     for x, y in _orders(eqn) if dtype.kind in "fi" else ():
@@ -522,8 +408,7 @@ def _times_minus_one(program, eqn):
     return None
 
 
-@simplifies(add_p, subtract_p)
-def _negated_term(program, eqn):
+def negated_term(program, eqn):
     """x + (-y) is x - y, and x - (-y) is x + y, if y has the result's dtype.
 
     A smaller dtype could wrap around.
@@ -536,28 +421,24 @@ def _negated_term(program, eqn):
     return None
 
 
-@simplifies(negative_p)
-def _negative_twice(program, eqn):
+def negative_twice(program, eqn):
     """-(-x) is x, also for integers, which wrap around."""
     negated = program.made_by(eqn.inputs[0], negative_p)
     return negated and negated.inputs[0]
 
 
-@simplifies(shape.reshape_p, shape.broadcast_to_p)
-def _same_shape(program, eqn):
+def same_shape(program, eqn):
     """Drop a reshape or broadcast to the shape that the operand has."""
     return eqn.inputs[0]
 
 
-@simplifies(shape.reshape_p)
-def _reshaped_twice(program, eqn):
+def reshaped_twice(program, eqn):
     """Merge two reshapes into one, to the last shape."""
     before = program.made_by(eqn.inputs[0], eqn.primitive)
     return before and Equation(eqn.primitive, before.inputs, eqn.params, eqn.outputs)
 
 
-@simplifies(shape.transpose_p)
-def _transposed_twice(program, eqn):
+def transposed_twice(program, eqn):
     """Drop an identity transpose; merge two transposes into one."""
     axes = eqn.params["axes"]
     if axes == tuple(range(len(axes))):
@@ -568,8 +449,7 @@ def _transposed_twice(program, eqn):
     return Equation(eqn.primitive, before.inputs, {"axes": tuple(before.params["axes"][a] for a in axes)}, eqn.outputs)
 
 
-@simplifies(shape.broadcast_to_p)
-def _broadcast_of_reshape(program, eqn):
+def broadcast_of_reshape(program, eqn):
     """Drop a reshape before a broadcast; a broadcast of equal size is a reshape.
 
     The reshape only adds leading axes of size 1, as broadcasting does by itself.
@@ -595,8 +475,7 @@ def _before_broadcasting(program, a):
     return x if sizes[0] == sizes[1] else None
 
 
-@simplifies(shape.reshape_p)
-def _sum_reshaped(program, eqn):
+def sum_reshaped(program, eqn):
     """Use a sum's `keepdims` instead of a reshape that adds or drops summed axes."""
     before = program.made_by(eqn.inputs[0], reduction.sum_p)
     for params in ({}, {"keepdims": True}) if before is not None else ():
@@ -606,18 +485,15 @@ def _sum_reshaped(program, eqn):
     return None
 
 
-@simplifies(divide_p)
-def _sum_divided(program, eqn):
-    """A sum divided by its number of terms is a mean."""
-    x, y = eqn.inputs
-    before = program.made_by(x, reduction.sum_p)
-    if before is None or atom_type(before.inputs[0]).dtype.kind not in "fc":
-        return None
-    sizes = atom_type(before.inputs[0]).shape
-    if _number(y) != math.prod([sizes[a] for a in before.params["axes"]]):
-        return None
-    return Equation(reduction.mean_p, before.inputs, before.params, eqn.outputs)
-
-
-#: The rules of this file, which concern the computation of a single rank.
-IDENTITIES = {p: tuple(rules) for p, rules in RULES.items()}
+#: The rules for each operation, in the order in which they are tried.
+RULES: dict[Primitive, tuple[Rule, ...]] = {
+    add_p: (narrow_operands, neutral_operand, negated_term),
+    subtract_p: (narrow_operands, neutral_operand, negated_term),
+    multiply_p: (narrow_operands, neutral_operand, times_minus_one),
+    divide_p: (narrow_operands, neutral_operand),
+    negative_p: (negative_twice,),
+    copy_p: (copied_within,),
+    shape.reshape_p: (same_shape, reshaped_twice, sum_reshaped),
+    shape.broadcast_to_p: (same_shape, broadcast_of_reshape),
+    shape.transpose_p: (transposed_twice,),
+}

@@ -19,7 +19,7 @@ from collectives import (
     psum,
     psum_scatter,
 )
-from minidiff.compiler.simplify import SETTINGS
+from collectives.passes import SETTINGS
 from spmd import P
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
@@ -117,44 +117,17 @@ def test_buckets_are_on_their_way_at_once(counted, size):
 @RANKS
 @pytest.mark.parametrize("size, buckets", [(1, 6), (400, 3), (None, 1)])
 def test_buckets_of_a_gradient_that_is_not_compiled(counted, monkeypatch, size, buckets):
-    """Each is begun when the next one is; the last one has nothing to be waited for beside."""
+    """Summed at the end, one call for each."""
     mesh, calls = counted
     if size is not None:
         monkeypatch.setitem(SETTINGS, "bucket_bytes", size)
     params, x = parameters(5, 7, 6, 3), data("float64", (8, 5))
     out = md.value_and_grad(data_parallel(mesh))(params, x)
-    assert [name for name, _ in calls] == ["Allreduce", *["Iallreduce"] * (buckets - 1), "Allreduce"]
+    assert [name for name, _ in calls] == ["Allreduce"] * (1 + buckets)
     assert sum(n for _, n in calls) == 1 + sum(w.size + b.size for w, b in params)
     assert_trees_close(out, data_parallel_reference(params, x))
     the_same_on_all(calls)
     assert not mesh.ranks._started
-
-
-@RANKS
-def test_an_error_on_the_way_back_while_sums_are_on_their_way(counted, monkeypatch):
-    mesh, calls = counted
-    monkeypatch.setitem(SETTINGS, "bucket_bytes", 1)
-    broken = md.custom_vjp(lambda x: x)
-
-    def back(_, ct):
-        raise ZeroDivisionError
-
-    broken.defvjp(lambda x: (x, None), back)
-
-    def loss(params, x, first):
-        (a, b, c, d) = params
-        return mapped(lambda a, b, c, d, x: psum(np.sum(first(x * a) * b * c * d), "i"), mesh)(a, b, c, d, x)
-
-    def mapped(body, mesh):
-        return spmd.shard_map(body, mesh=mesh, in_specs=(P(), P(), P(), P(), P("i")), out_specs=P())
-
-    params, x = [np.full(3, 2.0), np.ones(3), np.ones(3), np.ones(3)], np.ones((mesh.size, 3))
-    for _ in range(3):
-        calls.clear()
-        with pytest.raises(ZeroDivisionError):
-            md.grad(loss)(params, x, broken)
-        assert "Iallreduce" in dict(calls) and not mesh.ranks._started
-        np.testing.assert_array_equal(md.grad(loss)(params, x, lambda x: x)[1], np.full(3, 2.0 * mesh.size))
 
 
 @RANKS

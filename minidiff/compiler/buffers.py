@@ -1,0 +1,116 @@
+"""Which values share memory, and when memory is used for the last time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+from minidiff.core import ShapedArray, is_scalar_constant
+from minidiff.higher_order import while_p
+from minidiff.ops import elementwise, rearranging, shape
+from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+
+# ---------------------------------------------------------------- aliasing
+
+copy_p = elementwise.copy.primitive
+
+#: Operations whose results are read-only views in NumPy.
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
+
+
+def sharing(tape: Tape) -> dict[Any, frozenset]:
+    """Alias analysis: for each name, the names whose memory it may share.
+
+    Read-only memory is represented by an id: that of a constant, or of the equation whose result is read-only.
+    """
+    roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
+    for eqn in tape.equations:
+        p, own = eqn.primitive, eqn.outputs[:1]
+        if not (p.shares_memory or p.is_higher_order):
+            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            continue
+        if p.is_higher_order and _bodies_make_all(eqn):
+            roots.update((v, frozenset([v])) for v in eqn.outputs)
+            continue
+        reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])
+        if p in READ_ONLY or p.is_higher_order:  # a body may return a constant, too
+            reached |= {id(eqn)}
+        roots.update((v, reached) for v in eqn.outputs)
+    return roots
+
+
+def _bodies_make_all(eqn: Equation) -> bool:
+    """Whether the bodies of an operation allocate each result separately."""
+    bodies = bodies_of(eqn)
+    may_not_run = eqn.primitive is while_p or eqn.params.get("length") == 0  # then it returns its operands
+    return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
+
+
+def _shared_results(tape: Tape) -> list[int]:
+    """Indices of results that may share memory with inputs, constants or others."""
+    roots, found = sharing(tape), []
+    cuts = {v: eqn for eqn in tape.equations if _is_cut(eqn, roots) for v in eqn.outputs}
+    taken: dict[Any, Any] = dict.fromkeys(tape.inputs)  # memory -> the equation that split it into results
+    for k, a in enumerate(tape.outputs):
+        mine, cut = roots_of(a, roots), cuts.pop(a, None) if isinstance(a, Var) else None
+        if any(isinstance(r, int) or (r in taken and (cut is None or taken[r] is not cut)) for r in mine):
+            found.append(k)
+        else:
+            taken.update(dict.fromkeys(mine, cut))
+    return found
+
+
+def _is_cut(eqn: Equation, roots: dict[Any, frozenset]) -> bool:
+    """Whether an equation splits its operands into results without shared memory."""
+    if not (eqn.primitive.multiple_results and eqn.primitive.shares_memory):
+        return False
+    operands = [roots_of(a, roots) for a in eqn.inputs]
+    return sum(map(len, operands)) == len(frozenset().union(*operands))
+
+
+def roots_of(a: Atom, roots: dict[Any, frozenset]) -> frozenset:
+    """The memory that an atom may share."""
+    if isinstance(a, Var):
+        return roots[a]
+    return frozenset() if is_scalar_constant(a) or isinstance(a, ShapedArray) else frozenset([id(a)])
+
+
+def with_results_copied(tape: Tape) -> Tape:
+    """Copy results that share memory with other values: callers may write into any of them."""
+    equations, outputs = list(tape.equations), list(tape.outputs)
+    for k in _shared_results(tape):
+        copied = Var(atom_type(outputs[k]))
+        equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
+        outputs[k] = copied
+    out = Tape(tape.inputs, equations, outputs)
+    out.linear = tape.linear
+    return out
+
+
+# ---------------------------------------------------------------- liveness
+
+
+class Memory:
+    """Liveness: the last use of each name, and of the memory it shares."""
+
+    def __init__(self, tape: Tape):
+        self.roots = sharing(tape)
+        #: Values whose memory the program allocated for them alone.
+        self.owned = {v for e in tape.equations if not (e.primitive.shares_memory or e.primitive.is_higher_order)
+                      for v in e.outputs}  # fmt: skip
+        last: dict[Var, int] = {}
+        for k, eqn in enumerate(tape.equations):
+            last.update((v, k) for v in eqn.outputs)
+            for a in eqn.inputs:
+                if isinstance(a, Var):
+                    last[a] = k
+                    last.update((root, k) for root in self.roots[a] if isinstance(root, Var))
+        for a in tape.outputs:
+            if isinstance(a, Var):
+                last.update((v, -1) for v in (a, *self.roots[a]) if isinstance(v, Var))
+        given = set(tape.inputs)
+        #: By equation: the names whose last use it is, views of their memory included.
+        self.ending: dict[int, list[Var]] = defaultdict(list)
+        for v, k in last.items():
+            if v not in given:
+                self.ending[k].append(v)
