@@ -16,6 +16,7 @@ import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, typeof
 from minidiff.ops.base import Linear, zeros_like
+from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, convert, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
 from minidiff.ops.shape import as_array, broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
@@ -119,6 +120,7 @@ dynamic_slice_p = Linear(
     ],
     _batch_slice,
     linear_operands=1,
+    sharding=gather,
 )
 
 dynamic_slice_p.shares_memory = True
@@ -131,6 +133,7 @@ dynamic_unslice_p = Linear(
     lambda ct, operands, axis, length: [dynamic_slice_p.bind(ct, operands[1], axis=axis, size=operands[0].shape[axis])],
     _batch_unslice,
     linear_operands=1,
+    sharding=gather,
 )
 
 #: x, with its elements from `start` on along an axis replaced by v.
@@ -141,6 +144,7 @@ dynamic_update_p = Linear(
     _update_transpose,
     _batch_update,
     linear_operands=2,
+    sharding=gather,
 )
 
 # ---------------------------------------------------------------- public functions

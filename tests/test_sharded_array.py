@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import sys
 
 import hypothesis.strategies as st
 import numpy
@@ -13,6 +14,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.compiler.jit import Jitted
+from minidiff.core import Primitive
 from spmd import P
 from tests.optimisers import adam, momentum, sgd
 
@@ -188,7 +190,7 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x[np.array([-4])], (P("i"),), P(), {"psum": 1}),
         (lambda x: x[[3, 0], [1, -1]], (P("i", "j"),), P(), {"psum": 1}),
         (lambda x: (x > 0)[[3]], (P("i"),), P(), {"pmax": 1}),
-        (lambda x: x[np.arange(40) % 4], (P("i"),), P(), {"all_gather_invariant": 1}),  # cheaper than to add up
+        (lambda x: x[np.arange(40) % 4], (P("i"),), P(None, "i"), {"all_to_all": 1}),  # less than to add up
         # updates
         (lambda x: np.at(x)[1].set(0.0), (P("i", "j"),), P("i", "j"), {}),
         (lambda x: np.at(x)[:, 1::2].set(B[:4, :3]), (P("i"),), P("i"), {}),
@@ -749,6 +751,15 @@ def test_membership():
 def test_what_numpy_says_of_memory():
     y = sharded(X, P("i"))
     assert (y.nbytes, y.itemsize) == (X.nbytes, X.itemsize)
+
+
+def test_every_operation_declares_its_dimensions():
+    found = [x for name, m in [*sys.modules.items()] if name.startswith(("minidiff", "spmd")) for x in vars(m).values()]
+    operations = {p for x in found if isinstance(p := getattr(x, "primitive", x), Primitive)}
+    assert len(operations) > 150
+    assert {p.name for p in operations if p.sharding is None and not (p.is_higher_order or p.on_ranks)} == {"reshard"}
+    with pytest.raises(TypeError, match=r"silent does not say how its dimensions correspond.*declare it with sharding="):
+        Primitive("silent", np.sin, lambda x: (x.shape, x.dtype)).bind(sharded(X, P("i")))
 
 
 def test_errors():

@@ -7,7 +7,7 @@ linear      a transpose                  the operation on tangents    the transp
 multilinear a transpose for each operand the sum over operands, one   the transpose in the operand
                                          replaced by its tangent      that carries the tangent
 elementwise a derivative per operand     derivative x tangent         derivative x cotangent
-other       a jvp written in operations  as written                   the transpose of what it recorded
+general     a tangent, in operations     as written                   the transpose of what it recorded
 =========== ============================ ============================ ================================
 """
 
@@ -36,6 +36,7 @@ from minidiff.core import (
     strong,
     typeof,
 )
+from minidiff.ops import dimensions
 
 if TYPE_CHECKING:
     from minidiff.tape import Tape
@@ -58,8 +59,8 @@ class Linear(Primitive):
     `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule, linear_operands: int | None = None):
-        super().__init__(name, impl, shape_rule)
+    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule, linear_operands: int | None = None, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
         self.transpose_rule = transpose_rule
         self.batch_rule = batch_rule
         self.linear_operands = linear_operands
@@ -179,8 +180,8 @@ class Multilinear(Differentiable):
     `transpose_rules[i](ct, operands, **params)` is the transpose in operand i.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule):
-        super().__init__(name, impl, shape_rule)
+    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
         self.transpose_rules = transpose_rules
         self.batch_rule = batch_rule
 
@@ -212,7 +213,7 @@ class Elementwise(Differentiable):
     """
 
     def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None]):
-        super().__init__(name, impl, functools.partial(elementwise_shape, impl))
+        super().__init__(name, impl, functools.partial(elementwise_shape, impl), sharding=dimensions.elementwise)
         self.derivatives = derivatives
 
     broadcasts = True
@@ -230,6 +231,22 @@ class Elementwise(Differentiable):
 
     def batch(self, args, batched, params):
         return bind_aligned(self, args, batched)
+
+
+class General(Primitive):
+    """A primitive with any other derivative.
+
+    `tangent_rule(out, primals, tangents, params)` returns the tangent of the result, written in operations, or None
+    where it is zero; `batch_rule` is as for :class:`Linear`.
+    """
+
+    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, batch_rule: Callable, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
+        self.tangent = tangent_rule
+        self.batch_rule = batch_rule
+
+    def batch(self, args, batched, params):
+        return self.batch_rule(self, args, batched, **params)
 
 
 # ---------------------------------------------------------------- properties of rules, found by tracing them

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, promoting, typeof
-from minidiff.ops import elementwise, indexing, reduction, shape
-from minidiff.ops.base import Elementwise
+from minidiff.core import Tracer, Value, implements, is_differentiable, promoting, typeof
+from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
+from minidiff.ops.base import Elementwise, General
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
 
@@ -85,6 +85,7 @@ round_p = Discrete(
     lambda x, decimals: numpy.round(x, decimals),
     lambda x, decimals: (x.shape, numpy.round(numpy.ones(1, x.dtype), decimals).dtype),
     lambda primitive, args, batched, decimals: primitive.bind(*args, decimals=decimals),
+    sharding=dimensions.elementwise,
 )
 
 
@@ -187,30 +188,24 @@ def _inside(condition: Value, x: Value) -> Value:
 # ---------------------------------------------------------------- interpolation
 
 
-class Bracket(Primitive):
-    """The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x."""
-
-    def __init__(self):
-        super().__init__("bracket", self._search, lambda xp, x: (x.shape, numpy.dtype(numpy.intp)))
-
-    @staticmethod
-    def _search(xp: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-        return numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0))
-
-    def jvp(self, primals, tangents, params):
-        return self.bind(*primals), None
-
-    def batch(self, args, batched, params):
-        xp, x = args
-        if not batched[0]:
-            return self.bind(xp, x)
-        x = shape.expand_dims(x, -1)  # each x has its own xp: count, since NumPy has no batched searchsorted
-        xp = shape.reshape(xp, (xp.shape[0], *[1] * (typeof(x).ndim - 1 - batched[1]), xp.shape[1]))
-        count = reduction.sum(elementwise.greater_equal(x, xp), -1)
-        return clip(count - 1, 0, max(xp.shape[-1] - 2, 0))
+def _batch_bracket(primitive, args, batched):
+    xp, x = args
+    if not batched[0]:
+        return primitive.bind(xp, x)
+    x = shape.expand_dims(x, -1)  # each x has its own xp: count, since NumPy has no batched searchsorted
+    xp = shape.reshape(xp, (xp.shape[0], *[1] * (typeof(x).ndim - 1 - batched[1]), xp.shape[1]))
+    count = reduction.sum(elementwise.greater_equal(x, xp), -1)
+    return clip(count - 1, 0, max(xp.shape[-1] - 2, 0))
 
 
-bracket_p = Bracket()
+#: The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x.
+bracket_p = Discrete(
+    "bracket",
+    lambda xp, x: numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0)),
+    lambda xp, x: (x.shape, numpy.dtype(numpy.intp)),
+    _batch_bracket,
+    sharding=dimensions.look_up(0),
+)
 
 
 @implements(numpy.interp)
@@ -245,25 +240,15 @@ def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Val
     return x, xp, numpy.concatenate([fp[-1:], fp, fp[:1]])
 
 
-class Unwrap(Primitive):
-    """`numpy.unwrap` adds multiples of the period, so tangents pass unchanged."""
-
-    def __init__(self):
-        super().__init__(
-            "unwrap",
-            lambda p, **params: numpy.unwrap(p, **params),
-            lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
-        )
-
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals, **params)
-        return out, convert(tangents[0], out.dtype)
-
-    def batch(self, args, batched, params):
-        return self.bind(*args, **{**params, "axis": params["axis"] + 1})
-
-
-unwrap_p = Unwrap()
+#: `numpy.unwrap` adds multiples of the period, so tangents pass unchanged.
+unwrap_p = General(
+    "unwrap",
+    lambda p, **params: numpy.unwrap(p, **params),
+    lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
+    lambda out, primals, tangents, params: convert(tangents[0], out.dtype),
+    shape.batch_along,
+    sharding=dimensions.along("axis"),
+)
 
 
 @implements(numpy.unwrap)

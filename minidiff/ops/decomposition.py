@@ -27,8 +27,9 @@ import numpy
 from numpy.linalg import LinAlgError
 
 from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
-from minidiff.ops import reduction
+from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import align, match
+from minidiff.ops.dimensions import Dimensions, Types, aligned
 from minidiff.ops.elementwise import (
     absolute,
     convert,
@@ -77,7 +78,7 @@ class OfMatrix(Primitive):
     any_shape = False  # True if matrices need not be square
 
     def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, multiple_results: bool = False):
-        super().__init__(name, impl, shape_rule)
+        super().__init__(name, impl, shape_rule, sharding=dimensions.batch(2))
         self.rule = rule
         self.multiple_results = multiple_results
 
@@ -210,8 +211,21 @@ def _solve_shape(a: ShapedArray, b: ShapedArray):
     return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
 
 
-solve_p = Solve("solve", numpy.linalg.solve, _solve_shape)
-solve_p.fits = lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1]
+def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """Batch dimensions, and the columns of the right-hand side, may be in parts."""
+    a, b = types
+    batch = outs[0].shape[:-2]
+    right = (*aligned(b.shape[:-2], batch), None, "column")
+    return Dimensions(((*aligned(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),))
+
+
+solve_p = Solve(
+    "solve",
+    numpy.linalg.solve,
+    _solve_shape,
+    fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
+    sharding=_solve_dimensions,
+)
 
 
 def _solve(a: Value, b: Value) -> Value:

@@ -37,6 +37,7 @@ from minidiff.core import (
     strong,
     typeof,
 )
+from minidiff.ops import dimensions
 from minidiff.ops.base import (
     Elementwise,
     Linear,
@@ -102,7 +103,7 @@ class Product(Multilinear):
 def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
     """Declare an elementwise multilinear operation, with a transpose per operand."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
-    primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned)
+    primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned, sharding=dimensions.elementwise)
     return implements(numpy_function)(function_of(primitive))
 
 
@@ -110,7 +111,12 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
     primitive = Linear(
-        name, numpy_function, shape_rule, lambda ct, operands: [transpose(ct, operands[0])], bind_aligned
+        name,
+        numpy_function,
+        shape_rule,
+        lambda ct, operands: [transpose(ct, operands[0])],
+        bind_aligned,
+        sharding=dimensions.elementwise,
     )
     return implements(numpy_function)(function_of(primitive))
 
@@ -126,7 +132,7 @@ class Sum(Primitive):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
-        super().__init__(name, impl, functools.partial(elementwise_shape, impl))
+        super().__init__(name, impl, functools.partial(elementwise_shape, impl), sharding=dimensions.elementwise)
         self.signs = signs
         self.recorded = {0b111: Recording(self, operator.itemgetter(4, 5))}
         self.pulls = [None if sign > 0 else _negated for sign in signs]
@@ -197,6 +203,7 @@ convert_p = Convert(
     lambda x, dtype: (typeof(x).shape, dtype),
     lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
     bind_aligned,
+    sharding=dimensions.elementwise,
 )
 
 
@@ -214,7 +221,7 @@ def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
 
 
 #: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
-fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned)
+fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned, sharding=dimensions.elementwise)
 
 
 def convert_number(x: Value, dtype: numpy.dtype) -> Value:
@@ -236,7 +243,14 @@ imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
 #: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(
-    Linear("copy", _copied, functools.partial(elementwise_shape, _copied), lambda ct, operands: [ct], bind_aligned)
+    Linear(
+        "copy",
+        _copied,
+        functools.partial(elementwise_shape, _copied),
+        lambda ct, operands: [ct],
+        bind_aligned,
+        sharding=dimensions.elementwise,
+    )
 )
 copy.primitive.pulls = [None]
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
@@ -290,7 +304,9 @@ def _where_impl(condition: numpy.ndarray, x: numpy.ndarray, y: numpy.ndarray) ->
     return out if out.ndim else out[()]  # a scalar, as from all other operations
 
 
-where_p = Where("where", _where_impl, functools.partial(elementwise_shape, _where_impl))
+where_p = Where(
+    "where", _where_impl, functools.partial(elementwise_shape, _where_impl), sharding=dimensions.elementwise
+)
 
 
 @implements(numpy.where)

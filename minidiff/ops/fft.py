@@ -15,10 +15,21 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
+from minidiff.ops import dimensions
 from minidiff.ops.base import Linear
 from minidiff.ops.elementwise import convert
 from minidiff.ops.indexing import slice_p, unslice_p
-from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, several, shift
+from minidiff.ops.shape import (
+    axes_fit,
+    axis_fits,
+    batch_along,
+    concatenate,
+    normalize_axes,
+    normalize_axis,
+    resized,
+    several,
+    shift,
+)
 
 
 @functools.cache
@@ -49,9 +60,10 @@ def _whole(name: str, transform) -> Linear:
         lambda x, axes, **norm: (x.shape, _complex(x.dtype)),
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
         lambda primitive, args, batched, axes, **norm: primitive.bind(args[0], axes=shift(axes), **norm),
-    )
-    primitive.fits = lambda x, axes, **norm: (
-        axes_fit(x, axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
+        fits=lambda x, axes, **norm: (
+            axes_fit(x, axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
+        ),
+        sharding=dimensions.along("axes"),
     )
     return primitive
 
@@ -93,28 +105,27 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         other = {} if weighted else {"weighted": True}
         return [convert(to_half_p.bind(ct, axis=axis, **other, **norm), operands[0].dtype)]
 
-    def batch(primitive, args, batched, axis, **params):
-        return primitive.bind(args[0], axis=axis + 1, **params)
-
     to_half_p = Linear(
         to_half,
         halved,
         lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         transpose_half,
-        batch,
+        batch_along,
+        fits=lambda x, axis, weighted=False, **norm: (
+            axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
+        ),
+        sharding=dimensions.along("axis"),
     )
     from_half_p = Linear(
         from_half,
         unhalved,
         lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
         transpose_whole,
-        batch,
-    )
-    to_half_p.fits = lambda x, axis, weighted=False, **norm: (
-        axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
-    )
-    from_half_p.fits = lambda x, n, axis, weighted=False, **norm: (
-        axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+        batch_along,
+        fits=lambda x, n, axis, weighted=False, **norm: (
+            axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+        ),
+        sharding=dimensions.along("axis"),
     )
     return to_half_p, from_half_p
 

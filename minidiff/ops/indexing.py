@@ -23,6 +23,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.ops.base import Linear
+from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
 
 # ---------------------------------------------------------------- slices: the index is known
 
@@ -59,6 +60,90 @@ def _show_index(params: dict) -> str:
     return f"{shown}, shape={params['shape']}" if "shape" in params else shown
 
 
+def in_step(i: slice, n: int) -> bool:
+    """Whether a slice takes the same places of all parts of equal length.
+
+    That is the case if it takes every step-th of n places, to the end.
+
+    >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
+    (True, False, False)
+    """
+    return _are_in_step(range(n)[i], n)
+
+
+def _are_in_step(places: range, n: int) -> bool:
+    return 0 <= places.start < places.step and len(places) * places.step == n
+
+
+def of_part(i: slice, n: int) -> slice:
+    """The slice of each part, for a slice of n places in step, forwards or backwards.
+
+    It does not depend on the length of the parts.
+
+    >>> of_part(slice(1, 6, 2), 6), of_part(slice(4, None, -2), 6), of_part(slice(0, 6), 6)
+    (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
+    """
+    start, _, step = i.indices(n)
+    first = start if step > 0 else start - n
+    return slice(None if first in (0, -1) else first, None, None if step == 1 else step)
+
+
+def sliced_labels(
+    index: tuple, shape: tuple[int, ...], in_parts: Callable[[slice, int], bool] = in_step
+) -> tuple[Labels, Labels, dict]:
+    """The labels of an array of this shape and of its slice, and the index of a part.
+
+    A dimension may be in parts if its slice satisfies `in_parts`: it then takes the same places of each.
+    """
+    labels: list = []
+    cut: list = []
+    entries = []
+    for i in index:
+        d = len(labels)
+        if i is None:
+            cut.append(None)
+        else:
+            kept = isinstance(i, slice) and in_parts(i, shape[d])
+            i = of_part(i, shape[d]) if kept else i
+            labels.append(d if kept else None)
+            cut += [labels[-1]] if isinstance(i, slice) else []
+        entries.append(i)
+    rest = range(len(labels), len(shape))
+    return (*labels, *rest), (*cut, *rest), {"index": tuple(entries)}
+
+
+def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The parts that have the places along a dimension, labelled "at", give the result.
+
+    It has this dimension if it is the parts' results in reverse order.
+    """
+    (t,) = types
+    labels, cut, changed = sliced_labels(params["index"], t.shape)
+    labels, cut = list(labels), list(cut)
+    entries = [k for k, i in enumerate(params["index"]) if i is not None]  # for each dimension, its entry of the index
+    for d, k in enumerate(entries):
+        if labels[d] is None:
+            labels[d] = ("at", d)
+            if in_step_backwards(params["index"][k], t.shape[d]):
+                cut[kept_before(params["index"], k)] = labels[d]
+    return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
+
+
+def in_step_backwards(i: int | slice, n: int) -> bool:
+    """Whether a reversed slice takes the same places of all parts, last part first."""
+    return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
+
+
+def kept_before(index: Sequence, k: int) -> int:
+    """The number of result dimensions from the entries of an index before entry k."""
+    return sum(not isinstance(i, int) for i in index[:k])
+
+
+def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    labels, cut, changed = sliced_labels(params["index"], outs[0].shape)
+    return Dimensions((cut,), (labels,), params=changed)
+
+
 #: x[index] for integers, slices and None, without an ellipsis.
 slice_p = Linear(
     "slice",
@@ -66,8 +151,9 @@ slice_p = Linear(
     _sliced_shape,
     _slice_transpose,
     lambda primitive, args, batched, index: primitive.bind(args[0], index=(slice(None), *index)),
+    fits=lambda x, index: type(index) is tuple,
+    sharding=_slice_dimensions,
 )
-
 slice_p.shares_memory = True
 
 #: The transpose of `slice`: zeros of `shape`, with x at `index`.
@@ -79,11 +165,8 @@ unslice_p = Linear(
     lambda primitive, args, batched, index, shape: primitive.bind(
         args[0], index=(slice(None), *index), shape=(args[0].shape[0], *shape)
     ),
-)
-
-slice_p.fits = lambda x, index: type(index) is tuple
-unslice_p.fits = lambda x, index, shape: (
-    type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape
+    fits=lambda x, index, shape: type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape,
+    sharding=_unslice_dimensions,
 )
 slice_p.show_params = unslice_p.show_params = _show_index
 
@@ -149,6 +232,30 @@ def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
     return y if any(map(numpy.ndim, indices)) else y.copy()  # for scalar indices NumPy returns a view
 
 
+def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
+    """The labels of indices, of all broadcast and of each."""
+    wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    each = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
+    return tuple(("index", d) for d in range(len(wide))), each
+
+
+def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """A part gives 0 for places that it lacks, unless it is less to have all of x."""
+    x, *indices = types
+    places, each = _index_labels(indices)
+    at = [("at", d) if outs[0].size <= x.size else None for d in range(len(indices))]
+    rest = range(len(indices), x.ndim)
+    return Dimensions(((*at, *rest), *each), ((*places, *rest),), products(outs))
+
+
+def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """Values are added up in parts, then the sums of the parts."""
+    _, *indices = types
+    places, each = _index_labels(indices)
+    rest = range(len(indices), outs[0].ndim)
+    return Dimensions(((*places, *rest), *each), ((*[None] * len(indices), *rest),), "sum")
+
+
 #: `x[i, j]` for integer indices of the first axes. The result's shape is that of the indices, then x's other axes.
 gather_p = Linear(
     "gather",
@@ -160,6 +267,8 @@ gather_p = Linear(
     lambda ct, operands: [scatter_add_p.bind(ct, *operands[1:], shape=operands[0].shape)],
     _batch_gather,
     linear_operands=1,
+    fits=lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices),
+    sharding=_gather_dimensions,
 )
 
 #: The transpose of `gather`: zeros of `shape` with x added at the indices, once for each occurrence.
@@ -170,10 +279,9 @@ scatter_add_p = Linear(
     lambda ct, operands, shape: [gather_p.bind(ct, *operands[1:])],
     batch_scatter(1),
     linear_operands=1,
+    fits=lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices),
+    sharding=_scatter_add_dimensions,
 )
-
-gather_p.fits = lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices)
-scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices)
 
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:

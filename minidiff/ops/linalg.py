@@ -17,6 +17,7 @@ import numpy
 
 from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
 from minidiff.ops.base import Multilinear, align, match
+from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
 from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import sum
@@ -138,8 +139,24 @@ class Matmul(Multilinear):
         return (_pull_left, _pull_right)[i]
 
 
+def _matmul_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    x, y = types
+    batch = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
+    left = (*aligned(x.shape[:-2], batch), "row", "sum")[-x.ndim :]
+    right = (*aligned(y.shape[:-2], batch), "sum", "column") if y.ndim > 1 else ("sum",)
+    out = (*range(len(batch)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
+    return Dimensions((left, right), (out,), products(outs))
+
+
 #: The product of matrices, stacks of matrices (whose leading dimensions broadcast), and vectors on either side.
-matmul_p = Matmul("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_right), _matmul_batch)
+matmul_p = Matmul(
+    "matmul",
+    numpy.matmul,
+    _matmul_shape,
+    (_matmul_left, _matmul_right),
+    _matmul_batch,
+    sharding=_matmul_dimensions,
+)
 
 
 @implements(numpy.matmul, numpy.linalg.matmul)
@@ -238,6 +255,11 @@ def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str) -> bool:
     )
 
 
+def _einsum_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    terms, out = params["subscripts"].split("->")
+    return Dimensions(tuple(map(tuple, terms.split(","))), (tuple(out),), products(outs))
+
+
 #: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label occurs at most once per operand, and also in
 #: the other operand or the result, so the transposes are contractions of the same form.
 einsum_p = Multilinear(
@@ -246,8 +268,9 @@ einsum_p = Multilinear(
     _einsum_shape,
     tuple(functools.partial(_einsum_transpose, side) for side in (0, 1)),
     _einsum_batch,
+    fits=_einsum_fits,
+    sharding=_einsum_dimensions,
 )
-einsum_p.fits = _einsum_fits
 
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
@@ -661,6 +684,7 @@ convolve_p = Multilinear(
     _convolve_shape,
     (_convolve_left, _convolve_right),
     lambda primitive, args, batched, mode: primitive.bind(*align(args, batched), mode=mode),
+    sharding=gather,
 )
 
 

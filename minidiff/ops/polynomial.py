@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, typeof
-from minidiff.ops.base import zeros_like
+from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.ops import dimensions
+from minidiff.ops.base import General, zeros_like
 from minidiff.ops.elementwise import convert, copy
 from minidiff.ops.shape import as_array, concatenate, expand_dims, reshape, stack
 
@@ -165,24 +166,11 @@ def _roots(p: numpy.ndarray) -> numpy.ndarray:
     return numpy.linalg.eigvals(companion).astype(numpy.result_type(p.dtype, numpy.complex64))
 
 
-class Roots(Primitive):
-    """Roots, for a nonzero leading coefficient: p(r) = 0 gives dr = -dp(r) / p'(r)."""
-
-    def __init__(self):
-        super().__init__(
-            "roots",
-            _roots,
-            lambda p: ((*p.shape[:-1], p.shape[-1] - 1), numpy.result_type(p.dtype, numpy.complex64)),
-        )
-
-    def jvp(self, primals, tangents, params):
-        (p,), (t,) = primals, tangents
-        out = self.bind(p)
-        powers = numpy.arange(p.shape[-1] - 1, 0, -1).astype(typeof(p).dtype)
-        return out, -_horner(t, out) / _horner(p[..., :-1] * powers, out)
-
-    def batch(self, args, batched, params):
-        return self.bind(*args)
+def _roots_tangent(out, primals, tangents, params):
+    """p(r) = 0 gives dr = -dp(r) / p'(r), for a nonzero leading coefficient."""
+    (p,), (t,) = primals, tangents
+    powers = numpy.arange(p.shape[-1] - 1, 0, -1).astype(typeof(p).dtype)
+    return -_horner(t, out) / _horner(p[..., :-1] * powers, out)
 
 
 def _horner(p: Value, x: Value) -> Value:
@@ -193,7 +181,14 @@ def _horner(p: Value, x: Value) -> Value:
     return y
 
 
-roots_p = Roots()
+roots_p = General(
+    "roots",
+    _roots,
+    lambda p: ((*p.shape[:-1], p.shape[-1] - 1), numpy.result_type(p.dtype, numpy.complex64)),
+    _roots_tangent,
+    lambda primitive, args, batched: primitive.bind(*args),
+    sharding=dimensions.batch(1),
+)
 
 
 @implements(numpy.roots)

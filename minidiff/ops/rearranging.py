@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.ops import dimensions
 from minidiff.ops.base import Linear
 from minidiff.ops.elementwise import convert, copy, multiply, power, subtract, where
 from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
@@ -82,9 +83,10 @@ roll_p = Linear(
     lambda x, shifts, axes: (x.shape, x.dtype),
     lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
     lambda primitive, args, batched, shifts, axes: primitive.bind(args[0], shifts=shifts, axes=shift(axes)),
-)
-roll_p.fits = lambda x, shifts, axes: (
-    len(shifts) == len(axes) and axes_fit(x, tuple({*axes})) and all(isinstance(n, int) for n in shifts)
+    fits=lambda x, shifts, axes: (
+        len(shifts) == len(axes) and axes_fit(x, tuple({*axes})) and all(isinstance(n, int) for n in shifts)
+    ),
+    sharding=dimensions.along("axes"),
 )
 
 
@@ -242,6 +244,8 @@ diagonal_p = Linear(
     lambda x, offset: ((*x.shape[:-2], _diagonal_part(*x.shape[-2:], offset)[1]), x.dtype),
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
     lambda primitive, args, batched, offset: primitive.bind(args[0], offset=offset),
+    fits=lambda x, offset: x.ndim > 1,
+    sharding=dimensions.batch(2),
 )
 diagonal_p.shares_memory = True
 
@@ -254,10 +258,8 @@ embed_diagonal_p = Linear(
     lambda primitive, args, batched, offset, shape: primitive.bind(
         args[0], offset=offset, shape=(args[0].shape[0], *shape)
     ),
-)
-diagonal_p.fits = lambda x, offset: x.ndim > 1
-embed_diagonal_p.fits = lambda x, offset, shape: (
-    len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0]
+    fits=lambda x, offset, shape: len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0],
+    sharding=dimensions.batch(1),
 )
 
 

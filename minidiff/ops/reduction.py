@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, is_differentiable, typeof
-from minidiff.ops import elementwise, indexing
-from minidiff.ops.base import Linear
+from minidiff.ops import dimensions, elementwise, indexing
+from minidiff.ops.base import General, Linear
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
     as_array,
@@ -126,11 +126,10 @@ sum_p = Linear(
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)),
     lambda ct, operands, axes, keepdims=False: [_unreduce(ct, operands[0], axes, keepdims)],
     batch_reduction,
+    fits=axes_fit,
+    sharding=dimensions.reduction("sum"),
 )
-
-
 sum_p.pulls = [_unreduced]
-sum_p.fits = axes_fit
 
 
 @functools.cache
@@ -163,10 +162,9 @@ mean_p = Linear(
         _unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
     ],
     batch_reduction,
+    fits=lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc",
+    sharding=dimensions.reduction("mean"),
 )
-
-
-mean_p.fits = lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc"
 mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(name.type, axes), name, axes, keepdims)]
 
 
@@ -222,6 +220,8 @@ cumsum_p = Linear(
     _accumulate_shape,
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
     batch_along,
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
 )
 
 
@@ -231,9 +231,6 @@ class Recurrence(Primitive):
     With `reverse` it starts from the end: y[i] = a[i] y[i+1] + b[i]. Linear in b. The derivatives of `cumprod`, and its
     own, are recurrences, so nothing is ever divided by an element that may be zero.
     """
-
-    def __init__(self):
-        super().__init__("recurrence", _recurrence_impl, lambda a, b, axis, reverse=False: (b.shape, b.dtype))
 
     def tangent(self, out, primals, tangents, params):
         a, (ta, tb) = primals[0], tangents
@@ -276,8 +273,13 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
     return y
 
 
-recurrence_p = Recurrence()
-cumsum_p.fits = recurrence_p.fits = axis_fits
+recurrence_p = Recurrence(
+    "recurrence",
+    _recurrence_impl,
+    lambda a, b, axis, reverse=False: (b.shape, b.dtype),
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
+)
 
 
 def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
@@ -290,22 +292,21 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
     return concatenate([rest, start] if reverse else [start, rest], axis)
 
 
-class CumulativeProduct(Primitive):
-    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
-
-    def __init__(self):
-        super().__init__("cumprod", functools.partial(_accumulate, numpy.multiply), _accumulate_shape)
-
-    def tangent(self, out, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
-
-    def batch(self, args, batched, params):
-        return batch_along(self, args, batched, **params)
+def _cumprod_tangent(out, primals, tangents, params):
+    """The tangent of y[i] = x[i] y[i-1]: dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
+    (x,), (t,) = primals, tangents
+    return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
 
 
-cumprod_p = CumulativeProduct()
-cumprod_p.fits = axis_fits
+cumprod_p = General(
+    "cumprod",
+    functools.partial(_accumulate, numpy.multiply),
+    _accumulate_shape,
+    _cumprod_tangent,
+    batch_along,
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
+)
 
 
 def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
@@ -373,34 +374,24 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 
-class Product(Primitive):
-    """`prod`: its derivative in x[i] is the product of those before and after it."""
-
-    def __init__(self):
-        super().__init__("prod", self._impl, self._shape)
-
-    @staticmethod
-    def _impl(x, axes, keepdims=False):
-        return numpy.multiply.reduce(x, axis=axes, keepdims=keepdims)
-
-    @staticmethod
-    def _shape(x, axes, keepdims=False):
-        return reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)
-
-    def tangent(self, out, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        x, t = merged(x, params["axes"]), merged(t, params["axes"])
-        before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
-        after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
-        terms = elementwise.multiply(elementwise.multiply(before, after), t)
-        return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
-
-    def batch(self, args, batched, params):
-        return batch_reduction(self, args, batched, **params)
+def _prod_tangent(out, primals, tangents, params):
+    """The derivative in x[i] is the product of those before and after it."""
+    x, t = (merged(v, params["axes"]) for v in (*primals, *tangents))
+    before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
+    after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
+    terms = elementwise.multiply(elementwise.multiply(before, after), t)
+    return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
 
 
-prod_p = Product()
-prod_p.fits = axes_fit
+prod_p = General(
+    "prod",
+    lambda x, axes, keepdims=False: numpy.multiply.reduce(x, axis=axes, keepdims=keepdims),
+    sum_p.shape_rule,
+    _prod_tangent,
+    batch_reduction,
+    fits=axes_fit,
+    sharding=dimensions.reduction("prod"),
+)
 
 
 @implements(numpy.prod)
@@ -431,7 +422,8 @@ class Extremum(Primitive):
     """
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
-        super().__init__(name, functools.partial(_extremum_impl, ufunc), self._shape)
+        impl = functools.partial(_extremum_impl, ufunc)
+        super().__init__(name, impl, self._shape, fits=axes_fit, sharding=dimensions.extremum(name))
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
@@ -463,7 +455,6 @@ def _extremum_impl(ufunc: numpy.ufunc, x: numpy.ndarray, axes: tuple[int, ...], 
 
 max_p = Extremum("max", numpy.maximum, -math.inf)
 min_p = Extremum("min", numpy.minimum, math.inf)
-max_p.fits = min_p.fits = axes_fit
 
 
 @implements(numpy.max, numpy.amax)
@@ -533,17 +524,18 @@ def ptp(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
 # ---------------------------------------------------------------- all, any, count_nonzero
 
 
-def _truth(name: str, ufunc: numpy.ufunc) -> Discrete:
+def _truth(name: str, ufunc: numpy.ufunc, combine: str) -> Discrete:
     return Discrete(
         name,
         lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
         lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
         batch_reduction,
+        fits=axes_fit,
+        sharding=dimensions.reduction(combine),
     )
 
 
-all_p, any_p = _truth("all", numpy.logical_and), _truth("any", numpy.logical_or)
-all_p.fits = any_p.fits = axes_fit
+all_p, any_p = _truth("all", numpy.logical_and, "min"), _truth("any", numpy.logical_or, "max")
 
 
 @implements(numpy.all)
@@ -567,19 +559,15 @@ def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Valu
 # ---------------------------------------------------------------- argmax, argmin
 
 
-def _position(numpy_function: Callable) -> Discrete:
+def _position_of(numpy_function: Callable) -> Callable:
     primitive = Discrete(
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
         batch_along,
+        fits=lambda x, axis: axis_fits(x, axis=axis) and x.shape[axis] > 0,
+        sharding=dimensions.along("axis"),
     )
-    primitive.fits = lambda x, axis: axis_fits(x, axis=axis) and x.shape[axis] > 0
-    return primitive
-
-
-def _position_of(numpy_function: Callable) -> Callable:
-    primitive = _position(numpy_function)
 
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
         shape = typeof(a).shape

@@ -13,8 +13,9 @@ import numpy
 
 from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
-from minidiff.ops import indexing
+from minidiff.ops import dimensions, indexing
 from minidiff.ops.base import Linear, match, zeros_like
+from minidiff.ops.dimensions import Dimensions, Types, numbered
 
 
 def several(x: Any) -> Sequence[Any]:
@@ -132,12 +133,44 @@ implements(numpy.size)(lambda x: typeof(x).size)
 
 # ---------------------------------------------------------------- reshape
 
+
+def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """A group of dimensions may be in parts along its first one."""
+    (x,), (out,) = types, outs
+    before, after = [None] * x.ndim, [None] * out.ndim
+    for d, e in _leading_pairs(x.shape, out.shape):
+        before[d] = after[e] = d
+    return Dimensions((tuple(before),), (tuple(after),))
+
+
+def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Match groups of dimensions with equal products in two shapes.
+
+    Yields the first dimension larger than 1 of each group.
+    """
+    if 0 in one:
+        return
+    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
+    i = j = 0
+    while i < len(dims) and j < len(ends):
+        yield dims[i], ends[j]
+        m, n = one[dims[i]], two[ends[j]]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * one[dims[i]], i + 1
+            else:
+                n, j = n * two[ends[j]], j + 1
+
+
 reshape_p = Linear(
     "reshape",
     lambda x, shape: numpy.reshape(x, shape),
     lambda x, shape: (shape, x.dtype),
     lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
     lambda primitive, args, batched, shape: primitive.bind(args[0], shape=(args[0].shape[0], *shape)),
+    fits=lambda x, shape: x.size == math.prod(shape),
+    sharding=_reshape_dimensions,
 )
 
 
@@ -226,6 +259,8 @@ transpose_p = Linear(
     lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
     lambda ct, operands, axes: [transpose_p.bind(ct, axes=_inverse(axes))],
     lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *shift(axes))),
+    fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
+    sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
 )
 
 
@@ -308,6 +343,8 @@ broadcast_to_p = Linear(
     lambda x, shape: (shape, x.dtype),
     lambda ct, operands, shape: [match(ct, operands[0])],
     _batch_broadcast_to,
+    fits=lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape,
+    sharding=dimensions.elementwise,
 )
 
 
@@ -357,9 +394,6 @@ def ix_(*args: Value) -> tuple[Value, ...]:
 
 for _p in (reshape_p, transpose_p, broadcast_to_p):
     _p.is_view = _p.shares_memory = True
-reshape_p.fits = lambda x, shape: x.size == math.prod(shape)
-transpose_p.fits = lambda x, axes: sorted(axes) == list(range(x.ndim))
-broadcast_to_p.fits = lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape
 reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
 transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
 broadcast_to_p.pulls = [None]
@@ -390,8 +424,9 @@ concatenate_p = Linear(
     _concatenate_shape,
     _concatenate_transpose,
     batch_along,
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
 )
-concatenate_p.fits = axis_fits
 
 
 @implements(numpy.concatenate)
@@ -518,8 +553,9 @@ split_p = SeveralResults(
     _split_shapes,
     _split_transpose,
     lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
+    fits=lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == x.shape[axis],
+    sharding=dimensions.along("axis"),
 )
-split_p.fits = lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == x.shape[axis]
 
 
 def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
@@ -600,9 +636,10 @@ unstack_p = SeveralResults(
     lambda x, axis: [(_without_axis(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
     lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
 )
 unstack_p.is_view = True
-unstack_p.fits = axis_fits
 
 
 def _stack_transpose(ct, operands, axis):
@@ -616,6 +653,12 @@ def _stack_batch(primitive, args, batched, axis):
     return primitive.bind(*args, axis=axis + 1)
 
 
+def _stack_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    labels: list = list(range(outs[0].ndim - 1))
+    labels.insert(params["axis"], None)
+    return Dimensions(numbered(types), (tuple(labels),))
+
+
 #: Stacks values of one shape, whatever their dtypes, along a new axis.
 stack_p = Linear(
     "stack",
@@ -626,8 +669,9 @@ stack_p = Linear(
     ),
     _stack_transpose,
     _stack_batch,
+    fits=lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim,
+    sharding=_stack_dimensions,
 )
-stack_p.fits = lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim
 
 
 def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:

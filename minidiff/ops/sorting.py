@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
-from minidiff.ops import elementwise, indexing
+from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.base import Linear
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
 from minidiff.ops.shape import as_array, axis_fits, batch_along, line, normalize_axis
@@ -47,9 +47,10 @@ permute_p = Linear(
     lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
     batch_along,
     linear_operands=1,
-)
-permute_p.fits = lambda x, indices, axis, inverse: (
-    axis_fits(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
+    fits=lambda x, indices, axis, inverse: (
+        axis_fits(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
+    ),
+    sharding=dimensions.along("axis"),
 )
 
 argsort_p = Discrete(
@@ -57,6 +58,8 @@ argsort_p = Discrete(
     lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
     lambda x, axis, stable: (x.shape, INTP),
     batch_along,
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
 )
 
 argpartition_p = Discrete(
@@ -64,8 +67,9 @@ argpartition_p = Discrete(
     lambda x, kth, axis: numpy.argpartition(x, kth, axis),
     lambda x, kth, axis: (x.shape, INTP),
     batch_along,
+    fits=axis_fits,
+    sharding=dimensions.along("axis"),
 )
-argsort_p.fits = argpartition_p.fits = axis_fits
 
 # ---------------------------------------------------------------- sort, partition
 
@@ -129,6 +133,7 @@ lexsort_p = Discrete(
     lambda *keys, axis: numpy.lexsort(keys, axis),
     lambda *keys, axis: (keys[0].shape, INTP),
     batch_along,
+    sharding=dimensions.along("axis"),
 )
 
 
@@ -158,18 +163,21 @@ searchsorted_p = Discrete(
     lambda a, v, side: numpy.searchsorted(a, v, side),
     lambda a, v, side: (numpy.shape(v), INTP),
     _batch_unless(0),
+    sharding=dimensions.look_up(0),
 )
 digitize_p = Discrete(
     "digitize",
     lambda x, bins, right: numpy.digitize(x, bins, right),
     lambda x, bins, right: (x.shape, INTP),
     _batch_unless(1),
+    sharding=dimensions.look_up(1),
 )
 isin_p = Discrete(
     "isin",
     lambda element, test, invert: numpy.isin(element, test, invert=invert),
     lambda element, test, invert: (element.shape, numpy.dtype(bool)),
     _batch_unless(1),
+    sharding=dimensions.look_up(1),
 )
 
 

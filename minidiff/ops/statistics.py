@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import WEAK_TYPES, Primitive, Tracer, Value, implements, typeof
-from minidiff.ops import elementwise, indexing
+from minidiff.core import WEAK_TYPES, Tracer, Value, implements, typeof
+from minidiff.ops import dimensions, elementwise, indexing, reduction
+from minidiff.ops.base import General
 from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import (
     batch_reduction,
@@ -63,34 +64,26 @@ def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 # ---------------------------------------------------------------- var, std
 
 
-class Variance(Primitive):
-    """`var`: the mean of |x - mean(x)|**2; d(mean) cancels in the derivative."""
-
-    def __init__(self):
-        super().__init__("var", self._impl, self._shape)
-
-    @staticmethod
-    def _impl(x, axes, ddof, keepdims=False):
-        return numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims)
-
-    @staticmethod
-    def _shape(x, axes, ddof, keepdims=False):
-        return reduced_shape(x, axes, keepdims), _real_dtype(x.dtype)
-
-    def tangent(self, out, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        axes, keepdims = params["axes"], params.get("keepdims", False)
-        products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
-        freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
-        return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
-
-    def batch(self, args, batched, params):
-        return batch_reduction(self, args, batched, **params)
+def _var_tangent(out, primals, tangents, params):
+    """The tangent of the mean of |x - mean(x)|**2, in which d(mean) cancels."""
+    (x,), (t,) = primals, tangents
+    axes, keepdims = params["axes"], params.get("keepdims", False)
+    products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
+    freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
+    return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
 
 
-var_p = Variance()
-var_p.fits = lambda x, axes, ddof, keepdims=False: (
-    axes_fit(x, axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+var_p = General(
+    "var",
+    lambda x, axes, ddof, keepdims=False: numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims),
+    lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), _real_dtype(x.dtype)),
+    _var_tangent,
+    batch_reduction,
+    fits=lambda x, axes, ddof, keepdims=False: (
+        axes_fit(x, axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+    ),
+    sharding=dimensions.reduction(None),
+    decomposed=lambda x, axes, ddof, keepdims=False: _var_about(mean(x, axes, keepdims=True), x, axes, ddof, keepdims),
 )
 
 
@@ -121,13 +114,6 @@ def _ddof(ddof: Any, correction: Any, what: str) -> Any:
     return correction
 
 
-def _deviations(a: Value, axis: Any, dtype: Any, where: Any, about: Value | None) -> Value:
-    """a - mean(a), or a - about; zero where `where` is false."""
-    x = operand_of(a, dtype, True, 0)
-    about = mean(x, axis, keepdims=True, where=where) if about is None else about
-    return operand_of(elementwise.subtract(x, about), None, where, 0)
-
-
 @implements(numpy.var)
 def var(
     a: Value,
@@ -148,7 +134,14 @@ def var(
     if where is True and mean is None:
         x = operand_of(a, dtype, True, 0)
         return bind_reduction(var_p, inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
-    d = _deviations(a, axis, dtype, where, mean)
+    x = operand_of(a, dtype, True, 0)
+    about = reduction.mean(x, axis, keepdims=True, where=where) if mean is None else mean
+    return _var_about(about, x, axis, ddof, keepdims, where)
+
+
+def _var_about(about: Value, x: Value, axis: Any, ddof: Any, keepdims: bool, where: Any = True) -> Value:
+    """The variance as if `about` were the mean, of the elements where `where` is true."""
+    d = operand_of(elementwise.subtract(x, about), None, where, 0)
     squares = sum(_inner(d, d), axis, keepdims=keepdims)
     return elementwise.divide(squares, _freedom(count_of(d, axis, where, keepdims, "var"), ddof, squares.dtype))
 

@@ -5,43 +5,6 @@ from __future__ import annotations
 import bisect
 
 
-def in_step(i: slice, n: int) -> bool:
-    """Whether a slice takes the same places of each block.
-
-    That is the case if it takes every step-th of n places, to the end.
-
-    >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
-    (True, False, False)
-    """
-    return _are_in_step(range(n)[i], n)
-
-
-def in_step_backwards(i: slice, n: int) -> bool:
-    """Whether a reversed slice takes the same places of each block.
-
-    It then reverses the order of the blocks, too.
-    """
-    places = range(n)[i]
-    return places.step < 0 and _are_in_step(places[::-1], n)
-
-
-def _are_in_step(places: range, n: int) -> bool:
-    return 0 <= places.start < places.step and len(places) * places.step == n
-
-
-def of_block(i: slice, n: int) -> slice:
-    """The slice of each block for a slice in step, forwards or backwards.
-
-    It does not depend on the length of the blocks.
-
-    >>> of_block(slice(1, 6, 2), 6), of_block(slice(4, None, -2), 6), of_block(slice(0, 6), 6)
-    (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
-    """
-    start, _, step = i.indices(n)
-    first = start if step > 0 else start - n
-    return slice(None if first in (0, -1) else first, None, _written(step))
-
-
 def pieces(i: int | slice, n: int, length: int) -> list[tuple[int, int | slice]]:
     """The blocks that have places of `i`, and the index of these in each block.
 
