@@ -13,10 +13,10 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, is_differentiable, typeof
 from minidiff.ops import dimensions, elementwise, reduction
-from minidiff.ops.base import Elementwise
+from minidiff.ops.base import Elementwise, shift
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
-from minidiff.ops.shape import normalize_axes, normalize_axis, shift
+from minidiff.ops.shape import normalize_axes, normalize_axis
 
 __all__ = [
     *("celu", "dot_product_attention", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),

@@ -15,11 +15,12 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, typeof
-from minidiff.ops.base import Linear, zeros_like
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, convert, zeros_like
 from minidiff.ops.dimensions import gather
-from minidiff.ops.elementwise import add, convert, less, maximum, minimum, where
+from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
-from minidiff.ops.shape import as_array, broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
 
 __all__ = [

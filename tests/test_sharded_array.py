@@ -758,7 +758,9 @@ def test_every_operation_declares_its_dimensions():
     operations = {p for x in found if isinstance(p := getattr(x, "primitive", x), Primitive)}
     assert len(operations) > 150
     assert {p.name for p in operations if p.sharding is None and not (p.is_higher_order or p.on_ranks)} == {"reshard"}
-    with pytest.raises(TypeError, match=r"silent does not say how its dimensions correspond.*declare it with sharding="):
+    with pytest.raises(
+        TypeError, match=r"silent does not say how its dimensions correspond.*declare it with sharding="
+    ):
         Primitive("silent", np.sin, lambda x: (x.shape, x.dtype)).bind(sharded(X, P("i")))
 
 

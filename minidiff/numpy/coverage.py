@@ -18,8 +18,6 @@ from collections.abc import Callable
 
 import numpy
 
-from minidiff.core import NUMPY_FUNCTIONS
-
 
 def _names(text: str) -> list[str]:
     return text.split()
@@ -111,22 +109,3 @@ def public_callables() -> dict[str, Callable]:
         if not name.startswith("_")
         if callable(f := getattr(namespace, name)) and not (isinstance(f, type) and issubclass(f, numpy.generic))
     }
-
-
-def classes(name: str) -> list[str]:
-    """The classes of a public function; there should be exactly one."""
-    from minidiff.numpy import replaced
-
-    f = public_callables()[name]
-    return [
-        label
-        for label, yes in {
-            # A function that is both an operation and replaced is one that NumPy does not always dispatch.
-            "operation": f in NUMPY_FUNCTIONS and name not in REFUSED,
-            "replaced": name in replaced.__all__ and f not in NUMPY_FUNCTIONS,
-            "from values": name in FROM_VALUES,
-            "plain": name in PLAIN,
-            "refused": name in REFUSED,
-        }.items()
-        if yes
-    ]

@@ -18,8 +18,8 @@ from minidiff.core import NUMPY_FUNCTIONS, Tracer, defers_to
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
-from minidiff.ops.elementwise import convert
-from minidiff.ops.shape import as_array
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import convert
 
 # ---------------------------------------------------------------- ufuncs
 

@@ -19,7 +19,7 @@ import numpy
 
 from minidiff.core import NUMPY_FUNCTIONS, Tracer, TracerError
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, full_name
-from minidiff.ops.shape import as_array
+from minidiff.ops.arrays import as_array
 
 _METHODS = ("reduce", "accumulate", "reduceat", "outer")
 

@@ -13,33 +13,31 @@ general     a tangent, in operations     as written                   the transp
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: its families import this module, so rules look them up when they run
 from minidiff.core import (
-    EVALUATE,
     WEAK_TYPES,
     Primitive,
     Recording,
     ShapedArray,
+    Tracer,
     Value,
     WeakTracer,
+    is_differentiable,
     is_scalar_constant,
     python_type,
-    running,
     strong,
     typeof,
 )
 from minidiff.ops import dimensions
-
-if TYPE_CHECKING:
-    from minidiff.tape import Tape
+from minidiff.ops.cotangents import arguments_read, compiled_cotangent
+from minidiff.ops.dimensions import Dimensions, Types
 
 
 def active_key(active: Sequence[bool]) -> int:
@@ -116,7 +114,7 @@ class Differentiable(Primitive):
 
         The function takes `(ct, out, *operands, *tangents)`.
         """
-        return _compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
+        return compiled_cotangent(self, i, count, tangents) if self.broadcasts else None
 
     def linearized(self, out, type, primals, active, names, params):
         differential = self._differential(active, len(primals))
@@ -219,15 +217,15 @@ class Elementwise(Differentiable):
     broadcasts = True
 
     def reads(self, i, count):
-        return _arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
+        return arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
 
     def term(self, i, t, out, primals, params):
         derivative = self.derivatives[i]
-        return derivative and broadcast_tangent(ops.elementwise.multiply(derivative(out, *primals), t), out)
+        return derivative and broadcast_tangent(derivative(out, *primals) * t, out)
 
     def cotangent(self, i, ct, out, primals, type, params):
         derivative = self.derivatives[i]
-        return derivative and match(ops.elementwise.multiply(ct, derivative(out, *primals)), type)
+        return derivative and match(ct * derivative(out, *primals), type)
 
     def batch(self, args, batched, params):
         return bind_aligned(self, args, batched)
@@ -247,95 +245,6 @@ class General(Primitive):
 
     def batch(self, args, batched, params):
         return self.batch_rule(self, args, batched, **params)
-
-
-# ---------------------------------------------------------------- properties of rules, found by tracing them
-
-
-def _scalar_tapes(rule: Callable, count: int) -> list[Tape]:
-    """Stage a rule on real scalars, and on complex scalars if the rule accepts them."""
-    from minidiff.compiler.simplify import optimize  # imported here: these modules import the primitives
-    from minidiff.staging import make_tape
-
-    tapes = []
-    for dtype in (float, complex):
-        with contextlib.suppress(TypeError), running(EVALUATE):
-            tapes.append(optimize(make_tape(rule)(*[ShapedArray((), dtype)] * count)))
-    return tapes
-
-
-def _arguments_read(rule: Callable, count: int) -> set[int]:
-    """Positions of the arguments that a derivative rule uses, read from its tape."""
-    used: set[int] = set()
-    for tape in _scalar_tapes(lambda *xs: rule(*xs), count):
-        atoms = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
-        used |= {i for i, v in enumerate(tape.inputs) if id(v) in atoms}
-    return used
-
-
-def _compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
-    """Compile an elementwise primitive's cotangent in operand i to one function.
-
-    Return None where the rule has cases (real or complex, a literal or a value) or parameters.
-    """
-    numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
-
-    def rule(*args):
-        ct, out, *operands = args
-        return primitive.cotangent(i, ct, out, operands, typeof(operands[i]), {})
-
-    def rule_of_numbers(*args):
-        return rule(*[numbers.get(k, x) for k, x in enumerate(args)])
-
-    functions: dict[str, Any] = {}
-    names = {repr(number): f"x{k}" for k, number in numbers.items()}
-    tapes = _scalar_tapes(rule, 2 + count)
-    sources = {_expression(tape, functions, {}) for tape in tapes}
-    sources |= {_expression(tape, functions, names) for tape in _scalar_tapes(rule_of_numbers, 2 + count)[:1]}
-    if len(sources) != 1 or None in sources:
-        return None
-    source, arguments = sources.pop(), [f"x{k}" for k in range(2 + count)]
-    frugal = _expression(tapes[0], functions, {}, whole=3 if count == 1 else 2)
-    source = f"{frugal} if x0.shape else {source}" if ":=" in frugal else source
-    arguments += [f"t{k}" for k in range(tangents)]
-    place = f"{__file__}: a cotangent of {primitive.name}"  # tracebacks and warnings then name a file of the library
-    return eval(compile(f"lambda {', '.join(arguments)}: {source}", place, "eval"), functions)
-
-
-_SIGNS = {numpy.add: " + ", numpy.subtract: " - ", numpy.multiply: " * ", numpy.divide: " / "}
-
-
-def _expression(tape: Tape, functions: dict[str, Any], names: dict[str, str], whole: int = 0) -> str | None:
-    """The result of a tape as one Python expression of x0, x1, …
-
-    The functions that it calls are added to `functions`.
-
-    A constant whose text is in `names` is replaced by that name. The first `whole` arguments have the shape of the
-    result, and so do values computed from them: their buffers are reused once they have been read.
-    """
-    texts = {v: f"x{k}" for k, v in enumerate(tape.inputs)}
-    wide, made = set(tape.inputs[:whole]), set()
-    for k, eqn in enumerate(tape.equations):
-        uses = sum(a is v for e in tape.equations for a in e.inputs for v in eqn.outputs)
-        if eqn.params or eqn.primitive.impl is None or uses > 1:
-            return None
-        functions[eqn.primitive.name] = impl = eqn.primitive.impl
-        sign = _SIGNS.get(impl)
-        arguments = [texts[a] if a in texts else names.get(repr(a), repr(a)) for a in eqn.inputs]
-        if "d" * len(arguments) + "->d" in getattr(impl, "types", ()):
-            free = [i for i, a in enumerate(eqn.inputs) if a in made and a.type == eqn.outputs[0].type]
-            if free:
-                arguments[free[0]] = f"(y{k} := {arguments[free[0]]})"
-                arguments.append(f"y{k}")
-                sign = None
-        if not wide.isdisjoint(eqn.inputs):
-            wide.update(eqn.outputs)
-            made.update(eqn.outputs)
-        texts[eqn.outputs[0]] = (
-            f"{eqn.primitive.name}({', '.join(arguments)})" if sign is None else f"({sign.join(arguments)})"
-        )
-    (result,) = tape.outputs
-    return texts.get(result)
 
 
 # ---------------------------------------------------------------- elementwise shapes
@@ -373,7 +282,7 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     dtypes = _converted_to(primitive.impl, *given)
     # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
-    converted = ops.elementwise.convert_number if is_ufunc else ops.elementwise.convert
+    converted = convert_number if is_ufunc else convert
     return [converted(x, t) if type(y) is WeakTracer and t is not None else x for x, y, t in zip(values, args, dtypes)]
 
 
@@ -413,6 +322,201 @@ def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[
     return primitive.bind(*align(args, batched), **params)
 
 
+# ---------------------------------------------------------------- what undoes broadcasting and promotion
+
+
+def shift(axes: Sequence[int]) -> tuple[int, ...]:
+    """The axes, counted after a batch axis has been added in front."""
+    return tuple(a + 1 for a in axes)
+
+
+def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
+    """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
+    return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
+
+
+def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """A group of dimensions may be in parts along its first one."""
+    (x,), (out,) = types, outs
+    before, after = [None] * x.ndim, [None] * out.ndim
+    for d, e in _leading_pairs(x.shape, out.shape):
+        before[d] = after[e] = d
+    return Dimensions((tuple(before),), (tuple(after),))
+
+
+def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Match groups of dimensions with equal products in two shapes.
+
+    Yields the first dimension larger than 1 of each group.
+    """
+    if 0 in one:
+        return
+    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
+    i = j = 0
+    while i < len(dims) and j < len(ends):
+        yield dims[i], ends[j]
+        m, n = one[dims[i]], two[ends[j]]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * one[dims[i]], i + 1
+            else:
+                n, j = n * two[ends[j]], j + 1
+
+
+reshape_p = Linear(
+    "reshape",
+    lambda x, shape: numpy.reshape(x, shape),
+    lambda x, shape: (shape, x.dtype),
+    lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
+    lambda primitive, args, batched, shape: primitive.bind(args[0], shape=(args[0].shape[0], *shape)),
+    fits=lambda x, shape: x.size == math.prod(shape),
+    sharding=_reshape_dimensions,
+)
+
+
+def _batch_broadcast_to(primitive, args, batched, shape):
+    (x,) = args
+    padded = (x.shape[0],) + (1,) * (len(shape) + 1 - len(x.shape)) + tuple(x.shape[1:])
+    return primitive.bind(reshape_p.bind(x, shape=padded), shape=(x.shape[0], *shape))
+
+
+def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
+    """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
+    if type(x) is not numpy.ndarray:
+        if isinstance(x, Tracer):
+            return numpy.broadcast_to(x, shape)
+        x = numpy.asarray(x)
+    if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
+        return numpy.broadcast_to(x, shape)
+    extra = len(shape) - x.ndim
+    steps = [0 if n == 1 else step for n, step in zip(x.shape, x.strides)]
+    wide = numpy.ndarray(shape, x.dtype, x, 0, (*[0] * extra, *steps))
+    wide.flags.writeable = False
+    return wide
+
+
+broadcast_to_p = Linear(
+    "broadcast_to",
+    lambda x, shape: repeated(x, shape),
+    lambda x, shape: (shape, x.dtype),
+    lambda ct, operands, shape: [match(ct, operands[0])],
+    _batch_broadcast_to,
+    fits=lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape,
+    sharding=dimensions.elementwise,
+)
+
+
+for _p in (reshape_p, broadcast_to_p):
+    _p.is_view = _p.shares_memory = True
+reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
+broadcast_to_p.pulls = [None]
+
+
+def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
+    """The shape of `x` without `axes`, or with size 1 in their places."""
+    if keepdims:
+        return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
+    return tuple([n for i, n in enumerate(x.shape) if i not in axes])
+
+
+def unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
+    """Broadcast a value back along the reduced axes of `x`, which may be a type."""
+    if y.shape == x.shape:
+        return y
+    # Leading axes need no reshape, since broadcasting adds them back in front.
+    if not keepdims and axes != tuple(range(len(axes))):
+        y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
+    return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
+
+
+def unreduced_array(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
+    """`unreduce` for plain arrays."""
+    shape = name.type.shape
+    if not keepdims and axes != tuple(range(len(axes))):
+        ct = ct.reshape(reduced_shape(name.type, axes, True))
+    return repeated(ct, shape)
+
+
+def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], **params) -> Value:
+    """The batching rule of reductions."""
+    return primitive.bind(args[0], axes=shift(axes), **params)
+
+
+sum_p = Linear(
+    "sum",
+    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
+    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), sum_dtype(x.dtype)),
+    lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
+    batch_reduction,
+    fits=axes_fit,
+    sharding=dimensions.reduction("sum"),
+)
+sum_p.pulls = [unreduced_array]
+
+
+@functools.cache
+def sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return numpy.sum(numpy.zeros(1, dtype)).dtype
+
+
+class Convert(Linear):
+    """A change of dtype, linear between dtypes that carry derivatives."""
+
+    def tangent(self, out, primals, tangents, params):
+        return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
+
+    def linearized(self, out, type, primals, active, names, params):
+        return (
+            super().linearized(out, type, primals, active, names, params)
+            if is_differentiable(params["dtype"])
+            else None
+        )
+
+    def transpose(self, ct, operands, params):
+        if is_differentiable(params["dtype"]):
+            return super().transpose(ct, operands, params)
+        return Primitive.transpose(self, ct, operands, params)  # rounding to integers is not linear
+
+
+def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
+    if not hasattr(x, "dtype"):
+        x = numpy.asarray(x)[()]
+    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
+
+
+convert_p = Convert(
+    "convert",
+    _convert_impl,
+    lambda x, dtype: (typeof(x).shape, dtype),
+    lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
+    bind_aligned,
+    sharding=dimensions.elementwise,
+)
+
+
+def convert(x: Value, dtype: Any) -> Value:
+    """Convert `x` to a dtype (`astype`); from complex to real, take the real part."""
+    # Test hasattr, not getattr(x, "dtype", None): NumPy reads None as float64.
+    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
+
+
+def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
+    out = numpy.asarray(x).astype(dtype)
+    if (out != x).any():
+        raise OverflowError(f"Python integer {x} out of bounds for {dtype}")
+    return out[()]
+
+
+#: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
+fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned, sharding=dimensions.elementwise)
+
+
+def convert_number(x: Value, dtype: numpy.dtype) -> Value:
+    """Convert a number to a dtype as NumPy converts a Python number."""
+    return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
+
+
 # ---------------------------------------------------------------- helpers of the rules
 
 
@@ -424,7 +528,7 @@ def zeros_like(x: Value) -> numpy.ndarray:
 
 def add_all(terms: Sequence[Value]) -> Value | None:
     """The sum of tangents or cotangents; None (zero) if there are none."""
-    return functools.reduce(ops.elementwise.add, terms) if terms else None
+    return functools.reduce(operator.add, terms) if terms else None
 
 
 def match(ct: Value, operand: ShapedArray) -> Value:
@@ -432,10 +536,10 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     shape = operand.shape
     if ct.shape != shape:
         axes = _stretched(ct.shape, shape)
-        ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
+        ct = sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
-            ct = ops.shape.reshape_p.bind(ct, shape=shape)
-    return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
+            ct = reshape_p.bind(ct, shape=shape)
+    return ct if ct.dtype is operand.dtype else convert(ct, operand.dtype)
 
 
 def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
@@ -449,7 +553,7 @@ def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
             ct = numpy.add.reduce(ct, axis=axes)
         if ct.shape != shape:
             ct = ct.reshape(shape)
-    return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
+    return ct if ct.dtype is operand.dtype else convert(ct, operand.dtype)
 
 
 @functools.lru_cache(maxsize=64)
@@ -467,5 +571,5 @@ def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]
 def broadcast_tangent(tangent: Value, out: Value) -> Value:
     """Broadcast the tangent of one operand to the shape of the result `out`."""
     if tangent.shape != out.shape:
-        tangent = ops.shape.broadcast_to_p.bind(tangent, shape=out.shape)
-    return ops.elementwise.convert(tangent, out.dtype)
+        tangent = broadcast_to_p.bind(tangent, shape=out.shape)
+    return convert(tangent, out.dtype)

@@ -11,9 +11,9 @@ import numpy
 
 from minidiff.core import Tracer, Value, implements, is_differentiable, promoting, typeof
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
-from minidiff.ops.base import Elementwise, General
+from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
-from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
+from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
 
 # ---------------------------------------------------------------- arithmetic
 

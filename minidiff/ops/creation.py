@@ -8,8 +8,10 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, promoting, typeof
-from minidiff.ops.elementwise import convert, floor
-from minidiff.ops.shape import as_array, moveaxis
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import convert
+from minidiff.ops.elementwise import floor
+from minidiff.ops.shape import moveaxis
 
 
 @implements(numpy.linspace)

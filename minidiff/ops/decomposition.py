@@ -28,20 +28,9 @@ from numpy.linalg import LinAlgError
 
 from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
 from minidiff.ops import dimensions, reduction
-from minidiff.ops.base import align, match
+from minidiff.ops.base import align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
-from minidiff.ops.elementwise import (
-    absolute,
-    convert,
-    equal,
-    greater,
-    imag,
-    not_equal,
-    real,
-    sqrt,
-    square,
-    where,
-)
+from minidiff.ops.elementwise import absolute, equal, greater, imag, not_equal, real, sqrt, square, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.linalg import adjoint, conj, diagonal, matmul, matrix_transpose
 from minidiff.ops.shape import (

@@ -8,8 +8,9 @@ import numpy
 
 from minidiff.core import Value, implements, typeof
 from minidiff.ops import elementwise, indexing
+from minidiff.ops.arrays import as_array
 from minidiff.ops.reduction import inexact, sum
-from minidiff.ops.shape import as_array, broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
 
 
 def _part(x: Value, axis: int, *bounds: int | None) -> Value:

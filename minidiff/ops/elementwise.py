@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
@@ -33,17 +32,18 @@ from minidiff.core import (
     current_interpreter,
     defers_to,
     implements,
-    is_differentiable,
     strong,
     typeof,
 )
 from minidiff.ops import dimensions
+from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
     Linear,
     Multilinear,
     bind_aligned,
     broadcast_tangent,
+    convert,
     elementwise_shape,
     match,
 )
@@ -67,7 +67,7 @@ def function_of(primitive: Primitive) -> Callable:
         except (AttributeError, TypeError):
             if any(map(defers_to, operands)):
                 return NotImplemented
-            arrays = ops.shape.lists_as_arrays(operands)
+            arrays = lists_as_arrays(operands)
             if arrays is None:
                 raise
         return function(*arrays)
@@ -170,63 +170,6 @@ class Divide(Product):
     def cotangent(self, i, ct, out, primals, type, params):
         y = primals[1]
         return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
-
-
-class Convert(Linear):
-    """A change of dtype, linear between dtypes that carry derivatives."""
-
-    def tangent(self, out, primals, tangents, params):
-        return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
-
-    def linearized(self, out, type, primals, active, names, params):
-        return (
-            super().linearized(out, type, primals, active, names, params)
-            if is_differentiable(params["dtype"])
-            else None
-        )
-
-    def transpose(self, ct, operands, params):
-        if is_differentiable(params["dtype"]):
-            return super().transpose(ct, operands, params)
-        return Primitive.transpose(self, ct, operands, params)  # rounding to integers is not linear
-
-
-def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    if not hasattr(x, "dtype"):
-        x = numpy.asarray(x)[()]
-    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
-
-
-convert_p = Convert(
-    "convert",
-    _convert_impl,
-    lambda x, dtype: (typeof(x).shape, dtype),
-    lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
-    bind_aligned,
-    sharding=dimensions.elementwise,
-)
-
-
-def convert(x: Value, dtype: Any) -> Value:
-    """Convert `x` to a dtype (`astype`); from complex to real, take the real part."""
-    # Test hasattr, not getattr(x, "dtype", None): NumPy reads None as float64.
-    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
-
-
-def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    out = numpy.asarray(x).astype(dtype)
-    if (out != x).any():
-        raise OverflowError(f"Python integer {x} out of bounds for {dtype}")
-    return out[()]
-
-
-#: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
-fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned, sharding=dimensions.elementwise)
-
-
-def convert_number(x: Value, dtype: numpy.dtype) -> Value:
-    """Convert a number to a dtype as NumPy converts a Python number."""
-    return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
 
 
 add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1)))

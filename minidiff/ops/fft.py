@@ -16,20 +16,9 @@ import numpy
 
 from minidiff.core import Value, implements, typeof
 from minidiff.ops import dimensions
-from minidiff.ops.base import Linear
-from minidiff.ops.elementwise import convert
+from minidiff.ops.base import Linear, axes_fit, convert, shift
 from minidiff.ops.indexing import slice_p, unslice_p
-from minidiff.ops.shape import (
-    axes_fit,
-    axis_fits,
-    batch_along,
-    concatenate,
-    normalize_axes,
-    normalize_axis,
-    resized,
-    several,
-    shift,
-)
+from minidiff.ops.shape import axis_fits, batch_along, concatenate, normalize_axes, normalize_axis, resized, several
 
 
 @functools.cache

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import (
     WEAK_TYPES,
     ShapedArray,
@@ -22,8 +21,21 @@ from minidiff.core import (
     promoting,
     typeof,
 )
+from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
+from minidiff.ops.elementwise import copy
+from minidiff.ops.shape import (
+    broadcast_arrays,
+    broadcast_to,
+    expand_dims,
+    line,
+    normalize_axis,
+    ravel,
+    reshape,
+    stack,
+    transpose,
+)
 
 # ---------------------------------------------------------------- slices: the index is known
 
@@ -219,7 +231,7 @@ def batch_scatter(count: int) -> Callable:
 
     def rule(primitive, args, batched, **params):
         size = next(a.shape[0] for a, b in zip(args, batched) if b)
-        values = [x if b else ops.shape.broadcast_to(x, (size, *x.shape)) for x, b in zip(args[:count], batched)]
+        values = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args[:count], batched)]
         if "shape" in params:
             params = {**params, "shape": (size, *params["shape"])}
         return primitive.bind(*values, *_element_indices(args[count:], batched[count:], size), **params)
@@ -348,21 +360,21 @@ def getitem(x: Value, index: Any) -> Value:
         by_array = any(isinstance(i, numpy.ndarray) for i in (index if isinstance(index, tuple) else (index,)))
         to_number = type(index) is tuple and not index and not typeof(x).ndim  # x[()] of a 0-d array
         # NumPy treats a 0-d integer array as an integer, except that it copies.
-        return ops.elementwise.copy(x) if by_array or to_number else x
+        return copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
     indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
-    y = gather_p.bind(ops.shape.transpose(x, (*gathered, *rest)), *indices)
+    y = gather_p.bind(transpose(x, (*gathered, *rest)), *indices)
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
-    return ops.shape.transpose(y, axes)
+    return transpose(y, axes)
 
 
 def _slice(x: Value, index: tuple) -> Value:
     if any(i is not None and (type(i) is not slice or i != _FULL) for i in index):
         return slice_p.bind(x, index=index)
     sizes = iter(typeof(x).shape)  # only new axes, if any
-    return ops.shape.reshape(x, tuple(1 if i is None else next(sizes) for i in index))
+    return reshape(x, tuple(1 if i is None else next(sizes) for i in index))
 
 
 def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
@@ -382,7 +394,7 @@ def _normal(i: Any, t: ShapedArray) -> Any:
     expected = "an index is an integer, a slice, None, '...', or an array of integers or booleans"
     try:
         if isinstance(i, (list, tuple)):
-            i = ops.shape.as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
+            i = as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
         elif not isinstance(i, Tracer):
             i = numpy.asarray(plain_operand(i))
     except TypeError as error:
@@ -452,14 +464,14 @@ def _stand_together(entries: Sequence) -> bool:
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
     """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
-    a, axis = ops.shape.line(a, axis, "take")
+    a, axis = line(a, axis, "take")
     indices = _fold(indices, typeof(a).shape[axis], mode)
     return getitem(a, (slice(None),) * axis + (indices,))
 
 
 def _fold(indices: Value, size: int, mode: str) -> Value:
     """Apply the `mode` of `take` and `choose`: raise, wrap around, or clip."""
-    indices = ops.shape.as_array(indices)
+    indices = as_array(indices)
     if not isinstance(indices, Tracer):
         indices = indices.astype(numpy.intp, casting="same_kind") if indices.size else indices.astype(numpy.intp)
     if mode == "raise":
@@ -477,9 +489,9 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
 def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
     """`numpy.take_along_axis`: elements along an axis, indexed per line."""
     if axis is None:
-        arr, axis = ops.shape.ravel(arr), 0
+        arr, axis = ravel(arr), 0
     t, ti = typeof(arr), typeof(indices)
-    axis = ops.shape.normalize_axis(axis, t.ndim, "take_along_axis")
+    axis = normalize_axis(axis, t.ndim, "take_along_axis")
     if ti.ndim != t.ndim:
         raise ValueError(f"take_along_axis: the array and its indices must have equally many axes, got {t} and {ti}")
     if ti.dtype.kind not in "iu":
@@ -493,12 +505,10 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
 def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: each element from the choice whose number is in `a`."""
     # Python numbers promote weakly here, but would not once they are stacked.
-    kinds = [promoting(x if type(x) in WEAK_TYPES else ops.shape.as_array(x)) for x in choices]
-    a, *choices = ops.shape.broadcast_arrays(a, *choices)
+    kinds = [promoting(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
+    a, *choices = broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
-    return take_along_axis(
-        ops.shape.stack(choices, dtype=numpy.result_type(*kinds)), ops.shape.expand_dims(numbers, 0), 0
-    )[0]
+    return take_along_axis(stack(choices, dtype=numpy.result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
 
 
 def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
@@ -521,3 +531,15 @@ def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
 def extract(condition: Any, arr: Value) -> Value:
     """`numpy.extract`: the elements of `arr` where a condition holds, flattened."""
     return take(arr, numpy.flatnonzero(concrete_mask(condition, "np.extract")))
+
+
+@implements(numpy.ix_)
+def ix_(*args: Value) -> tuple[Value, ...]:
+    """`numpy.ix_`: reshape index vectors so that they index every combination."""
+    vectors = [as_array(x) for x in args]
+    for x in vectors:
+        if typeof(x).ndim != 1:
+            raise ValueError(f"ix_: arguments must have one dimension, got {typeof(x)}")
+    vectors = [numpy.flatnonzero(concrete_mask(x, "np.ix_")) if x.dtype == bool else x for x in vectors]
+    n = len(vectors)
+    return tuple(reshape(x, (1,) * i + x.shape + (1,) * (n - i - 1)) for i, x in enumerate(vectors))

@@ -16,20 +16,18 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
-from minidiff.ops.base import Multilinear, align, match
+from minidiff.ops.arrays import as_array, lists_as_arrays
+from minidiff.ops.base import Multilinear, align, convert, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
-from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
+from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
-    as_array,
     expand_dims,
-    lists_as_arrays,
     moveaxis,
     normalize_axes,
     ravel,
     reshape,
-    reshape_p,
     squeeze,
     stack,
     swapaxes,

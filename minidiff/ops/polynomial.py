@@ -12,9 +12,10 @@ import numpy
 
 from minidiff.core import Tracer, Value, implements, typeof
 from minidiff.ops import dimensions
-from minidiff.ops.base import General, zeros_like
-from minidiff.ops.elementwise import convert, copy
-from minidiff.ops.shape import as_array, concatenate, expand_dims, reshape, stack
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import General, convert, zeros_like
+from minidiff.ops.elementwise import copy
+from minidiff.ops.shape import concatenate, expand_dims, reshape, stack
 
 
 def _row(p: Any) -> Value:

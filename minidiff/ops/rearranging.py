@@ -11,13 +11,12 @@ import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops import dimensions
-from minidiff.ops.base import Linear
-from minidiff.ops.elementwise import convert, copy, multiply, power, subtract, where
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, axes_fit, convert, shift
+from minidiff.ops.elementwise import copy, multiply, power, subtract, where
 from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
 from minidiff.ops.shape import (
-    as_array,
     as_shape,
-    axes_fit,
     broadcast_to,
     concatenate,
     line,
@@ -26,7 +25,6 @@ from minidiff.ops.shape import (
     normalize_axis,
     ravel,
     reshape,
-    shift,
     stack,
     transpose,
 )

@@ -14,59 +14,34 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, is_differentiable, typeof
 from minidiff.ops import dimensions, elementwise, indexing
-from minidiff.ops.base import General, Linear
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import (
+    General,
+    Linear,
+    axes_fit,
+    batch_reduction,
+    reduced_shape,
+    sum_dtype,
+    sum_p,
+    unreduce,
+    unreduced_array,
+)
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
-    as_array,
-    axes_fit,
     axis_fits,
     batch_along,
     broadcast_to,
-    broadcast_to_p,
     concatenate,
     line,
     normalize_axes,
     normalize_axis,
     reduced_axes,
-    repeated,
     reshape,
-    reshape_p,
-    shift,
     transpose,
 )
 from minidiff.ops.sorting import INTP
 
 # ---------------------------------------------------------------- helpers of reductions
-
-
-def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
-    """The shape of `x` without `axes`, or with size 1 in their places."""
-    if keepdims:
-        return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
-    return tuple([n for i, n in enumerate(x.shape) if i not in axes])
-
-
-def _unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
-    """Broadcast a value back along the reduced axes of `x`, which may be a type."""
-    if y.shape == x.shape:
-        return y
-    # Leading axes need no reshape, since broadcasting adds them back in front.
-    if not keepdims and axes != tuple(range(len(axes))):
-        y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
-    return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
-
-
-def _unreduced(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    """`_unreduce` for plain arrays."""
-    shape = name.type.shape
-    if not keepdims and axes != tuple(range(len(axes))):
-        ct = ct.reshape(reduced_shape(name.type, axes, True))
-    return repeated(ct, shape)
-
-
-def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], **params) -> Value:
-    """The batching rule of reductions."""
-    return primitive.bind(args[0], axes=shift(axes), **params)
 
 
 def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params) -> Value:
@@ -120,22 +95,6 @@ def present(a: Value, where: Any) -> Any:
 
 # ---------------------------------------------------------------- sum
 
-sum_p = Linear(
-    "sum",
-    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
-    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)),
-    lambda ct, operands, axes, keepdims=False: [_unreduce(ct, operands[0], axes, keepdims)],
-    batch_reduction,
-    fits=axes_fit,
-    sharding=dimensions.reduction("sum"),
-)
-sum_p.pulls = [_unreduced]
-
-
-@functools.cache
-def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
-    return numpy.sum(numpy.zeros(1, dtype)).dtype
-
 
 @implements(numpy.sum)
 def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
@@ -159,13 +118,15 @@ mean_p = Linear(
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / _size(x, axes),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
     lambda ct, operands, axes, keepdims=False: [
-        _unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
+        unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
     ],
     batch_reduction,
     fits=lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc",
     sharding=dimensions.reduction("mean"),
 )
-mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(name.type, axes), name, axes, keepdims)]
+mean_p.pulls = [
+    lambda ct, name, axes, keepdims=False: unreduced_array(ct / _size(name.type, axes), name, axes, keepdims)
+]
 
 
 @implements(numpy.mean)
@@ -200,12 +161,12 @@ def _reversed(x: numpy.ndarray, axis: int) -> numpy.ndarray:
 
 def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
-        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, _sum_dtype(x.dtype)), axis)
-    return ufunc.accumulate(x, axis, _sum_dtype(x.dtype))
+        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, sum_dtype(x.dtype)), axis)
+    return ufunc.accumulate(x, axis, sum_dtype(x.dtype))
 
 
 def _accumulate_shape(x, axis, reverse=False):
-    return x.shape, _sum_dtype(x.dtype)
+    return x.shape, sum_dtype(x.dtype)
 
 
 def _turned(reverse: bool) -> dict:

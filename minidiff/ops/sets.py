@@ -7,8 +7,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value, implements
+from minidiff.ops.arrays import as_array
 from minidiff.ops.indexing import getitem
-from minidiff.ops.shape import as_array, concatenate, ravel
+from minidiff.ops.shape import concatenate, ravel
 
 
 def _line(x: Any) -> Value:

@@ -6,15 +6,15 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
-from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
-from minidiff.ops import dimensions, indexing
-from minidiff.ops.base import Linear, match, zeros_like
+from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.ops import dimensions, elementwise
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, broadcast_to_p, convert, match, reshape_p, shift, zeros_like
 from minidiff.ops.dimensions import Dimensions, Types, numbered
 
 
@@ -62,11 +62,6 @@ def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
     return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
 
 
-def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
-    """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
-    return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
-
-
 def axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
     """Whether all operands have this axis, and equal sizes along the others."""
     return all(0 <= axis < t.ndim for t in types) and len({resized(t, axis, 1) for t in types}) <= 1
@@ -77,101 +72,11 @@ def resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
     return (*x.shape[:axis], n, *x.shape[axis + 1 :])
 
 
-def shift(axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes, counted after a batch axis has been added in front."""
-    return tuple(a + 1 for a in axes)
-
-
-def as_array(x: Any) -> Value:
-    """Convert numbers and nested lists, also of traced values, to an array."""
-    if isinstance(x, Tracer):
-        return strong(x)
-    if isinstance(x, (list, tuple)) and holds_tracer(x):
-        return _nested(x)
-    x = plain_operand(x)
-    return x if hasattr(x, "dtype") else numpy.asarray(x)
-
-
-def holds_tracer(x: Any) -> bool:
-    """Whether x is a traced value, or a nested list that contains one."""
-    return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
-
-
-def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
-    """Convert the lists among the values to arrays; return None if there are none.
-
-    Operations call this only after a list has led to an error, so calls with arrays alone do not pay for a search.
-    """
-    values = list(values)
-    if not any(isinstance(x, (list, tuple)) for x in values):
-        return None
-    return [as_array(x) if isinstance(x, (list, tuple)) else x for x in values]
-
-
-def _nested(x: Any) -> Value:
-    """Convert nested lists to one array: concatenate all elements, then reshape."""
-    parts: list[Value] = []
-    shape = _collect(x, parts)
-    return reshape(concatenate(parts), shape)
-
-
-def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
-    """Append the elements of x to `parts`, flattened, and return the shape of x."""
-    if isinstance(x, (list, tuple)) and holds_tracer(x):
-        shapes = [_collect(item, parts) for item in x]
-        if len(set(shapes)) > 1:
-            raise ValueError(f"array: the elements of a list must have one shape, got {' and '.join(map(str, shapes))}")
-        return (len(x), *shapes[0])
-    x = as_array(x)
-    parts.append(x.reshape((x.size,)))
-    return x.shape
-
-
 implements(numpy.shape)(lambda x: typeof(x).shape)
 implements(numpy.ndim)(lambda x: typeof(x).ndim)
 implements(numpy.size)(lambda x: typeof(x).size)
 
 # ---------------------------------------------------------------- reshape
-
-
-def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
-    """A group of dimensions may be in parts along its first one."""
-    (x,), (out,) = types, outs
-    before, after = [None] * x.ndim, [None] * out.ndim
-    for d, e in _leading_pairs(x.shape, out.shape):
-        before[d] = after[e] = d
-    return Dimensions((tuple(before),), (tuple(after),))
-
-
-def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-    """Match groups of dimensions with equal products in two shapes.
-
-    Yields the first dimension larger than 1 of each group.
-    """
-    if 0 in one:
-        return
-    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
-    i = j = 0
-    while i < len(dims) and j < len(ends):
-        yield dims[i], ends[j]
-        m, n = one[dims[i]], two[ends[j]]
-        i, j = i + 1, j + 1
-        while m != n:
-            if m < n:
-                m, i = m * one[dims[i]], i + 1
-            else:
-                n, j = n * two[ends[j]], j + 1
-
-
-reshape_p = Linear(
-    "reshape",
-    lambda x, shape: numpy.reshape(x, shape),
-    lambda x, shape: (shape, x.dtype),
-    lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
-    lambda primitive, args, batched, shape: primitive.bind(args[0], shape=(args[0].shape[0], *shape)),
-    fits=lambda x, shape: x.size == math.prod(shape),
-    sharding=_reshape_dimensions,
-)
 
 
 @implements(numpy.reshape)
@@ -316,38 +221,6 @@ def matrix_transpose(x: Value, /) -> Value:
 # ---------------------------------------------------------------- broadcast_to
 
 
-def _batch_broadcast_to(primitive, args, batched, shape):
-    (x,) = args
-    padded = (x.shape[0],) + (1,) * (len(shape) + 1 - len(x.shape)) + tuple(x.shape[1:])
-    return primitive.bind(reshape(x, padded), shape=(x.shape[0], *shape))
-
-
-def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
-    if type(x) is not numpy.ndarray:
-        if isinstance(x, Tracer):
-            return broadcast_to(x, shape)
-        x = numpy.asarray(x)
-    if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
-        return numpy.broadcast_to(x, shape)
-    extra = len(shape) - x.ndim
-    steps = [0 if n == 1 else step for n, step in zip(x.shape, x.strides)]
-    wide = numpy.ndarray(shape, x.dtype, x, 0, (*[0] * extra, *steps))
-    wide.flags.writeable = False
-    return wide
-
-
-broadcast_to_p = Linear(
-    "broadcast_to",
-    lambda x, shape: repeated(x, shape),
-    lambda x, shape: (shape, x.dtype),
-    lambda ct, operands, shape: [match(ct, operands[0])],
-    _batch_broadcast_to,
-    fits=lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape,
-    sharding=dimensions.elementwise,
-)
-
-
 @implements(numpy.broadcast_to)
 def broadcast_to(array: Value, shape: Any) -> Value:
     """`numpy.broadcast_to`: broadcast an array to a shape."""
@@ -377,26 +250,11 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
     if indexing == "xy" and n > 1:
         grid = tuple(swapaxes(x, 0, 1) for x in grid)
     grid = grid if sparse else broadcast_arrays(*grid)
-    return tuple(map(ops.elementwise.copy, grid)) if copy else grid
+    return tuple(map(elementwise.copy, grid)) if copy else grid
 
 
-@implements(numpy.ix_)
-def ix_(*args: Value) -> tuple[Value, ...]:
-    """`numpy.ix_`: reshape index vectors so that they index every combination."""
-    vectors = [as_array(x) for x in args]
-    for x in vectors:
-        if typeof(x).ndim != 1:
-            raise ValueError(f"ix_: arguments must have one dimension, got {typeof(x)}")
-    vectors = [numpy.flatnonzero(indexing.concrete_mask(x, "np.ix_")) if x.dtype == bool else x for x in vectors]
-    n = len(vectors)
-    return tuple(reshape(x, (1,) * i + x.shape + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
-
-
-for _p in (reshape_p, transpose_p, broadcast_to_p):
-    _p.is_view = _p.shares_memory = True
-reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
+transpose_p.is_view = transpose_p.shares_memory = True
 transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
-broadcast_to_p.pulls = [None]
 
 # ---------------------------------------------------------------- concatenate
 
@@ -452,7 +310,7 @@ def _cast(arrays: list[Value], dtype: Any, casting: str) -> list[Value]:
     for x in arrays:
         if not numpy.can_cast(x.dtype, dtype, casting):
             raise TypeError(f"{typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
-    return [ops.elementwise.convert(x, dtype) for x in arrays]
+    return [convert(x, dtype) for x in arrays]
 
 
 @implements(numpy.stack)
@@ -497,7 +355,7 @@ def block(arrays: Any) -> Value:
     """`numpy.block`: assemble nested lists; the innermost are along the last axis."""
     depth, ndim = _depth(arrays), _most_axes(arrays)
     if not depth:
-        return ops.elementwise.copy(as_array(arrays))
+        return elementwise.copy(as_array(arrays))
     return _block(arrays, depth, max(depth, ndim), 0)
 
 
@@ -567,7 +425,7 @@ def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
     sizes = tuple(max(b - a, 0) for a, b in bounds)
     if bounds[0][0] == 0 and all(a == b for (_, a), (b, _) in itertools.pairwise(bounds)) and sum(sizes) == n:
         return split_p.bind(x, sizes=sizes, axis=axis) if len(sizes) > 1 else [x]
-    return [indexing.getitem(x, (slice(None),) * axis + (slice(a, max(a, b)),)) for a, b in bounds]
+    return [x[(slice(None),) * axis + (slice(a, max(a, b)),)] for a, b in bounds]
 
 
 @implements(numpy.array_split)
@@ -643,7 +501,7 @@ unstack_p.is_view = True
 
 
 def _stack_transpose(ct, operands, axis):
-    parts, convert = unstack_p.bind(ct, axis=axis), ops.elementwise.convert
+    parts = unstack_p.bind(ct, axis=axis)
     return [convert(part, x.dtype) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
 
 

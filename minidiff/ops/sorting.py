@@ -13,9 +13,10 @@ import numpy
 
 from minidiff.core import Value, implements, typeof
 from minidiff.ops import dimensions, elementwise, indexing
+from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
-from minidiff.ops.shape import as_array, axis_fits, batch_along, line, normalize_axis
+from minidiff.ops.shape import axis_fits, batch_along, line, normalize_axis
 
 INTP = numpy.dtype(numpy.intp)
 

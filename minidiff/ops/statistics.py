@@ -12,21 +12,11 @@ import numpy
 
 from minidiff.core import WEAK_TYPES, Tracer, Value, implements, typeof
 from minidiff.ops import dimensions, elementwise, indexing, reduction
-from minidiff.ops.base import General
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import General, axes_fit, batch_reduction, reduced_shape
 from minidiff.ops.discrete import concrete
-from minidiff.ops.reduction import (
-    batch_reduction,
-    bind_reduction,
-    count_of,
-    inexact,
-    mean,
-    merged,
-    operand_of,
-    present,
-    reduced_shape,
-    sum,
-)
-from minidiff.ops.shape import as_array, axes_fit, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
+from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 
 # ---------------------------------------------------------------- average

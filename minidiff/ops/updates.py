@@ -15,20 +15,10 @@ from typing import Any
 import numpy
 
 from minidiff.core import EVALUATE, ShapedArray, Tracer, Value, running, typeof
-from minidiff.ops.base import General, Linear, add_all, zeros_like
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import General, Linear, add_all, convert, zeros_like
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.ops.elementwise import (
-    add,
-    convert,
-    divide,
-    equal,
-    greater_equal,
-    maximum,
-    multiply,
-    negative,
-    power,
-    where,
-)
+from minidiff.ops.elementwise import add, divide, equal, greater_equal, maximum, multiply, negative, power, where
 from minidiff.ops.indexing import (
     batch_scatter,
     checked_indices,
@@ -43,7 +33,7 @@ from minidiff.ops.indexing import (
     take,
     unslice_p,
 )
-from minidiff.ops.shape import as_array, broadcast_to, concatenate, expand_dims, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.sorting import argsort
 
 # ---------------------------------------------------------------- set
