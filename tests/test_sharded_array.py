@@ -174,16 +174,16 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x[-1], (P(("j", "i")),), P(), {"broadcast": 1}),
         (lambda x: x[1, 4], (P("i", "j"),), P(), {"broadcast": 2}),
         (lambda x: x[None, 3, 1:3], (P("i"),), P(), {"broadcast": 1}),
-        # slices of a dimension that is split: in step with the blocks, from their end, of one, of two, of more of them
+        # slices of a dimension that is split: in step with the blocks, from their end, of one, of several of them
         (lambda x: x[::2, 1::3], (P("i", "j"),), P("i", "j"), {}),
         (lambda x: x[1::2], (P("i"),), P("i"), {}),
         (lambda x: x[::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
         (lambda x: x[::-1, 5::-2], (P(("j", "i")),), P(("j", "i")), {"ppermute": 1}),
         (lambda x: x[2::-2, ::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 2}),
         (lambda x: x[:2], (P("i", "j"),), P(None, "j"), {"broadcast": 1}),
-        (lambda x: x[1:3], (P(("i", "j")),), P(), {"broadcast": 2}),
-        (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"all_gather_invariant": 1, "broadcast": 2}),
-        (lambda x: x[2:0:-1], (P("i"),), P(), {"all_gather_invariant": 1}),  # which is no more than to send both rows
+        (lambda x: x[1:3], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
+        (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"all_gather_invariant": 2}),
+        (lambda x: x[2:0:-1], (P("i"),), P(), {"all_gather_invariant": 1}),
         (lambda x: x[1:], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
         (lambda x: x[1:1], (P("i"),), P(), {"broadcast": 1}),
         (lambda x: np.flip(x, 0), (P("i"),), P("i"), {"ppermute": 1}),

@@ -42,10 +42,9 @@ from minidiff.forward import JVP
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels
 from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, subtract, where
-from minidiff.ops.indexing import gather_p, in_step_backwards, kept_before, of_part, slice_p
+from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
-from minidiff.ops.shape import concatenate, reshape
-from spmd.arrays.ranges import pieces
+from minidiff.ops.shape import reshape
 from spmd.arrays.reshard import Dims, Route, Sizes, redistributed, reshard_p, resharded, route, sizes_of
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
@@ -97,51 +96,45 @@ def _sharding(way: Way, labels: Labels) -> Dims:
 
 
 def _slice_block(way: Way, whole: ShapedArray, x: Value, index: tuple, entries: tuple) -> Value:
-    """Slice an array of type `whole` at `index`, given its block; the ranks that have the places send them.
+    """Slice an array of type `whole` at `index`, given its block.
 
-    `entries` is the index, with those entries of split dimensions that are in step for a block.
+    `entries` is the index, with those entries of split dimensions that are in step for a block. Along the others, the
+    rank that has all places sends them; if no rank has, the dimension is gathered first. Reversed blocks change places.
     """
     places = [k for k, i in enumerate(index) if i is not None]  # for each dimension, its entry of the index
-    split = [(d, k, way["at", d]) for d, k in enumerate(places) if ("at", d) in way]
-    # Dimensions to gather come first, so that each is gathered once, not for each piece of another dimension.
-    split.sort(key=lambda at: _is_sent(index[at[1]], whole.shape[at[0]], x.shape[at[0]]))
-    return _taken(x, entries, split, whole.shape)
+    sent, moved, at = [], [], list(entries)
+    for d, k in enumerate(places):
+        if ("at", d) not in way:
+            continue
+        axes, n, length = way["at", d], whole.shape[d], x.shape[d]
+        if in_step_backwards(index[k], n):
+            at[k] = of_part(index[k], n)
+            moved.append((axes, n // length - 1))
+        elif (place := _in_one_block(index[k], n, length)) is not None:
+            at[k] = place[1]
+            sent.append((axes, place[0]))
+        else:
+            x = collectives.all_gather_invariant(x, axes, axis=d, tiled=True)
+    x = slice_p.bind(x, index=tuple(at))
+    for axes, last in moved:
+        x = collectives.ppermute(x, axes, [(rank, last - rank) for rank in range(last + 1)])
+    for axes, rank in sent:
+        x = collectives.broadcast(x, axes, rank)
+    return x
 
 
-Split = Sequence[tuple[int, int, tuple[str, ...]]]  # (split dimension, its entry of the index, its axes)
-MOST_SENT = 2  # at most this many pieces are sent one by one; for more, the dimension is gathered
-
-
-def _taken(x: Value, index: tuple, split: Split, shape: tuple[int, ...]) -> Value:
-    """Slice an array of this shape at `index`, given its block `x`."""
-    if not split:
-        return slice_p.bind(x, index=index)
-    (d, k, axes), *rest = split
-    i, n, length = index[k], shape[d], x.shape[d]
-    if in_step_backwards(i, n):
-        y = _taken(x, _replaced(index, k, of_part(i, n)), rest, shape)
-        last = n // length - 1
-        return collectives.ppermute(y, axes, [(rank, last - rank) for rank in range(last + 1)])
-    if not _is_sent(i, n, length):
-        return _taken(collectives.all_gather_invariant(x, axes, axis=d, tiled=True), index, rest, shape)
-    found = [
-        collectives.broadcast(_taken(x, _replaced(index, k, there), rest, shape), axes, rank)
-        for rank, there in pieces(i, n, length)
-    ]
-    return found[0] if len(found) == 1 else concatenate(found, kept_before(index, k))
-
-
-def _is_sent(i: int | slice, n: int, length: int) -> bool:
-    """Whether the ranks that have the places at `i`, of n, broadcast them.
-
-    Otherwise the dimension is gathered.
-    """
-    count = len(pieces(i, n, length))
-    return count == 1 or (count <= MOST_SENT and len(range(n)[i]) < n - length)
-
-
-def _replaced(index: tuple, k: int, entry: int | slice) -> tuple:
-    return (*index[:k], entry, *index[k + 1 :])
+def _in_one_block(i: int | slice, n: int, length: int) -> tuple[int, int | slice] | None:
+    """The block that has all places of `i`, of n in blocks of this length, and their index in it; None if none has."""
+    if isinstance(i, int):
+        return divmod(i % n, length)
+    places = range(n)[i]
+    if not places:
+        return 0, slice(0, 0)
+    block = places[0] // length
+    if places[-1] // length != block:
+        return None
+    start, stop = places.start - block * length, places.stop - block * length
+    return block, slice(start, stop if stop >= 0 else None, None if places.step == 1 else places.step)
 
 
 def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Value:
