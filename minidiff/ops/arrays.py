@@ -33,7 +33,12 @@ def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
     values = list(values)
     if not any(isinstance(x, (list, tuple)) for x in values):
         return None
-    return [as_array(x) if isinstance(x, (list, tuple)) else x for x in values]
+    return list(map(list_as_array, values))
+
+
+def list_as_array(x: Any) -> Any:
+    """Convert a list or tuple to an array; return any other argument as it is."""
+    return as_array(x) if isinstance(x, (list, tuple)) else x
 
 
 def _nested(x: Any) -> Value:

@@ -301,6 +301,19 @@ def divisor(x: Value) -> Value:
     return where(equal(x, 0), 1, x)
 
 
+def root(x: Value, n: float = 2) -> Value:
+    """The n-th root; its derivative at 0 is taken to be 0, the middle subgradient of a norm."""
+    zero = equal(x, 0)
+    positive = where(zero, 1, x)
+    return where(zero, 0, sqrt(positive) if n == 2 else positive ** (1 / n))
+
+
+@functools.cache
+def real_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype of the real part of an array."""
+    return numpy.zeros(1, dtype).real.dtype
+
+
 # ---------------------------------------------------------------- functions, by their derivatives
 
 _LOG2, _LOG10 = math.log(2), math.log(10)

@@ -18,7 +18,8 @@ from minidiff.core import Value, implements, typeof
 from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert, shift
 from minidiff.ops.indexing import slice_p, unslice_p
-from minidiff.ops.shape import axis_fits, batch_along, concatenate, normalize_axes, normalize_axis, resized, several
+from minidiff.ops.rearranging import roll
+from minidiff.ops.shape import axis_fits, batch_along, normalize_axes, normalize_axis, resized, several
 
 
 @functools.cache
@@ -292,19 +293,14 @@ def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -
 @implements(numpy.fft.fftshift)
 def fftshift(x: Value, axes: Any = None) -> Value:
     """`numpy.fft.fftshift`: move frequency 0 from the start to the middle."""
-    return _rotated(x, {a: (n + 1) // 2 for a, n in enumerate(typeof(x).shape)}, axes, "fftshift")
+    shape = typeof(x).shape
+    axes = normalize_axes(axes, len(shape), "fftshift")
+    return roll(x, [shape[a] // 2 for a in axes], axes)
 
 
 @implements(numpy.fft.ifftshift)
 def ifftshift(x: Value, axes: Any = None) -> Value:
     """`numpy.fft.ifftshift`: the inverse of `fftshift`."""
-    return _rotated(x, {a: n // 2 for a, n in enumerate(typeof(x).shape)}, axes, "ifftshift")
-
-
-def _rotated(x: Value, starts: dict[int, int], axes: Any, what: str) -> Value:
-    """Rotate x to start at `starts[a]` along each axis a."""
-    for a in normalize_axes(axes, len(starts), what):
-        whole = (slice(None),) * a
-        parts = [slice_p.bind(x, index=(*whole, part)) for part in (slice(starts[a], None), slice(0, starts[a]))]
-        x = concatenate(parts, a)
-    return x
+    shape = typeof(x).shape
+    axes = normalize_axes(axes, len(shape), "ifftshift")
+    return roll(x, [-(shape[a] // 2) for a in axes], axes)

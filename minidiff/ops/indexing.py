@@ -137,7 +137,7 @@ def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
         if labels[d] is None:
             labels[d] = ("at", d)
             if in_step_backwards(params["index"][k], t.shape[d]):
-                cut[kept_before(params["index"], k)] = labels[d]
+                cut[_kept_before(params["index"], k)] = labels[d]
     return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
 
 
@@ -146,7 +146,7 @@ def in_step_backwards(i: int | slice, n: int) -> bool:
     return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
 
 
-def kept_before(index: Sequence, k: int) -> int:
+def _kept_before(index: Sequence, k: int) -> int:
     """The number of result dimensions from the entries of an index before entry k."""
     return sum(not isinstance(i, int) for i in index[:k])
 
@@ -368,6 +368,11 @@ def getitem(x: Value, index: Any) -> Value:
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
     return transpose(y, axes)
+
+
+def along(x: Value, axis: int, *bounds: int | None) -> Value:
+    """`x[start:stop:step]` along an axis."""
+    return getitem(x, (_FULL,) * axis + (slice(*bounds),))
 
 
 def _slice(x: Value, index: tuple) -> Value:

@@ -21,6 +21,7 @@ from minidiff.ops.base import Multilinear, align, convert, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
+from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
     expand_dims,
@@ -409,7 +410,7 @@ def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
     for i in term:
         while term.count(i) > 1:
             j, k = term.index(i), term.rindex(i)
-            x, term = diagonal(x, 0, j, k), term[:j] + term[j + 1 : k] + term[k + 1 :] + i
+            x, term = copy(diagonal(x, 0, j, k)), term[:j] + term[j + 1 : k] + term[k + 1 :] + i
     return x, term
 
 
@@ -576,20 +577,6 @@ def _multiplied(arrays: list, split: dict, i: int, j: int) -> Value:
 
 
 # ---------------------------------------------------------------- diagonals
-
-
-def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """The diagonal of two axes as a last axis: every (n + 1)-th element of a square."""
-    ndim = typeof(x).ndim
-    if ndim < 2:
-        raise ValueError(f"diagonal: at least two dimensions are needed, got {typeof(x)}")
-    axes = normalize_axes((axis1, axis2), ndim, "diagonal")
-    x = moveaxis(x, axes, (-2, -1))
-    *batch, m, n = x.shape
-    up, right = max(-offset, 0), max(offset, 0)
-    size = max(min(m - up, n - right), 0)
-    square = getitem(x, (..., slice(up, up + size), slice(right, right + size)))
-    return getitem(reshape(square, (*batch, size * size)), (..., slice(None, None, size + 1)))
 
 
 @implements(numpy.linalg.diagonal)

@@ -14,7 +14,7 @@ from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert, shift
 from minidiff.ops.elementwise import copy, multiply, power, subtract, where
-from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
+from minidiff.ops.indexing import along, concrete_mask, getitem, take, unslice_p
 from minidiff.ops.shape import (
     as_shape,
     broadcast_to,
@@ -28,11 +28,6 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
-
-
-def _along(x: Value, axis: int, part: slice) -> Value:
-    return getitem(x, (slice(None),) * axis + (part,))
-
 
 # ---------------------------------------------------------------- flip, roll
 
@@ -176,7 +171,7 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
     new = places < 0
     if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: use slices
         start = int(numpy.argmax(new))
-        return concatenate([_along(arr, axis, slice(start)), values, _along(arr, axis, slice(start, None))], axis)
+        return concatenate([along(arr, axis, start), values, along(arr, axis, start, None)], axis)
     # With several indices, let NumPy sort out which value goes where.
     order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
     return take(concatenate([arr, values], axis), order, axis)
@@ -194,7 +189,7 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
     kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
     if kept.size and numpy.all(numpy.diff(kept) == 1):
-        return copy(_along(arr, axis, slice(int(kept[0]), int(kept[-1]) + 1)))
+        return copy(along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
     return take(arr, kept, axis)
 
 
@@ -438,14 +433,14 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
     if mode == "constant":
         parts = [_filled(value, t, axis, k) for value, k in zip(options[0][axis], width)]
     elif mode == "linear_ramp":
-        first, last = _along(x, axis, slice(0, 1)), _along(x, axis, slice(n - 1, n))
+        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
         start, end = options[0][axis]
         parts = [_ramp(start, first, before, axis), flip(_ramp(end, last, after, axis), axis)]
     else:
         lengths = [n if k is None else min(operator.index(k), n) for k in options[0][axis]]
         if 0 in lengths and mode in ("maximum", "minimum"):
             raise ValueError(f"pad: a stat_length of 0 yields no value in mode {mode!r}")
-        sides = _along(x, axis, slice(lengths[0])), _along(x, axis, slice(n - lengths[1], n))
+        sides = along(x, axis, lengths[0]), along(x, axis, n - lengths[1], n)
         parts = [_statistic(mode, side, axis, k) for side, k in zip(sides, width)]
     return concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
 
@@ -482,9 +477,9 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
     while before or after:
         n = typeof(x).shape[axis]
         b, a = min(before, n - keep), min(after, n - keep)
-        first, last = _along(x, axis, slice(0, 1)), _along(x, axis, slice(n - 1, n))
-        left = flip(_along(x, axis, slice(keep, keep + b)), axis)
-        right = flip(_along(x, axis, slice(n - keep - a, n - keep)), axis)
+        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
+        left = flip(along(x, axis, keep, keep + b), axis)
+        right = flip(along(x, axis, n - keep - a, n - keep), axis)
         parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
         x, before, after = concatenate(parts, axis), before - b, after - a
     return x

@@ -37,6 +37,7 @@ from minidiff.ops.shape import (
     normalize_axis,
     reduced_axes,
     reshape,
+    resized,
     transpose,
 )
 from minidiff.ops.sorting import INTP
@@ -248,8 +249,8 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
     n = x.shape[axis]
     if not n:
         return x
-    start = numpy.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), first, x.dtype)
-    rest = indexing.getitem(x, (slice(None),) * axis + (slice(1, n) if reverse else slice(0, n - 1),))
+    start = numpy.full(resized(x, axis, 1), first, x.dtype)
+    rest = indexing.along(x, axis, 1, n) if reverse else indexing.along(x, axis, 0, n - 1)
     return concatenate([rest, start] if reverse else [start, rest], axis)
 
 
@@ -308,7 +309,7 @@ def _from_initial(cumulative: Callable, initial: int, x: Value, axis: Any, dtype
     if not include_initial:
         return y
     axis = normalize_axis(axis, len(y.shape), cumulative.__name__)
-    return concatenate([numpy.full((*y.shape[:axis], 1, *y.shape[axis + 1 :]), initial, y.dtype), y], axis)
+    return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
 
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1

@@ -9,11 +9,11 @@ import numpy
 from minidiff.core import Tracer, Value, implements
 from minidiff.ops.arrays import as_array
 from minidiff.ops.indexing import getitem
-from minidiff.ops.shape import concatenate, ravel
+from minidiff.ops.shape import concatenate
 
 
 def _line(x: Any) -> Value:
-    return ravel(x) if isinstance(x, Tracer) else numpy.ravel(as_array(x))
+    return numpy.ravel(as_array(x))
 
 
 def _concrete(x: Value, name: str) -> numpy.ndarray:

@@ -67,9 +67,9 @@ def axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
     return all(0 <= axis < t.ndim for t in types) and len({resized(t, axis, 1) for t in types}) <= 1
 
 
-def resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
-    """The shape of x with another size along an axis."""
-    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
+def resized(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
+    """The shape of x with another size along an axis, or without the axis."""
+    return (*x.shape[:axis], *n, *x.shape[axis + 1 :])
 
 
 implements(numpy.shape)(lambda x: typeof(x).shape)
@@ -260,8 +260,7 @@ transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
 
 
 def _concatenate_shape(*types: ShapedArray, axis: int):
-    first, size = types[0], sum(t.shape[axis] for t in types)
-    return (*first.shape[:axis], size, *first.shape[axis + 1 :]), numpy.result_type(*[t.dtype for t in types])
+    return resized(types[0], axis, sum(t.shape[axis] for t in types)), numpy.result_type(*[t.dtype for t in types])
 
 
 def _concatenate_transpose(ct, operands, axis):
@@ -272,7 +271,7 @@ def _concatenate_transpose(ct, operands, axis):
 def batch_along(primitive, args, batched, axis, **params):
     """The batching rule of a primitive along an axis of operands of equal rank."""
     size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
+    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
     return primitive.bind(*args, axis=axis + 1, **params)
 
 
@@ -395,7 +394,7 @@ def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[num
 
 
 def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
-    return [((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype) for n in sizes]
+    return [(resized(x, axis, n), x.dtype) for n in sizes]
 
 
 def _split_transpose(cts, operands, sizes, axis):
@@ -477,13 +476,9 @@ def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, wh
     return split(ary, indices_or_sections, axis)
 
 
-def _without_axis(x: ShapedArray, axis: int) -> tuple[int, ...]:
-    return x.shape[:axis] + x.shape[axis + 1 :]
-
-
 def _unstack_transpose(cts, operands, axis):
     # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
-    zero = zeros_like(ShapedArray(_without_axis(operands[0], axis), operands[0].dtype))
+    zero = zeros_like(ShapedArray(resized(operands[0], axis), operands[0].dtype))
     return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
 
 
@@ -491,7 +486,7 @@ def _unstack_transpose(cts, operands, axis):
 unstack_p = SeveralResults(
     "unstack",
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
-    lambda x, axis: [(_without_axis(x, axis), x.dtype)] * x.shape[axis],
+    lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
     lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
     fits=axis_fits,
@@ -503,12 +498,6 @@ unstack_p.is_view = True
 def _stack_transpose(ct, operands, axis):
     parts = unstack_p.bind(ct, axis=axis)
     return [convert(part, x.dtype) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
-
-
-def _stack_batch(primitive, args, batched, axis):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1)
 
 
 def _stack_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -526,7 +515,7 @@ stack_p = Linear(
         numpy.result_type(*[typeof(t).dtype for t in types]),
     ),
     _stack_transpose,
-    _stack_batch,
+    batch_along,
     fits=lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim,
     sharding=_stack_dimensions,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable
@@ -66,7 +65,7 @@ def _var_tangent(out, primals, tangents, params):
 var_p = General(
     "var",
     lambda x, axes, ddof, keepdims=False: numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims),
-    lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), _real_dtype(x.dtype)),
+    lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), elementwise.real_dtype(x.dtype)),
     _var_tangent,
     batch_reduction,
     fits=lambda x, axes, ddof, keepdims=False: (
@@ -75,11 +74,6 @@ var_p = General(
     sharding=dimensions.reduction(None),
     decomposed=lambda x, axes, ddof, keepdims=False: _var_about(mean(x, axes, keepdims=True), x, axes, ddof, keepdims),
 )
-
-
-@functools.cache
-def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
-    return numpy.zeros(1, dtype).real.dtype
 
 
 def _inner(x: Value, y: Value) -> Value:
@@ -148,22 +142,16 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
     return elementwise.where(elementwise.greater(count, ddof), y, numpy.nan)
 
 
-def _root(y: Value) -> Value:
-    """The square root, with derivative 0 at 0, the middle subgradient of a norm."""
-    zero = elementwise.equal(y, 0)
-    return elementwise.where(zero, 0, elementwise.sqrt(elementwise.where(zero, 1, y)))
-
-
 @implements(numpy.std)
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.std`: the root of :func:`var`; where it is 0, so is its derivative."""
-    return _root(var(a, axis, dtype, **options))
+    return elementwise.root(var(a, axis, dtype, **options))
 
 
 @implements(numpy.nanstd)
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.nanstd`: the root of :func:`nanvar`; where 0, so is its derivative."""
-    return _root(nanvar(a, axis, dtype, **options))
+    return elementwise.root(nanvar(a, axis, dtype, **options))
 
 
 # ---------------------------------------------------------------- median, quantiles

@@ -18,7 +18,19 @@ from minidiff.core import EVALUATE, ShapedArray, Tracer, Value, running, typeof
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, Linear, add_all, convert, zeros_like
 from minidiff.ops.dimensions import Dimensions, Types
-from minidiff.ops.elementwise import add, divide, equal, greater_equal, maximum, multiply, negative, power, where
+from minidiff.ops.elementwise import (
+    add,
+    divide,
+    equal,
+    greater_equal,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    power,
+    subtract,
+    where,
+)
 from minidiff.ops.indexing import (
     batch_scatter,
     checked_indices,
@@ -282,35 +294,33 @@ class Update:
 
     def add(self, values: Value) -> Value:
         """x with `values` added at the index."""
-        if self.plan is None:
-            return self._where(add, values, "add")
-        return self._add(self._values(values, "add"))
+        return self._combine(add, values, "add", lambda _, v: self._add(v))
 
     def subtract(self, values: Value) -> Value:
         """x with `values` subtracted at the index."""
-        if self.plan is None:
-            return self._where(lambda x, v: add(x, negative(v)), values, "subtract")
-        return self._add(negative(self._values(values, "subtract")))
+        return self._combine(subtract, values, "subtract", lambda _, v: self._add(negative(v)))
 
     def multiply(self, values: Value) -> Value:
         """x multiplied by `values` at the index."""
-        return self._by_products(multiply, values, "multiply")
+        return self._combine(multiply, values, "multiply", self._by_products)
 
     def divide(self, values: Value) -> Value:
         """x divided by `values` at the index."""
-        return self._by_products(divide, values, "divide")
+        if self.t.dtype.kind not in "fc":
+            raise TypeError(f"at[...].divide: a value of type {self.t} cannot hold quotients; convert it first")
+        return self._combine(divide, values, "divide", self._by_products)
 
     def power(self, values: Value) -> Value:
         """x raised to the power of `values` at the index."""
-        return self._by_products(power, values, "power")
+        return self._combine(power, values, "power", self._by_products)
 
     def max(self, values: Value) -> Value:
         """x with the maximum of x and `values` at the index."""
-        return self._extremum(scatter_max_p, numpy.maximum, values, "max")
+        return self._combine(maximum, values, "max", lambda _, v: self._scatter(scatter_max_p.bind, v))
 
     def min(self, values: Value) -> Value:
         """x with the minimum of x and `values` at the index."""
-        return self._extremum(scatter_min_p, numpy.minimum, values, "min")
+        return self._combine(minimum, values, "min", lambda _, v: self._scatter(scatter_min_p.bind, v))
 
     def apply(self, function: Callable) -> Value:
         """x with `function(x[index])` at the index, which must not name an element twice."""
@@ -386,24 +396,18 @@ class Update:
             return add(self.x, unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
         return self._scatter(lambda x, v, *i: add(x, scatter_add_p.bind(v, *i, shape=typeof(x).shape)), v)
 
-    def _by_products(self, function: Callable, values: Value, what: str) -> Value:
-        if what == "divide" and self.t.dtype.kind not in "fc":
-            raise TypeError(f"at[...].divide: a value of type {self.t} cannot hold quotients; convert it first")
+    def _combine(self, function: Callable, values: Value, what: str, repeated: Callable) -> Value:
+        """Apply `function(x[index], values)`; `repeated(function, values)` if an element may be named twice."""
         if self.plan is None:
             return self._where(function, values, what)
         v = self._values(values, what)
-        if self._names_each_once():
+        if what not in ("add", "subtract") and self._names_each_once():
             return self.set(function(self.get(), v))
+        return repeated(function, v)
+
+    def _by_products(self, function: Callable, v: Value) -> Value:
         factors = _products(reshape(v, (typeof(v).size,)), self._places(), self.t.size)
         return function(self.x, reshape(factors, self.t.shape))
-
-    def _extremum(self, primitive: General, function: Callable, values: Value, what: str) -> Value:
-        if self.plan is None:
-            return self._where(function, values, what)
-        v = self._values(values, what)
-        if self._names_each_once():
-            return self.set(function(self.get(), v))
-        return self._scatter(primitive.bind, v)
 
     def _where(self, function: Callable, values: Value, what: str) -> Value:
         """Update by `where` for a traced mask, as `x[index]` has no known shape."""
