@@ -13,7 +13,7 @@ import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, is_differentiable, typeof
 from minidiff.ops import dimensions, elementwise, reduction
-from minidiff.ops.base import Elementwise, shift
+from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes, normalize_axis
@@ -243,7 +243,7 @@ class _AlongAxes(Primitive):
         return out, self.tangent(out, *primals, *tangents, **params)
 
     def batch(self, args, batched, params):
-        return self.bind(*args, axes=shift(params["axes"]))
+        return batch_leading(self, args, batched, **params)
 
 
 def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:

@@ -48,16 +48,36 @@ def active_key(active: Sequence[bool]) -> int:
     return key
 
 
+#: How parameters change by a batch axis in front, of the given size.
+_WITH_BATCH: dict[str, Callable] = {
+    "axis": lambda axis, size: axis + 1,
+    "axes": lambda axes, size: tuple([a + 1 for a in axes]),
+    "shape": lambda shape, size: (size, *shape),
+    "index": lambda index, size: (slice(None), *index),
+}
+
+
+def batch_leading(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
+    """The batching rule of primitives whose operands all have the batch axis.
+
+    It comes first, so that axes are counted from it, and shapes and indices begin with it.
+    """
+    size = next(x.shape[0] for x, b in zip(args, batched) if b)
+    args = [x if b else numpy.broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
+    return primitive.bind(*args, **{k: _WITH_BATCH[k](v, size) if k in _WITH_BATCH else v for k, v in params.items()})
+
+
 class Linear(Primitive):
     """A primitive that is linear in its operands together.
 
     With `linear_operands` it is linear in the first that many only; the rest are indices and the like.
 
     `transpose_rule(ct, operands, **params)` returns a list with a cotangent for each linear operand.
-    `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis.
+    `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis; without one, the
+    primitive does it itself, with parameters for one more axis.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule, linear_operands: int | None = None, **rules):
+    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=batch_leading, linear_operands=None, **rules):
         super().__init__(name, impl, shape_rule, **rules)
         self.transpose_rule = transpose_rule
         self.batch_rule = batch_rule
@@ -238,7 +258,7 @@ class General(Primitive):
     where it is zero; `batch_rule` is as for :class:`Linear`.
     """
 
-    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, batch_rule: Callable, **rules):
+    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, batch_rule: Callable = batch_leading, **rules):
         super().__init__(name, impl, shape_rule, **rules)
         self.tangent = tangent_rule
         self.batch_rule = batch_rule
@@ -325,11 +345,6 @@ def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[
 # ---------------------------------------------------------------- what undoes broadcasting and promotion
 
 
-def shift(axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes, counted after a batch axis has been added in front."""
-    return tuple(a + 1 for a in axes)
-
-
 def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
     """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
     return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
@@ -369,7 +384,6 @@ reshape_p = Linear(
     lambda x, shape: numpy.reshape(x, shape),
     lambda x, shape: (shape, x.dtype),
     lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
-    lambda primitive, args, batched, shape: primitive.bind(args[0], shape=(args[0].shape[0], *shape)),
     fits=lambda x, shape: x.size == math.prod(shape),
     sharding=_reshape_dimensions,
 )
@@ -438,17 +452,11 @@ def unreduced_array(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdim
     return repeated(ct, shape)
 
 
-def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], **params) -> Value:
-    """The batching rule of reductions."""
-    return primitive.bind(args[0], axes=shift(axes), **params)
-
-
 sum_p = Linear(
     "sum",
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), sum_dtype(x.dtype)),
     lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
-    batch_reduction,
     fits=axes_fit,
     sharding=dimensions.reduction("sum"),
 )

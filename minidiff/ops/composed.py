@@ -85,7 +85,6 @@ round_p = Discrete(
     "round",
     lambda x, decimals: numpy.round(x, decimals),
     lambda x, decimals: (x.shape, numpy.round(numpy.ones(1, x.dtype), decimals).dtype),
-    lambda primitive, args, batched, decimals: primitive.bind(*args, decimals=decimals),
     sharding=dimensions.elementwise,
 )
 
@@ -242,7 +241,6 @@ unwrap_p = General(
     lambda p, **params: numpy.unwrap(p, **params),
     lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
     lambda out, primals, tangents, params: convert(tangents[0], out.dtype),
-    shape.batch_along,
     sharding=dimensions.along("axis"),
 )
 

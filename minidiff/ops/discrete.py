@@ -13,7 +13,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, Value, implements, typeof
-from minidiff.ops.base import General
+from minidiff.ops.base import General, batch_leading
 from minidiff.ops.dimensions import gather
 
 # ---------------------------------------------------------------- operations
@@ -22,12 +22,11 @@ from minidiff.ops.dimensions import gather
 class Discrete(General):
     """A primitive without a derivative.
 
-    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Without one, the elements of a batch are
-    processed one after the other.
+    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`.
     """
 
-    def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable | None = None, **rules):
-        super().__init__(name, impl, shape_rule, lambda *_: None, batch_rule or batch_in_turn, **rules)
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable = batch_leading, **rules):
+        super().__init__(name, impl, shape_rule, lambda *_: None, batch_rule, **rules)
 
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
@@ -51,7 +50,7 @@ def _in_turn_shape(*types, of, along, params):
 
 
 #: Applies the primitive `of` to one element after the other; `along` says which operands are batched.
-in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape, sharding=gather)
+in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape, batch_in_turn, sharding=gather)
 
 
 # ---------------------------------------------------------------- functions of values

@@ -16,10 +16,10 @@ import numpy
 
 from minidiff.core import Value, implements, typeof
 from minidiff.ops import dimensions
-from minidiff.ops.base import Linear, axes_fit, convert, shift
+from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
-from minidiff.ops.shape import axis_fits, batch_along, normalize_axes, normalize_axis, resized, several
+from minidiff.ops.shape import axis_fits, normalize_axes, normalize_axis, resized, several
 
 
 @functools.cache
@@ -49,7 +49,6 @@ def _whole(name: str, transform) -> Linear:
         transform,
         lambda x, axes, **norm: (x.shape, _complex(x.dtype)),
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
-        lambda primitive, args, batched, axes, **norm: primitive.bind(args[0], axes=shift(axes), **norm),
         fits=lambda x, axes, **norm: (
             axes_fit(x, axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
         ),
@@ -100,7 +99,6 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         halved,
         lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         transpose_half,
-        batch_along,
         fits=lambda x, axis, weighted=False, **norm: (
             axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
         ),
@@ -111,7 +109,6 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         unhalved,
         lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
         transpose_whole,
-        batch_along,
         fits=lambda x, n, axis, weighted=False, **norm: (
             axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
         ),

@@ -162,7 +162,6 @@ slice_p = Linear(
     lambda x, index: x[index],
     _sliced_shape,
     _slice_transpose,
-    lambda primitive, args, batched, index: primitive.bind(args[0], index=(slice(None), *index)),
     fits=lambda x, index: type(index) is tuple,
     sharding=_slice_dimensions,
 )
@@ -174,9 +173,6 @@ unslice_p = Linear(
     _unslice_impl,
     lambda x, index, shape: (shape, x.dtype),
     lambda ct, operands, index, shape: [slice_p.bind(ct, index=index)],
-    lambda primitive, args, batched, index, shape: primitive.bind(
-        args[0], index=(slice(None), *index), shape=(args[0].shape[0], *shape)
-    ),
     fits=lambda x, index, shape: type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape,
     sharding=_unslice_dimensions,
 )

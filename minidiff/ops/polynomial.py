@@ -176,7 +176,6 @@ roots_p = General(
     _roots,
     lambda p: ((*p.shape[:-1], p.shape[-1] - 1), numpy.result_type(p.dtype, numpy.complex64)),
     _roots_tangent,
-    lambda primitive, args, batched: primitive.bind(*args),
     sharding=dimensions.batch(1),
 )
 

@@ -12,7 +12,7 @@ import numpy
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, axes_fit, convert, shift
+from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.elementwise import copy, multiply, power, subtract, where
 from minidiff.ops.indexing import along, concrete_mask, getitem, take, unslice_p
 from minidiff.ops.shape import (
@@ -75,7 +75,6 @@ roll_p = Linear(
     lambda x, shifts, axes: numpy.roll(x, shifts, axes),
     lambda x, shifts, axes: (x.shape, x.dtype),
     lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
-    lambda primitive, args, batched, shifts, axes: primitive.bind(args[0], shifts=shifts, axes=shift(axes)),
     fits=lambda x, shifts, axes: (
         len(shifts) == len(axes) and axes_fit(x, tuple({*axes})) and all(isinstance(n, int) for n in shifts)
     ),
@@ -236,7 +235,6 @@ diagonal_p = Linear(
     lambda x, offset: numpy.diagonal(x, offset, -2, -1),
     lambda x, offset: ((*x.shape[:-2], _diagonal_part(*x.shape[-2:], offset)[1]), x.dtype),
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
-    lambda primitive, args, batched, offset: primitive.bind(args[0], offset=offset),
     fits=lambda x, offset: x.ndim > 1,
     sharding=dimensions.batch(2),
 )
@@ -248,9 +246,6 @@ embed_diagonal_p = Linear(
     _embed_impl,
     lambda x, offset, shape: (shape, x.dtype),
     lambda ct, operands, offset, shape: [diagonal_p.bind(ct, offset=offset)],
-    lambda primitive, args, batched, offset, shape: primitive.bind(
-        args[0], offset=offset, shape=(args[0].shape[0], *shape)
-    ),
     fits=lambda x, offset, shape: len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0],
     sharding=dimensions.batch(1),
 )

@@ -19,7 +19,7 @@ from minidiff.ops.base import (
     General,
     Linear,
     axes_fit,
-    batch_reduction,
+    batch_leading,
     reduced_shape,
     sum_dtype,
     sum_p,
@@ -29,7 +29,6 @@ from minidiff.ops.base import (
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
     axis_fits,
-    batch_along,
     broadcast_to,
     concatenate,
     line,
@@ -121,7 +120,6 @@ mean_p = Linear(
     lambda ct, operands, axes, keepdims=False: [
         unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
     ],
-    batch_reduction,
     fits=lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc",
     sharding=dimensions.reduction("mean"),
 )
@@ -181,7 +179,6 @@ cumsum_p = Linear(
     functools.partial(_accumulate, numpy.add),
     _accumulate_shape,
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
-    batch_along,
     fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
@@ -209,7 +206,7 @@ class Recurrence(Primitive):
         return [None, self.bind(_delayed(a, 0, **back), ct, **back)]
 
     def batch(self, args, batched, params):
-        return batch_along(self, args, batched, **params)
+        return batch_leading(self, args, batched, **params)
 
 
 def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
@@ -265,7 +262,6 @@ cumprod_p = General(
     functools.partial(_accumulate, numpy.multiply),
     _accumulate_shape,
     _cumprod_tangent,
-    batch_along,
     fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
@@ -350,7 +346,6 @@ prod_p = General(
     lambda x, axes, keepdims=False: numpy.multiply.reduce(x, axis=axes, keepdims=keepdims),
     sum_p.shape_rule,
     _prod_tangent,
-    batch_reduction,
     fits=axes_fit,
     sharding=dimensions.reduction("prod"),
 )
@@ -402,7 +397,7 @@ class Extremum(Primitive):
         return elementwise.divide(shared, sum_p.bind(attained, **params))
 
     def batch(self, args, batched, params):
-        return batch_reduction(self, args, batched, **params)
+        return batch_leading(self, args, batched, **params)
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if dtype.kind in "fc":
@@ -491,7 +486,6 @@ def _truth(name: str, ufunc: numpy.ufunc, combine: str) -> Discrete:
         name,
         lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
         lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
-        batch_reduction,
         fits=axes_fit,
         sharding=dimensions.reduction(combine),
     )
@@ -526,7 +520,6 @@ def _position_of(numpy_function: Callable) -> Callable:
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
-        batch_along,
         fits=lambda x, axis: axis_fits(x, axis=axis) and x.shape[axis] > 0,
         sharding=dimensions.along("axis"),
     )

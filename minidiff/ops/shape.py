@@ -14,7 +14,7 @@ import numpy
 from minidiff.core import ShapedArray, Value, implements, typeof
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, broadcast_to_p, convert, match, reshape_p, shift, zeros_like
+from minidiff.ops.base import Linear, broadcast_to_p, convert, match, reshape_p, zeros_like
 from minidiff.ops.dimensions import Dimensions, Types, numbered
 
 
@@ -163,7 +163,7 @@ transpose_p = Linear(
     lambda x, axes: numpy.transpose(x, axes),
     lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
     lambda ct, operands, axes: [transpose_p.bind(ct, axes=_inverse(axes))],
-    lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *shift(axes))),
+    lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *[a + 1 for a in axes])),
     fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
     sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
 )
@@ -268,19 +268,11 @@ def _concatenate_transpose(ct, operands, axis):
     return [match(part, x) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
 
 
-def batch_along(primitive, args, batched, axis, **params):
-    """The batching rule of a primitive along an axis of operands of equal rank."""
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1, **params)
-
-
 concatenate_p = Linear(
     "concatenate",
     lambda *arrays, axis: numpy.concatenate(arrays, axis),
     _concatenate_shape,
     _concatenate_transpose,
-    batch_along,
     fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
@@ -409,7 +401,6 @@ split_p = SeveralResults(
     _split_impl,
     _split_shapes,
     _split_transpose,
-    lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
     fits=lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == x.shape[axis],
     sharding=dimensions.along("axis"),
 )
@@ -488,7 +479,6 @@ unstack_p = SeveralResults(
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
     lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
-    lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
     fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
@@ -515,7 +505,6 @@ stack_p = Linear(
         numpy.result_type(*[typeof(t).dtype for t in types]),
     ),
     _stack_transpose,
-    batch_along,
     fits=lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim,
     sharding=_stack_dimensions,
 )

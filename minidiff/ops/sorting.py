@@ -16,7 +16,7 @@ from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
-from minidiff.ops.shape import axis_fits, batch_along, line, normalize_axis
+from minidiff.ops.shape import axis_fits, line, normalize_axis
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -46,7 +46,6 @@ permute_p = Linear(
     _permute_impl,
     lambda x, indices, axis, inverse: (x.shape, x.dtype),
     lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
-    batch_along,
     linear_operands=1,
     fits=lambda x, indices, axis, inverse: (
         axis_fits(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
@@ -58,7 +57,6 @@ argsort_p = Discrete(
     "argsort",
     lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
     lambda x, axis, stable: (x.shape, INTP),
-    batch_along,
     fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
@@ -67,7 +65,6 @@ argpartition_p = Discrete(
     "argpartition",
     lambda x, kth, axis: numpy.argpartition(x, kth, axis),
     lambda x, kth, axis: (x.shape, INTP),
-    batch_along,
     fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
@@ -133,7 +130,6 @@ lexsort_p = Discrete(
     "lexsort",
     lambda *keys, axis: numpy.lexsort(keys, axis),
     lambda *keys, axis: (keys[0].shape, INTP),
-    batch_along,
     sharding=dimensions.along("axis"),
 )
 

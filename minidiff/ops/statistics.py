@@ -12,7 +12,7 @@ import numpy
 from minidiff.core import WEAK_TYPES, Tracer, Value, implements, typeof
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, axes_fit, batch_reduction, reduced_shape
+from minidiff.ops.base import General, axes_fit, reduced_shape
 from minidiff.ops.discrete import concrete
 from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
@@ -67,7 +67,6 @@ var_p = General(
     lambda x, axes, ddof, keepdims=False: numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims),
     lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), elementwise.real_dtype(x.dtype)),
     _var_tangent,
-    batch_reduction,
     fits=lambda x, axes, ddof, keepdims=False: (
         axes_fit(x, axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
     ),
