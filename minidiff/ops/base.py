@@ -468,32 +468,18 @@ def sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.sum(numpy.zeros(1, dtype)).dtype
 
 
-class Convert(Linear):
-    """A change of dtype, linear between dtypes that carry derivatives."""
-
-    def tangent(self, out, primals, tangents, params):
-        return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
-
-    def linearized(self, out, type, primals, active, names, params):
-        return (
-            super().linearized(out, type, primals, active, names, params)
-            if is_differentiable(params["dtype"])
-            else None
-        )
-
-    def transpose(self, ct, operands, params):
-        if is_differentiable(params["dtype"]):
-            return super().transpose(ct, operands, params)
-        return Primitive.transpose(self, ct, operands, params)  # rounding to integers is not linear
-
-
 def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
     if not hasattr(x, "dtype"):
         x = numpy.asarray(x)[()]
     return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
 
 
-convert_p = Convert(
+def no_tangent(out, primals, tangents, params):
+    return None
+
+
+#: A change of dtype: linear to dtypes that carry derivatives, discrete to others.
+convert_p = Linear(
     "convert",
     _convert_impl,
     lambda x, dtype: (typeof(x).shape, dtype),
@@ -501,12 +487,18 @@ convert_p = Convert(
     bind_aligned,
     sharding=dimensions.elementwise,
 )
+truncate_p = General(
+    "convert", _convert_impl, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+)
 
 
 def convert(x: Value, dtype: Any) -> Value:
     """Convert `x` to a dtype (`astype`); from complex to real, take the real part."""
     # Test hasattr, not getattr(x, "dtype", None): NumPy reads None as float64.
-    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
+    if hasattr(x, "dtype") and x.dtype == dtype:
+        return x
+    dtype = numpy.dtype(dtype)
+    return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
 
 
 def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
@@ -517,7 +509,7 @@ def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
 
 
 #: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
-fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned, sharding=dimensions.elementwise)
+fit_p = General("fit", _fit_impl, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise)
 
 
 def convert_number(x: Value, dtype: numpy.dtype) -> Value:

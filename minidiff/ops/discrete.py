@@ -13,7 +13,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, Value, implements, typeof
-from minidiff.ops.base import General, batch_leading
+from minidiff.ops.base import General, batch_leading, no_tangent
 from minidiff.ops.dimensions import gather
 
 # ---------------------------------------------------------------- operations
@@ -26,7 +26,7 @@ class Discrete(General):
     """
 
     def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable = batch_leading, **rules):
-        super().__init__(name, impl, shape_rule, lambda *_: None, batch_rule, **rules)
+        super().__init__(name, impl, shape_rule, no_tangent, batch_rule, **rules)
 
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:

@@ -56,7 +56,13 @@ Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labe
 # ---------------------------------------------------------------- how labels are split
 
 
-def split_labels(dimensions: Dimensions, types: Sequence[ShapedArray], have: Sequence[Dims], outs, sizes: Sizes) -> Way:
+def split_labels(
+    dimensions: Dimensions,
+    types: Sequence[ShapedArray],
+    outs: Sequence[ShapedArray],
+    have: Sequence[Dims],
+    sizes: Sizes,
+) -> Way:
     """The axes that split each label, for operands that are split as `have`."""
     way: Way = {}
     lengths: dict[Label, list[int]] = {}
@@ -64,26 +70,30 @@ def split_labels(dimensions: Dimensions, types: Sequence[ShapedArray], have: Seq
         for label, n in zip(labels, t.shape):
             lengths.setdefault(label, []).append(n)
 
-    def extend(label: Label, axes: tuple[str, ...]) -> bool:
-        """Split a label along more axes, if they are free and divide all its dimensions."""
-        known = way.get(label, ())
-        parts = part_count(axes, dict(sizes))
-        free = axes[: len(known)] == known and not any(a in some for a in axes[len(known) :] for some in way.values())
-        if free and not any(n % parts for n in lengths[label]):
-            way[label] = axes
-            return True
-        return False
+    def split(label: Label, axes: tuple[str, ...]) -> bool:
+        """Split a label along axes, as far as no other label has them and they divide its dimensions."""
+        for k, axis in enumerate(axes, 1):
+            known = way.get(label, ())
+            if known[:k] == axes[:k]:
+                continue
+            taken = known != axes[: k - 1] or any(axis in others for others in way.values())
+            if taken or any(n % part_count(axes[:k], dict(sizes)) for n in lengths[label]):
+                return False
+            way[label] = axes[:k]
+        return True
 
-    order = sorted(zip(dimensions.operands, types, have), key=lambda operand: -operand[1].nbytes)
+    operands = sorted(zip(dimensions.operands, types, have), key=lambda operand: -operand[1].nbytes)
     kept = {label for labels in dimensions.results for label in labels}
     for summed in (False, True):
-        for labels, _, dims in order:
+        for labels, _, dims in operands:
             for label, axes in zip(labels, dims):
                 if label is not None and (label not in kept) is summed:
-                    any(extend(label, axes[:k]) for k in range(len(axes), 0, -1))
-    for labels, _, dims in order:
+                    split(label, axes)
+    for labels, _, dims in operands:
         for axis in [a for label, axes in zip(labels, dims) if label is None for a in axes]:
-            any(extend(label, (*way.get(label, ()), axis)) for label in reversed(labels) if label is not None)
+            for label in reversed(labels):
+                if label is not None and split(label, (*way.get(label, ()), axis)):
+                    break
     return way
 
 
@@ -266,7 +276,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
         )
     dimensions = primitive.sharding(types, outs, given)
     have = [dims for _, dims in operands]
-    way = split_labels(dimensions, types, have, outs, sizes)
+    way = split_labels(dimensions, types, outs, have, sizes)
     out_shardings = [_sharding(way, labels) for labels in dimensions.results]
     kept = {label for labels in dimensions.results for label in labels}
     on_blocks = {**given, **dimensions.params}
