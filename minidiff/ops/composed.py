@@ -15,6 +15,7 @@ from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
+from minidiff.ops.sorting import batch_unless
 
 # ---------------------------------------------------------------- arithmetic
 
@@ -183,22 +184,12 @@ def _inside(condition: Value, x: Value) -> Value:
 # ---------------------------------------------------------------- interpolation
 
 
-def _batch_bracket(primitive, args, batched):
-    xp, x = args
-    if not batched[0]:
-        return primitive.bind(xp, x)
-    x = shape.expand_dims(x, -1)  # each x has its own xp: count, since NumPy has no batched searchsorted
-    xp = shape.reshape(xp, (xp.shape[0], *[1] * (typeof(x).ndim - 1 - batched[1]), xp.shape[1]))
-    count = reduction.sum(elementwise.greater_equal(x, xp), -1)
-    return clip(count - 1, 0, max(xp.shape[-1] - 2, 0))
-
-
 #: The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x.
 bracket_p = Discrete(
     "bracket",
     lambda xp, x: numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0)),
     lambda xp, x: (x.shape, numpy.dtype(numpy.intp)),
-    _batch_bracket,
+    batch_unless(0),
     sharding=dimensions.look_up(0),
 )
 

@@ -25,27 +25,20 @@ from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
     expand_dims,
+    matrix_transpose,
     moveaxis,
     normalize_axes,
     ravel,
     reshape,
     squeeze,
     stack,
-    swapaxes,
     transpose,
-    transpose_p,
 )
 
 
 def conj(x: Value) -> Value:
     """The complex conjugate; a real array is returned as it is."""
     return conjugate(x) if typeof(x).dtype.kind == "c" else x
-
-
-@implements(numpy.linalg.matrix_transpose)
-def matrix_transpose(x: Value, /) -> Value:
-    """`numpy.linalg.matrix_transpose`: swap the last two axes."""
-    return transpose_p.bind(x, axes=(1, 0)) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
 def adjoint(x: Value) -> Value:

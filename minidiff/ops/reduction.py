@@ -372,15 +372,15 @@ def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, in
 # ---------------------------------------------------------------- max, min
 
 
-class Extremum(Primitive):
+class Extremum(General):
     """`max` and `min`: tied elements share the derivative equally.
 
     `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
     """
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
-        impl = functools.partial(_extremum_impl, ufunc)
-        super().__init__(name, impl, self._shape, fits=axes_fit, sharding=dimensions.extremum(name))
+        impl = lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, keepdims=keepdims)  # noqa: E731
+        super().__init__(name, impl, self._shape, self._tangent, fits=axes_fit, sharding=dimensions.extremum(name))
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
@@ -388,7 +388,7 @@ class Extremum(Primitive):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
         return reduced_shape(x, axes, keepdims), x.dtype
 
-    def tangent(self, out, primals, tangents, params):
+    def _tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
         best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
@@ -396,18 +396,11 @@ class Extremum(Primitive):
         shared = sum_p.bind(elementwise.multiply(attained, t), **params)
         return elementwise.divide(shared, sum_p.bind(attained, **params))
 
-    def batch(self, args, batched, params):
-        return batch_leading(self, args, batched, **params)
-
     def identity(self, dtype: numpy.dtype) -> Any:
         if dtype.kind in "fc":
             return self.furthest
         least, most = (0, 1) if dtype.kind == "b" else (numpy.iinfo(dtype).min, numpy.iinfo(dtype).max)
         return dtype.type(most if self.furthest > 0 else least)
-
-
-def _extremum_impl(ufunc: numpy.ufunc, x: numpy.ndarray, axes: tuple[int, ...], keepdims: bool = False):
-    return ufunc.reduce(x, axis=axes, keepdims=keepdims)
 
 
 max_p = Extremum("max", numpy.maximum, -math.inf)

@@ -210,7 +210,7 @@ def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
     return transpose(a, axes)
 
 
-@implements(numpy.matrix_transpose)
+@implements(numpy.matrix_transpose, numpy.linalg.matrix_transpose)
 def matrix_transpose(x: Value, /) -> Value:
     """`numpy.matrix_transpose`: swap the last two axes."""
     if typeof(x).ndim < 2:

@@ -146,7 +146,7 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
 
 
-def _batch_unless(table: int):
+def batch_unless(table: int):
     """The batching rule of a search: one call unless the `table` is batched."""
 
     def rule(primitive, args, batched, **params):
@@ -159,21 +159,21 @@ searchsorted_p = Discrete(
     "searchsorted",
     lambda a, v, side: numpy.searchsorted(a, v, side),
     lambda a, v, side: (numpy.shape(v), INTP),
-    _batch_unless(0),
+    batch_unless(0),
     sharding=dimensions.look_up(0),
 )
 digitize_p = Discrete(
     "digitize",
     lambda x, bins, right: numpy.digitize(x, bins, right),
     lambda x, bins, right: (x.shape, INTP),
-    _batch_unless(1),
+    batch_unless(1),
     sharding=dimensions.look_up(1),
 )
 isin_p = Discrete(
     "isin",
     lambda element, test, invert: numpy.isin(element, test, invert=invert),
     lambda element, test, invert: (element.shape, numpy.dtype(bool)),
-    _batch_unless(1),
+    batch_unless(1),
     sharding=dimensions.look_up(1),
 )
 
