@@ -16,7 +16,7 @@ import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, typeof
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, convert, zeros_like
+from minidiff.ops.base import Linear, axes_fit, convert, zeros_like
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
@@ -111,6 +111,11 @@ def _batch_update(primitive, args, batched, axis):
     return moveaxis(scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1])), 1, axis + 1)
 
 
+def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
+    """Whether all operands but the start have the axis."""
+    return axes_fit(*types[:-1], axis=axis)
+
+
 #: The `size` elements of x from `start` on, along an axis.
 dynamic_slice_p = Linear(
     "dynamic_slice",
@@ -121,6 +126,7 @@ dynamic_slice_p = Linear(
     ],
     _batch_slice,
     linear_operands=1,
+    fits=_axis_fits,
     sharding=gather,
 )
 
@@ -134,6 +140,7 @@ dynamic_unslice_p = Linear(
     lambda ct, operands, axis, length: [dynamic_slice_p.bind(ct, operands[1], axis=axis, size=operands[0].shape[axis])],
     _batch_unslice,
     linear_operands=1,
+    fits=_axis_fits,
     sharding=gather,
 )
 
@@ -145,6 +152,7 @@ dynamic_update_p = Linear(
     _update_transpose,
     _batch_update,
     linear_operands=2,
+    fits=_axis_fits,
     sharding=gather,
 )
 

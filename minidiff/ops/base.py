@@ -67,6 +67,13 @@ def batch_leading(primitive: Primitive, args: Sequence[Value], batched: Sequence
     return primitive.bind(*args, **{k: _WITH_BATCH[k](v, size) if k in _WITH_BATCH else v for k, v in params.items()})
 
 
+def axes_fit(*types: ShapedArray, **params) -> bool:
+    """Whether operands have the axes that parameters name, and equal sizes along the others (see `Primitive.fits`)."""
+    x, axes = types[0], params.get("axes", (params["axis"],) if "axis" in params else ())
+    rest = {tuple([n if d not in axes else -1 for d, n in enumerate(t.shape)]) for t in types}
+    return not axes or (len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1)
+
+
 class Linear(Primitive):
     """A primitive that is linear in its operands together.
 
@@ -76,6 +83,8 @@ class Linear(Primitive):
     `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis; without one, the
     primitive does it itself, with parameters for one more axis.
     """
+
+    fits = staticmethod(axes_fit)
 
     def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=batch_leading, linear_operands=None, **rules):
         super().__init__(name, impl, shape_rule, **rules)
@@ -258,6 +267,8 @@ class General(Primitive):
     where it is zero; `batch_rule` is as for :class:`Linear`.
     """
 
+    fits = staticmethod(axes_fit)
+
     def __init__(self, name, impl, shape_rule, tangent_rule: Callable, batch_rule: Callable = batch_leading, **rules):
         super().__init__(name, impl, shape_rule, **rules)
         self.tangent = tangent_rule
@@ -343,11 +354,6 @@ def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[
 
 
 # ---------------------------------------------------------------- what undoes broadcasting and promotion
-
-
-def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
-    """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
-    return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
 
 
 def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
@@ -457,7 +463,6 @@ sum_p = Linear(
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), sum_dtype(x.dtype)),
     lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
-    fits=axes_fit,
     sharding=dimensions.reduction("sum"),
 )
 sum_p.pulls = [unreduced_array]

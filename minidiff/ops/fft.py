@@ -19,7 +19,7 @@ from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
-from minidiff.ops.shape import axis_fits, normalize_axes, normalize_axis, resized, several
+from minidiff.ops.shape import normalize_axes, normalize_axis, resized, several
 
 
 @functools.cache
@@ -50,7 +50,7 @@ def _whole(name: str, transform) -> Linear:
         lambda x, axes, **norm: (x.shape, _complex(x.dtype)),
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
         fits=lambda x, axes, **norm: (
-            axes_fit(x, axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
+            axes_fit(x, axes=axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
         ),
         sharding=dimensions.along("axes"),
     )
@@ -100,7 +100,7 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         transpose_half,
         fits=lambda x, axis, weighted=False, **norm: (
-            axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
+            axes_fit(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
         ),
         sharding=dimensions.along("axis"),
     )
@@ -110,7 +110,7 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
         transpose_whole,
         fits=lambda x, n, axis, weighted=False, **norm: (
-            axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+            axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
         ),
         sharding=dimensions.along("axis"),
     )

@@ -76,7 +76,7 @@ roll_p = Linear(
     lambda x, shifts, axes: (x.shape, x.dtype),
     lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
     fits=lambda x, shifts, axes: (
-        len(shifts) == len(axes) and axes_fit(x, tuple({*axes})) and all(isinstance(n, int) for n in shifts)
+        len(shifts) == len(axes) and axes_fit(x, axes=tuple({*axes})) and all(isinstance(n, int) for n in shifts)
     ),
     sharding=dimensions.along("axes"),
 )

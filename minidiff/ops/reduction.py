@@ -28,7 +28,6 @@ from minidiff.ops.base import (
 )
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
-    axis_fits,
     broadcast_to,
     concatenate,
     line,
@@ -120,7 +119,7 @@ mean_p = Linear(
     lambda ct, operands, axes, keepdims=False: [
         unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
     ],
-    fits=lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc",
+    fits=lambda x, axes, **params: axes_fit(x, axes=axes) and x.dtype.kind in "fc",
     sharding=dimensions.reduction("mean"),
 )
 mean_p.pulls = [
@@ -179,7 +178,6 @@ cumsum_p = Linear(
     functools.partial(_accumulate, numpy.add),
     _accumulate_shape,
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
-    fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
 
@@ -236,7 +234,7 @@ recurrence_p = Recurrence(
     "recurrence",
     _recurrence_impl,
     lambda a, b, axis, reverse=False: (b.shape, b.dtype),
-    fits=axis_fits,
+    fits=axes_fit,
     sharding=dimensions.along("axis"),
 )
 
@@ -262,7 +260,6 @@ cumprod_p = General(
     functools.partial(_accumulate, numpy.multiply),
     _accumulate_shape,
     _cumprod_tangent,
-    fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
 
@@ -346,7 +343,6 @@ prod_p = General(
     lambda x, axes, keepdims=False: numpy.multiply.reduce(x, axis=axes, keepdims=keepdims),
     sum_p.shape_rule,
     _prod_tangent,
-    fits=axes_fit,
     sharding=dimensions.reduction("prod"),
 )
 
@@ -380,7 +376,7 @@ class Extremum(General):
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
         impl = lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, keepdims=keepdims)  # noqa: E731
-        super().__init__(name, impl, self._shape, self._tangent, fits=axes_fit, sharding=dimensions.extremum(name))
+        super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.extremum(name))
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
@@ -479,7 +475,6 @@ def _truth(name: str, ufunc: numpy.ufunc, combine: str) -> Discrete:
         name,
         lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
         lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
-        fits=axes_fit,
         sharding=dimensions.reduction(combine),
     )
 
@@ -513,7 +508,7 @@ def _position_of(numpy_function: Callable) -> Callable:
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
-        fits=lambda x, axis: axis_fits(x, axis=axis) and x.shape[axis] > 0,
+        fits=lambda x, axis: axes_fit(x, axis=axis) and x.shape[axis] > 0,
         sharding=dimensions.along("axis"),
     )
 

@@ -14,7 +14,7 @@ import numpy
 from minidiff.core import ShapedArray, Value, implements, typeof
 from minidiff.ops import dimensions, elementwise
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, broadcast_to_p, convert, match, reshape_p, zeros_like
+from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p, zeros_like
 from minidiff.ops.dimensions import Dimensions, Types, numbered
 
 
@@ -60,11 +60,6 @@ def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
     """
     ndim = typeof(a).ndim
     return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
-
-
-def axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
-    """Whether all operands have this axis, and equal sizes along the others."""
-    return all(0 <= axis < t.ndim for t in types) and len({resized(t, axis, 1) for t in types}) <= 1
 
 
 def resized(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
@@ -273,7 +268,6 @@ concatenate_p = Linear(
     lambda *arrays, axis: numpy.concatenate(arrays, axis),
     _concatenate_shape,
     _concatenate_transpose,
-    fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
 
@@ -401,7 +395,7 @@ split_p = SeveralResults(
     _split_impl,
     _split_shapes,
     _split_transpose,
-    fits=lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == x.shape[axis],
+    fits=lambda x, sizes, axis: axes_fit(x, axis=axis) and sum(sizes) == x.shape[axis],
     sharding=dimensions.along("axis"),
 )
 
@@ -479,7 +473,6 @@ unstack_p = SeveralResults(
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
     lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
-    fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
 unstack_p.is_view = True

@@ -14,9 +14,9 @@ import numpy
 from minidiff.core import Value, implements, typeof
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear
+from minidiff.ops.base import Linear, axes_fit
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
-from minidiff.ops.shape import axis_fits, line, normalize_axis
+from minidiff.ops.shape import line, normalize_axis
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -48,7 +48,7 @@ permute_p = Linear(
     lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
     linear_operands=1,
     fits=lambda x, indices, axis, inverse: (
-        axis_fits(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
+        axes_fit(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
     ),
     sharding=dimensions.along("axis"),
 )
@@ -57,7 +57,6 @@ argsort_p = Discrete(
     "argsort",
     lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
     lambda x, axis, stable: (x.shape, INTP),
-    fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
 
@@ -65,7 +64,6 @@ argpartition_p = Discrete(
     "argpartition",
     lambda x, kth, axis: numpy.argpartition(x, kth, axis),
     lambda x, kth, axis: (x.shape, INTP),
-    fits=axis_fits,
     sharding=dimensions.along("axis"),
 )
 

@@ -68,7 +68,7 @@ var_p = General(
     lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), elementwise.real_dtype(x.dtype)),
     _var_tangent,
     fits=lambda x, axes, ddof, keepdims=False: (
-        axes_fit(x, axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+        axes_fit(x, axes=axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
     ),
     sharding=dimensions.reduction(None),
     decomposed=lambda x, axes, ddof, keepdims=False: _var_about(mean(x, axes, keepdims=True), x, axes, ddof, keepdims),
