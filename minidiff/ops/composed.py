@@ -253,10 +253,7 @@ def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan:
     b = convert(b, numpy.result_type(typeof(b).dtype, 1.0))  # differences of unsigned integers would wrap around
     distance = elementwise.absolute(elementwise.difference(a, b))
     near = elementwise.less_equal(distance, atol + rtol * elementwise.absolute(b))
-    close = elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), equal(a, b))
-    if equal_nan:
-        close = elementwise.logical_or(close, elementwise.logical_and(elementwise.isnan(a), elementwise.isnan(b)))
-    return close
+    return elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), _same(a, b, equal_nan))
 
 
 @implements(numpy.allclose)
