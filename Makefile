@@ -3,7 +3,7 @@
 # make test       sets up, and runs all tests, those on MPI ranks too
 # make notebooks  runs the notebooks from clean, and writes what comes out into them: make notebooks ARGS=notebooks/01*
 # make bench      compares gradients' times with hand-written ones and other libraries': make bench ARGS="--only MLP"
-# make lint       checks the style
+# make lint       checks the style, and the types of the core
 # make clean      removes what the others made
 #
 # Everything is installed into .venv, an MPI included. On a machine with an MPI of its own: make demo MPI=mpi
@@ -49,6 +49,7 @@ bench: $(VENV)/.installed-bench
 
 lint: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .
+	mypy
 
 # The name of the stamp lists the extras: .installed-mpich-test is there when those of mpich and of test are.
 $(VENV)/.installed-%: setup.cfg pyproject.toml

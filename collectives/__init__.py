@@ -22,8 +22,9 @@ from collectives.ops import (
     psum,
     psum_scatter,
 )
+from collectives.ranks import Ranks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
-from minidiff.location import add_library
+from minidiff.core import install as _install
 
 __all__ = [
     "all_gather",
@@ -47,7 +48,7 @@ __all__ = [
     "scatter",
 ]
 
-add_library(__file__)
+_install(_Ranks())
 
 _LATER = ("algorithms", "cost", "reference")  # imported on first use: most programs do not need them
 

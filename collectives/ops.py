@@ -70,7 +70,7 @@ from collectives.primitives import (
     scattered_shape,
     transposes_to,
 )
-from minidiff import core, tree
+from minidiff import tree
 from minidiff.core import (
     Primitive,
     Scope,
@@ -221,7 +221,7 @@ def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[t
 
     If `x` is a view, pair all results of the viewing operation with theirs.
     """
-    view = scope.view_of(x)
+    view = scope.views.get(id(x))
     if view is None or view[1] is pbroadcast_p:
         return [(x, _pbroadcast(x, axes, scope))]
     views, primitive, operand, params = view
@@ -236,9 +236,6 @@ def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
 def varying_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
     """Return type `t` with its variance extended by `axes`."""
     return t.update(variance=t.variance.union(axes))
-
-
-core.insert_pbroadcast = insert_pbroadcast
 
 
 # ---------------------------------------------------------------- operands

@@ -22,21 +22,12 @@ from collectives.axes import (
     size_of,
 )
 from collectives.backends.simulated import Simulated
-from minidiff.core import (
-    Primitive,
-    Scope,
-    ShapedArray,
-    UnboundAxisError,
-    Value,
-    VarianceError,
-    check_call,
-    show_axes,
-    typeof,
-)
+from minidiff.core import Primitive, Scope, ShapedArray, UnboundAxisError, Value, VarianceError, show_axes, typeof
 from minidiff.location import joined, parted
 from minidiff.ops.base import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.tape import Equation
+from minidiff.typecheck import check_call
 from minidiff.vmap import Batch, BatchTracer
 
 VARYING = "varying"

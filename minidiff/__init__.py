@@ -14,21 +14,17 @@ compiled (`jit`). Tapes can hold structured control flow (`cond`, `switch`, `whi
 import importlib as _importlib
 import typing as _typing
 
-from minidiff import numpy, tree
+from minidiff import debug, numpy, tree
 from minidiff import tracebacks as _tracebacks
+from minidiff.compiler import equality as _equality  # noqa: F401  (`==` of tapes)
 from minidiff.compiler.jit import jit
-from minidiff.core import (
-    LeakedTracerError,
-    ShapedArray,
-    TracerError,
-    UnboundAxisError,
-    VarianceError,
-    typeof,
-)
+from minidiff.errors import LeakedTracerError, TracerError, UnboundAxisError, VarianceError
 from minidiff.forward import jvp
+from minidiff.numpy import dispatch as _dispatch  # noqa: F401  (NumPy calls it on tracers)
 from minidiff.reverse import grad, linearize, value_and_grad, vjp
 from minidiff.staging import eval_shape, make_tape
 from minidiff.tape import Tape
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import vmap
 
 __version__ = "0.1.0"
@@ -111,7 +107,6 @@ _LATER = {
     ),
     **dict.fromkeys(["hessian", "hvp", "jacfwd", "jacrev"], ("minidiff.jacobian", True)),
     **dict.fromkeys(["linear_transpose", "transpose"], ("minidiff.transposition", True)),
-    "debug": ("minidiff.debug", False),
     "debug_nans": ("minidiff.debug", True),
     "draw": ("minidiff.show.graph", True),
     "nn": ("minidiff.nn", False),
@@ -122,7 +117,7 @@ _LATER = {
 
 
 if _typing.TYPE_CHECKING:  # for type checkers and editors
-    from minidiff import debug, nn
+    from minidiff import nn
     from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
     from minidiff.higher_order import associative_scan, cond, fori_loop, map, scan, switch, while_loop
@@ -156,4 +151,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+debug.from_environment()
 _tracebacks.install()

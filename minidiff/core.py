@@ -1,4 +1,4 @@
-"""Types, primitives, tracers and the current interpreter.
+"""Operations, tracers and the current interpreter.
 
 A program is a sequence of *operations* (:class:`Primitive`) on values. The *current interpreter*
 decides what applying an operation does: evaluate it with NumPy, push a tangent through it, record it
@@ -15,217 +15,49 @@ from __future__ import annotations
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy
 
+from minidiff import location
+from minidiff.dtypes import (  # noqa: F401
+    NATIVE,
+    PLAIN,
+    check_dtype,
+    dtype_name,
+    float0,
+    is_differentiable,
+    is_scalar_constant,
+    plain,
+)
+from minidiff.errors import (  # noqa: F401
+    LeakedTracerError,
+    MisfitError,
+    TracerError,
+    UnboundAxisError,
+    VarianceError,
+    check_operands,
+    disagreement,
+    is_misfit,
+    leak_message,
+    show_axes,
+)
+from minidiff.types import (  # noqa: F401
+    INVARIANT,
+    PYTHON_NUMBERS,
+    ShapedArray,
+    Typed,
+    Var,
+    array_type,
+    operand_type,
+    plain_operand,
+    typeof,
+    zeros_like,
+)
+
 Value = Any  # an array, a scalar, or a Tracer that stands for one
-
-INVARIANT: frozenset = frozenset()
-
-_KINDS = {"f": "f", "i": "i", "u": "u", "c": "c"}
-
-#: The dtype of tangents and cotangents of integers and booleans. It holds no data.
-float0 = numpy.dtype([("float0", numpy.void, 0)])
-
-
-# ---------------------------------------------------------------- errors
-
-
-class TracerError(TypeError):
-    """A traced value was used where a concrete one is required."""
-
-
-class LeakedTracerError(TracerError):
-    """A traced value was used after the transformation that created it ended."""
-
-
-class VarianceError(TypeError):
-    """A value varies along mesh axes along which it must not, or vice versa."""
-
-
-class UnboundAxisError(NameError):
-    """A collective named an axis that no enclosing `shard_map` or `vmap` binds."""
-
-
-# ---------------------------------------------------------------- types
-
-
-class ShapedArray:
-    """The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`.
-
-    `variance` is the set of mesh axes along which the value may differ from rank to rank. Outside a
-    `shard_map` it is empty and is not printed. `sharding` is the sharding of an array that `spmd` distributes
-    over a mesh, and None for every other value. Comparing types ignores it.
-
-    >>> ShapedArray((3, 4), 'float32', {'i'})
-    f32[3,4]{i}
-    """
-
-    __slots__ = ("shape", "dtype", "variance", "sharding")
-
-    def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT):
-        self.shape = tuple(shape)
-        self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
-        self.variance = frozenset(variance)
-        self.sharding: Any = None
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        size = 1
-        for n in self.shape:
-            size *= n
-        return size
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def update(self, **changes: Any) -> ShapedArray:
-        """Return a copy with some of `shape`, `dtype` and `variance` changed."""
-        fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
-        return ShapedArray(**fields)
-
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShapedArray)
-            and self.shape == other.shape
-            and self.dtype == other.dtype
-            and self.variance == other.variance
-        )
-
-    def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, self.variance))
-
-    def __repr__(self) -> str:
-        shape = ",".join(map(str, self.shape))
-        axes = ",".join(sorted(map(str, self.variance)))
-        return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
-
-    def _repr_html_(self) -> str:
-        from minidiff.show.colours import types_as_html  # only notebooks need it
-
-        return f"<code>{types_as_html(str(self))}</code>"
-
-
-def dtype_name(dtype: numpy.dtype) -> str:
-    """The short name of a dtype, as in printed types: `f64`, `i32`, `c128`, `bool`."""
-    kind = _KINDS.get(dtype.kind)
-    return f"{kind}{dtype.itemsize * 8}" if kind else str(dtype)
-
-
-def typeof(x: Value) -> ShapedArray:
-    """The type of an array, a scalar or a tracer.
-
-    >>> typeof(numpy.zeros((3, 4)))
-    f64[3,4]
-    """
-    if type(x) is numpy.ndarray:
-        return array_type(x.shape, x.dtype)
-    if isinstance(x, Tracer):
-        return x.type
-    if isinstance(x, ShapedArray):
-        return x
-    if not isinstance(x, numpy.generic):
-        x = numpy.asarray(plain(x))
-    return array_type(x.shape, x.dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
-    """The type of plain arrays of a shape and dtype: a cached, shared object."""
-    check_dtype(dtype)
-    return ShapedArray(shape, dtype)
-
-
-def is_differentiable(dtype: numpy.dtype) -> bool:
-    """Whether values of this dtype carry derivatives: float and complex ones do."""
-    return numpy.dtype(dtype).kind in "fc"
-
-
-def is_scalar_constant(x: Value) -> bool:
-    """Whether `x` is a Python or NumPy number, which agrees with any variance."""
-    return isinstance(x, (bool, int, float, complex, numpy.generic))
-
-
-# ---------------------------------------------------------------- which values are arrays
-
-#: The numeric dtypes in native byte order.
-NATIVE = frozenset(map(numpy.dtype, "?bhilqBHILQefdgFDG"))
-
-#: Types that need no validation: plain arrays and numbers. `plain` validates all others.
-PLAIN = frozenset({numpy.ndarray, bool, int, float, complex, *(dtype.type for dtype in NATIVE)})
-
-#: The advice for arrays of these dtype kinds.
-_INSTEAD_OF_DTYPES = {
-    "O": "convert it to one of numbers (with rows of equal length), as in x.astype(float)",
-    "M": "subtract a reference time and divide by a unit, as in (x - x[0]) / numpy.timedelta64(1, 's')",
-    "m": "divide it by a unit, as in x / numpy.timedelta64(1, 's')",
-    **dict.fromkeys("SUT", "convert it to numbers, as in x.astype(float)"),
-}
-
-#: The advice for values that have an attribute of this name. The first match wins.
-_INSTEAD_OF_OBJECTS = {
-    "filled": "its mask would be lost; write x.filled(value), or compute with x.data and x.mask",
-    "to_numpy": "write x.to_numpy()",
-    "toarray": "write x.toarray()",
-    "compute": "write x.compute()",
-    "numpy": "write x.numpy()",
-    "__array__": "write numpy.asarray(x)",
-    "__float__": "write float(x)",
-}
-
-
-def plain(x: Any, is_leaf: bool = False) -> Value:
-    """Return a plain array or a number unchanged, and a memory map as a plain array.
-
-    Raise TypeError for any other value. NumPy would convert many of them, but lose a mask, an index or a unit, so the
-    error says what to write instead. With `is_leaf` it also lists the containers that trees are made of.
-    """
-    if isinstance(x, (numpy.ndarray, numpy.generic)):
-        check_dtype(x.dtype)
-    if type(x) is numpy.memmap:
-        return x.view(numpy.ndarray)
-    if isinstance(x, int) and not -(2**63) <= x < 2**64:
-        raise TypeError(
-            f"expected an array or a number, got an integer of more than 64 bits, which has no dtype: write float({x})"
-        )
-    if type(x) is numpy.ndarray or isinstance(x, (bool, int, float, complex, numpy.generic)):
-        return x
-    known = [advice for attribute, advice in _INSTEAD_OF_OBJECTS.items() if hasattr(x, attribute)]
-    advice = known[0] if known else f"{x!r:.60}"
-    if is_leaf and not known:
-        from minidiff.tree import class_names  # only errors need it
-
-        advice += f" (trees are made of {', '.join(class_names())})"
-    raise TypeError(f"expected an array or a number, got {type(x).__name__}: {advice}")
-
-
-def plain_operand(x: Any) -> Any:
-    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
-    if isinstance(x, (list, tuple)):
-        for item in x:
-            plain_operand(item)
-        return x
-    return x if isinstance(x, (Tracer, ShapedArray, range)) or x is None else plain(x)
-
-
-def check_dtype(dtype: numpy.dtype) -> None:
-    """Raise TypeError for a non-numeric dtype, with advice on how to convert it."""
-    if dtype in NATIVE or dtype == float0 or (dtype.isbuiltin != 2 and dtype.kind in "biufc"):
-        return
-    if dtype.names is not None:
-        advice = f"take its fields one by one, as in x[{dtype.names[0]!r}]" if dtype.names else "it has no fields"
-    else:
-        advice = _INSTEAD_OF_DTYPES.get(dtype.kind, "convert it, as in x.astype(numpy.float32)")
-    raise TypeError(f"expected an array of numbers, got one of dtype {dtype}: {advice}")
-
 
 # ---------------------------------------------------------------- interpreters
 
@@ -269,10 +101,6 @@ class Scope:
         if self.typed and len(variance_of(operand)) < len(self.axes):
             self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
-    def view_of(self, x: Value) -> tuple[Sequence[Value], Primitive, Value, dict] | None:
-        """The results, operation, operand and parameters of a remembered view `x`."""
-        return self.views.get(id(x))
-
 
 class Interpreter:
     """The meaning of operations while it is current. Subclasses implement `interpret`.
@@ -285,11 +113,11 @@ class Interpreter:
     name = "interpreter"
     origin: tuple[str, str] | None = None  # the transformation and the function that errors name
     ended = False  # whether the transformation is over, so that its tracers are invalid
+    backend: Any = None  # what runs its operations on ranks, in the body of a `shard_map` that runs
     keeps_sources = False  # whether operations recorded above it keep their source line
-    watch: Callable | None = None  # applies derivative rules while `debug_nans` is on: see `debug.py`
 
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
-        self.below = below
+        self.below: Any = below  # None only at the bottom, where no rules run
         self.outer = outer
         self.scope: Scope | None = below.scope if below is not None else None
         self.broadcasts: dict = {}  # (id of value, axes) -> (value, its pbroadcast along the axes)
@@ -304,6 +132,13 @@ class Interpreter:
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         """Apply an operation. Rules run under the interpreter `below`."""
         raise NotImplementedError
+
+    def apply_rule(self, rule: Callable, primitive: Primitive, *args: Any) -> Any:
+        """Apply a derivative rule of an operation, `rule(*args)`. `debug_nans` checks what it returns."""
+        return rule(*args)
+
+    def watch_sweep(self, sweep: Any) -> None:
+        """Prepare for the forward sweep of reverse mode. `debug_nans` checks what it records."""
 
     def lower(self, tape: Any, values: Sequence[Value]) -> Sequence[Value] | None:
         """Run a compiled tape as a whole; None if it must be applied op by op."""
@@ -361,7 +196,7 @@ class Evaluate(Interpreter):
             if type(x) not in PLAIN:
                 args = list(map(plain_operand, args))
                 if any(isinstance(x, Tracer) for x in args):
-                    return dispatch_to_shards(self, primitive, args, params)
+                    return ranks.dispatch(self, primitive, args, params)
                 break
         try:
             return primitive.impl(*args, **params)
@@ -376,67 +211,14 @@ def name_of(f: Callable) -> str:
     return getattr(f, "__name__", "f")
 
 
-def leak_message(x: Tracer) -> str:
-    return (
-        f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}). "
-        "It was stored somewhere (a global, a list, an attribute) while that transformation ran; "
-        "return it from the function instead."
-    )
-
-
-def _origin(x: Tracer) -> str:
-    """The origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
-    interpreter: Interpreter | None = x.interpreter
-    scope = x.interpreter.scope
-    while interpreter is not None and interpreter.origin is None:
-        interpreter = interpreter.outer
-    known = [" of ".join(interpreter.origin)] if interpreter is not None else []
-    if scope is not None and scope.function:
-        known.append(f"shard_map of {scope.function}")
-    return ", in ".join(known) or x.interpreter.name
-
-
-class MisfitError(ValueError):
-    """NumPy rejected the operands of an operation: its error, with their types."""
-
-    def __init__(self, primitive: Primitive, args: Sequence[Value], reason: str = "they do not fit"):
-        super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
-
-
-def shown(x: Any) -> str:
-    """An operand in error messages: its type, or else its class and value."""
-    return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
-
-
-def is_misfit(primitive: Primitive, args: Sequence[Value], error: Exception) -> bool:
-    """Whether NumPy's error names neither the operation nor the operands' types.
-
-    An error that the user raises in the body of an operation is left unchanged, with its cause and context. Raise
-    TypeError where a non-array operand is the reason.
-    """
-    if primitive.is_higher_order:
-        return False
-    if not isinstance(error, ValueError):
-        for x in args:
-            plain_operand(x)
-    return type(error) is ValueError and not str(error).startswith(primitive.name)
-
-
 EVALUATE = Evaluate(None)
 
-
-def _bottom() -> Evaluate:
-    """The bottom interpreter: `EVALUATE`, or the one that the environment selects."""
-    if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0"):
-        return EVALUATE
-    from minidiff.debug import CheckFinite
-
-    numpy.seterr(divide="raise", over="raise", invalid="raise")
-    return CheckFinite()
+#: The bottom of every stack: `EVALUATE`, or one that `minidiff/debug.py` makes check every result.
+BOTTOM = EVALUATE if os.environ.get("MINIDIFF_DEBUG_NANS", "0") in ("", "0") else Evaluate(None)
 
 
 #: Each thread and each asynchronous task has its own.
-_current: ContextVar[Interpreter] = ContextVar("interpreter", default=_bottom())  # noqa: B039 (sharing one is intended)
+_current: ContextVar[Interpreter] = ContextVar("interpreter", default=BOTTOM)
 
 #: `current_interpreter()` returns the interpreter that is current.
 current_interpreter: Callable[[], Interpreter] = _current.get
@@ -522,27 +304,53 @@ def enter(x: Value) -> Value:
     return current_interpreter().adopt(strong(x)) if isinstance(x, Tracer) else x
 
 
+# ---------------------------------------------------------------- ranks
+
+
+class Ranks:
+    """All that `minidiff` asks of the layers above it. This one knows of no ranks.
+
+    `spmd` installs a subclass when it is imported. Nothing else in `minidiff` depends on a layer above.
+    """
+
+    folders: Sequence[str] = ()  # of library code, which source locations skip
+    passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
+
+    def insert_pbroadcast(self, x: Value, axes: frozenset) -> Value:
+        """Make `x` vary along further axes, by a `pbroadcast`."""
+        raise VarianceError(f"cannot insert a pbroadcast of {typeof(x)} along {sorted(axes)}: import spmd first")
+
+    def dispatch(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
+        """Apply an operation to sharded arrays, outside any `shard_map` body, under an interpreter.
+
+        Return None if no operand is sharded.
+        """
+        for x in args if isinstance(interpreter, Evaluate) else ():
+            if isinstance(x, Tracer):
+                raise LeakedTracerError(leak_message(x))
+        return None
+
+    def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:
+        """Run the backward pass of a tape that was recorded in a typed `shard_map` body."""
+        return backward_pass(*args)
+
+    def settings(self) -> Any:
+        """Global settings that a recorded function depends on, as part of a cache key."""
+        return None
+
+
+#: The ranks that programs run on.
+ranks = Ranks()
+
+
+def install(installed: Ranks) -> None:
+    """Let `minidiff` ask these ranks."""
+    global ranks
+    ranks = installed
+    location.add_library(*installed.folders)
+
+
 # ---------------------------------------------------------------- variance
-
-
-def _no_pbroadcast(x: Value, axes: frozenset) -> Value:
-    raise VarianceError(f"cannot insert a pbroadcast of {typeof(x)} along {sorted(axes)}: import collectives first")
-
-
-#: Make a value vary along further axes, by a `pbroadcast`. A hook, which `collectives` sets: this layer does not
-#: import the ones above it.
-insert_pbroadcast: Callable[[Value, frozenset], Value] = _no_pbroadcast
-
-
-def _no_dispatch(interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-    for x in args if isinstance(interpreter, Evaluate) else ():
-        if isinstance(x, Tracer):
-            raise LeakedTracerError(leak_message(x))
-
-
-#: Apply an operation to sharded arrays outside any `shard_map` body: as a `shard_map` of it, under the given
-#: interpreter. None if no operand is sharded. A hook, which `spmd` sets.
-dispatch_to_shards: Callable[[Interpreter, Any, Sequence[Value], dict], Value] = _no_dispatch
 
 
 def variance_of(x: Value) -> frozenset:
@@ -553,7 +361,7 @@ def variance_of(x: Value) -> frozenset:
 def pbroadcast_to(x: Value, variance: frozenset) -> Value:
     """Insert a pbroadcast where `x` does not yet vary along all axes of `variance`."""
     missing = variance - variance_of(x)
-    return insert_pbroadcast(x, missing) if missing else x
+    return ranks.insert_pbroadcast(x, missing) if missing else x
 
 
 def agree(args: Sequence[Value]) -> Sequence[Value]:
@@ -563,7 +371,7 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
     if len(distinct) <= 1:
         return args
     union = INVARIANT.union(*distinct)
-    return [x if v is None or v == union else insert_pbroadcast(x, union - v) for x, v in zip(args, variances)]
+    return [x if v is None or v == union else ranks.insert_pbroadcast(x, union - v) for x, v in zip(args, variances)]
 
 
 def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Value]:
@@ -573,43 +381,6 @@ def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Va
     """
     check_operands(operation.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
     return agree(args)
-
-
-_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
-
-
-def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
-    """Raise VarianceError if the operands of operation `name` disagree in variance.
-
-    A type of None stands for a constant, which agrees with anything.
-    """
-    if len({t.variance for t in types if t is not None}) > 1:
-        numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
-        labelled = {label: t for label, t in zip(numbers, types) if t is not None}
-        raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
-
-
-def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
-    """The error that values of these `labels` and `types` disagree in variance."""
-    union = INVARIANT.union(*[t.variance for t in types])
-    fewer: dict[str, list[str]] = {}
-    for label, t in zip(labels, types):
-        if t.variance != union:
-            fewer.setdefault(show_axes(union - t.variance), []).append(label)
-    advice = " and ".join(f"pbroadcast(x, {axes}) for {_listed(names)}" for axes, names in fewer.items())
-    return VarianceError(f"{what} disagree in variance: write {advice}")
-
-
-def _listed(items: Sequence[object]) -> str:
-    """A list in a sentence: `a`, `a and b`, `a, b and c`."""
-    *rest, last = map(str, items)
-    return f"{', '.join(rest)} and {last}" if rest else last
-
-
-def show_axes(axes: Sequence[str]) -> str:
-    """Mesh axes, written as the argument of a collective: `'i'`, or `('i', 'j')`."""
-    axes = tuple(axes) if isinstance(axes, (tuple, list)) else tuple(sorted(axes))
-    return repr(axes[0] if len(axes) == 1 else axes)
 
 
 def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) -> frozenset:
@@ -627,28 +398,6 @@ def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) ->
 
 
 # ---------------------------------------------------------------- operations
-
-
-class Recording:
-    """How the derivative of an operation is recorded on a linear tape.
-
-    It is recorded as `operation`. `keep` picks its operands out of
-    `(type of the result, result, *operands, *names of tangents)`.
-    """
-
-    __slots__ = ("operation", "keep", "types")
-
-    def __init__(self, operation: Primitive, keep: Callable):
-        self.operation = operation
-        self.keep = keep
-        #: A cache: the last operand types and result type. Without parameters nothing else determines the result type.
-        self.types: tuple = (None, None, None)
-
-    def type_of(self, out: Value, x: ShapedArray, y: ShapedArray | None) -> ShapedArray:
-        """The type of a plain result of operands of types x and y, which is cached."""
-        type = array_type(out.shape, out.dtype)
-        self.types = x, y, type
-        return type
 
 
 class Primitive:
@@ -676,12 +425,22 @@ class Primitive:
     `decomposed(*operands, **params)`
         is the same, composed of operations for which the first operand's dimensions need not be whole.
 
-    With `multiple_results`, the rules take and return lists in place of one result.
+    With `multiple_results`, the rules take and return lists in place of one result. An operation that runs a body
+    (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
+    `minidiff/higher_order`.
     """
+
+    batch_along: Any = None  # the rule of a collective over the named axis of a vmap, `(interpreter, args, params)`
+    evaluate: Callable[..., Any]
+    jvp_body: Callable[..., Any]
+    linearize_body: Callable[..., Any]
+    batch_body: Callable[..., Any]
+    stage_body: Callable[..., Any]
 
     is_view = False  # it computes nothing: its result is its operand rearranged or retyped
     shares_memory = False  # its result may share memory with an operand
     is_higher_order = False  # it runs a body, a function or a tape: shard_map, scan, checkpoint
+    binds_axes = False  # its body runs on ranks, along mesh axes: shard_map
     is_inlined = False  # its body is the user's function, and part of the surrounding program
     multiple_results = False
     commutes = False  # its operands, with their `per_operand` parameters, may be reordered
@@ -696,9 +455,7 @@ class Primitive:
     sharding: Callable[..., Any] | None = None
     decomposed: Callable | None = None
 
-    def __init__(
-        self, name: str, impl: Callable | None = None, shape_rule: Callable | None = None, **rules: Callable | None
-    ):
+    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **rules: Callable | None):
         vars(self).update(rules)  # `fits`, `sharding`, `decomposed`
         self.name = name
         self.impl = impl
@@ -708,7 +465,7 @@ class Primitive:
         self.by_parts = type(self).jvp is Primitive.jvp and not self.is_higher_order
         #: Which operands are active -> how the derivative in these is recorded; filled on demand. The key in binary is
         #: a 1, then for each operand, last one first, a 1 if it is active and a 0 if not.
-        self.recorded: dict[int, Recording] = {}
+        self.recorded: dict[int, Any] = {}
         #: `transpose` for plain arrays: for each linear operand (they follow `count` others) a function
         #: `(ct, *operands, **params)`. Its result, summed over the broadcast axes and converted, is the operand's
         #: cotangent. It gets the linear operands as names with a type. None means that the result is `ct` itself.
@@ -720,20 +477,17 @@ class Primitive:
         interpreter = current_interpreter()
         if interpreter.scope is None:
             return interpreter.process(self, args, params)
-        if WeakTracer in map(type, args):
-            args = self.strong(args)
-        args = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in args]
+        values: Sequence[Value] = self.strong(args) if WeakTracer in map(type, args) else args
+        values = [interpreter.adopt(x) if isinstance(x, Tracer) else x for x in values]
         if interpreter.scope.checks:
-            return self.apply_checked(interpreter, args, params)
-        if self.operands_agree and len(args) > 1:
-            args = agree(args)
-        return self.apply(interpreter, args, params)
+            return self.apply_checked(interpreter, values, params)
+        if self.operands_agree and len(values) > 1:
+            values = agree(values)
+        return self.apply(interpreter, values, params)
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
-        """Unwrap each `WeakTracer`, with the dtype to which NumPy promotes the number."""
-        from minidiff.ops.base import promoted  # only Python numbers need it
-
-        return promoted(self, args)
+        """Unwrap each `WeakTracer`. Elementwise operations convert it to the dtype to which NumPy promotes it."""
+        return list(map(strong, args))
 
     def apply_checked(self, interpreter: Interpreter, args: Sequence[Value], params: dict) -> Value:
         """Apply the user's operation, or raise VarianceError if it lacks a pbroadcast."""
@@ -773,10 +527,12 @@ class Primitive:
 
         `scope` is the `shard_map` body that contains the operation, if it is known.
         """
-        if self.impl is not None:
-            check_call(self.impl, len(types), params)
         if self.fits is not None and not self.fits(*types, **params):
             raise ValueError(f"they do not fit {self.show_params(params) or 'each other'}")
+
+    def body_scope(self, params: dict) -> Scope | None:
+        """The scope of its body, which runs on ranks; None for all operations but `shard_map`."""
+        return None
 
     def sends(self, params: dict) -> bool:
         """Whether it communicates between ranks, given these parameters."""
@@ -812,9 +568,7 @@ class Primitive:
         return None
 
     def transpose(self, ct, operands, params):
-        from minidiff.location import here  # only errors need it
-
-        x, source = next(x for x in operands if isinstance(x, ShapedArray)), here()
+        x, source = next(x for x in operands if isinstance(x, ShapedArray)), location.here()
         raise TypeError(
             f"{self.name} cannot be transposed: it is not linear in the operand of type {x}"
             + (f" ({source})" if source is not None else "")
@@ -834,28 +588,6 @@ class Primitive:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
-
-
-def check_call(function: Callable, count: int, names: Iterable[str]) -> None:
-    """Raise ValueError unless a function takes these operands and parameters."""
-    if not _takes(function, count, frozenset(names)):
-        operands = "1 operand" if count == 1 else f"{count} operands"
-        raise ValueError(f"it does not take {operands} and the parameters ({', '.join(sorted(names))})")
-
-
-@functools.cache
-def _takes(function: Callable, count: int, names: frozenset[str]) -> bool:
-    import inspect  # only `Tape.check` needs it
-
-    if isinstance(function, numpy.ufunc):  # one more operand would be `out`
-        return function.nin == count and not names
-    try:
-        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(names))
-    except TypeError:
-        return False
-    except ValueError:  # a function without a signature
-        return True
-    return True
 
 
 # ---------------------------------------------------------------- tracers
@@ -886,11 +618,11 @@ def implements(*numpy_functions: Callable) -> Callable[[Callable], Callable]:
 SIZE = "a size, an index of a list or range()"
 
 
-class Tracer:
+class Tracer(Typed):
     """A value traced by an interpreter. It behaves like the array it stands for.
 
-    It has the operators, indexing and methods of `numpy.ndarray` (attached in
-    `minidiff/ops/operators.py`), and NumPy functions accept it.
+    It has the operators, indexing and methods of `numpy.ndarray` (attached in `minidiff/ops/operators.py`), and NumPy
+    functions accept it (by `__array_ufunc__` and `__array_function__`, attached in `minidiff/numpy/dispatch.py`).
     """
 
     __slots__ = ("interpreter", "__weakref__")
@@ -907,6 +639,8 @@ class Tracer:
         __rdivmod__ = __pow__ = __rpow__ = __and__ = __or__ = __xor__ = __lshift__ = __rshift__ = _operator
         __rand__ = __ror__ = __rxor__ = __rlshift__ = __rrshift__ = __lt__ = __le__ = __gt__ = __ge__ = _operator
         __neg__ = __pos__ = __abs__ = __invert__ = __round__ = __getitem__ = __iter__ = __contains__ = _operator
+        __setitem__ = __array__ = __array_ufunc__ = __array_function__ = __copy__ = __deepcopy__ = _operator
+        __reduce_ex__ = _operator
 
     def __init__(self, interpreter: Interpreter):
         self.interpreter = interpreter
@@ -974,99 +708,10 @@ class Tracer:
     def __format__(self, spec: str) -> str:
         return str(self)
 
-    def __copy__(self) -> Tracer:
-        return self  # it is immutable
-
-    def __deepcopy__(self, memo: dict) -> Tracer:
-        return self
-
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TracerError(
-            f"a traced value ({self.type}) cannot be pickled: it is only valid within its transformation. "
-            "Return it from the function, and pickle the result; or, for its plain number, x.item()"
-        )
-
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a 0-d value")
         return self.shape[0]
-
-    def __setitem__(self, index, value):
-        raise TypeError(
-            f"a traced value ({self.type}) cannot be written into: x[i] = v would change a value that is "
-            "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); for "
-            "a plain array x, minidiff.numpy.at(x)[i].set(v)."
-        )
-
-    def __array__(self, dtype=None, copy=None):
-        self.check_alive()
-        if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
-            return self._as_plain(numpy.dtype(dtype))
-        raise TracerError(
-            f"a traced value ({self.type}) cannot become a plain NumPy array: its derivative would be lost. "
-            "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
-            "np.stack; to index a plain array with it, minidiff.numpy.take. Other kinds of arrays convert their right "
-            "operand: write m.filled(value) for a masked one, table.to_numpy(), sparse.toarray()."
-        )
-
-    def _as_plain(self, dtype: numpy.dtype) -> numpy.ndarray:
-        """Convert to an integer or boolean array; TracerError for other dtypes."""
-        why = "its derivative would be lost"
-        if dtype.kind in "biu":
-            try:
-                return numpy.asarray(self.concrete(f"a plain array of dtype {dtype}")).astype(dtype)
-            except TracerError:
-                why = f"in {self.interpreter.name} it has no value"
-        raise TracerError(
-            f"a traced value ({self.type}) cannot become a plain NumPy array of dtype {dtype}: {why}. To convert it, "
-            f"write x.astype({dtype.name!r}); to build an array, use minidiff.numpy.array or np.stack."
-        )
-
-    def __array_ufunc__(self, ufunc, method, *inputs, **kwargs):
-        interpreter = current_interpreter()
-        if interpreter is EVALUATE:
-            self.check_own(interpreter)
-        if method == "__call__" and not kwargs:  # the fast path, for nearly all calls
-            primitive, function = OPERATIONS.get(ufunc), None
-            try:
-                if primitive is not None and interpreter.scope is None:
-                    return interpreter.process(primitive, inputs, NO_PARAMS)
-                function = NUMPY_FUNCTIONS.get(ufunc)
-                if function is not None:
-                    return function(*inputs)
-            except (AttributeError, TypeError) as error:
-                if any(map(defers_to, inputs)):
-                    return NotImplemented
-                inputs, _ = _in_another_form(error, ufunc, NUMPY_FUNCTIONS[ufunc], inputs, {})
-                return self.__array_ufunc__(ufunc, method, *inputs)
-        from minidiff.numpy import dispatch
-
-        return dispatch.call_ufunc(ufunc, method, inputs, kwargs)
-
-    def __array_function__(self, func, types, args, kwargs):
-        function = NUMPY_FUNCTIONS.get(func)
-        if function is None:
-            from minidiff.numpy import dispatch
-
-            return dispatch.call_otherwise(func, args, kwargs)
-        try:
-            return function(*args, **kwargs)
-        except (AttributeError, TypeError) as error:
-            args, kwargs = _in_another_form(error, func, function, args, kwargs)
-        return self.__array_function__(func, types, args, kwargs)
-
-
-def defers_to(x: Any) -> bool:
-    """Whether a tracer, like NumPy, defers an operation to this operand's class.
-
-    It defers if the class overrides `__array_ufunc__` (or sets it to None), or else has a higher `__array_priority__`.
-    Operations look for such an operand only after an error, so that the common case pays nothing.
-    """
-    if isinstance(x, Tracer):
-        return False
-    if hasattr(type(x), "__array_ufunc__"):
-        return type(x).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
-    return getattr(x, "__array_priority__", 0) > Tracer.__array_priority__
 
 
 # ---------------------------------------------------------------- Python numbers
@@ -1118,49 +763,6 @@ class WeakTracer(Tracer):
         return strong(super().__array_function__(func, types, args, kwargs))
 
 
-#: The types of values that promote weakly.
-WEAK_TYPES = frozenset({bool, int, float, complex, WeakTracer})
-
-
-_PYTHON_TYPES = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-
-
-def python_type(x: Any) -> type:
-    """The type of the Python number that a weakly promoting value stands for."""
-    return _PYTHON_TYPES[x.dtype.kind] if type(x) is WeakTracer else type(x)
-
-
-def promoting(x: Value) -> Any:
-    """The argument for `numpy.result_type`: a dtype, or a Python number."""
-    return python_type(x)(0) if type(x) in WEAK_TYPES else x.dtype
-
-
-def are_weak(leaves: Iterable[Any]) -> list[bool]:
-    """Which arguments are Python numbers, traced or not, as `weak_where` takes it."""
-    return [type(x) in WEAK_TYPES for x in leaves]
-
-
-def weak_where(weak: Sequence[bool], values: Sequence[Value]) -> Sequence[Value]:
-    """Convert the values marked as `weak` back to Python numbers."""
-    return [as_weak(x) if yes else x for x, yes in zip(values, weak)] if True in weak else values
-
-
-def as_weak(x: Value) -> Value:
-    """Convert a number to a Python number, or a tracer to one that promotes like it."""
-    kind = x.dtype.kind
-    return WeakTracer(x, kind == "b") if isinstance(x, Tracer) else x.item() if kind in _PYTHON_TYPES else x
-
-
 def strong(x: Any) -> Any:
     """Unwrap a `WeakTracer`; return anything else unchanged."""
     return x.value if type(x) is WeakTracer else x
-
-
-def _in_another_form(error: Exception, func: Callable, function: Callable, args: tuple, kwargs: dict):
-    """Convert rejected arguments to an accepted form, or raise an error."""
-    from minidiff.numpy import dispatch  # only needed after an error
-
-    form = dispatch.in_another_form(func, function, args, kwargs)
-    if form is None:
-        raise error
-    return form

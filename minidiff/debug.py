@@ -16,7 +16,12 @@ from typing import Any
 
 import numpy
 
-from minidiff import core  # which imports this module if the environment variable is set
+from minidiff import core
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import shown
+from minidiff.location import here
+from minidiff.ops.printing import debug_print
+from minidiff.types import ShapedArray
 
 FINITE, INFINITE, NAN = 0, 1, 2
 
@@ -38,7 +43,7 @@ class CheckFinite(core.Evaluate):
         self.check(str(primitive), args, params, out)
         return out
 
-    def watch(self, rule: Callable, primitive: core.Primitive, *args: Any) -> Any:
+    def apply_rule(self, rule: Callable, primitive: core.Primitive, *args: Any) -> Any:
         """Apply a rule of an operation, and check what it returns."""
         if primitive.is_higher_order:
             return rule(*args)
@@ -74,6 +79,13 @@ class CheckFinite(core.Evaluate):
         return made > given and (made == NAN or self.inf)
 
 
+def from_environment() -> None:
+    """Check the results of all threads' operations if `MINIDIFF_DEBUG_NANS` is set."""
+    if core.BOTTOM is not core.EVALUATE:
+        core.BOTTOM.__class__, core.BOTTOM.inf = CheckFinite, True
+        numpy.seterr(divide="raise", over="raise", invalid="raise")
+
+
 def worst(x: Any) -> int:
     """The worst state of nested values: NAN, INFINITE or FINITE (also non-numbers)."""
     if isinstance(x, (list, tuple)):
@@ -86,7 +98,7 @@ def worst(x: Any) -> int:
 def is_inexact(x: Any) -> bool:
     """Whether x is a number or an array that may hold a NaN."""
     return isinstance(x, (float, complex)) or (
-        isinstance(x, (numpy.ndarray, numpy.generic)) and core.is_differentiable(x.dtype)
+        isinstance(x, (numpy.ndarray, numpy.generic)) and is_differentiable(x.dtype)
     )
 
 
@@ -97,8 +109,6 @@ def state(x: Any) -> numpy.ndarray:
 
 def error_for(name: str, args: Any, made: int, where: str = "") -> FloatingPointError:
     """The error for a new NaN or infinity: the operands, the line and the ranks."""
-    from minidiff.location import here
-
     source = here()
     what = "a NaN, and no operand has one" if made == NAN else "an infinity, and all operands are finite"
     way = "backward" if source is not None and source.backward else "forward"
@@ -113,7 +123,7 @@ def _shown(args: Any) -> list[str]:
     """The operands as errors show them, without types and missing ones."""
     if isinstance(args, (list, tuple)):
         return [text for x in args for text in _shown(x)]
-    return [] if args is None or isinstance(args, core.ShapedArray) else [core.shown(args)]
+    return [] if args is None or isinstance(args, ShapedArray) else [shown(args)]
 
 
 def print(fmt: str, *args: Any, **kwargs: Any) -> None:
@@ -136,8 +146,6 @@ def print(fmt: str, *args: Any, **kwargs: Any) -> None:
     >>> y = f(1.0)
     x = 1.00, 2.0
     """
-    from minidiff.ops.printing import debug_print  # imports `core`, which may import this module
-
     debug_print(fmt, *args, **kwargs)
 
 

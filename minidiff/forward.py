@@ -9,32 +9,23 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
+from minidiff.arguments import Flat, as_named_value, as_value, as_values, result_values  # noqa: F401
 from minidiff.core import (
-    NATIVE,
     Interpreter,
-    LeakedTracerError,
     Primitive,
-    ShapedArray,
     Tracer,
-    TracerError,
     Value,
-    are_weak,
     current_interpreter,
-    enter,
-    float0,
-    is_differentiable,
-    leak_message,
     name_of,
     pbroadcast_to,
-    plain,
     restores_interpreter,
     running,
-    strong,
     transforming,
-    typeof,
-    weak_where,
 )
-from minidiff.ops.base import zeros_like
+from minidiff.dtypes import float0, is_differentiable
+from minidiff.errors import TracerError
+from minidiff.promotion import are_weak
+from minidiff.types import ShapedArray, typeof, zeros_like
 
 
 class JVPTracer(Tracer):
@@ -105,10 +96,7 @@ class JVP(Interpreter):
         else:
             return primitive.apply(below, args, params)
         with running(below):
-            if below.watch is None:
-                out, tangent = primitive.jvp(primals, tangents, params)
-            else:
-                out, tangent = below.watch(primitive.jvp, primitive, primals, tangents, params)
+            out, tangent = below.apply_rule(primitive.jvp, primitive, primals, tangents, params)
         if primitive.multiple_results:
             return [self.join(x, t) for x, t in zip(out, tangent)]
         return self.join(out, tangent)
@@ -128,7 +116,7 @@ class JVP(Interpreter):
     def join(self, primal: Value, tangent: Value | None) -> Value:
         return primal if tangent is None else JVPTracer(self, primal, tangent)
 
-    def adopt_own(self, x: JVPTracer) -> Value:
+    def adopt_own(self, x: Any) -> Value:
         return JVPTracer(self, self.below.adopt(x.primal), self.below.adopt(x.tangent))
 
 
@@ -140,53 +128,6 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
     return forward.split(outs)
 
 
-def as_value(x: Any) -> Value:
-    """Convert a leaf to an array in native byte order, a NumPy scalar, or a tracer."""
-    if type(x) is float:
-        return numpy.float64(x)
-    if type(x) is numpy.ndarray and x.dtype in NATIVE:
-        return x
-    if isinstance(x, Tracer):
-        if x.interpreter.ended:
-            raise LeakedTracerError(leak_message(x))
-        return enter(x)
-    x = plain(x, is_leaf=True)
-    if not hasattr(x, "dtype"):
-        return numpy.asarray(x)[()]
-    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
-
-
-def as_named_value(x: Any, what: str, advice: str = "") -> Value:
-    """As `as_value`; a TypeError begins with `what` and ends with `advice`."""
-    try:
-        return as_value(x)
-    except LeakedTracerError:
-        raise
-    except TypeError as error:
-        raise TypeError(f"{what}: {error}{advice}") from None
-
-
-def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
-    """Convert leaves to arrays or tracers; a TypeError names `what` and the leaf."""
-    try:
-        return list(map(as_value, leaves))
-    except TypeError:
-        return [as_named_value(x, f"{what}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
-
-
-def result_values(
-    origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
-) -> list[Value]:
-    """Convert the leaves of a function's result to arrays or tracers.
-
-    Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
-    """
-    try:
-        return [as_value(x) for x in leaves]
-    except TypeError:
-        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
-
-
 def check_sequences(what: str, primals: Any, tangents: Any) -> None:
     """Raise TypeError unless both are sequences: a bare array would be iterated."""
     if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
@@ -194,41 +135,6 @@ def check_sequences(what: str, primals: Any, tangents: Any) -> None:
             f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
             f"got {type(primals).__name__} and {type(tangents).__name__}"
         )
-
-
-class Flat:
-    """A function of trees as one of leaves; a call stores the result's structure.
-
-    With `has_aux` it returns the leaves of the value, then the leaves of aux. The latter may be anything, and pass
-    through the transformation too, so that no tracer leaks. `weak` says which leaves are Python numbers.
-    """
-
-    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
-        self.f = f
-        self.structure = structure
-        self.has_aux = has_aux
-        self.weak = weak
-        self.out_structure: tree.Structure | None = None
-        self.aux_structure: tree.Structure | None = None
-
-    def __call__(self, *leaves: Value) -> list[Value]:
-        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
-        if self.has_aux:
-            if not (isinstance(out, tuple) and len(out) == 2):
-                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
-            out, aux = out
-        outs, self.out_structure = tree.flatten(out)
-        outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
-        if self.has_aux:
-            extra, self.aux_structure = tree.flatten(aux)
-            outs += map(strong, extra)
-        return outs
-
-    def split(self, leaves: Sequence[Value]) -> tuple:
-        """Split off the leaves of the value and, with `has_aux`, the aux tree."""
-        count = self.out_structure.size
-        aux = (tree.unflatten(self.aux_structure, leaves[count:]),) if self.has_aux else ()
-        return leaves[:count], *aux
 
 
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:

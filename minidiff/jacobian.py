@@ -9,10 +9,14 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import ShapedArray, Value, are_weak, is_differentiable, name_of, pbroadcast_to, typeof
-from minidiff.forward import Flat, as_values, check_sequences, instantiate, jvp
+from minidiff.arguments import Flat, arguments_of, as_values, chosen_arguments, named_argument
+from minidiff.core import Value, name_of, pbroadcast_to
+from minidiff.dtypes import is_differentiable
+from minidiff.forward import check_sequences, instantiate, jvp
 from minidiff.keywords import transformation
-from minidiff.reverse import arguments_of, chosen_arguments, grad, linearize_flat, named_argument, pull_back
+from minidiff.promotion import are_weak
+from minidiff.reverse import grad, linearize_flat, pull_back
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import vmap
 
 Argnums = int | Sequence[int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NamedTuple
@@ -87,9 +87,9 @@ _is_library: dict[str, bool] = {}
 _marked: dict[int, str] = {}  # id of a function's code -> its mark
 
 
-def add_library(file: str) -> None:
-    """Declare the folder of this file to be library code."""
-    LIBRARY.append(os.path.dirname(os.path.abspath(file)) + os.sep)
+def add_library(*folders: str) -> None:
+    """Declare folders to be library code."""
+    LIBRARY.extend(os.path.abspath(folder) + os.sep for folder in folders)
     _is_library.clear()
 
 
@@ -172,3 +172,22 @@ def warn_at(source: Location | None, message: str | Warning, category: type[Warn
         warnings.warn(message, category, stacklevel=3)
     else:
         warnings.warn_explicit(message, category, source.filename, source.line, registry=_warned[source.filename])
+
+
+#: A program of LONG equations takes seconds to compile. A line that was recorded OFTEN times is in a loop.
+LONG, OFTEN = 1 << 14, 1000
+
+
+def warn_of_loop(sources: Sequence[Location | None]) -> bool:
+    """Warn at the most recorded line if a Python loop makes the program long."""
+    lines = Counter(source._replace(others=()) for source in sources if source is not None)
+    line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
+    if times < OFTEN:
+        return False
+    warn_at(
+        line,
+        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step takes time "
+        "to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then one step is "
+        "recorded and compiled, however many there are",
+    )
+    return True

@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, ShapedArray, Tracer, Value, is_differentiable, typeof
+from minidiff.core import Primitive, Tracer, Value
+from minidiff.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, reduction
 from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
 from minidiff.ops.shape import normalize_axes, normalize_axis
+from minidiff.types import ShapedArray, typeof
 
 __all__ = [
     *("celu", "dot_product_attention", "elu", "erf", "erfc", "gelu", "glu", "leaky_relu", "log_sigmoid"),

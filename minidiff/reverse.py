@@ -8,44 +8,47 @@ own, and every function that can be linearized can be differentiated in reverse,
 
 from __future__ import annotations
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff import core, tree
+from minidiff import core, fastpath, tree
 from minidiff.aliasing import apart, keep_residuals
+from minidiff.arguments import (
+    Flat,
+    arguments_of,
+    as_value,
+    as_values,
+    check_scalar,
+    checked_cotangents,
+    chosen_arguments,
+    named_argument,
+    not_differentiable,
+    resharded,
+)
 from minidiff.core import (
     EVALUATE,
-    PLAIN,
     Interpreter,
-    MisfitError,
-    ShapedArray,
     Tracer,
     Value,
-    VarianceError,
-    are_weak,
-    array_type,
     become,
     checking,
     current_interpreter,
     current_scope,
-    is_differentiable,
-    is_misfit,
     name_of,
     pbroadcast_to,
     running,
-    show_axes,
-    typeof,
     variance_of,
 )
-from minidiff.forward import JVP, Flat, JVPTracer, as_value, as_values, checked_tangent, float0, instantiate
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import VarianceError, show_axes
+from minidiff.forward import JVP, JVPTracer, checked_tangent, instantiate
 from minidiff.keywords import transformation
 from minidiff.location import transposes
-from minidiff.ops.base import active_key, match_arrays
-from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, Var, evaluate_equation
+from minidiff.promotion import are_weak
+from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, evaluate_equation
+from minidiff.types import ShapedArray, Var, array_type, typeof
 
 
 class Linearize(Recorder):
@@ -66,7 +69,7 @@ class Linearize(Recorder):
 _new = object.__new__
 
 
-class Sweep(JVP):
+class Sweep(fastpath.RecordedSteps, JVP):
     """Forward mode on top of a `Linearize`: compute values, and record tangents.
 
     Every operation under `grad` goes through it. A tangent is a variable on the tape. If possible, an operation's
@@ -78,63 +81,6 @@ class Sweep(JVP):
         self.on_arrays = below.below is EVALUATE
         self.equations = below.equations
 
-    def process(self, primitive, args, params):
-        # The fast path, which runs for every operation under `grad`. Nearly all have one or two operands, which are
-        # plain values or this sweep's tracers, and a derivative with a known `Recording`. Unrolled for speed.
-        if not self.on_arrays:
-            return super().process(primitive, args, params)
-        try:
-            if len(args) == 1:
-                (x,) = args
-                recorded = primitive.recorded.get(0b11)
-                if recorded is None or type(x) is not JVPTracer or x.interpreter is not self:
-                    return super().process(primitive, args, params)
-                a, name = x.primal, x.tangent
-                out = primitive.run(a, **params) if params else primitive.run(a)
-                known, _, type_ = recorded.types
-                if known is not name.type or params:
-                    type_ = recorded.type_of(out, name.type, None)
-                inputs = recorded.keep((type_, out, a, name))
-            elif len(args) == 2:
-                x, y = args
-                if type(x) is JVPTracer and x.interpreter is self:
-                    a, name = x.primal, x.tangent
-                    if type(y) is JVPTracer and y.interpreter is self:
-                        recorded, b, other = primitive.recorded.get(0b111), y.primal, y.tangent
-                    else:
-                        recorded, b, other = primitive.recorded.get(0b101), y, None
-                elif type(y) is JVPTracer and y.interpreter is self:
-                    recorded, a, b, name, other = primitive.recorded.get(0b110), x, y.primal, y.tangent, None
-                else:
-                    recorded = None
-                if recorded is None:
-                    return super().process(primitive, args, params)
-                if other is None and type(y if b is y else x) not in PLAIN:
-                    return super().process(primitive, args, params)
-                out = primitive.run(a, b, **params) if params else primitive.run(a, b)
-                if other is not None:
-                    known, known_other, type_ = recorded.types
-                    if known is not name.type or known_other is not other.type or params:
-                        type_ = recorded.type_of(out, name.type, other.type)
-                    inputs = recorded.keep((type_, out, a, b, name, other))
-                else:
-                    if type(out) is complex:  # of a Python complex number and a real NumPy scalar
-                        out = numpy.complex128(out)
-                    type_ = array_type(out.shape, out.dtype)
-                    inputs = recorded.keep((type_, out, a, b, name))
-            else:
-                return super().process(primitive, args, params)
-        except (AttributeError, TypeError, ValueError) as error:
-            if is_misfit(primitive, args, error):
-                raise MisfitError(primitive, args, str(error).strip()) from None
-            raise
-        step = _new(Step)  # skip the constructors, which would take as long as all the rest
-        step.primitive, step.type, step.inputs, step.params = recorded.operation, type_, inputs, params
-        self.equations.append(step)
-        tracer = _new(JVPTracer)
-        tracer.interpreter, tracer.primal, tracer.tangent = self, out, step
-        return tracer
-
     def interpret(self, primitive, args, params):
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
@@ -142,10 +88,10 @@ class Sweep(JVP):
             for x in out if primitive.multiple_results else (out,):
                 if type(x) is JVPTracer and isinstance(x.primal, Tracer):
                     self.on_arrays = False  # the result is sharded over a mesh
-            if hasattr(primitive, "body_scope"):
+            if primitive.binds_axes:
                 self.on_arrays = False  # a shard_map's results, or its operands' cotangents, may be sharded
             return out
-        out = core.dispatch_to_shards(self, primitive, args, params)
+        out = core.ranks.dispatch(self, primitive, args, params)
         if out is not None:
             self.on_arrays = False  # the result is sharded
             return out
@@ -154,7 +100,7 @@ class Sweep(JVP):
         names = [x.tangent for x, yes in zip(args, mine) if yes]
         out = primitive.apply(recorder.below, primals, params)
         type_ = typeof(out)
-        recorded = primitive.recorded.get(active_key(mine))
+        recorded = primitive.recorded.get(fastpath.active_key(mine))
         if recorded is not None:
             linear = recorded.operation, recorded.keep((type_, out, *primals, *names)), params
         else:
@@ -196,8 +142,7 @@ def linearize_flat(
     recorder = Linearize(current_interpreter())
     sweep = Sweep(recorder)
     recorder.origin = sweep.origin = origin
-    if recorder.below.watch is not None:
-        recorder.below.watch_sweep(sweep)
+    recorder.below.watch_sweep(sweep)
     inputs, args = recorder.inputs, []
     for p, yes in zip(primals, active):
         if yes:
@@ -231,7 +176,32 @@ def linearize_flat(
 # ---------------------------------------------------------------- transposition
 
 
-@transposes
+class Cotangents:
+    """The cotangents of variables that are known while a tape is transposed."""
+
+    __slots__ = ("known", "owned")
+
+    def __init__(self) -> None:
+        self.known: dict[Var, Value] = {}
+        self.owned: set[Var] = set()  # variables whose cotangent is a sum made here, which may be added to in place
+
+    def add(self, a: Var, ct: Value) -> None:
+        """Add `ct` to the cotangent of variable `a`, which may be used several times."""
+        if a.type.variance or isinstance(ct, Tracer):
+            ct = agreeing(ct, a.type)
+        known, owned = self.known, self.owned
+        if a not in known:
+            known[a] = ct
+        elif a in owned and type(ct) is numpy.ndarray:
+            numpy.add(known[a], ct, out=known[a])
+        else:
+            known[a] = total = known[a] + ct
+            if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
+                owned.add(a)
+            else:
+                owned.discard(a)
+
+
 def backward_pass(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
@@ -240,94 +210,57 @@ def backward_pass(
     `values` are the values of all inputs (ignored where linear). A zero cotangent is None. With `consume`,
     equations drop their operands once they are transposed, which frees memory.
     """
-    interpreter = current_interpreter()
-    scope = interpreter.scope
+    scope = current_scope()
     if scope is not None:
         scope.transposes()
         if scope.checks:
             with checking(scope, False):
                 return backward_pass(tape, linear, values, cts, consume)
-    env, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
-    adjoints: dict[Var, Value] = {}
-    owned: set[Var] = set()  # variables whose adjoint is a sum made here, which may be added to in place
+    constants, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
+    cotangents = Cotangents()
     for a, ct in zip(tape.outputs, cts):
-        if ct is not None and isinstance(a, Var) and a not in env:
-            _accumulate(adjoints, owned, a, ct)
-    plain = tape.linear and not tape.may_be_sharded and interpreter is EVALUATE
-    watch = interpreter.watch
-    for eqn in reversed(equations):
-        primitive, inputs = eqn.primitive, eqn.inputs
-        if consume:
-            eqn.inputs = ()
-        pulls = primitive.pulls
-        if plain and pulls is not None:
-            name = eqn if type(eqn) is Step else eqn.outputs[0]
-            out_ct = adjoints.pop(name, None)
-            if out_ct is not None:
-                i, type_, params = primitive.count, name.type, eqn.params
-                for pull in pulls:
-                    a, ct = inputs[i], out_ct
-                    i += 1
-                    if not isinstance(a, Var):  # a constant zero tangent
-                        continue
-                    if pull is not None:
-                        ct = pull(ct, *inputs, **params) if params else pull(ct, *inputs)
-                    t = a.type
-                    if t is not type_ and (ct.shape != t.shape or ct.dtype is not t.dtype):
-                        ct = match_arrays(ct, t)
-                    if a in adjoints:
-                        _accumulate(adjoints, owned, a, ct)
-                    else:
-                        adjoints[a] = ct
-            continue
-        if primitive.multiple_results:
-            out_cts = [adjoints.pop(v, None) for v in eqn.outputs]
-            if all(ct is None for ct in out_cts):
-                continue
-        else:
-            out_cts = adjoints.pop(eqn.outputs[0], None)
-            if out_cts is None:
-                continue
-        operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
-        try:
-            if watch is None:
-                in_cts = primitive.transpose(out_cts, operands, eqn.params)
-            else:
-                in_cts = watch(primitive.transpose, primitive, out_cts, operands, eqn.params)
-        finally:
-            become(interpreter)  # see `restores_interpreter`
-        for a, ct in zip(inputs, in_cts):
-            if ct is not None and isinstance(a, Var) and a not in env:
-                _accumulate(adjoints, owned, a, ct)
-    return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
+        if ct is not None and isinstance(a, Var) and a not in constants:
+            cotangents.add(a, ct)
+    if tape.linear and not tape.may_be_sharded and current_interpreter() is EVALUATE:
+        fastpath.walk_back(equations, cotangents, transpose_equation, consume)
+    else:
+        for eqn in reversed(equations):
+            transpose_equation(eqn, constants, cotangents, consume)
+    return [cotangents.known.get(v) for v, yes in zip(tape.inputs, linear) if yes]
 
 
-#: `backward_pass` in a typed `shard_map` body, for a tape recorded there. A hook: `collectives` sets a version with
-#: fewer sums over ranks.
-backward_pass_on_ranks: Callable = backward_pass
+@transposes
+def transpose_equation(
+    eqn: Equation, constants: dict[Var, Value], cotangents: Cotangents, consume: bool = False
+) -> None:
+    """Replace the cotangents of an equation's results by those of its linear operands.
+
+    `constants` has the values of the variables that are not linear.
+    """
+    primitive, inputs, interpreter = eqn.primitive, eqn.inputs, current_interpreter()
+    if consume:
+        eqn.inputs = ()
+    out_ct: Any = [cotangents.known.pop(v, None) for v in eqn.outputs]
+    if not primitive.multiple_results:
+        (out_ct,) = out_ct
+    if out_ct is None or (primitive.multiple_results and all(ct is None for ct in out_ct)):
+        return
+    operands = [constants.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
+    try:
+        in_cts = interpreter.apply_rule(primitive.transpose, primitive, out_ct, operands, eqn.params)
+    finally:
+        become(interpreter)  # see `restores_interpreter`
+    for a, ct in zip(inputs, in_cts):
+        if ct is not None and isinstance(a, Var) and a not in constants:
+            cotangents.add(a, ct)
 
 
 def pull_back(tape: Tape, cts: Sequence[Value | None], consume: bool = False) -> list[Value | None]:
     """Map output cotangents to input cotangents, for a tape linear in all inputs."""
     scope, count = current_scope(), len(tape.inputs)
-    pull = backward_pass_on_ranks if scope is not None and scope.typed else backward_pass
-    return pull(tape, [True] * count, [None] * count, cts, consume)
-
-
-def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) -> None:
-    """Add a cotangent to the adjoint of a variable."""
-    if a.type.variance or isinstance(ct, Tracer):
-        ct = agreeing(ct, a.type)
-    if a not in adjoints:
-        adjoints[a] = ct
-    elif a in owned and type(ct) is numpy.ndarray:
-        numpy.add(adjoints[a], ct, out=adjoints[a])
-    else:
-        adjoints[a] = total = adjoints[a] + ct
-        if type(total) is numpy.ndarray and total.dtype == a.type.dtype:
-            owned.add(a)
-        else:
-            owned.discard(a)
+    args = tape, [True] * count, [None] * count, cts, consume
+    in_body = scope is not None and scope.typed
+    return core.ranks.backward_pass(backward_pass, *args) if in_body else backward_pass(*args)
 
 
 def evaluate_constants(
@@ -433,26 +366,6 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     return tree.unflatten(flat.out_structure, outs), pullback, *aux
 
 
-def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
-    """Flatten and validate a cotangent of these results; None for integer leaves."""
-    paths, given = tree.flatten_with_paths(ct, "ct")
-    if given != structure:
-        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
-    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
-
-
-def resharded(ct: Value, type: ShapedArray) -> Value:
-    """Reshard a cotangent like its primal's type, if that is sharded."""
-    return ct if type.sharding is None else type.sharding.resharded(ct)
-
-
-def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
-    t = typeof(ct) if ct.dtype != float0 else out
-    if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
-        raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
-    return ct if is_differentiable(out.dtype) else None
-
-
 _FLOAT64 = numpy.dtype(float)
 
 
@@ -484,7 +397,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             values = as_values("grad", leaves, named)
             for i, x in enumerate(values):
                 if x.dtype.kind not in "fc":
-                    raise TypeError(_not_differentiable(named()[i], x))
+                    raise TypeError(not_differentiable(named()[i], x))
 
         def of_chosen(*replaced):
             full = list(args)
@@ -495,7 +408,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         flat = Flat(of_chosen, structure, has_aux, () if values is leaves else are_weak(leaves))
         active = [True] * len(values)
         outs, tape = linearize_flat(flat, values, active, origin)
-        value = _check_scalar(flat.out_structure, outs, name)
+        value = check_scalar(flat.out_structure, outs, name)
         if values is leaves:
             cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         else:
@@ -503,9 +416,9 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
         grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
             grads = [resharded(ct, typeof(x)) for ct, x in zip(grads, values)]
-        grads = tree.unflatten(structure, apart(grads))
-        grads = tuple(grads) if several else grads[0]
-        return ((value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value), grads
+        chosen = tree.unflatten(structure, apart(grads))
+        result = (value, tree.unflatten(flat.aux_structure, outs[1:])) if has_aux else value
+        return result, tuple(chosen) if several else chosen[0]
 
     return gradient
 
@@ -527,58 +440,3 @@ def grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False) -
         return (grads, value[1]) if has_aux else grads
 
     return gradient
-
-
-def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
-    """`argnums` as a tuple."""
-    if type(argnums) is int:
-        return (argnums,)
-    try:
-        return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
-    except TypeError:
-        raise TypeError(f"{what}: argnums must be an int or a tuple of ints, got {argnums!r}") from None
-
-
-def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
-    """The arguments selected by `numbers`; `what` and `name` are for errors."""
-    return [args[n] for n in _positions(what, len(args), numbers, name)]
-
-
-@functools.lru_cache(maxsize=1024)
-def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
-    for n in numbers:
-        if not -count <= n < count:
-            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {count}")
-    if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
-        raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
-    return numbers
-
-
-def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
-    """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
-    index, _, rest = path[1:].partition("]")
-    return f"argument {numbers[int(index)]}{rest} of {name}"
-
-
-def _not_differentiable(argument: str, x: Value) -> str:
-    return (
-        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
-        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
-        f"{tree.advice_on(argument)}"
-    )
-
-
-def _check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
-    """Return the one real scalar that the function returned, or raise TypeError."""
-    if structure is not tree.LEAF:
-        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
-    value = outs[0]
-    if not value.shape and value.dtype.kind == "f":
-        return value
-    if value.shape:
-        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
-    elif value.dtype.kind == "c":
-        advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
-    else:
-        advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
-    raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")

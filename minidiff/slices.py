@@ -14,14 +14,15 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Tracer, Value, typeof
+from minidiff.core import Tracer, Value
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, axes_fit, convert, zeros_like
+from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.dimensions import gather
 from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
+from minidiff.types import ShapedArray, typeof, zeros_like
 
 __all__ = [
     "dynamic_index_in_dim",

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 from minidiff import core, tree
+from minidiff.arguments import as_value, result_values
 from minidiff.core import (
+    EVALUATE,
     Interpreter,
-    ShapedArray,
-    are_weak,
     current_interpreter,
     name_of,
     restores_interpreter,
+    running,
     transforming,
-    typeof,
-    weak_where,
 )
-from minidiff.forward import as_value, result_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
-from minidiff.location import begins, warn_at
-from minidiff.tape import Equation, Recorder, Tape
+from minidiff.location import LONG, begins, warn_of_loop
+from minidiff.promotion import are_weak, weak_where
+from minidiff.tape import Recorder, Tape
+from minidiff.types import ShapedArray, typeof
 
 
 class Stage(Recorder):
@@ -38,33 +38,14 @@ class Stage(Recorder):
     def interpret(self, primitive, args, params):
         if primitive.is_higher_order:
             return primitive.stage_body(self, args, params)
-        out = core.dispatch_to_shards(self, primitive, args, params)
+        out = core.ranks.dispatch(self, primitive, args, params)
         return self.record(primitive, args, params) if out is None else out
 
     def record(self, primitive, args, params):
         out = super().record(primitive, args, params)
         if len(self.equations) == self.next_look:
-            self.next_look = 0 if warn_of_loop(self.equations) else 2 * self.next_look
+            self.next_look = 0 if warn_of_loop([eqn.source for eqn in self.equations]) else 2 * self.next_look
         return out
-
-
-#: A program of LONG equations takes seconds to compile. A line that was recorded OFTEN times is in a loop.
-LONG, OFTEN = 1 << 14, 1000
-
-
-def warn_of_loop(equations: Sequence[Equation]) -> bool:
-    """Warn at the most recorded line if a Python loop makes the program long."""
-    lines = Counter(source._replace(others=()) for eqn in equations if (source := eqn.source) is not None)
-    line, times = max(lines.items(), key=lambda item: item[1], default=(None, 0))
-    if times < OFTEN:
-        return False
-    warn_at(
-        line,
-        f"a Python loop is recorded step by step, this line more than {OFTEN:,} times so far, and each step takes time "
-        "to compile. Write the loop as md.fori_loop(0, n, lambda i, x: ..., x), or as md.scan: then one step is "
-        "recorded and compiled, however many there are",
-    )
-    return True
 
 
 #: Why a recorded function should not draw random numbers.
@@ -120,6 +101,15 @@ def make_tape(f: Callable) -> Callable[..., Tape]:
         return stage_flat(f, args)[0]
 
     return tape_of
+
+
+def scalar_tapes(rule: Callable, count: int) -> list[Tape]:
+    """Stage a rule on real scalars, and on complex scalars if the rule accepts them."""
+    tapes = []
+    for dtype in (float, complex):
+        with contextlib.suppress(TypeError), running(EVALUATE):
+            tapes.append(make_tape(rule)(*[ShapedArray((), dtype)] * count))
+    return tapes
 
 
 def eval_shape(f: Callable, *args: Any, **kwargs: Any) -> Any:

@@ -12,45 +12,19 @@ lambda a:f64[3], b:f64[]:
 from __future__ import annotations
 
 import itertools
-import keyword
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy
 
-from minidiff.core import (
-    PLAIN,
-    SIZE,
-    Interpreter,
-    LeakedTracerError,
-    Primitive,
-    Scope,
-    ShapedArray,
-    Tracer,
-    TracerError,
-    Value,
-    VarianceError,
-    is_scalar_constant,
-    leak_message,
-    plain_operand,
-    typeof,
-)
+from minidiff.core import SIZE, Interpreter, Primitive, Tracer, Value
+from minidiff.dtypes import PLAIN, is_scalar_constant
+from minidiff.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.location import Location, here, replays
-
-
-class Var:
-    """A variable on a tape: a type and an identity."""
-
-    __slots__ = ("type",)
-
-    def __init__(self, type: ShapedArray):
-        self.type = type
-
-
-_PYTHON_NUMBERS = (bool, int, float, complex)
-
-WIDTH = 112  # of the lines of a printed tape, before bodies are indented
+from minidiff.show.colours import types_as_html
+from minidiff.show.program import letters, names_of, text_of  # noqa: F401
+from minidiff.typecheck import check_tape
+from minidiff.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
 
 Atom = Any  # an operand of an equation: a Var, a constant, or a type where no value is needed
 
@@ -59,6 +33,9 @@ class Equation:
     """`outputs = primitive(inputs, **params)`, with its source line if known."""
 
     __slots__ = ("primitive", "inputs", "params", "outputs", "source")
+
+    bodies = property(lambda self: tapes_of(self.params))
+    settings = property(lambda self: without_tapes(self.params))
 
     def __init__(
         self,
@@ -81,6 +58,7 @@ class Step(Var):
     __slots__ = ("primitive", "inputs", "params")
 
     source: Location | None = None
+    bodies, settings = Equation.bodies, Equation.settings
 
     @property
     def outputs(self) -> tuple[Var]:
@@ -123,7 +101,7 @@ class Tape:
 
     def __call__(self, *values: Value) -> list[Value]:
         # A Python number would promote weakly and has no methods; the tape was recorded for a NumPy scalar.
-        return self.apply(*[numpy.asarray(x)[()] if type(x) in _PYTHON_NUMBERS else x for x in values])
+        return self.apply(*[numpy.asarray(x)[()] if type(x) in PYTHON_NUMBERS else x for x in values])
 
     def apply(self, *values: Value) -> list[Value]:
         """Apply the operations one by one, under the current interpreter."""
@@ -153,33 +131,18 @@ class Tape:
         Pass False for the body of a `shard_map` with `check_rep=False`, and for a tape recorded in a `vmap` with a
         named axis, whose variances are not tracked.
         """
-        _check(self, typed, None)
+        check_tape(self, typed, None)
 
-    def __eq__(self, other: object) -> bool:
-        """Whether two tapes are the same program, up to names.
-
-        Both are simplified first (`minidiff.compiler.simplify.simplified`). Then they are equal if they compute the
-        same results from the same inputs by the same operations. The order of independent equations does not matter,
-        nor the order of the terms of a sum, of the factors of a product or of the operands of a `shard_map`, nor how
-        often a value is computed. A `checkpoint`, or a function with a custom rule, equals its body inlined.
-        """
-        if not isinstance(other, Tape):
-            return NotImplemented
-        from minidiff.compiler.equality import same  # imported late: that module imports this one
-
-        return same(self, other)
-
+    # `==`, equality of programs up to names, is attached in `minidiff/compiler/equality.py`.
     __hash__ = object.__hash__
 
     def __str__(self) -> str:
-        return "\n".join(_lines(self, names_of(self, letters())))
+        return text_of(self)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """The printed tape, with gray types and each axis in its own color."""
-        from minidiff.show.colours import types_as_html  # only notebooks need it
-
         return f'<pre style="text-align:left;font-family:monospace">{types_as_html(str(self), "color:#888")}</pre>'
 
 
@@ -194,95 +157,41 @@ def atom_type(a: Atom) -> ShapedArray:
     return a.type if isinstance(a, Var) else typeof(a)
 
 
-def operand_type(a: Atom) -> Any:
-    """The type of an operand, or the Python number itself, which promotes weakly."""
-    return a if type(a) in _PYTHON_NUMBERS else atom_type(a)
+def show_params(primitive: Primitive, params: dict) -> str:
+    """The parameters as printed after the operands, without bodies."""
+    return primitive.show_params(without_tapes(params))
 
 
-def _check(tape: Tape, typed: bool, scope: Scope | None) -> None:
-    """Implement `Tape.check`, in the `scope` of the enclosing body, if any."""
-    known: set[Var] = set()
-    for v in tape.inputs:
-        if v in known:
-            raise TypeError(f"the tape takes a value of type {v.type} twice: each input has a name of its own")
-        known.add(v)
-    for eqn in tape.equations:
-        _check_equation(eqn, known, typed, scope)
-        known.update(eqn.outputs)
-    for a in tape.outputs:
-        if isinstance(a, Var) and a not in known:
-            raise TypeError(f"the tape returns a value of type {a.type} that it does not define")
-        if a is not None and not isinstance(a, Var):  # None is a zero derivative
-            _constant(a, "the tape returns")
+def bodies_of(eqn: Equation) -> list[Tape]:
+    """The tapes among an equation's parameters."""
+    return tapes_of(eqn.params)
 
 
-def _check_equation(eqn: Equation, known: set[Var], typed: bool, scope: Scope | None) -> None:
-    """Check one equation; `known` are the variables defined before it."""
-    p, params, inside = eqn.primitive, eqn.params, scope
-    types: list[Any] = []  # of the operands, as the rules take them: a Python number is its own type
-    arrays: list[ShapedArray] = []  # of the operands that are not numbers
-    for a in eqn.inputs:
-        if isinstance(a, Var):
-            if a not in known:
-                raise TypeError(f"{p}: an operand of type {a.type} is used before it is defined")
-            types.append(a.type)
-            arrays.append(a.type)
-        else:
-            a = _constant(a, f"{p}: an operand is", p.takes_types)
-            types.append(operand_type(a))
-            if not (isinstance(a, ShapedArray) or is_scalar_constant(a)):
-                arrays.append(types[-1])
-    for v in eqn.outputs:
-        if v in known:
-            raise TypeError(f"{p}: its result of type {v.type} is defined twice")
-    try:
-        p.check_fits(types if len(arrays) == len(types) else [typeof(t) for t in types], params, scope)
-        if hasattr(p, "body_scope"):
-            inside = p.body_scope(params)
-            inside.typed = typed and inside.typed
-    except Exception as error:
-        raise _refused(eqn, types, error) from None
-    if p.is_higher_order:
-        for body in bodies_of(eqn):
-            _check(body, typed and (inside is None or inside.typed), inside)
-    try:
-        derived = p.typecheck(types, params)
-    except Exception as error:
-        raise _refused(eqn, types, error) from None
-    found = [v.type for v in eqn.outputs]
-    if found != derived:
-        raise TypeError(f"{p}: the tape says {_listed(found)}, the rules say {_listed(derived)}")
-    for t, u in zip(found, derived):
-        if u.sharding is not None and not (t.sharding is not None and t.sharding.is_like(u.sharding)):
-            raise TypeError(f"{p}: the tape says that {t} has the sharding {t.sharding}, the rules say {u.sharding}")
-    if typed:
-        p.check_variance(arrays, params)
+def tapes_of(params: dict) -> list[Tape]:
+    """The tapes among an operation's parameters."""
+    return [x for x in params.values() if isinstance(x, Tape)]
 
 
-def _constant(a: Atom, what: str, types_too: bool = False) -> Atom:
-    """Return a constant; TypeError unless it is a value or, if allowed, a type."""
-    if isinstance(a, (list, tuple)):  # the tape of a derivative may hold array-likes
-        return numpy.asarray(a)
-    is_value = hasattr(a, "dtype") or type(a) in _PYTHON_NUMBERS
-    if not is_value or (isinstance(a, ShapedArray) and not types_too):
-        raise TypeError(f"{what} {a!r:.60}, which is neither an array nor a number")
-    return a
+def without_tapes(params: dict) -> dict:
+    """An operation's parameters without its bodies."""
+    return {k: v for k, v in params.items() if not isinstance(v, Tape)}
 
 
-def _refused(eqn: Equation, types: Sequence[Any], error: Exception) -> TypeError:
-    """The error for operands or parameters that an operation's rules reject."""
-    if isinstance(error, VarianceError) or (
-        isinstance(error, TypeError) and str(error).startswith(f"{eqn.primitive}: ")
-    ):
-        return error
-    given = _listed(types)
-    if not isinstance(error, ValueError):  # a parameter may be of the wrong type
-        given += "".join(f", {k}={v!r}" for k, v in eqn.params.items() if not isinstance(v, Tape))
-    return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
+def has_effects(eqn: Equation) -> bool:
+    """Whether an equation or one in its bodies has a side effect, so must be kept."""
+    return eqn.primitive.has_effect or any(has_effects(e) for body in bodies_of(eqn) for e in body.equations)
 
 
-def _listed(types: Sequence[Any]) -> str:
-    return ", ".join(map(str, types))
+def without_effects(eqn: Equation) -> Equation:
+    """Remove side effects from an equation's bodies, to recompute it."""
+    if not has_effects(eqn):
+        return eqn
+    params = dict(eqn.params)
+    for name, body in params.items():
+        if isinstance(body, Tape):
+            kept = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
+            params[name] = Tape(body.inputs, kept, body.outputs)
+    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
 
 
 def read(env: dict[Var, Value], a: Atom) -> Value:
@@ -389,98 +298,3 @@ class Recorder(Interpreter):
 
     def tape(self, outs: Sequence[Value]) -> Tape:
         return Tape(self.inputs, self.equations, [self.atom(x) for x in outs])
-
-
-# ---------------------------------------------------------------- printing
-
-
-def letters(reserved: frozenset = frozenset()) -> Iterator[str]:
-    """Generate a, b, …, z, aa, ab, …, without keywords and reserved names."""
-    for length in itertools.count(1):
-        for combination in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length):
-            name = "".join(combination)
-            if not keyword.iskeyword(name) and name not in reserved:
-                yield name
-
-
-def names_of(tape: Tape, names: Iterator[str]) -> dict[Any, str]:
-    """Name every variable, and every constant by its id, bodies included."""
-    known: dict[Any, str] = {v: next(names) for v in tape.inputs}
-    known |= {id(c): next(names) for c in tape.constants}
-    for eqn in tape.equations:
-        known |= {v: next(names) for v in eqn.outputs}
-        for body in bodies_of(eqn):
-            known |= names_of(body, names)
-    return known
-
-
-def bodies_of(eqn: Equation) -> list[Tape]:
-    """The tapes among an equation's parameters."""
-    return tapes_of(eqn.params)
-
-
-def tapes_of(params: dict) -> list[Tape]:
-    """The tapes among an operation's parameters."""
-    return [x for x in params.values() if isinstance(x, Tape)]
-
-
-def has_effects(eqn: Equation) -> bool:
-    """Whether an equation or one in its bodies has a side effect, so must be kept."""
-    return eqn.primitive.has_effect or any(has_effects(e) for body in bodies_of(eqn) for e in body.equations)
-
-
-def without_effects(eqn: Equation) -> Equation:
-    """Remove side effects from an equation's bodies, to recompute it."""
-    if not has_effects(eqn):
-        return eqn
-    params = dict(eqn.params)
-    for name, body in params.items():
-        if isinstance(body, Tape):
-            kept = [without_effects(e) for e in body.equations if not e.primitive.has_effect]
-            params[name] = Tape(body.inputs, kept, body.outputs)
-    return Equation(eqn.primitive, eqn.inputs, params, eqn.outputs, eqn.source)
-
-
-def show_params(primitive: Primitive, params: dict) -> str:
-    """The parameters as printed after the operands, without bodies."""
-    return primitive.show_params({k: v for k, v in params.items() if not isinstance(v, Tape)})
-
-
-def _lines(tape: Tape, known: dict[Any, str]) -> Iterator[str]:
-    def show(a: Atom) -> str:
-        if isinstance(a, Var):
-            return known[a]
-        if isinstance(a, ShapedArray):
-            return str(a)
-        return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
-
-    def declare(a: Atom) -> str:
-        return f"{known[a if isinstance(a, Var) else id(a)]}:{atom_type(a)}"
-
-    def tuple_of(parts: list[str]) -> str:
-        return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
-
-    inputs = ", ".join(declare(v) for v in tape.inputs)
-    yield from _wrapped(f"lambda {inputs}:" if inputs else "lambda:", "")
-    for c in tape.constants:
-        yield f"  {declare(c)} = constant"
-    for eqn in tape.equations:
-        params = show_params(eqn.primitive, eqn.params)
-        arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
-        results = f"{', '.join(declare(v) for v in eqn.outputs)} = " if eqn.outputs else ""
-        yield from _wrapped(f"{results}{eqn.primitive}({arguments})", "  ")
-        for body in bodies_of(eqn):
-            yield from ("    " + line for line in _lines(body, known))
-    yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
-
-
-def _wrapped(line: str, indent: str) -> list[str]:
-    """Wrap a long line, with a deeper indent from its second line on."""
-    return textwrap.wrap(
-        line,
-        WIDTH,
-        initial_indent=indent,
-        subsequent_indent=indent + 6 * " ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

@@ -12,20 +12,15 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.aliasing import apart
+from minidiff.arguments import checked_cotangents, resharded
 from minidiff.compiler.simplify import simplified
-from minidiff.core import (
-    current_interpreter,
-    current_scope,
-    is_differentiable,
-    pbroadcast_to,
-    restores_interpreter,
-    transforming,
-)
+from minidiff.core import current_interpreter, current_scope, pbroadcast_to, restores_interpreter, transforming
+from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate
-from minidiff.ops.base import zeros_like
-from minidiff.reverse import agreeing, backward_pass, checked_cotangents, resharded
+from minidiff.reverse import agreeing, backward_pass
 from minidiff.staging import Stage, stage_flat
-from minidiff.tape import Tape, Var
+from minidiff.tape import Tape
+from minidiff.types import Var, zeros_like
 
 
 def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:

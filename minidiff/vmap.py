@@ -9,30 +9,26 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
+from minidiff.arguments import as_values, result_values
 from minidiff.core import (
-    PLAIN,
     SIZE,
     Interpreter,
-    MisfitError,
     Primitive,
-    ShapedArray,
     Tracer,
-    TracerError,
     Value,
-    are_weak,
     current_interpreter,
     name_of,
-    plain_operand,
     restores_interpreter,
     running,
     transforming,
-    typeof,
-    weak_where,
 )
-from minidiff.forward import as_values, result_values
+from minidiff.dtypes import PLAIN
+from minidiff.errors import MisfitError, TracerError
 from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
+from minidiff.promotion import are_weak, weak_where
 from minidiff.staging import check_function
+from minidiff.types import ShapedArray, plain_operand, typeof
 
 AxisName = Hashable
 
@@ -103,7 +99,7 @@ class Batch(Interpreter):
 
     def runs_along(self, primitive: Primitive, params: dict) -> bool:
         """Whether it is a collective over this batch's axis, with a `batch_along` rule."""
-        return hasattr(primitive, "batch_along") and params["axes"] == (self.axis_name,)
+        return primitive.batch_along is not None and params["axes"] == (self.axis_name,)
 
     def owns(self, x: Value) -> bool:
         return type(x) is BatchTracer and x.interpreter is self
@@ -112,7 +108,7 @@ class Batch(Interpreter):
         """Move the batch axis of `x` to the front; return a constant unchanged."""
         return moveaxis(x.value, x.axis, 0) if self.owns(x) else x
 
-    def adopt_own(self, x: BatchTracer) -> Value:
+    def adopt_own(self, x: Any) -> Value:
         return BatchTracer(self, self.below.adopt(x.value), x.axis)
 
 

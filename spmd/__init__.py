@@ -1,14 +1,14 @@
 """SPMD programs: one function, run on every rank's blocks of its arguments."""
 
-from minidiff.location import add_library
+from minidiff.core import install as _install
 from spmd.agreement import check_invariant, checking
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.arrays.sharding_rules import dispatch_to_shards as _dispatch_to_shards  # noqa: F401  (installs the dispatch)
 from spmd.blocks import from_local
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec
+from spmd.ranks import Ranks as _Ranks
 from spmd.report.calibrate import calibrate
 from spmd.report.communication import communication, compare
 from spmd.report.draw import visualize_sharding
@@ -48,5 +48,5 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-add_library(__file__)
+_install(_Ranks())
 end_job_on_exception()

@@ -47,7 +47,7 @@ from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.primitives import Collective
 from minidiff import tree
 from minidiff.aliasing import owner_of
-from minidiff.compiler.jit import DEPENDS_ON, key_of
+from minidiff.compiler.jit import key_of
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -59,7 +59,6 @@ from minidiff.core import (
     TracerError,
     Value,
     VarianceError,
-    are_weak,
     checking,
     current_interpreter,
     current_scope,
@@ -70,7 +69,6 @@ from minidiff.core import (
     running,
     transforming,
     typeof,
-    weak_where,
 )
 from minidiff.debug import CheckFinite
 from minidiff.forward import JVP, as_values, result_values
@@ -79,6 +77,7 @@ from minidiff.higher_order.partial_eval import names_used, prune_tape
 from minidiff.keywords import transformation
 from minidiff.ops.elementwise import divide
 from minidiff.ops.shape import moveaxis
+from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, Var, has_effects
@@ -129,6 +128,7 @@ class ShardMap(Primitive):
     """
 
     is_higher_order = True
+    binds_axes = True
     multiple_results = True
     commutes = True
     per_operand = ("in_specs",)
@@ -454,7 +454,7 @@ class LinearBody:
         if var in self._defined:
             return var
         self._defined.add(var)
-        view = self._scope.view_of(x)
+        view = self._scope.views.get(id(x))
         if id(x) in self._argument_of:
             self._input(var, "argument", self._argument_of[id(x)])
         elif id(x) in self._closed_over:
@@ -702,7 +702,7 @@ def shard_map(
                 f"shard_map: {name_of(f)} takes its arguments by position, since in_specs has an entry for each, in "
                 f"order; got {', '.join(f'{name}=' for name in named)} by name"
             )
-        typed, around = check_rep and not _forgetting.get(), current_scope()
+        typed, around = check_rep and not forgetting.get(), current_scope()
         explicit = typed and (not auto_pbroadcast or (around is not None and around.explicit))
         where = {**_where_it_maps(mesh, axis_names, typed), "auto_pbroadcast": not explicit}
         leaves, structure = tree.flatten(args)
@@ -739,18 +739,17 @@ _EACH_ITS_OWN = (
 )
 
 #: Whether every `shard_map` is called as with `check_rep=False`.
-_forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
-DEPENDS_ON.append(_forgetting.get)
+forgetting: ContextVar[bool] = ContextVar("forgetting", default=False)
 
 
 @contextlib.contextmanager
 def without_types() -> Iterator[None]:
     """Treat every `shard_map` in `with without_types():` as with `check_rep=False`."""
-    token = _forgetting.set(True)
+    token = forgetting.set(True)
     try:
         yield
     finally:
-        _forgetting.reset(token)
+        forgetting.reset(token)
 
 
 def _where_it_maps(mesh: Mesh | None, axis_names: Collection[str], typed: bool) -> dict:

@@ -29,9 +29,10 @@ import numpy
 import minidiff as md
 from minidiff.compiler import codegen as source
 from minidiff.compiler.simplify import optimize
-from minidiff.core import WEAK_TYPES, is_differentiable
+from minidiff.core import is_differentiable
 from minidiff.forward import float0
 from minidiff.numpy.coverage import full_name
+from minidiff.promotion import WEAK_TYPES
 from tests.table import TABLE, decomposition, linalg, polynomial
 
 # ---------------------------------------------------------------- what programs are made of

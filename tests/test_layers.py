@@ -1,6 +1,7 @@
 """The layers, `numpy` <- `minidiff` <- `collectives` <- `spmd`: what each imports, in its files and as it loads."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,49 @@ LATER = {
     "collectives": ("collectives.algorithms", "collectives.cost", "collectives.reference", "spmd", *ELSEWHERE),
     "spmd": ("collectives.algorithms", "collectives.reference", "spmd.environment", "spmd.parallel", *ELSEWHERE),
 }
+
+
+#: Imports inside functions: of optional packages, and of what few programs need.
+INSIDE = {"collectives.backends.mpi", *ELSEWHERE}
+
+
+def modules():
+    """All modules: name -> path."""
+    found = {}
+    for path in (p for layer in LAYERS for p in (ROOT / layer).rglob("*.py")):
+        found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imports(node, known, inside=False):
+    """Pairs of a module that the node imports, and whether a function does so; not those for type checkers."""
+    if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        node = ast.Module(node.orelse, [])
+    if isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            name = f"{node.module}.{alias.name}"
+            yield (name if name in known else node.module), inside
+    elif isinstance(node, ast.Import):
+        yield from ((alias.name, inside) for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from imports(child, known, inside or isinstance(node, ast.FunctionDef))
+
+
+def test_no_module_imports_itself_round_a_corner():
+    known = modules()
+    found = {name: imports(ast.parse(path.read_text()), known) for name, path in known.items()}
+    graph = {name: {x for x, _ in pairs} & known.keys() - {name} for name, pairs in found.items()}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_functions_import_optional_packages_alone():
+    known = modules()
+    for name, path in known.items():
+        inside = {module for module, yes in imports(ast.parse(path.read_text()), known) if yes}
+        assert {x for x in inside if x.partition(".")[0] in LAYERS} <= INSIDE, name
 
 
 def imported(path):

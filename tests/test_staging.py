@@ -8,7 +8,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as mnp
 import spmd
-from minidiff import staging
+from minidiff import location, staging
 
 X = np.ones((2, 3))
 
@@ -168,7 +168,7 @@ LOOPS = {
 @pytest.mark.parametrize("record", LOOPS.values(), ids=LOOPS)
 def test_wherever_a_long_loop_is_recorded(record, monkeypatch):
     monkeypatch.setattr(staging, "LONG", 256)
-    monkeypatch.setattr(staging, "OFTEN", 100)
+    monkeypatch.setattr(location, "OFTEN", 100)
     ((filename, line, _), *others) = warnings_of(lambda: record(lambda x: long_loop(x, 600)))
     assert (filename, line) == (__file__, long_loop.__code__.co_firstlineno + 2)
     assert {where[:2] for where in others} <= {(filename, line)}  # which Python shows once
@@ -176,7 +176,7 @@ def test_wherever_a_long_loop_is_recorded(record, monkeypatch):
 
 def test_long_programs_without_loops_and_loops_that_are_operations_are_not_warned_of(monkeypatch):
     monkeypatch.setattr(staging, "LONG", 256)
-    monkeypatch.setattr(staging, "OFTEN", 100)
+    monkeypatch.setattr(location, "OFTEN", 100)
     scope = {}
     exec(compile("def f(x):\n" + "    x = x + 0.1\n" * 600 + "    return x", "long.py", "exec"), scope)
     assert warnings_of(lambda: md.jit(scope["f"])(1.0)) == []

@@ -9,7 +9,8 @@ import pytest
 import minidiff as md
 from minidiff.core import ShapedArray
 from minidiff.ops.elementwise import add
-from minidiff.tape import WIDTH, Equation, Var
+from minidiff.show.program import WIDTH
+from minidiff.tape import Equation, Var
 
 TABLE = np.arange(3.0)
 

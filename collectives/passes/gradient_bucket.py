@@ -11,7 +11,6 @@ from collectives.backends.base import Backend
 from collectives.ops import pbroadcast_p, psum_p
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.primitives import variadic
-from minidiff import reverse
 from minidiff.compiler.simplify import SETTINGS
 from minidiff.core import Primitive, Value, current_interpreter, current_scope
 from minidiff.location import joined, transposes
@@ -131,7 +130,7 @@ def _handed_over(pbroadcast: Equation, sums: _Sums) -> Equation:
 
 def _backend() -> Backend | None:
     """The backend that runs this body's operations; None if they are recorded."""
-    return getattr(current_interpreter(), "backend", None)
+    return current_interpreter().backend
 
 
 @contextlib.contextmanager
@@ -146,7 +145,7 @@ def _finishing_on_error() -> Iterator[None]:
         raise
 
 
-def _backward_pass_in_body(
+def backward_pass_in_body(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
     """`summed_backward_pass` of a tape of the running body; hoist pbroadcasts first."""
@@ -154,6 +153,3 @@ def _backward_pass_in_body(
     if consume and hoisted is not tape:
         tape.equations.clear()  # only the equation that needs a residual may keep it alive
     return summed_backward_pass(hoisted, linear, values, cts, consume)
-
-
-reverse.backward_pass_on_ranks = _backward_pass_in_body

@@ -212,7 +212,7 @@ class Source:
         primitive = eqn.primitive
         operands = [self._operand(a, eqn) for a in eqn.inputs]
         foreign = any(isinstance(a, Var) and a in self.foreign for a in eqn.inputs)
-        if foreign or hasattr(primitive, "body_scope"):  # a shard_map's results may be sharded
+        if foreign or primitive.binds_axes:  # a shard_map's results may be sharded
             self.foreign.update(eqn.outputs)
             return self._call(eqn, operands)
         if primitive is copy_p:
@@ -409,7 +409,7 @@ class Program:
     def __init__(self, f: Callable, args: Any, name: str, options: dict):
         tape, _, self.out_structure = stage_flat(f, args, f"jit of {name}")
         self.tape = optimize(tape, **options)
-        foreign = [type(x) is not numpy.ndarray and hasattr(x, "spec") for x in tree.leaves(args)]
+        foreign = [typeof(x).sharding is not None for x in tree.leaves(args)]
         self.source = Source(self.tape, name, foreign, options=options)
         self.function = self._with_structure()
 

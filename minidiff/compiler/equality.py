@@ -16,10 +16,21 @@ from minidiff.ops.elementwise import Sum
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 
 
-def same(one: Tape, two: Tape) -> bool:
-    """Whether two tapes are the same program: see `Tape.__eq__`."""
+def same(one: Tape, two: object) -> bool:
+    """Whether two tapes are the same program, up to names.
+
+    Both are simplified first (`minidiff.compiler.simplify.simplified`). Then they are equal if they compute the
+    same results from the same inputs by the same operations. The order of independent equations does not matter,
+    nor the order of the terms of a sum, of the factors of a product or of the operands of a `shard_map`, nor how
+    often a value is computed. A `checkpoint`, or a function with a custom rule, equals its body inlined.
+    """
+    if not isinstance(two, Tape):
+        return NotImplemented
     numbers = _ValueNumbers()
     return numbers.program(simplified(one)) == numbers.program(simplified(two))
+
+
+Tape.__eq__ = same
 
 
 class _ValueNumbers:

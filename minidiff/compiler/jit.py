@@ -21,28 +21,19 @@ import operator
 import sys
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import tree
-from minidiff.core import (
-    EVALUATE,
-    Tracer,
-    Value,
-    are_weak,
-    current_interpreter,
-    current_scope,
-    name_of,
-    typeof,
-)
-from minidiff.forward import as_value
+from minidiff import core, tree
+from minidiff.arguments import as_value
+from minidiff.compiler.codegen import Program
+from minidiff.compiler.simplify import SETTINGS, check_options
+from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of, typeof
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
+from minidiff.promotion import are_weak
 from minidiff.staging import check_function, stage_flat
 from minidiff.text import Text
-
-if TYPE_CHECKING:
-    from minidiff.compiler.codegen import Program
 
 # ---------------------------------------------------------------- static arguments
 
@@ -121,16 +112,6 @@ def static_arguments(f: Callable, argnums: int | Sequence[int], argnames: str | 
 _SCALARS = {float: numpy.float64, int: numpy.int64, bool: numpy.bool_, complex: numpy.complex128}
 _SCALARS |= {t: t for t in (numpy.float64, numpy.float32, numpy.int64, numpy.bool_, numpy.complex128)}
 _IS_LEAF = {*_SCALARS, numpy.ndarray}
-
-
-#: Global settings that a recorded function depends on, besides its arguments and scope. Layers above add to it.
-DEPENDS_ON: list[Callable[[], Any]] = []
-
-
-def _compiled(f: Callable, args: Any, name: str, options: dict) -> Program:
-    from minidiff.compiler.codegen import Program  # import the compiler only when there is something to compile
-
-    return Program(f, args, name, options)
 
 
 class Inlined:
@@ -213,7 +194,7 @@ class Jitted:
             return self._inline(f, dynamic, key)(values)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = _compiled(f, dynamic, self.name, self.options)
+            program = self.programs[key] = Program(f, dynamic, self.name, self.options)
         if not kwargs and not self.static and all(type(x) in _IS_LEAF for x in args):
             self._remember(args, values, program.function)
         return program.function(*values)
@@ -230,8 +211,7 @@ class Jitted:
     def _inline(self, f: Callable, example: Any, key: Any) -> Inlined:
         """The recorded function, whose operations run one by one."""
         scope = current_scope()
-        settings = tuple(setting() for setting in DEPENDS_ON)
-        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), settings
+        key = key, scope and (tuple(scope.axes.items()), scope.typed, scope.checks), core.ranks.settings()
         found = self.inlined.get(key)
         if found is None:
             found = Inlined(f, example, self.name)
@@ -287,7 +267,7 @@ class Jitted:
         values = [self._value(x) for x in leaves]
         key = structure, settings, (*map(key_of, values),), (*are_weak(leaves),)
         found = self.programs.get(key)
-        return found or _compiled(f, dynamic, self.name, self.options)
+        return found or Program(f, dynamic, self.name, self.options)
 
 
 def _converting(run: Callable, converters: Sequence[Callable | None]) -> Callable:
@@ -340,8 +320,6 @@ def jit(
     """
     check_function("jit", f)
     if settings or without:
-        from minidiff.compiler.simplify import SETTINGS, check_options  # import the compiler only when needed
-
         own = ("static_argnums", "static_argnames", "without")
         check_keywords("jit", settings, (*own, *SETTINGS))
         check_options(without, settings)

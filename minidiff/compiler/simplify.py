@@ -185,7 +185,7 @@ def _bodies_optimized(tape: Tape, scope: Scope | None, without: Sequence[str], s
     equations = []
     for eqn in tape.equations:
         if bodies_of(eqn):
-            inner = eqn.primitive.body_scope(eqn.params) if hasattr(eqn.primitive, "body_scope") else scope
+            inner = eqn.primitive.body_scope(eqn.params) or scope
             eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, without, settings))  # noqa: B023
         equations.append(eqn)
     return with_equations(tape, equations)

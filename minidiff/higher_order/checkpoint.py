@@ -19,7 +19,6 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
-    are_weak,
     current_interpreter,
     name_of,
     running,
@@ -31,6 +30,7 @@ from minidiff.higher_order.inlined import Call, Continued, JVPInside
 from minidiff.higher_order.partial_eval import PartialEval, chosen, names_used, needed_equations, prune_tape
 from minidiff.keywords import transformation
 from minidiff.ops.dimensions import elementwise
+from minidiff.promotion import are_weak
 from minidiff.reverse import Linearize, Sweep, backward_pass
 from minidiff.staging import Stage, check_function
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read

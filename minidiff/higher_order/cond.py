@@ -12,7 +12,6 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
-    are_weak,
     checking,
     current_interpreter,
     current_scope,
@@ -20,7 +19,6 @@ from minidiff.core import (
     name_of,
     running,
     typeof,
-    weak_where,
 )
 from minidiff.forward import JVP, as_values, push_forward
 from minidiff.higher_order.partial_eval import (
@@ -58,6 +56,7 @@ from minidiff.higher_order.values import (
 )
 from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
+from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import backward_pass
 from minidiff.tape import Equation, Tape, Var, has_effects, tapes_of
 from minidiff.vmap import BatchTracer

@@ -27,7 +27,6 @@ from minidiff.core import (
     Tracer,
     Value,
     VarianceError,
-    are_weak,
     checking,
     current_interpreter,
     is_differentiable,
@@ -36,7 +35,6 @@ from minidiff.core import (
     running,
     transforming,
     typeof,
-    weak_where,
 )
 from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
 from minidiff.higher_order.inlined import BatchInside, Body, Call, batched_body
@@ -44,6 +42,7 @@ from minidiff.higher_order.partial_eval import batched_type, chosen, cut, placed
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import convert
 from minidiff.ops.elementwise import stop_gradient as constant
+from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
 from minidiff.tape import Tape

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from minidiff.arguments import resharded
 from minidiff.core import (
     Primitive,
     ShapedArray,
@@ -31,7 +32,7 @@ from minidiff.forward import JVP, as_value, instantiate
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.ops.base import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
-from minidiff.reverse import Linearize, resharded
+from minidiff.reverse import Linearize
 from minidiff.staging import CONSTANTS, Stage
 from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
 from minidiff.vmap import Batch, BatchTracer

@@ -9,7 +9,6 @@ from typing import Any
 import numpy
 
 from minidiff.core import (
-    WEAK_TYPES,
     ShapedArray,
     TracerError,
     Value,
@@ -19,13 +18,12 @@ from minidiff.core import (
     current_scope,
     enter,
     pbroadcast_to,
-    promoting,
-    python_type,
     typeof,
 )
 from minidiff.forward import as_value
 from minidiff.higher_order.partial_eval import concrete_value
 from minidiff.ops.base import convert_number
+from minidiff.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.staging import Stage
 
 

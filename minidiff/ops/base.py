@@ -21,32 +21,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import (
-    WEAK_TYPES,
-    Primitive,
-    Recording,
-    ShapedArray,
-    Tracer,
-    Value,
-    WeakTracer,
-    is_differentiable,
-    is_scalar_constant,
-    python_type,
-    strong,
-    typeof,
-)
+from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
+from minidiff.dtypes import converted, is_differentiable, is_scalar_constant
+from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
 from minidiff.ops import dimensions
-from minidiff.ops.cotangents import arguments_read, compiled_cotangent
 from minidiff.ops.dimensions import Dimensions, Types
-
-
-def active_key(active: Sequence[bool]) -> int:
-    """Encode which operands are active as a key of `Primitive.recorded`."""
-    key = 1
-    for yes in reversed(active):
-        key = 2 * key + yes
-    return key
-
+from minidiff.promotion import WEAK_TYPES, python_type
+from minidiff.staging import scalar_tapes
+from minidiff.types import ShapedArray, typeof, zeros_like
 
 #: How parameters change by a batch axis in front, of the given size.
 _WITH_BATCH: dict[str, Callable] = {
@@ -232,7 +214,14 @@ class Multilinear(Differentiable):
         return self.batch_rule(self, args, batched, **params)
 
 
-class Elementwise(Differentiable):
+class Promoting(Primitive):
+    """A primitive whose operands promote as those of NumPy's ufuncs."""
+
+    def strong(self, args):
+        return promoted(self, args)
+
+
+class Elementwise(Promoting, Differentiable):
     """An elementwise primitive, with NumPy's broadcasting.
 
     `derivatives[i](out, *operands)` is the derivative with respect to operand i, or None where it is
@@ -278,6 +267,15 @@ class General(Primitive):
         return self.batch_rule(self, args, batched, **params)
 
 
+def arguments_read(rule: Callable, count: int) -> set[int]:
+    """Positions of the arguments that a derivative rule uses, read from its tape."""
+    used: set[int] = set()
+    for tape in scalar_tapes(lambda *xs: rule(*xs), count):
+        atoms = {id(a) for atoms in (*(e.inputs for e in tape.equations), tape.outputs) for a in atoms}
+        used |= {i for i, v in enumerate(tape.inputs) if id(v) in atoms}
+    return used
+
+
 # ---------------------------------------------------------------- elementwise shapes
 
 
@@ -307,7 +305,7 @@ def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
 def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     """Convert traced Python numbers among operands to NumPy's promoted dtype."""
     values = list(map(strong, args))
-    if not is_elementwise(primitive) or all(type(x) in WEAK_TYPES for x in args):
+    if all(type(x) in WEAK_TYPES for x in args):
         return values
     given = [python_type(x) if type(x) in WEAK_TYPES else x.dtype for x in args]
     dtypes = _converted_to(primitive.impl, *given)
@@ -473,12 +471,6 @@ def sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
     return numpy.sum(numpy.zeros(1, dtype)).dtype
 
 
-def _convert_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    if not hasattr(x, "dtype"):
-        x = numpy.asarray(x)[()]
-    return (numpy.real(x) if x.dtype.kind == "c" and dtype.kind not in "cb" else x).astype(dtype)
-
-
 def no_tangent(out, primals, tangents, params):
     return None
 
@@ -486,14 +478,14 @@ def no_tangent(out, primals, tangents, params):
 #: A change of dtype: linear to dtypes that carry derivatives, discrete to others.
 convert_p = Linear(
     "convert",
-    _convert_impl,
+    converted,
     lambda x, dtype: (typeof(x).shape, dtype),
     lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
     bind_aligned,
     sharding=dimensions.elementwise,
 )
 truncate_p = General(
-    "convert", _convert_impl, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+    "convert", converted, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
 )
 
 
@@ -525,12 +517,6 @@ def convert_number(x: Value, dtype: numpy.dtype) -> Value:
 # ---------------------------------------------------------------- helpers of the rules
 
 
-def zeros_like(x: Value) -> numpy.ndarray:
-    """A constant zero with the shape and dtype of a value or type."""
-    t = typeof(x)
-    return numpy.zeros(t.shape, t.dtype)
-
-
 def add_all(terms: Sequence[Value]) -> Value | None:
     """The sum of tangents or cotangents; None (zero) if there are none."""
     return functools.reduce(operator.add, terms) if terms else None
@@ -540,37 +526,11 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     """Sum and cast a cotangent to an operand's type: undo broadcast and promotion."""
     shape = operand.shape
     if ct.shape != shape:
-        axes = _stretched(ct.shape, shape)
+        axes = stretched(ct.shape, shape)
         ct = sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
             ct = reshape_p.bind(ct, shape=shape)
     return ct if ct.dtype is operand.dtype else convert(ct, operand.dtype)
-
-
-def match_arrays(ct: numpy.ndarray, operand: ShapedArray) -> numpy.ndarray:
-    """`match` for plain arrays."""
-    shape, wide = operand.shape, ct.shape
-    if wide != shape:
-        axes = _stretched(wide, shape)
-        if axes == (0,) and len(wide) == 2 and wide[0] <= 4096 and ct.dtype.char in "dfDF":
-            ct = _ones(wide[0], ct.dtype).dot(ct)  # takes half the time and is as accurate: a column is summed in order
-        elif axes:
-            ct = numpy.add.reduce(ct, axis=axes)
-        if ct.shape != shape:
-            ct = ct.reshape(shape)
-    return ct if ct.dtype is operand.dtype else convert(ct, operand.dtype)
-
-
-@functools.lru_cache(maxsize=64)
-def _ones(n: int, dtype: numpy.dtype) -> numpy.ndarray:
-    return numpy.ones(n, dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def _stretched(wide: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The axes of `wide` along which broadcasting repeats an array of `shape`."""
-    sizes = (1,) * (len(wide) - len(shape)) + shape
-    return tuple([i for i, (n, m) in enumerate(zip(sizes, wide)) if n != m])
 
 
 def broadcast_tangent(tangent: Value, out: Value) -> Value:
@@ -578,3 +538,16 @@ def broadcast_tangent(tangent: Value, out: Value) -> Value:
     if tangent.shape != out.shape:
         tangent = broadcast_to_p.bind(tangent, shape=out.shape)
     return convert(tangent, out.dtype)
+
+
+def defers_to(x: Any) -> bool:
+    """Whether a tracer, like NumPy, defers an operation to this operand's class.
+
+    It defers if the class overrides `__array_ufunc__` (or sets it to None), or else has a higher `__array_priority__`.
+    Operations look for such an operand only after an error, so that the common case pays nothing.
+    """
+    if isinstance(x, Tracer):
+        return False
+    if hasattr(type(x), "__array_ufunc__"):
+        return type(x).__array_ufunc__ is not numpy.ndarray.__array_ufunc__
+    return getattr(x, "__array_priority__", 0) > Tracer.__array_priority__

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements, is_differentiable, promoting, typeof
+from minidiff.core import Tracer, Value, implements, is_differentiable, typeof
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
 from minidiff.ops.sorting import batch_unless
+from minidiff.promotion import promoting
 
 # ---------------------------------------------------------------- arithmetic
 

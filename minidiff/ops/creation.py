@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements, promoting, typeof
+from minidiff.core import Value, implements, typeof
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
 from minidiff.ops.shape import moveaxis
+from minidiff.promotion import promoting
 
 
 @implements(numpy.linspace)

@@ -26,24 +26,25 @@ from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
     Primitive,
-    Recording,
     ShapedArray,
     Value,
     current_interpreter,
-    defers_to,
     implements,
     strong,
     typeof,
 )
+from minidiff.fastpath import Recording
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
     Linear,
     Multilinear,
+    Promoting,
     bind_aligned,
     broadcast_tangent,
     convert,
+    defers_to,
     elementwise_shape,
     match,
 )
@@ -94,7 +95,11 @@ def discrete(ufunc: numpy.ufunc) -> Callable:
     return elementwise(ufunc, *[None] * ufunc.nin)
 
 
-class Product(Multilinear):
+class LinearElementwise(Promoting, Linear):
+    """An elementwise primitive that is linear in its operand."""
+
+
+class Product(Promoting, Multilinear):
     """An elementwise primitive that is linear in each operand separately."""
 
     broadcasts = True
@@ -110,7 +115,7 @@ def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: ty
 def linear(numpy_function: Callable, transpose: Callable) -> Callable:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
-    primitive = Linear(
+    primitive = LinearElementwise(
         name,
         numpy_function,
         shape_rule,
@@ -128,7 +133,7 @@ def _negated(ct: numpy.ndarray, *names: Any) -> numpy.ndarray:
     return -ct
 
 
-class Sum(Primitive):
+class Sum(Promoting):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
@@ -186,7 +191,7 @@ imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
 #: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(
-    Linear(
+    LinearElementwise(
         "copy",
         _copied,
         functools.partial(elementwise_shape, _copied),
@@ -219,7 +224,7 @@ for _function, _operator in (
     _function.primitive.run = _operator
 
 
-class Where(Primitive):
+class Where(Promoting):
     """`where(condition, x, y)`, linear in x and y together."""
 
     def tangent(self, out, primals, tangents, params):

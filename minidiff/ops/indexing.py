@@ -9,18 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core import (
-    WEAK_TYPES,
-    ShapedArray,
-    Tracer,
-    TracerError,
-    Value,
-    VarianceError,
-    implements,
-    plain_operand,
-    promoting,
-    typeof,
-)
+from minidiff.core import ShapedArray, Tracer, TracerError, Value, VarianceError, implements, plain_operand, typeof
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
@@ -36,6 +25,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.promotion import WEAK_TYPES, promoting
 
 # ---------------------------------------------------------------- slices: the index is known
 

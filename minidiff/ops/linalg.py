@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, defers_to, implements, typeof
+from minidiff.core import ShapedArray, Value, implements, typeof
 from minidiff.ops.arrays import as_array, lists_as_arrays
-from minidiff.ops.base import Multilinear, align, convert, match, reshape_p
+from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
 from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem

@@ -7,7 +7,9 @@ from typing import Any, NoReturn
 
 import numpy
 
-from minidiff.core import WEAK_TYPES, Tracer, Value, WeakTracer, as_weak, is_differentiable
+from minidiff.core import Tracer, Value, WeakTracer
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import TracerError
 from minidiff.ops import (
     composed,
     discrete,
@@ -20,6 +22,7 @@ from minidiff.ops import (
     statistics,
     updates,
 )
+from minidiff.promotion import WEAK_TYPES, as_weak
 
 _BINARY: dict[str, Callable] = {
     "add": elementwise.add,
@@ -87,7 +90,53 @@ def _view(x: Tracer, *args: Any, **kwargs: Any) -> NoReturn:
     )
 
 
+def _cannot_pickle(x: Tracer, protocol: Any) -> NoReturn:
+    raise TracerError(
+        f"a traced value ({x.type}) cannot be pickled: it is only valid within its transformation. "
+        "Return it from the function, and pickle the result; or, for its plain number, x.item()"
+    )
+
+
+def _cannot_write(x: Tracer, index: Any, value: Any) -> NoReturn:
+    raise TypeError(
+        f"a traced value ({x.type}) cannot be written into: x[i] = v would change a value that is "
+        "already in use. Make a new value instead: x = x.at[i].set(v), and for x[i] += v, x = x.at[i].add(v); for "
+        "a plain array x, minidiff.numpy.at(x)[i].set(v)."
+    )
+
+
+def _as_array(x: Tracer, dtype: Any = None, copy: Any = None) -> numpy.ndarray:
+    x.check_alive()
+    if dtype is not None:  # as in np.float32(x), and in np.asarray(x, dtype)
+        return _as_plain(x, numpy.dtype(dtype))
+    raise TracerError(
+        f"a traced value ({x.type}) cannot become a plain NumPy array: its derivative would be lost. "
+        "Call functions on it directly; to build an array out of traced values, use minidiff.numpy.array or "
+        "np.stack; to index a plain array with it, minidiff.numpy.take. Other kinds of arrays convert their right "
+        "operand: write m.filled(value) for a masked one, table.to_numpy(), sparse.toarray()."
+    )
+
+
+def _as_plain(x: Tracer, dtype: numpy.dtype) -> numpy.ndarray:
+    """Convert to an integer or boolean array; TracerError for other dtypes."""
+    why = "its derivative would be lost"
+    if dtype.kind in "biu":
+        try:
+            return numpy.asarray(x.concrete(f"a plain array of dtype {dtype}")).astype(dtype)
+        except TracerError:
+            why = f"in {x.interpreter.name} it has no value"
+    raise TracerError(
+        f"a traced value ({x.type}) cannot become a plain NumPy array of dtype {dtype}: {why}. To convert it, "
+        f"write x.astype({dtype.name!r}); to build an array, use minidiff.numpy.array or np.stack."
+    )
+
+
 _METHODS: dict[str, Callable] = {
+    "__copy__": lambda x: x,  # it is immutable
+    "__deepcopy__": lambda x, memo: x,
+    "__reduce_ex__": _cannot_pickle,
+    "__setitem__": _cannot_write,
+    "__array__": _as_array,
     "__pow__": _power,
     "__round__": lambda x, ndigits=None: composed.round(x, ndigits or 0),
     "__rpow__": lambda x, y: elementwise.power(y, x),

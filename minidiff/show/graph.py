@@ -202,8 +202,9 @@ class _Drawer:
 
     def through(self, graph: Any, eqn: Equation, text: str, body: Tape, named: list[str]) -> None:
         """Draw an operation as its body, between its operands and results."""
-        scope_of, outside = getattr(eqn.primitive, "body_scope", None), (self.typed, self.times)
-        self.typed, self.times = self.typed and (not scope_of or scope_of(eqn.params).typed), self.times * rounds(eqn)
+        outside = self.typed, self.times
+        scope = eqn.primitive.body_scope(eqn.params)
+        self.typed, self.times = self.typed and (scope is None or scope.typed), self.times * rounds(eqn)
         with self.cluster(graph, text) as part:
             inputs, outputs = self.add(part, body)
         self.typed, self.times = outside

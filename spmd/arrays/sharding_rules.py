@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
-from minidiff import core
 from minidiff.core import (
     Evaluate,
     Interpreter,
@@ -330,6 +329,3 @@ def _mapped(
     in_specs = tuple(specs[i] for i in arrays)
     found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))
     return found if primitive.multiple_results else found[0]
-
-
-core.dispatch_to_shards = dispatch_to_shards

@@ -1,0 +1,182 @@
+"""Arguments and results of transformed functions: trees of values, validated and flattened."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff import tree
+from minidiff.core import Tracer, Value, current_interpreter, enter, name_of, strong
+from minidiff.dtypes import NATIVE, float0, is_differentiable, plain
+from minidiff.errors import LeakedTracerError, leak_message
+from minidiff.promotion import weak_where
+from minidiff.types import ShapedArray, typeof
+
+# ---------------------------------------------------------------- leaves
+
+
+def as_value(x: Any) -> Value:
+    """Convert a leaf to an array in native byte order, a NumPy scalar, or a tracer."""
+    if type(x) is float:
+        return numpy.float64(x)
+    if type(x) is numpy.ndarray and x.dtype in NATIVE:
+        return x
+    if isinstance(x, Tracer):
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return enter(x)
+    x = plain(x, is_leaf=True)
+    if not hasattr(x, "dtype"):
+        return numpy.asarray(x)[()]
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def as_named_value(x: Any, what: str, advice: str = "") -> Value:
+    """As `as_value`; a TypeError begins with `what` and ends with `advice`."""
+    try:
+        return as_value(x)
+    except LeakedTracerError:
+        raise
+    except TypeError as error:
+        raise TypeError(f"{what}: {error}{advice}") from None
+
+
+def as_values(what: str, leaves: Sequence[Any], paths: Callable[[], Sequence[str]]) -> list[Value]:
+    """Convert leaves to arrays or tracers; a TypeError names `what` and the leaf."""
+    try:
+        return list(map(as_value, leaves))
+    except TypeError:
+        return [as_named_value(x, f"{what}: {path}", tree.advice_on(path)) for x, path in zip(leaves, paths())]
+
+
+def result_values(
+    origin: Sequence[str], leaves: Sequence[Any], structure: tree.Structure, root: str = "the result"
+) -> list[Value]:
+    """Convert the leaves of a function's result to arrays or tracers.
+
+    Raise TypeError for any other leaf, with its path from `root`. `origin` names the transformation and the function.
+    """
+    try:
+        return [as_value(x) for x in leaves]
+    except TypeError:
+        return as_values(" of ".join(origin), leaves, lambda: tree.paths(structure, root))
+
+
+class Flat:
+    """A function of trees as one of leaves; a call stores the result's structure.
+
+    With `has_aux` it returns the leaves of the value, then the leaves of aux. The latter may be anything, and pass
+    through the transformation too, so that no tracer leaks. `weak` says which leaves are Python numbers.
+    """
+
+    def __init__(self, f: Callable, structure: tree.Structure, has_aux: bool = False, weak: Sequence[bool] = ()):
+        self.f = f
+        self.structure = structure
+        self.has_aux = has_aux
+        self.weak = weak
+        self.out_structure: Any = None  # the tree.Structure of the value, once it was called; and that of aux
+        self.aux_structure: Any = None
+
+    def __call__(self, *leaves: Value) -> list[Value]:
+        out = self.f(*tree.unflatten(self.structure, weak_where(self.weak, leaves)))
+        if self.has_aux:
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise TypeError(f"with has_aux=True the function returns a pair (value, aux), got {type(out).__name__}")
+            out, aux = out
+        outs, self.out_structure = tree.flatten(out)
+        outs = result_values(current_interpreter().origin or [name_of(self)], outs, self.out_structure)
+        if self.has_aux:
+            extra, self.aux_structure = tree.flatten(aux)
+            outs += map(strong, extra)
+        return outs
+
+    def split(self, leaves: Sequence[Value]) -> tuple:
+        """Split off the leaves of the value and, with `has_aux`, the aux tree."""
+        count = self.out_structure.size
+        aux = (tree.unflatten(self.aux_structure, leaves[count:]),) if self.has_aux else ()
+        return leaves[:count], *aux
+
+
+# ---------------------------------------------------------------- arguments that are differentiated
+
+
+def chosen_arguments(what: str, argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """`argnums` as a tuple."""
+    if type(argnums) is int:
+        return (argnums,)
+    try:
+        return tuple(map(operator.index, argnums if isinstance(argnums, Sequence) else [argnums]))
+    except TypeError:
+        raise TypeError(f"{what}: argnums must be an int or a tuple of ints, got {argnums!r}") from None
+
+
+def arguments_of(what: str, args: tuple, numbers: tuple[int, ...], name: str) -> list[Any]:
+    """The arguments selected by `numbers`; `what` and `name` are for errors."""
+    return [args[n] for n in _positions(what, len(args), numbers, name)]
+
+
+@functools.lru_cache(maxsize=1024)
+def _positions(what: str, count: int, numbers: tuple[int, ...], name: str) -> tuple[int, ...]:
+    for n in numbers:
+        if not -count <= n < count:
+            raise TypeError(f"{what}: argnums names argument {n}, but {name} was called with {count}")
+    if len(numbers) > 1 and len({n % count for n in numbers}) < len(numbers):
+        raise TypeError(f"{what}: argnums names an argument of {name} twice: {tuple(numbers)}")
+    return numbers
+
+
+def named_argument(path: str, numbers: Sequence[int], name: str) -> str:
+    """Describe a leaf of the selected arguments: `argument 0['w'] of loss`."""
+    index, _, rest = path[1:].partition("]")
+    return f"argument {numbers[int(index)]}{rest} of {name}"
+
+
+def not_differentiable(argument: str, x: Value) -> str:
+    return (
+        f"grad: {argument} has type {typeof(x)}; gradients are of floating-point "
+        "numbers: convert it with float(), an array with .astype(float), or choose other arguments with argnums"
+        f"{tree.advice_on(argument)}"
+    )
+
+
+# ---------------------------------------------------------------- results and their cotangents
+
+
+def check_scalar(structure: tree.Structure, outs: list[Value], name: str) -> Value:
+    """Return the one real scalar that the function returned, or raise TypeError."""
+    if structure is not tree.LEAF:
+        raise TypeError(f"grad: {name} must return one scalar, got {structure} (for more, has_aux=True)")
+    value = outs[0]
+    if not value.shape and value.dtype.kind == "f":
+        return value
+    if value.shape:
+        advice = "reduce it to one number (with .sum(), say), or use md.vjp for a result of several"
+    elif value.dtype.kind == "c":
+        advice = "take .real, .imag or abs of it; for a holomorphic function, md.jacrev(f, holomorphic=True)"
+    else:
+        advice = "integers and booleans carry no derivative: leave out the .astype(int), the comparison or the rounding"
+    raise TypeError(f"grad: {name} must return a real scalar, got {typeof(value)}; {advice}")
+
+
+def checked_cotangents(ct: Any, out_types: Sequence[ShapedArray], structure: tree.Structure) -> list[Value | None]:
+    """Flatten and validate a cotangent of these results; None for integer leaves."""
+    paths, given = tree.flatten_with_paths(ct, "ct")
+    if given != structure:
+        raise TypeError(f"pullback: the cotangent has the structure {given}, the result {structure}")
+    return [_checked_cotangent(path, as_value(x), t) for (path, x), t in zip(paths, out_types)]
+
+
+def resharded(ct: Value, type: ShapedArray) -> Value:
+    """Reshard a cotangent like its primal's type, if that is sharded."""
+    return ct if type.sharding is None else type.sharding.resharded(ct)
+
+
+def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
+    t = typeof(ct) if ct.dtype != float0 else out
+    if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
+        raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
+    return ct if is_differentiable(out.dtype) else None

@@ -1,0 +1,116 @@
+"""The errors of traced programs: each names the values and their types, and says what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from minidiff.dtypes import is_scalar_constant
+from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
+
+
+class TracerError(TypeError):
+    """A traced value was used where a concrete one is required."""
+
+
+class LeakedTracerError(TracerError):
+    """A traced value was used after the transformation that created it ended."""
+
+
+class VarianceError(TypeError):
+    """A value varies along mesh axes along which it must not, or vice versa."""
+
+
+class UnboundAxisError(NameError):
+    """A collective named an axis that no enclosing `shard_map` or `vmap` binds."""
+
+
+# ---------------------------------------------------------------- tracers out of their transformation
+
+
+def leak_message(x: Any) -> str:
+    return (
+        f"a traced value of type {x.type} was used outside the transformation it belongs to ({_origin(x)}). "
+        "It was stored somewhere (a global, a list, an attribute) while that transformation ran; "
+        "return it from the function instead."
+    )
+
+
+def _origin(x: Any) -> str:
+    """The origin of a value: `grad of loss`, `grad of loss, in shard_map of body`."""
+    interpreter = x.interpreter
+    scope = x.interpreter.scope
+    while interpreter is not None and interpreter.origin is None:
+        interpreter = interpreter.outer
+    known = [" of ".join(interpreter.origin)] if interpreter is not None else []
+    if scope is not None and scope.function:
+        known.append(f"shard_map of {scope.function}")
+    return ", in ".join(known) or x.interpreter.name
+
+
+# ---------------------------------------------------------------- operands that do not fit
+
+
+class MisfitError(ValueError):
+    """NumPy rejected the operands of an operation: its error, with their types."""
+
+    def __init__(self, primitive: Any, args: Sequence[Any], reason: str = "they do not fit"):
+        super().__init__(f"{primitive.name} of {' and '.join(map(shown, args))}: {reason}")
+
+
+def shown(x: Any) -> str:
+    """An operand in error messages: its type, or else its class and value."""
+    return str(typeof(x)) if hasattr(x, "dtype") or is_scalar_constant(x) else f"{type(x).__name__} {x!r:.40}"
+
+
+def is_misfit(primitive: Any, args: Sequence[Any], error: Exception) -> bool:
+    """Whether NumPy's error names neither the operation nor the operands' types.
+
+    An error that the user raises in the body of an operation is left unchanged, with its cause and context. Raise
+    TypeError where a non-array operand is the reason.
+    """
+    if primitive.is_higher_order:
+        return False
+    if not isinstance(error, ValueError):
+        for x in args:
+            plain_operand(x)
+    return type(error) is ValueError and not str(error).startswith(primitive.name)
+
+
+# ---------------------------------------------------------------- operands that disagree in variance
+
+_ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+
+
+def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
+    """Raise VarianceError if the operands of operation `name` disagree in variance.
+
+    A type of None stands for a constant, which agrees with anything.
+    """
+    if len({t.variance for t in types if t is not None}) > 1:
+        numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
+        labelled = {label: t for label, t in zip(numbers, types) if t is not None}
+        raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
+
+
+def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
+    """The error that values of these `labels` and `types` disagree in variance."""
+    union = INVARIANT.union(*[t.variance for t in types])
+    fewer: dict[str, list[str]] = {}
+    for label, t in zip(labels, types):
+        if t.variance != union:
+            fewer.setdefault(show_axes(union - t.variance), []).append(label)
+    advice = " and ".join(f"pbroadcast(x, {axes}) for {_listed(names)}" for axes, names in fewer.items())
+    return VarianceError(f"{what} disagree in variance: write {advice}")
+
+
+def _listed(items: Sequence[object]) -> str:
+    """A list in a sentence: `a`, `a and b`, `a, b and c`."""
+    *rest, last = map(str, items)
+    return f"{', '.join(rest)} and {last}" if rest else last
+
+
+def show_axes(axes: Collection[str]) -> str:
+    """Mesh axes, written as the argument of a collective: `'i'`, or `('i', 'j')`."""
+    axes = tuple(axes) if isinstance(axes, (tuple, list)) else tuple(sorted(axes))
+    return repr(axes[0] if len(axes) == 1 else axes)

@@ -1,0 +1,82 @@
+"""Print tapes as typed programs."""
+
+from __future__ import annotations
+
+import itertools
+import keyword
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+
+from minidiff.core import typeof
+from minidiff.dtypes import is_scalar_constant
+from minidiff.types import ShapedArray, Var
+
+WIDTH = 112  # of the lines of a printed tape, before bodies are indented
+
+
+def letters(reserved: frozenset = frozenset()) -> Iterator[str]:
+    """Generate a, b, …, z, aa, ab, …, without keywords and reserved names."""
+    for length in itertools.count(1):
+        for combination in itertools.product("abcdefghijklmnopqrstuvwxyz", repeat=length):
+            name = "".join(combination)
+            if not keyword.iskeyword(name) and name not in reserved:
+                yield name
+
+
+def names_of(tape: Any, names: Iterator[str]) -> dict[Any, str]:
+    """Name every variable, and every constant by its id, bodies included."""
+    known: dict[Any, str] = {v: next(names) for v in tape.inputs}
+    known |= {id(c): next(names) for c in tape.constants}
+    for eqn in tape.equations:
+        known |= {v: next(names) for v in eqn.outputs}
+        for body in eqn.bodies:
+            known |= names_of(body, names)
+    return known
+
+
+def text_of(tape: Any) -> str:
+    """A tape as text, with its bodies indented below their equations."""
+    return "\n".join(_lines(tape, names_of(tape, letters())))
+
+
+def _lines(tape: Any, known: dict[Any, str]) -> Iterator[str]:
+    def show(a: Any) -> str:
+        if isinstance(a, Var):
+            return known[a]
+        if isinstance(a, ShapedArray):
+            return str(a)
+        return repr(a.item() if isinstance(a, numpy.generic) else a) if is_scalar_constant(a) else known[id(a)]
+
+    def declare(a: Any) -> str:
+        return f"{known[a if isinstance(a, Var) else id(a)]}:{typeof(a)}"
+
+    def tuple_of(parts: list[str]) -> str:
+        return parts[0] if len(parts) == 1 else f"({', '.join(parts)})"
+
+    inputs = ", ".join(declare(v) for v in tape.inputs)
+    yield from _wrapped(f"lambda {inputs}:" if inputs else "lambda:", "")
+    for c in tape.constants:
+        yield f"  {declare(c)} = constant"
+    for eqn in tape.equations:
+        params = eqn.primitive.show_params(eqn.settings)
+        arguments = ", ".join([*map(show, eqn.inputs), *([params] if params else [])])
+        results = f"{', '.join(declare(v) for v in eqn.outputs)} = " if eqn.outputs else ""
+        yield from _wrapped(f"{results}{eqn.primitive}({arguments})", "  ")
+        for body in eqn.bodies:
+            yield from ("    " + line for line in _lines(body, known))
+    yield f"  return {tuple_of([show(a) for a in tape.outputs])}"
+
+
+def _wrapped(line: str, indent: str) -> list[str]:
+    """Wrap a long line, with a deeper indent from its second line on."""
+    return textwrap.wrap(
+        line,
+        WIDTH,
+        initial_indent=indent,
+        subsequent_indent=indent + 6 * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -1,0 +1,140 @@
+"""The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy
+
+from minidiff.dtypes import check_dtype, dtype_name, plain
+from minidiff.show.colours import types_as_html
+
+INVARIANT: frozenset = frozenset()
+
+
+class Typed:
+    """What knows its own type: a tracer, or a variable on a tape."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> ShapedArray:
+        raise NotImplementedError
+
+
+class ShapedArray:
+    """The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`.
+
+    `variance` is the set of mesh axes along which the value may differ from rank to rank. Outside a
+    `shard_map` it is empty and is not printed. `sharding` is the sharding of an array that `spmd` distributes
+    over a mesh, and None for every other value. Comparing types ignores it.
+
+    >>> ShapedArray((3, 4), 'float32', {'i'})
+    f32[3,4]{i}
+    """
+
+    __slots__ = ("shape", "dtype", "variance", "sharding")
+
+    def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT):
+        self.shape = tuple(shape)
+        self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
+        self.variance = frozenset(variance)
+        self.sharding: Any = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for n in self.shape:
+            size *= n
+        return size
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    def update(self, **changes: Any) -> ShapedArray:
+        """Return a copy with some of `shape`, `dtype` and `variance` changed."""
+        fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
+        return ShapedArray(**fields)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, ShapedArray)
+            and self.shape == other.shape
+            and self.dtype == other.dtype
+            and self.variance == other.variance
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype, self.variance))
+
+    def __repr__(self) -> str:
+        shape = ",".join(map(str, self.shape))
+        axes = ",".join(sorted(map(str, self.variance)))
+        return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
+
+    def _repr_html_(self) -> str:
+        return f"<code>{types_as_html(str(self))}</code>"
+
+
+@functools.lru_cache(maxsize=4096)
+def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
+    """The type of plain arrays of a shape and dtype: a cached, shared object."""
+    check_dtype(dtype)
+    return ShapedArray(shape, dtype)
+
+
+class Var(Typed):
+    """A variable on a tape: a type and an identity."""
+
+    __slots__ = ("type",)
+    type: ShapedArray
+
+    def __init__(self, type: ShapedArray):
+        self.type = type
+
+
+def typeof(x: Any) -> ShapedArray:
+    """The type of an array, a scalar, a tracer or a variable.
+
+    >>> typeof(numpy.zeros((3, 4)))
+    f64[3,4]
+    """
+    if type(x) is numpy.ndarray:
+        return array_type(x.shape, x.dtype)
+    if isinstance(x, Typed):
+        return x.type
+    if isinstance(x, ShapedArray):
+        return x
+    if not isinstance(x, numpy.generic):
+        x = numpy.asarray(plain(x))
+    return array_type(x.shape, x.dtype)
+
+
+PYTHON_NUMBERS = (bool, int, float, complex)
+
+
+def operand_type(x: Any) -> Any:
+    """The type of an operand, or the Python number itself, which promotes weakly."""
+    return x if type(x) in PYTHON_NUMBERS else typeof(x)
+
+
+def plain_operand(x: Any) -> Any:
+    """Apply `plain` to an operand, which may also be a tracer, a type, or a list."""
+    if isinstance(x, (list, tuple)):
+        for item in x:
+            plain_operand(item)
+        return x
+    return x if isinstance(x, (Typed, ShapedArray, range)) or x is None else plain(x)
+
+
+def zeros_like(x: Any) -> numpy.ndarray:
+    """A constant zero with the shape and dtype of a value or type."""
+    t = typeof(x)
+    return numpy.zeros(t.shape, t.dtype)

@@ -1,0 +1,27 @@
+"""The fast paths are for speed alone: without them the core's tests pass too."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import minidiff as md
+from minidiff import fastpath
+
+ROOT = Path(__file__).parent.parent
+CORE = ("reverse", "forward", "core", "jacobian", "memory", "aliasing")
+
+
+def test_the_core_without_fast_paths():
+    files = [f"tests/test_{name}.py" for name in CORE]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.without_fastpath", "-p", "no:cacheprovider", *files]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+def test_a_gradient_takes_the_fast_path(monkeypatch):
+    calls, walk_back = [], fastpath.walk_back
+    monkeypatch.setattr(fastpath, "walk_back", lambda *args: calls.append(walk_back(*args)))
+    md.grad(lambda x: np.sum(np.sin(x) * x))(np.ones(3))
+    assert len(calls) == 1
