@@ -25,10 +25,7 @@ class _Rule(Recorder):
 
 
 def _tape_of(rule: Callable, dtypes: Sequence[Any]) -> Tape:
-    """Record a rule on scalars of these dtypes.
-
-    Equations that its result does not need are left out, and so is its conversion to the dtype of the operand.
-    """
+    """Record a rule on scalars of these dtypes, without the equations that its result does not need."""
     recorder = _Rule(None)
     inputs = [recorder.new_input(ShapedArray((), dtype)) for dtype in dtypes]
     with running(recorder):
@@ -38,8 +35,6 @@ def _tape_of(rule: Callable, dtypes: Sequence[Any]) -> Tape:
         if any(id(v) in needed for v in eqn.outputs):
             needed.update(map(id, eqn.inputs))
             equations.insert(0, eqn)
-    if equations and equations[-1].primitive.name == "convert":  # to the dtype of the operand
-        return Tape(tape.inputs, equations[:-1], equations[-1].inputs)
     return Tape(tape.inputs, equations, tape.outputs)
 
 
@@ -64,14 +59,14 @@ def arguments_read(rule: Callable, count: int) -> set[int]:
 def compiled_cotangent(primitive: Differentiable, i: int, count: int, tangents: int) -> Callable | None:
     """Compile an elementwise primitive's cotangent in operand i to one function.
 
-    Return None where the rule has cases (real or complex, a literal or a value, a dtype) or parameters.
+    Return None where the rule has cases (real or complex, a literal or a value) or parameters.
     """
     numbers = {2 + j: 1.0 + 0.123 * (j + 1) for j in range(count) if j != i}
     rule = _cotangent_rule(primitive, i, {})
     functions: dict[str, Any] = {}
     names = {repr(number): f"x{k}" for k, number in numbers.items()}
-    reals, complexes, mixed = [float] * (2 + count), [complex] * (2 + count), [float, float, *["f"] * count]
-    tapes = _tapes_of(rule, reals, complexes, mixed)
+    reals, complexes = [float] * (2 + count), [complex] * (2 + count)
+    tapes = _tapes_of(rule, reals, complexes)
     sources = {_expression(tape, functions, {}) for tape in tapes}
     sources |= {
         _expression(tape, functions, names) for tape in _tapes_of(_cotangent_rule(primitive, i, numbers), reals)
