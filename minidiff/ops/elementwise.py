@@ -347,7 +347,7 @@ power = elementwise(
     numpy.power,
     lambda out, x, y: _power_in_base(x, y),
     # Where x is 0, out is 0, and so is the derivative. NumPy's logarithm of int8 is a float16.
-    lambda out, x, y: out * log(convert(divisor(x), out.dtype)),
+    lambda out, x, y: out * log(where(equal(x, 0), out.dtype.type(1), x)),
 )
 
 sin = elementwise(numpy.sin, lambda out, x: cos(x))
