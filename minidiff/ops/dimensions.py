@@ -56,7 +56,12 @@ def aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
 
 
 def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
-    """The rule of elementwise operations, with NumPy's broadcasting."""
+    """The rule of elementwise operations, with NumPy's broadcasting.
+
+    >>> x, y = ShapedArray((2, 3), float), ShapedArray((3,), float)
+    >>> elementwise([x, y], [x], {})
+    Dimensions(operands=((0, 1), (1,)), results=((0, 1),), combine=None, params={})
+    """
     return Dimensions(tuple(aligned(t.shape, outs[0].shape) for t in types), numbered(outs))
 
 
