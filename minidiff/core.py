@@ -418,6 +418,11 @@ class Primitive:
         :class:`ShapedArray`, in its place.
     `batch(args, batched, params)`
         applies the operation along a new leading axis of the operands whose `batched` is true.
+    `sharding(types, outs, params)`
+        says how the dimensions of operands and results correspond (`minidiff/ops/dimensions.py`); `gather`: the
+        operands are needed whole.
+    `decomposed(*operands, **params)`
+        is the same, composed of operations for which the first operand's dimensions need not be whole.
 
     With `multiple_results`, the rules take and return lists in place of one result. An operation that runs a body
     (`is_higher_order`) has a rule for each interpreter instead, `(interpreter, args, params)`; see
@@ -446,8 +451,11 @@ class Primitive:
     has_effect = False  # it has a side effect: see `minidiff.tape.has_effects`
     each: Primitive | None = None  # for a variadic operation, the one that it applies to each operand
     fits: Callable[..., bool] | None = None
+    sharding: Callable[..., Any] | None = None
+    decomposed: Callable | None = None
 
-    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None):
+    def __init__(self, name: str, impl: Any = None, shape_rule: Any = None, **rules: Callable | None):
+        vars(self).update(rules)  # `fits`, `sharding`, `decomposed`
         self.name = name
         self.impl = impl
         self.run = impl  # the same, or a variant that is faster on numbers

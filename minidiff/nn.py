@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Value
+from minidiff.core import Primitive, Tracer, Value
 from minidiff.dtypes import is_differentiable
-from minidiff.ops import elementwise, reduction
-from minidiff.ops.base import Elementwise
+from minidiff.ops import dimensions, elementwise, reduction
+from minidiff.ops.base import Elementwise, batch_leading
 from minidiff.ops.composed import clip
 from minidiff.ops.elementwise import exp, expm1, log, logaddexp, stop_gradient, where
-from minidiff.ops.shape import normalize_axes, normalize_axis, shift
+from minidiff.ops.shape import normalize_axes, normalize_axis
 from minidiff.types import ShapedArray, typeof
 
 __all__ = [
@@ -205,6 +205,9 @@ def leaky_relu(x: Value, negative_slope: Value = 0.01) -> Value:
 def _shifted(x: numpy.ndarray, axes: tuple[int, ...]) -> tuple[numpy.ndarray, numpy.ndarray]:
     """The maximum of x along axes, and x minus it (0 at the maximum, even if inf)."""
     largest = numpy.max(x, axis=axes, keepdims=True, initial=-numpy.inf)
+    if isinstance(x, Tracer):
+        largest = stop_gradient(largest)
+        return largest, elementwise.difference(x, largest)
     return largest, elementwise.difference_of(x, largest)
 
 
@@ -229,7 +232,8 @@ class _AlongAxes(Primitive):
     """An operation on one operand along axes, with rule `tangent(out, x, t, axes)`."""
 
     def __init__(self, name: str, impl: Callable, tangent: Callable, reduces: bool = False):
-        super().__init__(name, impl, self._shape)
+        sharding = dimensions.reduction(None) if reduces else dimensions.along("axes")
+        super().__init__(name, impl, self._shape, sharding=sharding, decomposed=impl)
         self.tangent = tangent
         self.reduces = reduces
 
@@ -241,7 +245,7 @@ class _AlongAxes(Primitive):
         return out, self.tangent(out, *primals, *tangents, **params)
 
     def batch(self, args, batched, params):
-        return self.bind(*args, axes=shift(params["axes"]))
+        return batch_leading(self, args, batched, **params)
 
 
 def _softmax_tangent(out: Value, x: Value, t: Value, axes: tuple[int, ...]) -> Value:

@@ -15,10 +15,12 @@ from typing import Any
 import numpy
 
 from minidiff.core import Tracer, Value
-from minidiff.ops.base import Linear
-from minidiff.ops.elementwise import add, convert, less, maximum, minimum, where
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, axes_fit, convert
+from minidiff.ops.dimensions import gather
+from minidiff.ops.elementwise import add, less, maximum, minimum, where
 from minidiff.ops.indexing import gather_p, getitem, scatter_add_p
-from minidiff.ops.shape import as_array, broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
+from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis, reshape, squeeze
 from minidiff.ops.updates import at, scatter_set_p
 from minidiff.types import ShapedArray, typeof, zeros_like
 
@@ -110,6 +112,11 @@ def _batch_update(primitive, args, batched, axis):
     return moveaxis(scatter_set_p.bind(x, v, *_indices(start, v.shape[1], x.shape[1])), 1, axis + 1)
 
 
+def _axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
+    """Whether all operands but the start have the axis."""
+    return axes_fit(*types[:-1], axis=axis)
+
+
 #: The `size` elements of x from `start` on, along an axis.
 dynamic_slice_p = Linear(
     "dynamic_slice",
@@ -120,6 +127,8 @@ dynamic_slice_p = Linear(
     ],
     _batch_slice,
     linear_operands=1,
+    fits=_axis_fits,
+    sharding=gather,
 )
 
 dynamic_slice_p.shares_memory = True
@@ -132,6 +141,8 @@ dynamic_unslice_p = Linear(
     lambda ct, operands, axis, length: [dynamic_slice_p.bind(ct, operands[1], axis=axis, size=operands[0].shape[axis])],
     _batch_unslice,
     linear_operands=1,
+    fits=_axis_fits,
+    sharding=gather,
 )
 
 #: x, with its elements from `start` on along an axis replaced by v.
@@ -142,6 +153,8 @@ dynamic_update_p = Linear(
     _update_transpose,
     _batch_update,
     linear_operands=2,
+    fits=_axis_fits,
+    sharding=gather,
 )
 
 # ---------------------------------------------------------------- public functions

@@ -170,7 +170,7 @@ ERRORS: dict[str, tuple[Callable, str]] = {
     "convolve": (lambda x: np.convolve(x, x), r"convolve: operands are non-empty vectors, got f64\[2,3\]"),
     "empty": (lambda x: np.correlate(x[0], x[0, :0]), r"correlate: .* non-empty vectors, got f64\[3\] and f64\[0\]"),
     "mode": (lambda x: np.convolve(x[0], x[0], "all"), r"mode is 'full', 'same' or 'valid', got 'all'"),
-    "trace": (lambda x: np.trace(x[0]), r"diagonal: at least two dimensions are needed, got f64\[3\]"),
+    "trace": (lambda x: np.trace(x[0]), r"diagonal: an array of at least two dimensions is needed, got f64\[3\]"),
 }
 
 

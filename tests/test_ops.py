@@ -10,7 +10,7 @@ import pytest
 import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.core import NUMPY_FUNCTIONS
-from minidiff.ops.elementwise import convert
+from minidiff.ops.base import convert
 from minidiff.tape import Var
 from tests.aliasing_checks import arrays, check_apart, check_as_numpys
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE

@@ -10,8 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.ops.base import match, match_arrays
-from minidiff.ops.shape import repeated
+from minidiff.ops.base import match, match_arrays, repeated
 from tests.table import TABLE
 
 X = np.arange(6.0).reshape(2, 3)

@@ -2,6 +2,7 @@
 
 import itertools
 import pickle
+import sys
 
 import hypothesis.strategies as st
 import numpy
@@ -13,6 +14,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.compiler.jit import Jitted
+from minidiff.core import Primitive
 from spmd import P
 from tests.optimisers import adam, momentum, sgd
 
@@ -172,23 +174,23 @@ A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
         (lambda x: x[-1], (P(("j", "i")),), P(), {"broadcast": 1}),
         (lambda x: x[1, 4], (P("i", "j"),), P(), {"broadcast": 2}),
         (lambda x: x[None, 3, 1:3], (P("i"),), P(), {"broadcast": 1}),
-        # slices of a dimension that is split: in step with the blocks, from their end, of one, of two, of more of them
+        # slices of a dimension that is split: in step with the blocks, from their end, of one, of several of them
         (lambda x: x[::2, 1::3], (P("i", "j"),), P("i", "j"), {}),
         (lambda x: x[1::2], (P("i"),), P("i"), {}),
         (lambda x: x[::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 1}),
         (lambda x: x[::-1, 5::-2], (P(("j", "i")),), P(("j", "i")), {"ppermute": 1}),
         (lambda x: x[2::-2, ::-1], (P("i", "j"),), P("i", "j"), {"ppermute": 2}),
         (lambda x: x[:2], (P("i", "j"),), P(None, "j"), {"broadcast": 1}),
-        (lambda x: x[1:3], (P(("i", "j")),), P(), {"broadcast": 2}),
-        (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"all_gather_invariant": 1, "broadcast": 2}),
-        (lambda x: x[2:0:-1], (P("i"),), P(), {"all_gather_invariant": 1}),  # which is no more than to send both rows
+        (lambda x: x[1:3], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
+        (lambda x: x[2:0:-1, None, 3:1:-1], (P("i", "j"),), P(), {"all_gather_invariant": 2}),
+        (lambda x: x[2:0:-1], (P("i"),), P(), {"all_gather_invariant": 1}),
         (lambda x: x[1:], (P(("i", "j")),), P(), {"all_gather_invariant": 1}),
         (lambda x: x[1:1], (P("i"),), P(), {"broadcast": 1}),
         (lambda x: np.flip(x, 0), (P("i"),), P("i"), {"ppermute": 1}),
         (lambda x: x[np.array([-4])], (P("i"),), P(), {"psum": 1}),
         (lambda x: x[[3, 0], [1, -1]], (P("i", "j"),), P(), {"psum": 1}),
         (lambda x: (x > 0)[[3]], (P("i"),), P(), {"pmax": 1}),
-        (lambda x: x[np.arange(40) % 4], (P("i"),), P(), {"all_gather_invariant": 1}),  # cheaper than to add up
+        (lambda x: x[np.arange(40) % 4], (P("i"),), P(None, "i"), {"all_to_all": 1}),  # less than to add up
         # updates
         (lambda x: np.at(x)[1].set(0.0), (P("i", "j"),), P("i", "j"), {}),
         (lambda x: np.at(x)[:, 1::2].set(B[:4, :3]), (P("i"),), P("i"), {}),
@@ -749,6 +751,17 @@ def test_membership():
 def test_what_numpy_says_of_memory():
     y = sharded(X, P("i"))
     assert (y.nbytes, y.itemsize) == (X.nbytes, X.itemsize)
+
+
+def test_every_operation_declares_its_dimensions():
+    found = [x for name, m in [*sys.modules.items()] if name.startswith(("minidiff", "spmd")) for x in vars(m).values()]
+    operations = {p for x in found if isinstance(p := getattr(x, "primitive", x), Primitive)}
+    assert len(operations) > 150
+    assert {p.name for p in operations if p.sharding is None and not (p.is_higher_order or p.on_ranks)} == {"reshard"}
+    with pytest.raises(
+        TypeError, match=r"silent does not say how its dimensions correspond.*declare it with sharding="
+    ):
+        Primitive("silent", np.sin, lambda x: (x.shape, x.dtype)).bind(sharded(X, P("i")))
 
 
 def test_errors():

@@ -29,6 +29,7 @@ from minidiff.forward import JVP, Flat, JVPTracer, as_value
 from minidiff.higher_order.inlined import Call, Continued, JVPInside
 from minidiff.higher_order.partial_eval import PartialEval, chosen, names_used, needed_equations, prune_tape
 from minidiff.keywords import transformation
+from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
 from minidiff.reverse import Linearize, Sweep, backward_pass
 from minidiff.staging import Stage, check_function
@@ -335,7 +336,7 @@ class Name(Primitive):
     shares_memory = True
 
     def __init__(self, name: str):
-        super().__init__(name, lambda x, **mark: x, lambda x, **mark: (x.shape, x.dtype))
+        super().__init__(name, lambda x, **mark: x, lambda x, **mark: (x.shape, x.dtype), sharding=elementwise)
 
     def tangent(self, out, primals, tangents, params):
         return tangents[0]

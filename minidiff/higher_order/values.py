@@ -22,7 +22,7 @@ from minidiff.core import (
 )
 from minidiff.forward import as_value
 from minidiff.higher_order.partial_eval import concrete_value
-from minidiff.ops.elementwise import convert_number
+from minidiff.ops.base import convert_number
 from minidiff.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.staging import Stage
 

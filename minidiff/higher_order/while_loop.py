@@ -38,6 +38,7 @@ from minidiff.higher_order.scan import scan_steps
 from minidiff.higher_order.values import check_functions, check_invariant, if_known, is_weak, numeric, staging
 from minidiff.keywords import explains_keywords
 from minidiff.ops.base import Linear
+from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.tape import Equation, Tape, Var, has_effects, without_effects
@@ -60,7 +61,7 @@ class ForwardOnly(Linear):
 
     def __init__(self):
         batch = lambda primitive, args, batched: primitive.bind(*args)  # noqa: E731
-        super().__init__("while_loop", lambda x: x, lambda x: (x.shape, x.dtype), None, batch)
+        super().__init__("while_loop", lambda x: x, lambda x: (x.shape, x.dtype), None, batch, sharding=elementwise)
 
     def transpose(self, ct, operands, params):
         raise TypeError(_NO_REVERSE)

@@ -7,7 +7,7 @@ Each function is in one class:
 - *replaced*: NumPy does not dispatch it, so `minidiff.numpy` defines a function of the same name;
 - *from values*: computed by NumPy on concrete values, if there are any (not on a tape, not under `vmap`). The results
   are integers, booleans, text or edges of bins, and carry no derivative;
-- *plain*: it takes no argument that could be traced;
+- *plain*: it takes no argument that could be traced (the rest);
 - *refused*: it raises an error that says what to use instead.
 """
 
@@ -17,8 +17,6 @@ import functools
 from collections.abc import Callable
 
 import numpy
-
-from minidiff.core import NUMPY_FUNCTIONS
 
 
 def _names(text: str) -> list[str]:
@@ -34,23 +32,6 @@ CREATION = _names(
     """zeros ones empty tri eye identity indices fromfunction fromiter diag_indices tril_indices triu_indices
     mask_indices bartlett blackman hanning hamming kaiser fft.fftfreq fft.rfftfreq"""
 )
-
-PLAIN = {
-    name: group
-    for group, names in {
-        "creation": " ".join(CREATION),
-        "files and buffers": """load loadtxt genfromtxt fromfile fromregex fromstring frombuffer memmap""",
-        "printing and settings": """printoptions set_printoptions get_printoptions binary_repr base_repr info
-            format_float_positional format_float_scientific errstate seterr geterr seterrcall geterrcall setbufsize
-            getbufsize show_config show_runtime get_include test""",
-        "dtypes": """dtype finfo iinfo isdtype issubdtype promote_types mintypecode typename ndarray ufunc""",
-        "shapes": "isscalar iterable broadcast_shapes ndindex",
-        "aliases, dispatched under their main name": "row_stack trapz",
-        "dates": """busday_count busday_offset is_busday busdaycalendar datetime_as_string datetime_data""",
-        "errors": "linalg.LinAlgError",
-    }.items()
-    for name in _names(names)
-}
 
 _WRITES = "it writes into its argument, which the computation may have used already. Build the new value instead: "
 _AT = "x = x.at[index].set(values) (of a plain array: minidiff.numpy.at(x)[index].set(values))"
@@ -111,22 +92,3 @@ def public_callables() -> dict[str, Callable]:
         if not name.startswith("_")
         if callable(f := getattr(namespace, name)) and not (isinstance(f, type) and issubclass(f, numpy.generic))
     }
-
-
-def classes(name: str) -> list[str]:
-    """The classes of a public function; there should be exactly one."""
-    from minidiff.numpy import replaced
-
-    f = public_callables()[name]
-    return [
-        label
-        for label, yes in {
-            # A function that is both an operation and replaced is one that NumPy does not always dispatch.
-            "operation": f in NUMPY_FUNCTIONS and name not in REFUSED,
-            "replaced": name in replaced.__all__ and f not in NUMPY_FUNCTIONS,
-            "from values": name in FROM_VALUES,
-            "plain": name in PLAIN,
-            "refused": name in REFUSED,
-        }.items()
-        if yes
-    ]

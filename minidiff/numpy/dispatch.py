@@ -18,9 +18,9 @@ from minidiff.core import EVALUATE, NO_PARAMS, NUMPY_FUNCTIONS, OPERATIONS, Trac
 from minidiff.numpy.coverage import FROM_VALUES, REFUSED, full_name, public_callables
 from minidiff.numpy.lists import arguments_as_arrays
 from minidiff.ops import ufunc_methods
-from minidiff.ops.base import defers_to
-from minidiff.ops.elementwise import convert
-from minidiff.ops.shape import as_array
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import convert, defers_to
+from minidiff.ops.discrete import concrete
 
 # ---------------------------------------------------------------- NumPy's protocols
 
@@ -149,17 +149,8 @@ def call_otherwise(func: Callable, args: tuple, kwargs: dict) -> Any:
         weights = kwargs.get("weights")
         if isinstance(weights, Tracer):
             raise TypeError(f"{name} on traced values has no derivative, so its weights cannot be traced")
-        return func(*_concrete(args, name), **_concrete(kwargs, name))
+        return func(*concrete(args, func), **concrete(kwargs, func))
     raise unsupported(func, (*args, *kwargs.values()))
-
-
-def _concrete(x: Any, use: str) -> Any:
-    """Replace traced values, also in containers, by their concrete values."""
-    if isinstance(x, Tracer):
-        return x.concrete(use)
-    if isinstance(x, dict):
-        return {k: _concrete(v, use) for k, v in x.items()}
-    return type(x)([_concrete(v, use) for v in x]) if type(x) in (list, tuple) else x
 
 
 def in_another_form(func: Callable, function: Callable, args: tuple, kwargs: dict) -> tuple | None:

@@ -11,9 +11,11 @@ import numpy
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, SIZE, Tracer, Value
 from minidiff.numpy.lists import explaining_sizes, looking_for_tracers
 from minidiff.ops import elementwise
-from minidiff.ops.elementwise import add, convert, multiply
+from minidiff.ops.arrays import as_array, holds_tracer
+from minidiff.ops.base import convert
+from minidiff.ops.elementwise import add, multiply
 from minidiff.ops.indexing import getitem
-from minidiff.ops.shape import as_array, broadcast_to, concatenate, holds_tracer, ravel, reshape
+from minidiff.ops.shape import broadcast_to, concatenate, ravel, reshape
 from minidiff.ops.updates import at as at
 
 __all__ = [

@@ -7,26 +7,53 @@ linear      a transpose                  the operation on tangents    the transp
 multilinear a transpose for each operand the sum over operands, one   the transpose in the operand
                                          replaced by its tangent      that carries the tangent
 elementwise a derivative per operand     derivative x tangent         derivative x cotangent
-other       a jvp written in operations  as written                   the transpose of what it recorded
+general     a tangent, in operations     as written                   the transpose of what it recorded
 =========== ============================ ============================ ================================
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: its families import this module, so rules look them up when they run
 from minidiff.core import Primitive, Tracer, Value, WeakTracer, strong
-from minidiff.dtypes import is_scalar_constant
+from minidiff.dtypes import converted, is_differentiable, is_scalar_constant
 from minidiff.fastpath import Recording, active_key, compiled_cotangent, stretched
+from minidiff.ops import dimensions
+from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.promotion import WEAK_TYPES, python_type
 from minidiff.staging import scalar_tapes
-from minidiff.types import ShapedArray, zeros_like
+from minidiff.types import ShapedArray, typeof, zeros_like
+
+#: How parameters change by a batch axis in front, of the given size.
+_WITH_BATCH: dict[str, Callable] = {
+    "axis": lambda axis, size: axis + 1,
+    "axes": lambda axes, size: tuple([a + 1 for a in axes]),
+    "shape": lambda shape, size: (size, *shape),
+    "index": lambda index, size: (slice(None), *index),
+}
+
+
+def batch_leading(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
+    """The batching rule of primitives whose operands all have the batch axis.
+
+    It comes first, so that axes are counted from it, and shapes and indices begin with it.
+    """
+    size = next(x.shape[0] for x, b in zip(args, batched) if b)
+    args = [x if b else numpy.broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
+    return primitive.bind(*args, **{k: _WITH_BATCH[k](v, size) if k in _WITH_BATCH else v for k, v in params.items()})
+
+
+def axes_fit(*types: ShapedArray, **params) -> bool:
+    """Whether operands have the axes that parameters name, and equal sizes along the others (see `Primitive.fits`)."""
+    x, axes = types[0], params.get("axes", (params["axis"],) if "axis" in params else ())
+    rest = {tuple([n if d not in axes else -1 for d, n in enumerate(t.shape)]) for t in types}
+    return not axes or (len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1)
 
 
 class Linear(Primitive):
@@ -35,11 +62,14 @@ class Linear(Primitive):
     With `linear_operands` it is linear in the first that many only; the rest are indices and the like.
 
     `transpose_rule(ct, operands, **params)` returns a list with a cotangent for each linear operand.
-    `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis.
+    `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis; without one, the
+    primitive does it itself, with parameters for one more axis.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule, linear_operands: int | None = None):
-        super().__init__(name, impl, shape_rule)
+    fits = staticmethod(axes_fit)
+
+    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=batch_leading, linear_operands=None, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
         self.transpose_rule = transpose_rule
         self.batch_rule = batch_rule
         self.linear_operands = linear_operands
@@ -159,8 +189,8 @@ class Multilinear(Differentiable):
     `transpose_rules[i](ct, operands, **params)` is the transpose in operand i.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule):
-        super().__init__(name, impl, shape_rule)
+    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
         self.transpose_rules = transpose_rules
         self.batch_rule = batch_rule
 
@@ -199,27 +229,45 @@ class Elementwise(Promoting, Differentiable):
     """
 
     def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None]):
-        super().__init__(name, impl, functools.partial(elementwise_shape, impl))
+        super().__init__(name, impl, functools.partial(elementwise_shape, impl), sharding=dimensions.elementwise)
         self.derivatives = derivatives
 
     broadcasts = True
 
     def reads(self, i, count):
-        return _arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
+        return arguments_read(self.derivatives[i], 1 + count) if self.derivatives[i] else None
 
     def term(self, i, t, out, primals, params):
         derivative = self.derivatives[i]
-        return derivative and broadcast_tangent(ops.elementwise.multiply(derivative(out, *primals), t), out)
+        return derivative and broadcast_tangent(derivative(out, *primals) * t, out)
 
     def cotangent(self, i, ct, out, primals, type, params):
         derivative = self.derivatives[i]
-        return derivative and match(ops.elementwise.multiply(ct, derivative(out, *primals)), type)
+        return derivative and match(ct * derivative(out, *primals), type)
 
     def batch(self, args, batched, params):
         return bind_aligned(self, args, batched)
 
 
-def _arguments_read(rule: Callable, count: int) -> set[int]:
+class General(Primitive):
+    """A primitive with any other derivative.
+
+    `tangent_rule(out, primals, tangents, params)` returns the tangent of the result, written in operations, or None
+    where it is zero; `batch_rule` is as for :class:`Linear`.
+    """
+
+    fits = staticmethod(axes_fit)
+
+    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, batch_rule: Callable = batch_leading, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
+        self.tangent = tangent_rule
+        self.batch_rule = batch_rule
+
+    def batch(self, args, batched, params):
+        return self.batch_rule(self, args, batched, **params)
+
+
+def arguments_read(rule: Callable, count: int) -> set[int]:
     """Positions of the arguments that a derivative rule uses, read from its tape."""
     used: set[int] = set()
     for tape in scalar_tapes(lambda *xs: rule(*xs), count):
@@ -263,7 +311,7 @@ def promoted(primitive: Primitive, args: Sequence[Value]) -> list[Value]:
     dtypes = _converted_to(primitive.impl, *given)
     # A ufunc raises for an integer that its dtype cannot hold; np.where wraps it around.
     is_ufunc = isinstance(primitive.impl, numpy.ufunc)
-    converted = ops.elementwise.convert_number if is_ufunc else ops.elementwise.convert
+    converted = convert_number if is_ufunc else convert
     return [converted(x, t) if type(y) is WeakTracer and t is not None else x for x, y, t in zip(values, args, dtypes)]
 
 
@@ -303,12 +351,175 @@ def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[
     return primitive.bind(*align(args, batched), **params)
 
 
+# ---------------------------------------------------------------- what undoes broadcasting and promotion
+
+
+def _reshape_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """A group of dimensions may be in parts along its first one."""
+    (x,), (out,) = types, outs
+    before, after = [None] * x.ndim, [None] * out.ndim
+    for d, e in _leading_pairs(x.shape, out.shape):
+        before[d] = after[e] = d
+    return Dimensions((tuple(before),), (tuple(after),))
+
+
+def _leading_pairs(one: tuple[int, ...], two: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Match groups of dimensions with equal products in two shapes.
+
+    Yields the first dimension larger than 1 of each group.
+    """
+    if 0 in one:
+        return
+    dims, ends = [d for d, n in enumerate(one) if n > 1], [d for d, n in enumerate(two) if n > 1]
+    i = j = 0
+    while i < len(dims) and j < len(ends):
+        yield dims[i], ends[j]
+        m, n = one[dims[i]], two[ends[j]]
+        i, j = i + 1, j + 1
+        while m != n:
+            if m < n:
+                m, i = m * one[dims[i]], i + 1
+            else:
+                n, j = n * two[ends[j]], j + 1
+
+
+reshape_p = Linear(
+    "reshape",
+    lambda x, shape: numpy.reshape(x, shape),
+    lambda x, shape: (shape, x.dtype),
+    lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
+    fits=lambda x, shape: x.size == math.prod(shape),
+    sharding=_reshape_dimensions,
+)
+
+
+def _batch_broadcast_to(primitive, args, batched, shape):
+    (x,) = args
+    padded = (x.shape[0],) + (1,) * (len(shape) + 1 - len(x.shape)) + tuple(x.shape[1:])
+    return primitive.bind(reshape_p.bind(x, shape=padded), shape=(x.shape[0], *shape))
+
+
+def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
+    """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
+    if type(x) is not numpy.ndarray:
+        if isinstance(x, Tracer):
+            return numpy.broadcast_to(x, shape)
+        x = numpy.asarray(x)
+    if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
+        return numpy.broadcast_to(x, shape)
+    extra = len(shape) - x.ndim
+    steps = [0 if n == 1 else step for n, step in zip(x.shape, x.strides)]
+    wide = numpy.ndarray(shape, x.dtype, x, 0, (*[0] * extra, *steps))
+    wide.flags.writeable = False
+    return wide
+
+
+broadcast_to_p = Linear(
+    "broadcast_to",
+    lambda x, shape: repeated(x, shape),
+    lambda x, shape: (shape, x.dtype),
+    lambda ct, operands, shape: [match(ct, operands[0])],
+    _batch_broadcast_to,
+    fits=lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape,
+    sharding=dimensions.elementwise,
+)
+
+
+for _p in (reshape_p, broadcast_to_p):
+    _p.is_view = _p.shares_memory = True
+reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
+broadcast_to_p.pulls = [None]
+
+
+def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
+    """The shape of `x` without `axes`, or with size 1 in their places."""
+    if keepdims:
+        return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
+    return tuple([n for i, n in enumerate(x.shape) if i not in axes])
+
+
+def unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
+    """Broadcast a value back along the reduced axes of `x`, which may be a type."""
+    if y.shape == x.shape:
+        return y
+    # Leading axes need no reshape, since broadcasting adds them back in front.
+    if not keepdims and axes != tuple(range(len(axes))):
+        y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
+    return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
+
+
+def unreduced_array(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
+    """`unreduce` for plain arrays."""
+    shape = name.type.shape
+    if not keepdims and axes != tuple(range(len(axes))):
+        ct = ct.reshape(reduced_shape(name.type, axes, True))
+    return repeated(ct, shape)
+
+
+sum_p = Linear(
+    "sum",
+    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
+    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), sum_dtype(x.dtype)),
+    lambda ct, operands, axes, keepdims=False: [unreduce(ct, operands[0], axes, keepdims)],
+    sharding=dimensions.reduction("sum"),
+)
+sum_p.pulls = [unreduced_array]
+
+
+@functools.cache
+def sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    return numpy.sum(numpy.zeros(1, dtype)).dtype
+
+
+def no_tangent(out, primals, tangents, params):
+    return None
+
+
+#: A change of dtype: linear to dtypes that carry derivatives, discrete to others.
+convert_p = Linear(
+    "convert",
+    converted,
+    lambda x, dtype: (typeof(x).shape, dtype),
+    lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
+    bind_aligned,
+    sharding=dimensions.elementwise,
+)
+truncate_p = General(
+    "convert", converted, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise
+)
+
+
+def convert(x: Value, dtype: Any) -> Value:
+    """Convert `x` to a dtype (`astype`); from complex to real, take the real part."""
+    # Test hasattr, not getattr(x, "dtype", None): NumPy reads None as float64.
+    if hasattr(x, "dtype") and x.dtype == dtype:
+        return x
+    dtype = numpy.dtype(dtype)
+    return (convert_p if is_differentiable(dtype) else truncate_p).bind(x, dtype=dtype)
+
+
+def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
+    out = numpy.asarray(x).astype(dtype)
+    if (out != x).any():
+        raise OverflowError(f"Python integer {x} out of bounds for {dtype}")
+    return out[()]
+
+
+#: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
+fit_p = General("fit", _fit_impl, convert_p.shape_rule, no_tangent, bind_aligned, sharding=dimensions.elementwise)
+
+
+def convert_number(x: Value, dtype: numpy.dtype) -> Value:
+    """Convert a number to a dtype as NumPy converts a Python number."""
+    return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
+
+
 # ---------------------------------------------------------------- helpers of the rules
 
 
 def add_all(terms: Sequence[Value]) -> Value | None:
     """The sum of tangents or cotangents; None (zero) if there are none."""
-    return functools.reduce(ops.elementwise.add, terms) if terms else None
+    return functools.reduce(operator.add, terms) if terms else None
 
 
 def match(ct: Value, operand: ShapedArray) -> Value:
@@ -316,17 +527,17 @@ def match(ct: Value, operand: ShapedArray) -> Value:
     shape = operand.shape
     if ct.shape != shape:
         axes = stretched(ct.shape, shape)
-        ct = ops.reduction.sum_p.bind(ct, axes=axes) if axes else ct
+        ct = sum_p.bind(ct, axes=axes) if axes else ct
         if ct.shape != shape:
-            ct = ops.shape.reshape_p.bind(ct, shape=shape)
-    return ct if ct.dtype is operand.dtype else ops.elementwise.convert(ct, operand.dtype)
+            ct = reshape_p.bind(ct, shape=shape)
+    return ct if ct.dtype is operand.dtype else convert(ct, operand.dtype)
 
 
 def broadcast_tangent(tangent: Value, out: Value) -> Value:
     """Broadcast the tangent of one operand to the shape of the result `out`."""
     if tangent.shape != out.shape:
-        tangent = ops.shape.broadcast_to_p.bind(tangent, shape=out.shape)
-    return ops.elementwise.convert(tangent, out.dtype)
+        tangent = broadcast_to_p.bind(tangent, shape=out.shape)
+    return convert(tangent, out.dtype)
 
 
 def defers_to(x: Any) -> bool:

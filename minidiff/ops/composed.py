@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, is_differentiable, typeof
-from minidiff.ops import elementwise, indexing, reduction, shape
-from minidiff.ops.base import Elementwise
+from minidiff.core import Tracer, Value, implements, is_differentiable, typeof
+from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
+from minidiff.ops.arrays import list_as_array
+from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
-from minidiff.ops.elementwise import convert, divisor, equal, stop_gradient, where
+from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
+from minidiff.ops.sorting import batch_unless
 from minidiff.promotion import promoting
 
 # ---------------------------------------------------------------- arithmetic
@@ -85,7 +87,7 @@ round_p = Discrete(
     "round",
     lambda x, decimals: numpy.round(x, decimals),
     lambda x, decimals: (x.shape, numpy.round(numpy.ones(1, x.dtype), decimals).dtype),
-    lambda primitive, args, batched, decimals: primitive.bind(*args, decimals=decimals),
+    sharding=dimensions.elementwise,
 )
 
 
@@ -105,7 +107,7 @@ def fix(x: Value) -> Value:
 def clip(a: Value, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Value:
     """`numpy.clip`: limit to an interval; a tie with a limit shares the derivative."""
     a = shape.as_array(a)  # a Python number gets NumPy's dtype, but promotes weakly as a limit
-    low, high = [_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
+    low, high = [list_as_array(x) for x in (a_min if min is None else min, a_max if max is None else max)]
     if _kind(a) in "iu":  # a Python integer outside the range of the dtype is no limit
         limits = numpy.iinfo(typeof(a).dtype)
         low = None if type(low) is int and low <= limits.min else low
@@ -134,11 +136,6 @@ def nan_to_num(x: Value, copy: bool = True, nan: Any = 0.0, posinf: Any = None, 
     return convert(where(elementwise.isnan(x), nan, replaced), x.dtype)
 
 
-def _array(x: Any) -> Value:
-    """Convert a list or tuple to an array; return any other argument as it is."""
-    return shape.as_array(x) if isinstance(x, (list, tuple)) else x
-
-
 # ---------------------------------------------------------------- choosing
 
 
@@ -147,8 +144,8 @@ def select(condlist: Sequence[Value], choicelist: Sequence[Value], default: Valu
     """`numpy.select`: for each element, the first choice whose condition holds."""
     if len(condlist) != len(choicelist):
         raise ValueError(f"select: {len(condlist)} conditions, but {len(choicelist)} choices")
-    out = _array(default)
-    for condition, choice in zip(map(_array, reversed(condlist)), map(_array, reversed(choicelist))):
+    out = list_as_array(default)
+    for condition, choice in zip(map(list_as_array, reversed(condlist)), map(list_as_array, reversed(choicelist))):
         if typeof(condition).dtype != bool:
             raise TypeError(f"select: conditions are booleans, got {typeof(condition)}")
         out = where(condition, choice, out)
@@ -162,7 +159,7 @@ def piecewise(x: Value, condlist: Any, funclist: Sequence[Any], *args: Any, **kw
     Each function is called on an array of the shape of x that holds only values for which its condition is true.
     """
     alone = numpy.isscalar(condlist) or (typeof(x).ndim and not numpy.ndim(condlist[0]))
-    conditions = [_array(c) for c in ([condlist] if alone else condlist)]
+    conditions = [list_as_array(c) for c in ([condlist] if alone else condlist)]
     if len(funclist) == len(conditions) + 1:
         rest = conditions[0]
         for c in conditions[1:]:
@@ -188,30 +185,14 @@ def _inside(condition: Value, x: Value) -> Value:
 # ---------------------------------------------------------------- interpolation
 
 
-class Bracket(Primitive):
-    """The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x."""
-
-    def __init__(self):
-        super().__init__("bracket", self._search, lambda xp, x: (x.shape, numpy.dtype(numpy.intp)))
-
-    @staticmethod
-    def _search(xp: numpy.ndarray, x: numpy.ndarray) -> numpy.ndarray:
-        return numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0))
-
-    def jvp(self, primals, tangents, params):
-        return self.bind(*primals), None
-
-    def batch(self, args, batched, params):
-        xp, x = args
-        if not batched[0]:
-            return self.bind(xp, x)
-        x = shape.expand_dims(x, -1)  # each x has its own xp: count, since NumPy has no batched searchsorted
-        xp = shape.reshape(xp, (xp.shape[0], *[1] * (typeof(x).ndim - 1 - batched[1]), xp.shape[1]))
-        count = reduction.sum(elementwise.greater_equal(x, xp), -1)
-        return clip(count - 1, 0, max(xp.shape[-1] - 2, 0))
-
-
-bracket_p = Bracket()
+#: The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x.
+bracket_p = Discrete(
+    "bracket",
+    lambda xp, x: numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0)),
+    lambda xp, x: (x.shape, numpy.dtype(numpy.intp)),
+    batch_unless(0),
+    sharding=dimensions.look_up(0),
+)
 
 
 @implements(numpy.interp)
@@ -246,25 +227,14 @@ def _unrolled(x: Value, xp: Value, fp: Value, period: float) -> tuple[Value, Val
     return x, xp, numpy.concatenate([fp[-1:], fp, fp[:1]])
 
 
-class Unwrap(Primitive):
-    """`numpy.unwrap` adds multiples of the period, so tangents pass unchanged."""
-
-    def __init__(self):
-        super().__init__(
-            "unwrap",
-            lambda p, **params: numpy.unwrap(p, **params),
-            lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
-        )
-
-    def jvp(self, primals, tangents, params):
-        out = self.bind(*primals, **params)
-        return out, convert(tangents[0], out.dtype)
-
-    def batch(self, args, batched, params):
-        return self.bind(*args, **{**params, "axis": params["axis"] + 1})
-
-
-unwrap_p = Unwrap()
+#: `numpy.unwrap` adds multiples of the period, so tangents pass unchanged.
+unwrap_p = General(
+    "unwrap",
+    lambda p, **params: numpy.unwrap(p, **params),
+    lambda p, axis, **params: (p.shape, numpy.unwrap(numpy.ones(2, p.dtype), **params).dtype),
+    lambda out, primals, tangents, params: convert(tangents[0], out.dtype),
+    sharding=dimensions.along("axis"),
+)
 
 
 @implements(numpy.unwrap)
@@ -280,14 +250,11 @@ def unwrap(p: Value, discont: float | None = None, axis: int = -1, *, period: fl
 @implements(numpy.isclose)
 def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
     """`numpy.isclose`: whether |a - b| <= atol + rtol * |b|."""
-    a, b = stop_gradient(_array(a)), stop_gradient(_array(b))
+    a, b = stop_gradient(list_as_array(a)), stop_gradient(list_as_array(b))
     b = convert(b, numpy.result_type(typeof(b).dtype, 1.0))  # differences of unsigned integers would wrap around
     distance = elementwise.absolute(elementwise.difference(a, b))
     near = elementwise.less_equal(distance, atol + rtol * elementwise.absolute(b))
-    close = elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), equal(a, b))
-    if equal_nan:
-        close = elementwise.logical_or(close, elementwise.logical_and(elementwise.isnan(a), elementwise.isnan(b)))
-    return close
+    return elementwise.logical_or(elementwise.logical_and(near, elementwise.isfinite(b)), _same(a, b, equal_nan))
 
 
 @implements(numpy.allclose)
@@ -299,17 +266,19 @@ def allclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan
 @implements(numpy.array_equal)
 def array_equal(a1: Value, a2: Value, equal_nan: bool = False) -> Value:
     """`numpy.array_equal`: whether two arrays have the same shape and elements."""
-    return typeof(_array(a1)).shape == typeof(_array(a2)).shape and _all(_same(_array(a1), _array(a2), equal_nan))
+    a1, a2 = list_as_array(a1), list_as_array(a2)
+    return typeof(a1).shape == typeof(a2).shape and _all(_same(a1, a2, equal_nan))
 
 
 @implements(numpy.array_equiv)
 def array_equiv(a1: Value, a2: Value) -> Value:
     """`numpy.array_equiv`: whether two arrays are equal when they are broadcast."""
+    a1, a2 = list_as_array(a1), list_as_array(a2)
     try:
-        numpy.broadcast_shapes(typeof(_array(a1)).shape, typeof(_array(a2)).shape)
+        numpy.broadcast_shapes(typeof(a1).shape, typeof(a2).shape)
     except ValueError:
         return False
-    return _all(_same(_array(a1), _array(a2), False))
+    return _all(_same(a1, a2, False))
 
 
 def _same(x: Value, y: Value, equal_nan: bool) -> Value:

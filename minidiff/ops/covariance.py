@@ -7,8 +7,9 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements
-from minidiff.ops.elementwise import convert
-from minidiff.ops.shape import as_array, concatenate, reshape, squeeze
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import convert
+from minidiff.ops.shape import concatenate, reshape, squeeze
 
 
 def _variables(m: Any, rowvar: bool, dtype: Any) -> Value:

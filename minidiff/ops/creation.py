@@ -8,8 +8,10 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
-from minidiff.ops.elementwise import convert, floor
-from minidiff.ops.shape import as_array, moveaxis
+from minidiff.ops.arrays import list_as_array
+from minidiff.ops.base import convert
+from minidiff.ops.elementwise import floor
+from minidiff.ops.shape import moveaxis
 from minidiff.promotion import promoting
 
 
@@ -24,7 +26,7 @@ def linspace(
     axis: int = 0,
 ) -> Value:
     """`numpy.linspace`: `num` evenly spaced points; with `retstep`, also the step."""
-    start, stop, num = _value(start), _value(stop), operator.index(num)
+    start, stop, num = list_as_array(start), list_as_array(stop), operator.index(num)
     steps = num - 1 if endpoint else num
     weights = numpy.arange(num) / steps if steps > 0 else numpy.zeros(num)
     work = numpy.result_type(*map(promoting, (start, stop)), float(num))
@@ -47,7 +49,7 @@ def logspace(
     axis: int = 0,
 ) -> Value:
     """`numpy.logspace`: powers of `base` with evenly spaced exponents."""
-    start, stop, base = _value(start), _value(stop), _value(base)
+    start, stop, base = list_as_array(start), list_as_array(stop), list_as_array(base)
     if numpy.ndim(base):
         shape = numpy.broadcast_shapes(*[numpy.shape(x) for x in (start, stop, base)])
         start, base = numpy.broadcast_to(start, shape), numpy.expand_dims(numpy.broadcast_to(base, shape), axis)
@@ -60,15 +62,10 @@ def geomspace(
     start: Value, stop: Value, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Value:
     """`numpy.geomspace`: points from `start` to `stop` with a constant ratio."""
-    start, stop = _value(start), _value(stop)
+    start, stop = list_as_array(start), list_as_array(stop)
     size = numpy.absolute(start)
     direction = start / size if typeof(start).dtype.kind == "c" else numpy.sign(start)
     exponents = numpy.linspace(numpy.log(size), numpy.log(stop / direction), num, endpoint, axis=axis)
     points = (numpy.expand_dims(direction, axis) if numpy.ndim(direction) else direction) * numpy.exp(exponents)
     # NumPy computes in double precision here, whatever the precision of the end points.
     return convert(points, numpy.result_type(points.dtype, float) if dtype is None else dtype)
-
-
-def _value(x: Any) -> Value:
-    """Convert an argument; computation on untraced ones is not recorded."""
-    return as_array(x) if isinstance(x, (list, tuple)) else x

@@ -27,20 +27,10 @@ import numpy
 from numpy.linalg import LinAlgError
 
 from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
-from minidiff.ops import reduction
-from minidiff.ops.base import align, match
-from minidiff.ops.elementwise import (
-    absolute,
-    convert,
-    equal,
-    greater,
-    imag,
-    not_equal,
-    real,
-    sqrt,
-    square,
-    where,
-)
+from minidiff.ops import dimensions, reduction
+from minidiff.ops.base import align, convert, match
+from minidiff.ops.dimensions import Dimensions, Types, aligned
+from minidiff.ops.elementwise import absolute, equal, greater, imag, not_equal, real, real_dtype, root, square, where
 from minidiff.ops.indexing import getitem
 from minidiff.ops.linalg import adjoint, conj, diagonal, matmul, matrix_transpose
 from minidiff.ops.shape import (
@@ -77,7 +67,7 @@ class OfMatrix(Primitive):
     any_shape = False  # True if matrices need not be square
 
     def __init__(self, name: str, impl: Callable, shape_rule: Callable, rule: Callable, multiple_results: bool = False):
-        super().__init__(name, impl, shape_rule)
+        super().__init__(name, impl, shape_rule, sharding=dimensions.batch(2))
         self.rule = rule
         self.multiple_results = multiple_results
 
@@ -112,10 +102,6 @@ def _floating(name: str, x: Value) -> Value:
     return x
 
 
-def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
-    return numpy.finfo(dtype).dtype
-
-
 def _is_complex(x: Value) -> bool:
     return typeof(x).dtype.kind == "c"
 
@@ -125,7 +111,7 @@ def _real(x: Value) -> Value:
 
 
 def _eye(n: int, like: Value) -> numpy.ndarray:
-    return numpy.eye(n, dtype=_real_dtype(like.dtype))
+    return numpy.eye(n, dtype=real_dtype(like.dtype))
 
 
 def _hermitian(x: Value) -> Value:
@@ -210,8 +196,21 @@ def _solve_shape(a: ShapedArray, b: ShapedArray):
     return (*batch, *b.shape[-2:]), numpy.result_type(a.dtype, b.dtype)
 
 
-solve_p = Solve("solve", numpy.linalg.solve, _solve_shape)
-solve_p.fits = lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1]
+def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """Batch dimensions, and the columns of the right-hand side, may be in parts."""
+    a, b = types
+    batch = outs[0].shape[:-2]
+    right = (*aligned(b.shape[:-2], batch), None, "column")
+    return Dimensions(((*aligned(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),))
+
+
+solve_p = Solve(
+    "solve",
+    numpy.linalg.solve,
+    _solve_shape,
+    fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
+    sharding=_solve_dimensions,
+)
 
 
 def _solve(a: Value, b: Value) -> Value:
@@ -307,7 +306,7 @@ def lstsq(a: Value, b: Value, rcond: float | None = None) -> tuple[Value, Value,
     if ta.shape[0] > ta.shape[1]:
         residuals = reshape(reduction.sum(_squared(matmul(a, x) - b), 0), (-1,))
     else:
-        residuals = numpy.zeros(0, _real_dtype(x.dtype))
+        residuals = numpy.zeros(0, real_dtype(x.dtype))
     return x, residuals, _count_above(s, rcond), s
 
 
@@ -405,7 +404,7 @@ def _slogdet_rule(x, t):
 slogdet_p = OfMatrix(
     "slogdet",
     lambda x: list(numpy.linalg.slogdet(x)),
-    lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], _real_dtype(x.dtype))],
+    lambda x: [(x.shape[:-2], x.dtype), (x.shape[:-2], real_dtype(x.dtype))],
     _slogdet_rule,
     multiple_results=True,
 )
@@ -426,7 +425,7 @@ def _cholesky_rule(x, t, upper):
     inverse = inv_p.bind(factor)
     inner = matmul(matmul(inverse, _hermitian(t)), adjoint(inverse))
     n = x.shape[-1]
-    moved = matmul(factor, inner * (numpy.tri(n, k=-1, dtype=_real_dtype(x.dtype)) + 0.5 * _eye(n, x)))
+    moved = matmul(factor, inner * (numpy.tri(n, k=-1, dtype=real_dtype(x.dtype)) + 0.5 * _eye(n, x)))
     return out, adjoint(moved) if upper else moved
 
 
@@ -469,7 +468,7 @@ def _qr_rule(x, t, mode):
     q, r = _first(outs[0], k), getitem(outs[1], (..., slice(None, k), slice(None)))
     square = _first(r, k)
     moved = matmul(_first(t, k), inv_p.bind(square))
-    turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=_real_dtype(x.dtype))
+    turned, below = matmul(adjoint(q), moved), numpy.tri(k, k=-1, dtype=real_dtype(x.dtype))
     # q^H dq is skew-Hermitian and dr r^-1 triangular with a real diagonal: their sum, `turned`, determines both.
     triangular = turned * below.T + adjoint(turned * below) + _eye(k, x) * _real(turned)
     dq, dr = moved - matmul(q, triangular), matmul(triangular, square)
@@ -530,12 +529,12 @@ def _complex_dtype(x: ShapedArray) -> numpy.dtype:
 eigh_p = OfMatrix(
     "eigh",
     lambda x, UPLO: list(numpy.linalg.eigh(x, UPLO)),
-    lambda x, UPLO: [(x.shape[:-1], _real_dtype(x.dtype)), (x.shape, x.dtype)],
+    lambda x, UPLO: [(x.shape[:-1], real_dtype(x.dtype)), (x.shape, x.dtype)],
     _eigh_rule,
     multiple_results=True,
 )
 eigvalsh_p = OfMatrix(
-    "eigvalsh", numpy.linalg.eigvalsh, lambda x, UPLO: (x.shape[:-1], _real_dtype(x.dtype)), _eigvalsh_rule
+    "eigvalsh", numpy.linalg.eigvalsh, lambda x, UPLO: (x.shape[:-1], real_dtype(x.dtype)), _eigvalsh_rule
 )
 eig_p = OfMatrix(
     "eig",
@@ -596,7 +595,7 @@ def _svd_shape(x: ShapedArray, full_matrices: bool, hermitian: bool):
     *batch, m, n = x.shape
     k = min(m, n)
     u, vh = ((m, m), (n, n)) if full_matrices else ((m, k), (k, n))
-    return [((*batch, *u), x.dtype), ((*batch, k), _real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
+    return [((*batch, *u), x.dtype), ((*batch, k), real_dtype(x.dtype)), ((*batch, *vh), x.dtype)]
 
 
 def _svd_rule(x, t, full_matrices, hermitian):
@@ -639,7 +638,7 @@ svd_p = OfMatrix(
 svdvals_p = OfMatrix(
     "svdvals",
     lambda x, hermitian: numpy.linalg.svd(x, compute_uv=False, hermitian=hermitian),
-    lambda x, hermitian: ((*x.shape[:-2], min(x.shape[-2:])), _real_dtype(x.dtype)),
+    lambda x, hermitian: ((*x.shape[:-2], min(x.shape[-2:])), real_dtype(x.dtype)),
     _svdvals_rule,
 )
 for _p in (pinv_p, qr_p, svd_p, svdvals_p):
@@ -705,7 +704,7 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
     >>> grad(norm)(numpy.array([3.0, 4.0])), grad(norm)(numpy.zeros(2))
     (array([0.6, 0.8]), array([0., 0.]))
     """
-    x = _inexact(x)
+    x = reduction.inexact(x)
     ndim = typeof(x).ndim
     axes = normalize_axes(axis, ndim, "norm")
     if axis is None and ord is None:
@@ -720,19 +719,15 @@ def norm(x: Value, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
 @implements(numpy.linalg.vector_norm)
 def vector_norm(x: Value, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Value:
     """`numpy.linalg.vector_norm`: the norm of the elements along any number of axes."""
-    x = _inexact(x)
+    x = reduction.inexact(x)
     return _vector_norm(x, ord, normalize_axes(axis, typeof(x).ndim, "vector_norm"), keepdims)
 
 
 @implements(numpy.linalg.matrix_norm)
 def matrix_norm(x: Value, /, *, keepdims: bool = False, ord: Any = "fro") -> Value:
     """`numpy.linalg.matrix_norm`: the norm of the matrices in the last two axes."""
-    x = _inexact(x)
+    x = reduction.inexact(x)
     return _matrix_norm(x, ord, normalize_axes((-2, -1), typeof(x).ndim, "matrix_norm"), keepdims)
-
-
-def _inexact(x: Value) -> Value:
-    return convert(x, float) if typeof(x).dtype.kind in "biu" else x
 
 
 def _squared(x: Value) -> Value:
@@ -740,15 +735,8 @@ def _squared(x: Value) -> Value:
     return real(x * conj(x)) if _is_complex(x) else square(x)
 
 
-def _root(x: Value, n: float) -> Value:
-    """The n-th root; its derivative at 0 is taken to be 0."""
-    zero = equal(x, 0)
-    positive = where(zero, 1.0, x)
-    return where(zero, 0.0, sqrt(positive) if n == 2 else positive ** (1 / n))
-
-
 def _euclidean(x: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
-    return _root(reduction.sum(_squared(x), axes, keepdims=keepdims), 2)
+    return root(reduction.sum(_squared(x), axes, keepdims=keepdims), 2)
 
 
 def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -757,13 +745,13 @@ def _vector_norm(x: Value, ord: Any, axes: tuple[int, ...], keepdims: bool) -> V
     if ord is None or ord == 2:
         return _euclidean(x, axes, keepdims)
     if ord == 0:
-        return reduction.sum(convert(not_equal(x, 0), _real_dtype(x.dtype)), axes, keepdims=keepdims)
+        return reduction.sum(convert(not_equal(x, 0), real_dtype(x.dtype)), axes, keepdims=keepdims)
     if abs(ord) == math.inf:
         return (reduction.max if ord > 0 else reduction.min)(absolute(x), axes, keepdims=keepdims)
     if ord == 1:
         return reduction.sum(absolute(x), axes, keepdims=keepdims)
     total = reduction.sum(absolute(x) ** ord, axes, keepdims=keepdims)
-    return _root(total, ord) if ord > 0 else total ** (1 / ord)
+    return root(total, ord) if ord > 0 else total ** (1 / ord)
 
 
 #: Matrix norms computed from singular values, and those that are extremes of sums along rows (0) or columns (1).

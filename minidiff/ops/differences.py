@@ -7,13 +7,11 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
-from minidiff.ops import elementwise, indexing
+from minidiff.ops import elementwise
+from minidiff.ops.arrays import as_array
+from minidiff.ops.indexing import along
 from minidiff.ops.reduction import inexact, sum
-from minidiff.ops.shape import as_array, broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
-
-
-def _part(x: Value, axis: int, *bounds: int | None) -> Value:
-    return indexing.getitem(x, (slice(None),) * axis + (slice(*bounds),))
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, normalize_axis, ravel, reshape
 
 
 @implements(numpy.diff)
@@ -30,7 +28,7 @@ def diff(a: Value, n: int = 1, axis: int = -1, prepend: Any = None, append: Any 
         a = concatenate([x for x in parts if x is not None], axis)
     minus = elementwise.not_equal if a.dtype.kind == "b" else elementwise.subtract
     for _ in range(n):
-        a = minus(_part(a, axis, 1, None), _part(a, axis, None, -1 if a.shape[axis] else None))
+        a = minus(along(a, axis, 1, None), along(a, axis, None, -1 if a.shape[axis] else None))
     return a
 
 
@@ -58,7 +56,7 @@ def trapezoid(y: Value, x: Value | None = None, dx: Any = 1.0, axis: int = -1) -
         dx = diff(x, axis=axis if len(x.shape) > 1 else -1)
         if len(x.shape) == 1:
             dx = reshape(dx, [-1 if i == of_y else 1 for i in range(len(y.shape))])
-    return sum(dx * (_part(y, of_y, 1, None) + _part(y, of_y, None, -1)) / 2.0, axis)
+    return sum(dx * (along(y, of_y, 1, None) + along(y, of_y, None, -1)) / 2.0, axis)
 
 
 @implements(numpy.gradient)
@@ -94,7 +92,7 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     uniform = not len(as_array(h).shape)
 
     def at(*bounds: int | None) -> Value:
-        return _part(f, axis, *bounds)
+        return along(f, axis, *bounds)
 
     def step(i: int) -> Value:
         return h if uniform else h[i]
@@ -102,8 +100,8 @@ def _slope(f: Value, axis: int, h: Value, edge_order: int) -> Value:
     if uniform:
         middle = (at(2, None) - at(None, -2)) / (2.0 * h)
     else:
-        along = [-1 if i == axis else 1 for i in range(len(f.shape))]
-        left, right = reshape(h[:-1], along) if n > 2 else 1.0, reshape(h[1:], along) if n > 2 else 1.0
+        shape = [-1 if i == axis else 1 for i in range(len(f.shape))]
+        left, right = reshape(h[:-1], shape) if n > 2 else 1.0, reshape(h[1:], shape) if n > 2 else 1.0
         middle = (
             at(2, None) * (left / (right * (left + right)))
             + at(1, -1) * ((right - left) / (left * right))

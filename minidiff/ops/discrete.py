@@ -13,26 +13,20 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, Value, implements, typeof
+from minidiff.ops.base import General, batch_leading, no_tangent
+from minidiff.ops.dimensions import gather
 
 # ---------------------------------------------------------------- operations
 
 
-class Discrete(Primitive):
+class Discrete(General):
     """A primitive without a derivative.
 
-    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`. Without one, the elements of a batch are
-    processed one after the other.
+    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`.
     """
 
-    def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable | None = None):
-        super().__init__(name, impl, shape_rule)
-        self.batch_rule = batch_rule or batch_in_turn
-
-    def tangent(self, out, primals, tangents, params):
-        return None
-
-    def batch(self, args, batched, params):
-        return self.batch_rule(self, args, batched, **params)
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable = batch_leading, **rules):
+        super().__init__(name, impl, shape_rule, no_tangent, batch_rule, **rules)
 
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
@@ -56,7 +50,7 @@ def _in_turn_shape(*types, of, along, params):
 
 
 #: Applies the primitive `of` to one element after the other; `along` says which operands are batched.
-in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape)
+in_turn_p = Discrete("in_turn", _in_turn_impl, _in_turn_shape, batch_in_turn, sharding=gather)
 
 
 # ---------------------------------------------------------------- functions of values

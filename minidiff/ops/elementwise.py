@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import (
     EVALUATE,
     NO_PARAMS,
@@ -31,12 +30,12 @@ from minidiff.core import (
     Value,
     current_interpreter,
     implements,
-    is_differentiable,
     strong,
     typeof,
 )
-from minidiff.dtypes import converted
 from minidiff.fastpath import Recording
+from minidiff.ops import dimensions
+from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
     Linear,
@@ -44,6 +43,7 @@ from minidiff.ops.base import (
     Promoting,
     bind_aligned,
     broadcast_tangent,
+    convert,
     defers_to,
     elementwise_shape,
     match,
@@ -68,7 +68,7 @@ def function_of(primitive: Primitive) -> Callable:
         except (AttributeError, TypeError):
             if any(map(defers_to, operands)):
                 return NotImplemented
-            arrays = ops.shape.lists_as_arrays(operands)
+            arrays = lists_as_arrays(operands)
             if arrays is None:
                 raise
         return function(*arrays)
@@ -108,7 +108,7 @@ class Product(Promoting, Multilinear):
 def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
     """Declare an elementwise multilinear operation, with a transpose per operand."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
-    primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned)
+    primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned, sharding=dimensions.elementwise)
     return implements(numpy_function)(function_of(primitive))
 
 
@@ -116,7 +116,12 @@ def linear(numpy_function: Callable, transpose: Callable) -> Callable:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
     name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
     primitive = LinearElementwise(
-        name, numpy_function, shape_rule, lambda ct, operands: [transpose(ct, operands[0])], bind_aligned
+        name,
+        numpy_function,
+        shape_rule,
+        lambda ct, operands: [transpose(ct, operands[0])],
+        bind_aligned,
+        sharding=dimensions.elementwise,
     )
     return implements(numpy_function)(function_of(primitive))
 
@@ -132,7 +137,7 @@ class Sum(Promoting):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
-        super().__init__(name, impl, functools.partial(elementwise_shape, impl))
+        super().__init__(name, impl, functools.partial(elementwise_shape, impl), sharding=dimensions.elementwise)
         self.signs = signs
         self.recorded = {0b111: Recording(self, operator.itemgetter(4, 5))}
         self.pulls = [None if sign > 0 else _negated for sign in signs]
@@ -172,56 +177,6 @@ class Divide(Product):
         return match(multiply(ct, negative(divide(out, y))) if i else divide(ct, y), type)
 
 
-class Convert(Linear):
-    """A change of dtype, linear between dtypes that carry derivatives."""
-
-    def tangent(self, out, primals, tangents, params):
-        return super().tangent(out, primals, tangents, params) if is_differentiable(params["dtype"]) else None
-
-    def linearized(self, out, type, primals, active, names, params):
-        return (
-            super().linearized(out, type, primals, active, names, params)
-            if is_differentiable(params["dtype"])
-            else None
-        )
-
-    def transpose(self, ct, operands, params):
-        if is_differentiable(params["dtype"]):
-            return super().transpose(ct, operands, params)
-        return Primitive.transpose(self, ct, operands, params)  # rounding to integers is not linear
-
-
-convert_p = Convert(
-    "convert",
-    converted,
-    lambda x, dtype: (typeof(x).shape, dtype),
-    lambda ct, operands, dtype: [convert(ct, operands[0].dtype)],
-    bind_aligned,
-)
-
-
-def convert(x: Value, dtype: Any) -> Value:
-    """Convert `x` to a dtype (`astype`); from complex to real, take the real part."""
-    # Test hasattr, not getattr(x, "dtype", None): NumPy reads None as float64.
-    return x if hasattr(x, "dtype") and x.dtype == dtype else convert_p.bind(x, dtype=numpy.dtype(dtype))
-
-
-def _fit_impl(x: numpy.ndarray, dtype: numpy.dtype) -> numpy.ndarray:
-    out = numpy.asarray(x).astype(dtype)
-    if (out != x).any():
-        raise OverflowError(f"Python integer {x} out of bounds for {dtype}")
-    return out[()]
-
-
-#: An integer conversion that raises OverflowError where the value does not fit, as NumPy does for a Python integer.
-fit_p = Convert("fit", _fit_impl, convert_p.shape_rule, None, bind_aligned)
-
-
-def convert_number(x: Value, dtype: numpy.dtype) -> Value:
-    """Convert a number to a dtype as NumPy converts a Python number."""
-    return convert(x, dtype) if x.dtype.kind not in "iu" or dtype.kind not in "iu" else fit_p.bind(x, dtype=dtype)
-
-
 add = implements(numpy.add)(function_of(Sum("add", numpy.add, 1, 1)))
 subtract = implements(numpy.subtract)(function_of(Sum("subtract", numpy.subtract, 1, -1)))
 negative = linear(numpy.negative, lambda ct, x: negative(ct))
@@ -237,7 +192,12 @@ imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
 copy = function_of(
     LinearElementwise(
-        "copy", _copied, functools.partial(elementwise_shape, _copied), lambda ct, operands: [ct], bind_aligned
+        "copy",
+        _copied,
+        functools.partial(elementwise_shape, _copied),
+        lambda ct, operands: [ct],
+        bind_aligned,
+        sharding=dimensions.elementwise,
     )
 )
 copy.primitive.pulls = [None]
@@ -292,7 +252,9 @@ def _where_impl(condition: numpy.ndarray, x: numpy.ndarray, y: numpy.ndarray) ->
     return out if out.ndim else out[()]  # a scalar, as from all other operations
 
 
-where_p = Where("where", _where_impl, functools.partial(elementwise_shape, _where_impl))
+where_p = Where(
+    "where", _where_impl, functools.partial(elementwise_shape, _where_impl), sharding=dimensions.elementwise
+)
 
 
 @implements(numpy.where)
@@ -344,6 +306,19 @@ def divisor(x: Value) -> Value:
     return where(equal(x, 0), 1, x)
 
 
+def root(x: Value, n: float = 2) -> Value:
+    """The n-th root; its derivative at 0 is taken to be 0, the middle subgradient of a norm."""
+    zero = equal(x, 0)
+    positive = where(zero, 1, x)
+    return where(zero, 0, sqrt(positive) if n == 2 else positive ** (1 / n))
+
+
+@functools.cache
+def real_dtype(dtype: numpy.dtype) -> numpy.dtype:
+    """The dtype of the real part of an array."""
+    return numpy.zeros(1, dtype).real.dtype
+
+
 # ---------------------------------------------------------------- functions, by their derivatives
 
 _LOG2, _LOG10 = math.log(2), math.log(10)
@@ -372,7 +347,7 @@ power = elementwise(
     numpy.power,
     lambda out, x, y: _power_in_base(x, y),
     # Where x is 0, out is 0, and so is the derivative. NumPy's logarithm of int8 is a float16.
-    lambda out, x, y: out * log(convert(divisor(x), out.dtype)),
+    lambda out, x, y: out * log(where(equal(x, 0), out.dtype.type(1), x)),
 )
 
 sin = elementwise(numpy.sin, lambda out, x: cos(x))

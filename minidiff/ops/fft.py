@@ -15,10 +15,11 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
-from minidiff.ops.base import Linear
-from minidiff.ops.elementwise import convert
+from minidiff.ops import dimensions
+from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.indexing import slice_p, unslice_p
-from minidiff.ops.shape import axes_fit, axis_fits, concatenate, normalize_axes, normalize_axis, resized, several, shift
+from minidiff.ops.rearranging import roll
+from minidiff.ops.shape import normalize_axes, normalize_axis, resized, several
 
 
 @functools.cache
@@ -48,10 +49,10 @@ def _whole(name: str, transform) -> Linear:
         transform,
         lambda x, axes, **norm: (x.shape, _complex(x.dtype)),
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
-        lambda primitive, args, batched, axes, **norm: primitive.bind(args[0], axes=shift(axes), **norm),
-    )
-    primitive.fits = lambda x, axes, **norm: (
-        axes_fit(x, axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
+        fits=lambda x, axes, **norm: (
+            axes_fit(x, axes=axes) and len(axes) > 0 and all(x.shape[a] for a in axes) and _scales(norm)
+        ),
+        sharding=dimensions.along("axes"),
     )
     return primitive
 
@@ -93,28 +94,25 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
         other = {} if weighted else {"weighted": True}
         return [convert(to_half_p.bind(ct, axis=axis, **other, **norm), operands[0].dtype)]
 
-    def batch(primitive, args, batched, axis, **params):
-        return primitive.bind(args[0], axis=axis + 1, **params)
-
     to_half_p = Linear(
         to_half,
         halved,
         lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
         transpose_half,
-        batch,
+        fits=lambda x, axis, weighted=False, **norm: (
+            axes_fit(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
+        ),
+        sharding=dimensions.along("axis"),
     )
     from_half_p = Linear(
         from_half,
         unhalved,
         lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
         transpose_whole,
-        batch,
-    )
-    to_half_p.fits = lambda x, axis, weighted=False, **norm: (
-        axis_fits(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
-    )
-    from_half_p.fits = lambda x, n, axis, weighted=False, **norm: (
-        axis_fits(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+        fits=lambda x, n, axis, weighted=False, **norm: (
+            axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+        ),
+        sharding=dimensions.along("axis"),
     )
     return to_half_p, from_half_p
 
@@ -292,19 +290,14 @@ def irfftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -
 @implements(numpy.fft.fftshift)
 def fftshift(x: Value, axes: Any = None) -> Value:
     """`numpy.fft.fftshift`: move frequency 0 from the start to the middle."""
-    return _rotated(x, {a: (n + 1) // 2 for a, n in enumerate(typeof(x).shape)}, axes, "fftshift")
+    shape = typeof(x).shape
+    axes = normalize_axes(axes, len(shape), "fftshift")
+    return roll(x, [shape[a] // 2 for a in axes], axes)
 
 
 @implements(numpy.fft.ifftshift)
 def ifftshift(x: Value, axes: Any = None) -> Value:
     """`numpy.fft.ifftshift`: the inverse of `fftshift`."""
-    return _rotated(x, {a: n // 2 for a, n in enumerate(typeof(x).shape)}, axes, "ifftshift")
-
-
-def _rotated(x: Value, starts: dict[int, int], axes: Any, what: str) -> Value:
-    """Rotate x to start at `starts[a]` along each axis a."""
-    for a in normalize_axes(axes, len(starts), what):
-        whole = (slice(None),) * a
-        parts = [slice_p.bind(x, index=(*whole, part)) for part in (slice(starts[a], None), slice(0, starts[a]))]
-        x = concatenate(parts, a)
-    return x
+    shape = typeof(x).shape
+    axes = normalize_axes(axes, len(shape), "ifftshift")
+    return roll(x, [-(shape[a] // 2) for a in axes], axes)

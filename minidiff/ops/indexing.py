@@ -9,9 +9,22 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
 from minidiff.core import ShapedArray, Tracer, TracerError, Value, VarianceError, implements, plain_operand, typeof
+from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
+from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
+from minidiff.ops.elementwise import copy
+from minidiff.ops.shape import (
+    broadcast_arrays,
+    broadcast_to,
+    expand_dims,
+    line,
+    normalize_axis,
+    ravel,
+    reshape,
+    stack,
+    transpose,
+)
 from minidiff.promotion import WEAK_TYPES, promoting
 
 # ---------------------------------------------------------------- slices: the index is known
@@ -49,15 +62,99 @@ def _show_index(params: dict) -> str:
     return f"{shown}, shape={params['shape']}" if "shape" in params else shown
 
 
+def in_step(i: slice, n: int) -> bool:
+    """Whether a slice takes the same places of all parts of equal length.
+
+    That is the case if it takes every step-th of n places, to the end.
+
+    >>> in_step(slice(1, None, 2), 6), in_step(slice(1, None), 6), in_step(slice(None, None, -1), 6)
+    (True, False, False)
+    """
+    return _are_in_step(range(n)[i], n)
+
+
+def _are_in_step(places: range, n: int) -> bool:
+    return 0 <= places.start < places.step and len(places) * places.step == n
+
+
+def of_part(i: slice, n: int) -> slice:
+    """The slice of each part, for a slice of n places in step, forwards or backwards.
+
+    It does not depend on the length of the parts.
+
+    >>> of_part(slice(1, 6, 2), 6), of_part(slice(4, None, -2), 6), of_part(slice(0, 6), 6)
+    (slice(1, None, 2), slice(-2, None, -2), slice(None, None, None))
+    """
+    start, _, step = i.indices(n)
+    first = start if step > 0 else start - n
+    return slice(None if first in (0, -1) else first, None, None if step == 1 else step)
+
+
+def sliced_labels(
+    index: tuple, shape: tuple[int, ...], in_parts: Callable[[slice, int], bool] = in_step
+) -> tuple[Labels, Labels, dict]:
+    """The labels of an array of this shape and of its slice, and the index of a part.
+
+    A dimension may be in parts if its slice satisfies `in_parts`: it then takes the same places of each.
+    """
+    labels: list = []
+    cut: list = []
+    entries = []
+    for i in index:
+        d = len(labels)
+        if i is None:
+            cut.append(None)
+        else:
+            kept = isinstance(i, slice) and in_parts(i, shape[d])
+            i = of_part(i, shape[d]) if kept else i
+            labels.append(d if kept else None)
+            cut += [labels[-1]] if isinstance(i, slice) else []
+        entries.append(i)
+    rest = range(len(labels), len(shape))
+    return (*labels, *rest), (*cut, *rest), {"index": tuple(entries)}
+
+
+def _slice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The parts that have the places along a dimension, labelled "at", give the result.
+
+    It has this dimension if it is the parts' results in reverse order.
+    """
+    (t,) = types
+    labels, cut, changed = sliced_labels(params["index"], t.shape)
+    labels, cut = list(labels), list(cut)
+    entries = [k for k, i in enumerate(params["index"]) if i is not None]  # for each dimension, its entry of the index
+    for d, k in enumerate(entries):
+        if labels[d] is None:
+            labels[d] = ("at", d)
+            if in_step_backwards(params["index"][k], t.shape[d]):
+                cut[_kept_before(params["index"], k)] = labels[d]
+    return Dimensions((tuple(labels),), (tuple(cut),), params=changed)
+
+
+def in_step_backwards(i: int | slice, n: int) -> bool:
+    """Whether a reversed slice takes the same places of all parts, last part first."""
+    return isinstance(i, slice) and range(n)[i].step < 0 and _are_in_step(range(n)[i][::-1], n)
+
+
+def _kept_before(index: Sequence, k: int) -> int:
+    """The number of result dimensions from the entries of an index before entry k."""
+    return sum(not isinstance(i, int) for i in index[:k])
+
+
+def _unslice_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    labels, cut, changed = sliced_labels(params["index"], outs[0].shape)
+    return Dimensions((cut,), (labels,), params=changed)
+
+
 #: x[index] for integers, slices and None, without an ellipsis.
 slice_p = Linear(
     "slice",
     lambda x, index: x[index],
     _sliced_shape,
     _slice_transpose,
-    lambda primitive, args, batched, index: primitive.bind(args[0], index=(slice(None), *index)),
+    fits=lambda x, index: type(index) is tuple,
+    sharding=_slice_dimensions,
 )
-
 slice_p.shares_memory = True
 
 #: The transpose of `slice`: zeros of `shape`, with x at `index`.
@@ -66,14 +163,8 @@ unslice_p = Linear(
     _unslice_impl,
     lambda x, index, shape: (shape, x.dtype),
     lambda ct, operands, index, shape: [slice_p.bind(ct, index=index)],
-    lambda primitive, args, batched, index, shape: primitive.bind(
-        args[0], index=(slice(None), *index), shape=(args[0].shape[0], *shape)
-    ),
-)
-
-slice_p.fits = lambda x, index: type(index) is tuple
-unslice_p.fits = lambda x, index, shape: (
-    type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape
+    fits=lambda x, index, shape: type(index) is tuple and _sliced_shape(x.update(shape=shape), index)[0] == x.shape,
+    sharding=_unslice_dimensions,
 )
 slice_p.show_params = unslice_p.show_params = _show_index
 
@@ -126,7 +217,7 @@ def batch_scatter(count: int) -> Callable:
 
     def rule(primitive, args, batched, **params):
         size = next(a.shape[0] for a, b in zip(args, batched) if b)
-        values = [x if b else ops.shape.broadcast_to(x, (size, *x.shape)) for x, b in zip(args[:count], batched)]
+        values = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args[:count], batched)]
         if "shape" in params:
             params = {**params, "shape": (size, *params["shape"])}
         return primitive.bind(*values, *_element_indices(args[count:], batched[count:], size), **params)
@@ -137,6 +228,30 @@ def batch_scatter(count: int) -> Callable:
 def _gather_impl(x: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
     y = x[indices]
     return y if any(map(numpy.ndim, indices)) else y.copy()  # for scalar indices NumPy returns a view
+
+
+def _index_labels(indices: Types) -> tuple[Labels, list[Labels]]:
+    """The labels of indices, of all broadcast and of each."""
+    wide = numpy.broadcast_shapes(*[t.shape for t in indices])
+    each = [tuple(None if d is None else ("index", d) for d in aligned(t.shape, wide)) for t in indices]
+    return tuple(("index", d) for d in range(len(wide))), each
+
+
+def _gather_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """A part gives 0 for places that it lacks, unless it is less to have all of x."""
+    x, *indices = types
+    places, each = _index_labels(indices)
+    at = [("at", d) if outs[0].size <= x.size else None for d in range(len(indices))]
+    rest = range(len(indices), x.ndim)
+    return Dimensions(((*at, *rest), *each), ((*places, *rest),), products(outs))
+
+
+def _scatter_add_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """Values are added up in parts, then the sums of the parts."""
+    _, *indices = types
+    places, each = _index_labels(indices)
+    rest = range(len(indices), outs[0].ndim)
+    return Dimensions(((*places, *rest), *each), ((*[None] * len(indices), *rest),), "sum")
 
 
 #: `x[i, j]` for integer indices of the first axes. The result's shape is that of the indices, then x's other axes.
@@ -150,6 +265,8 @@ gather_p = Linear(
     lambda ct, operands: [scatter_add_p.bind(ct, *operands[1:], shape=operands[0].shape)],
     _batch_gather,
     linear_operands=1,
+    fits=lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices),
+    sharding=_gather_dimensions,
 )
 
 #: The transpose of `gather`: zeros of `shape` with x added at the indices, once for each occurrence.
@@ -160,10 +277,9 @@ scatter_add_p = Linear(
     lambda ct, operands, shape: [gather_p.bind(ct, *operands[1:])],
     batch_scatter(1),
     linear_operands=1,
+    fits=lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices),
+    sharding=_scatter_add_dimensions,
 )
-
-gather_p.fits = lambda x, *indices: len(indices) <= x.ndim and all(i.dtype.kind in "iu" for i in indices)
-scatter_add_p.fits = lambda x, *indices, shape: indices_fit(x.update(shape=shape), x, *indices)
 
 
 def indices_fit(x: ShapedArray, v: ShapedArray, *indices: ShapedArray) -> bool:
@@ -230,21 +346,26 @@ def getitem(x: Value, index: Any) -> Value:
         by_array = any(isinstance(i, numpy.ndarray) for i in (index if isinstance(index, tuple) else (index,)))
         to_number = type(index) is tuple and not index and not typeof(x).ndim  # x[()] of a 0-d array
         # NumPy treats a 0-d integer array as an integer, except that it copies.
-        return ops.elementwise.copy(x) if by_array or to_number else x
+        return copy(x) if by_array or to_number else x
     gathered = sorted(arrays)
     rest = [k for k in range(len(x.shape)) if k not in arrays]
     indices = checked_indices([arrays[k] for k in gathered], [x.shape[k] for k in gathered])
-    y = gather_p.bind(ops.shape.transpose(x, (*gathered, *rest)), *indices)
+    y = gather_p.bind(transpose(x, (*gathered, *rest)), *indices)
     count = len(y.shape) - len(rest)
     axes = (*range(count, count + front), *range(count), *range(count + front, len(y.shape)))
-    return ops.shape.transpose(y, axes)
+    return transpose(y, axes)
+
+
+def along(x: Value, axis: int, *bounds: int | None) -> Value:
+    """`x[start:stop:step]` along an axis."""
+    return getitem(x, (_FULL,) * axis + (slice(*bounds),))
 
 
 def _slice(x: Value, index: tuple) -> Value:
     if any(i is not None and (type(i) is not slice or i != _FULL) for i in index):
         return slice_p.bind(x, index=index)
     sizes = iter(typeof(x).shape)  # only new axes, if any
-    return ops.shape.reshape(x, tuple(1 if i is None else next(sizes) for i in index))
+    return reshape(x, tuple(1 if i is None else next(sizes) for i in index))
 
 
 def checked_indices(arrays: Sequence[Any], sizes: Sequence[int]) -> list[Value]:
@@ -264,7 +385,7 @@ def _normal(i: Any, t: ShapedArray) -> Any:
     expected = "an index is an integer, a slice, None, '...', or an array of integers or booleans"
     try:
         if isinstance(i, (list, tuple)):
-            i = ops.shape.as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
+            i = as_array(i) if len(i) else numpy.zeros(0, numpy.intp)
         elif not isinstance(i, Tracer):
             i = numpy.asarray(plain_operand(i))
     except TypeError as error:
@@ -334,14 +455,14 @@ def _stand_together(entries: Sequence) -> bool:
 @implements(numpy.take)
 def take(a: Value, indices: Value, axis: int | None = None, *, mode: str = "raise") -> Value:
     """`numpy.take`: the elements at `indices` along an axis (None: flattened)."""
-    a, axis = ops.shape.line(a, axis, "take")
+    a, axis = line(a, axis, "take")
     indices = _fold(indices, typeof(a).shape[axis], mode)
     return getitem(a, (slice(None),) * axis + (indices,))
 
 
 def _fold(indices: Value, size: int, mode: str) -> Value:
     """Apply the `mode` of `take` and `choose`: raise, wrap around, or clip."""
-    indices = ops.shape.as_array(indices)
+    indices = as_array(indices)
     if not isinstance(indices, Tracer):
         indices = indices.astype(numpy.intp, casting="same_kind") if indices.size else indices.astype(numpy.intp)
     if mode == "raise":
@@ -359,9 +480,9 @@ def _fold(indices: Value, size: int, mode: str) -> Value:
 def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
     """`numpy.take_along_axis`: elements along an axis, indexed per line."""
     if axis is None:
-        arr, axis = ops.shape.ravel(arr), 0
+        arr, axis = ravel(arr), 0
     t, ti = typeof(arr), typeof(indices)
-    axis = ops.shape.normalize_axis(axis, t.ndim, "take_along_axis")
+    axis = normalize_axis(axis, t.ndim, "take_along_axis")
     if ti.ndim != t.ndim:
         raise ValueError(f"take_along_axis: the array and its indices must have equally many axes, got {t} and {ti}")
     if ti.dtype.kind not in "iu":
@@ -375,12 +496,10 @@ def take_along_axis(arr: Value, indices: Value, axis: int | None = -1) -> Value:
 def choose(a: Value, choices: Any, *, mode: str = "raise") -> Value:
     """`numpy.choose`: each element from the choice whose number is in `a`."""
     # Python numbers promote weakly here, but would not once they are stacked.
-    kinds = [promoting(x if type(x) in WEAK_TYPES else ops.shape.as_array(x)) for x in choices]
-    a, *choices = ops.shape.broadcast_arrays(a, *choices)
+    kinds = [promoting(x if type(x) in WEAK_TYPES else as_array(x)) for x in choices]
+    a, *choices = broadcast_arrays(a, *choices)
     numbers = _fold(a, len(choices), mode)
-    return take_along_axis(
-        ops.shape.stack(choices, dtype=numpy.result_type(*kinds)), ops.shape.expand_dims(numbers, 0), 0
-    )[0]
+    return take_along_axis(stack(choices, dtype=numpy.result_type(*kinds)), expand_dims(numbers, 0), 0)[0]
 
 
 def concrete_mask(condition: Any, what: str) -> numpy.ndarray:
@@ -403,3 +522,15 @@ def compress(condition: Any, a: Value, axis: int | None = None) -> Value:
 def extract(condition: Any, arr: Value) -> Value:
     """`numpy.extract`: the elements of `arr` where a condition holds, flattened."""
     return take(arr, numpy.flatnonzero(concrete_mask(condition, "np.extract")))
+
+
+@implements(numpy.ix_)
+def ix_(*args: Value) -> tuple[Value, ...]:
+    """`numpy.ix_`: reshape index vectors so that they index every combination."""
+    vectors = [as_array(x) for x in args]
+    for x in vectors:
+        if typeof(x).ndim != 1:
+            raise ValueError(f"ix_: arguments must have one dimension, got {typeof(x)}")
+    vectors = [numpy.flatnonzero(concrete_mask(x, "np.ix_")) if x.dtype == bool else x for x in vectors]
+    n = len(vectors)
+    return tuple(reshape(x, (1,) * i + x.shape + (1,) * (n - i - 1)) for i, x in enumerate(vectors))

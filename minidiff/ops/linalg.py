@@ -16,36 +16,29 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Value, implements, typeof
-from minidiff.ops.base import Multilinear, align, defers_to, match
-from minidiff.ops.elementwise import conjugate, convert, copy, multiply, subtract
+from minidiff.ops.arrays import as_array, lists_as_arrays
+from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
+from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
+from minidiff.ops.elementwise import conjugate, copy, multiply, subtract
 from minidiff.ops.indexing import getitem
+from minidiff.ops.rearranging import diagonal
 from minidiff.ops.reduction import sum
 from minidiff.ops.shape import (
-    as_array,
     expand_dims,
-    lists_as_arrays,
+    matrix_transpose,
     moveaxis,
     normalize_axes,
     ravel,
     reshape,
-    reshape_p,
     squeeze,
     stack,
-    swapaxes,
     transpose,
-    transpose_p,
 )
 
 
 def conj(x: Value) -> Value:
     """The complex conjugate; a real array is returned as it is."""
     return conjugate(x) if typeof(x).dtype.kind == "c" else x
-
-
-@implements(numpy.linalg.matrix_transpose)
-def matrix_transpose(x: Value, /) -> Value:
-    """`numpy.linalg.matrix_transpose`: swap the last two axes."""
-    return transpose_p.bind(x, axes=(1, 0)) if len(x.shape) == 2 else swapaxes(x, -1, -2)
 
 
 def adjoint(x: Value) -> Value:
@@ -138,8 +131,24 @@ class Matmul(Multilinear):
         return (_pull_left, _pull_right)[i]
 
 
+def _matmul_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    x, y = types
+    batch = outs[0].shape[: max(x.ndim, y.ndim, 2) - 2]
+    left = (*aligned(x.shape[:-2], batch), "row", "sum")[-x.ndim :]
+    right = (*aligned(y.shape[:-2], batch), "sum", "column") if y.ndim > 1 else ("sum",)
+    out = (*range(len(batch)), *["row"] * (x.ndim > 1), *["column"] * (y.ndim > 1))
+    return Dimensions((left, right), (out,), products(outs))
+
+
 #: The product of matrices, stacks of matrices (whose leading dimensions broadcast), and vectors on either side.
-matmul_p = Matmul("matmul", numpy.matmul, _matmul_shape, (_matmul_left, _matmul_right), _matmul_batch)
+matmul_p = Matmul(
+    "matmul",
+    numpy.matmul,
+    _matmul_shape,
+    (_matmul_left, _matmul_right),
+    _matmul_batch,
+    sharding=_matmul_dimensions,
+)
 
 
 @implements(numpy.matmul, numpy.linalg.matmul)
@@ -238,6 +247,11 @@ def _einsum_fits(x: ShapedArray, y: ShapedArray, subscripts: str) -> bool:
     )
 
 
+def _einsum_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    terms, out = params["subscripts"].split("->")
+    return Dimensions(tuple(map(tuple, terms.split(","))), (tuple(out),), products(outs))
+
+
 #: The contraction of two operands, `subscripts="ij,jk->ik"`. Each label occurs at most once per operand, and also in
 #: the other operand or the result, so the transposes are contractions of the same form.
 einsum_p = Multilinear(
@@ -246,8 +260,9 @@ einsum_p = Multilinear(
     _einsum_shape,
     tuple(functools.partial(_einsum_transpose, side) for side in (0, 1)),
     _einsum_batch,
+    fits=_einsum_fits,
+    sharding=_einsum_dimensions,
 )
-einsum_p.fits = _einsum_fits
 
 
 def contract(x: Value, y: Value, x_axes: Sequence[int], y_axes: Sequence[int]) -> Value:
@@ -388,7 +403,7 @@ def _with_labels_once(x: Value, term: str, sizes: dict) -> tuple[Value, str]:
     for i in term:
         while term.count(i) > 1:
             j, k = term.index(i), term.rindex(i)
-            x, term = diagonal(x, 0, j, k), term[:j] + term[j + 1 : k] + term[k + 1 :] + i
+            x, term = copy(diagonal(x, 0, j, k)), term[:j] + term[j + 1 : k] + term[k + 1 :] + i
     return x, term
 
 
@@ -557,20 +572,6 @@ def _multiplied(arrays: list, split: dict, i: int, j: int) -> Value:
 # ---------------------------------------------------------------- diagonals
 
 
-def diagonal(x: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
-    """The diagonal of two axes as a last axis: every (n + 1)-th element of a square."""
-    ndim = typeof(x).ndim
-    if ndim < 2:
-        raise ValueError(f"diagonal: at least two dimensions are needed, got {typeof(x)}")
-    axes = normalize_axes((axis1, axis2), ndim, "diagonal")
-    x = moveaxis(x, axes, (-2, -1))
-    *batch, m, n = x.shape
-    up, right = max(-offset, 0), max(offset, 0)
-    size = max(min(m - up, n - right), 0)
-    square = getitem(x, (..., slice(up, up + size), slice(right, right + size)))
-    return getitem(reshape(square, (*batch, size * size)), (..., slice(None, None, size + 1)))
-
-
 @implements(numpy.linalg.diagonal)
 def _diagonal_of_last(x: Value, /, *, offset: int = 0) -> Value:
     return diagonal(x, offset, -2, -1)
@@ -661,6 +662,7 @@ convolve_p = Multilinear(
     _convolve_shape,
     (_convolve_left, _convolve_right),
     lambda primitive, args, batched, mode: primitive.bind(*align(args, batched), mode=mode),
+    sharding=gather,
 )
 
 

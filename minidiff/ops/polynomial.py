@@ -10,25 +10,21 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, typeof
-from minidiff.ops.base import zeros_like
-from minidiff.ops.elementwise import convert, copy
-from minidiff.ops.shape import as_array, concatenate, expand_dims, reshape, stack
+from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.ops import dimensions
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import General, convert, zeros_like
+from minidiff.ops.elementwise import copy
+from minidiff.ops.linalg import convolve
+from minidiff.ops.shape import expand_dims, stack
 
 
 def _row(p: Any) -> Value:
     """Convert coefficients to a 1-d array."""
-    if isinstance(p, (list, tuple)) and any(isinstance(c, Tracer) for c in p):
-        p = stack(list(map(as_array, p)))
     p = as_array(p)
     if p.ndim > 1:
         raise ValueError(f"the coefficients of a polynomial have one dimension, got {typeof(p)}")
-    return reshape(p, (p.size,)) if isinstance(p, Tracer) else p.reshape(-1)
-
-
-def _concatenated(*parts: Value) -> Value:
-    """Concatenate rows; plain ones by NumPy, so that this is not recorded."""
-    return concatenate(parts, 0) if any(isinstance(p, Tracer) for p in parts) else numpy.concatenate(parts)
+    return p.reshape(-1)
 
 
 def _zeros(n: int, like: Value) -> numpy.ndarray:
@@ -60,18 +56,13 @@ def polysub(a1: Value, a2: Value) -> Value:
 def _of_one_length(a1: Any, a2: Any) -> list[Value]:
     rows = [_row(a1), _row(a2)]
     length = max(p.size for p in rows)
-    return [p if p.size == length else _concatenated(_zeros(length - p.size, p), p) for p in rows]
+    return [p if p.size == length else numpy.concatenate([_zeros(length - p.size, p), p]) for p in rows]
 
 
 @implements(numpy.polymul)
 def polymul(a1: Value, a2: Value) -> Value:
     """`numpy.polymul`: the product of two polynomials."""
-    a, b = _row(a1), _row(a2)
-    if a.size > b.size:
-        a, b = b, a
-    margin = _zeros(a.size - 1, b)
-    shifted = numpy.arange(a.size + b.size - 1) + numpy.arange(a.size)[::-1, None]  # row i is b shifted by i
-    return numpy.matmul(a, _concatenated(margin, b, margin)[shifted])
+    return convolve(_row(a1), _row(a2))
 
 
 @implements(numpy.polydiv)
@@ -84,7 +75,7 @@ def polydiv(u: Value, v: Value) -> tuple[Value, Value]:
     quotient = []
     for _ in range(steps):
         quotient.append(u[0] / v[0])
-        u = _concatenated(u[1 : v.size] - quotient[-1] * v[1:], u[v.size :])
+        u = numpy.concatenate([u[1 : v.size] - quotient[-1] * v[1:], u[v.size :]])
     return stack(quotient), u if u.size else _zeros(1, quotient[0])
 
 
@@ -106,7 +97,7 @@ def polyint(p: Value, m: int = 1, k: Any = None) -> Value:
         raise ValueError(f"polyint: {m} constants are needed, or one for all, got {constants.size}")
     for i in range(m):
         constant = constants[i : i + 1] if constants.size == m else constants
-        p = _concatenated(p / numpy.arange(p.size, 0, -1), constant)
+        p = numpy.concatenate([p / numpy.arange(p.size, 0, -1), constant])
     return p
 
 
@@ -122,7 +113,7 @@ def poly(seq_of_zeros: Value) -> Value:
     roots = _row(roots)
     p = numpy.ones(1, roots.dtype)
     for root in roots:
-        p = _concatenated(p, _zeros(1, p)) - _concatenated(_zeros(1, p), root * p)
+        p = numpy.concatenate([p, _zeros(1, p)]) - numpy.concatenate([_zeros(1, p), root * p])
     return p
 
 
@@ -165,24 +156,11 @@ def _roots(p: numpy.ndarray) -> numpy.ndarray:
     return numpy.linalg.eigvals(companion).astype(numpy.result_type(p.dtype, numpy.complex64))
 
 
-class Roots(Primitive):
-    """Roots, for a nonzero leading coefficient: p(r) = 0 gives dr = -dp(r) / p'(r)."""
-
-    def __init__(self):
-        super().__init__(
-            "roots",
-            _roots,
-            lambda p: ((*p.shape[:-1], p.shape[-1] - 1), numpy.result_type(p.dtype, numpy.complex64)),
-        )
-
-    def jvp(self, primals, tangents, params):
-        (p,), (t,) = primals, tangents
-        out = self.bind(p)
-        powers = numpy.arange(p.shape[-1] - 1, 0, -1).astype(typeof(p).dtype)
-        return out, -_horner(t, out) / _horner(p[..., :-1] * powers, out)
-
-    def batch(self, args, batched, params):
-        return self.bind(*args)
+def _roots_tangent(out, primals, tangents, params):
+    """p(r) = 0 gives dr = -dp(r) / p'(r), for a nonzero leading coefficient."""
+    (p,), (t,) = primals, tangents
+    powers = numpy.arange(p.shape[-1] - 1, 0, -1).astype(typeof(p).dtype)
+    return -_horner(t, out) / _horner(p[..., :-1] * powers, out)
 
 
 def _horner(p: Value, x: Value) -> Value:
@@ -193,7 +171,13 @@ def _horner(p: Value, x: Value) -> Value:
     return y
 
 
-roots_p = Roots()
+roots_p = General(
+    "roots",
+    _roots,
+    lambda p: ((*p.shape[:-1], p.shape[-1] - 1), numpy.result_type(p.dtype, numpy.complex64)),
+    _roots_tangent,
+    sharding=dimensions.batch(1),
+)
 
 
 @implements(numpy.roots)

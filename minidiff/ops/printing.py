@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from minidiff import tree
 from minidiff.core import PLAIN, Primitive, Tracer, Value, strong
+from minidiff.ops.dimensions import gather
 
 #: Maps operands on all ranks of this process to the name of each rank and its local operands.
 ByRank = Callable[[Sequence[Value]], Iterator[tuple[str, Sequence[Value]]]]
@@ -46,7 +47,7 @@ class Print(Primitive):
     has_effect = True
 
     def __init__(self) -> None:
-        super().__init__("debug_print", _print, lambda *types, **params: [])
+        super().__init__("debug_print", _print, lambda *types, **params: [], sharding=gather)
 
     def jvp(self, primals, tangents, params):
         return self.bind(*primals, **params), []

@@ -10,13 +10,13 @@ from typing import Any
 import numpy
 
 from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
-from minidiff.ops.base import Linear
-from minidiff.ops.elementwise import convert, copy, multiply, power, subtract, where
-from minidiff.ops.indexing import concrete_mask, getitem, take, unslice_p
+from minidiff.ops import dimensions
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, axes_fit, convert
+from minidiff.ops.elementwise import copy, multiply, power, subtract, where
+from minidiff.ops.indexing import along, concrete_mask, getitem, take, unslice_p
 from minidiff.ops.shape import (
-    as_array,
     as_shape,
-    axes_fit,
     broadcast_to,
     concatenate,
     line,
@@ -25,15 +25,9 @@ from minidiff.ops.shape import (
     normalize_axis,
     ravel,
     reshape,
-    shift,
     stack,
     transpose,
 )
-
-
-def _along(x: Value, axis: int, part: slice) -> Value:
-    return getitem(x, (slice(None),) * axis + (part,))
-
 
 # ---------------------------------------------------------------- flip, roll
 
@@ -81,10 +75,10 @@ roll_p = Linear(
     lambda x, shifts, axes: numpy.roll(x, shifts, axes),
     lambda x, shifts, axes: (x.shape, x.dtype),
     lambda ct, operands, shifts, axes: [roll_p.bind(ct, shifts=tuple(-s for s in shifts), axes=axes)],
-    lambda primitive, args, batched, shifts, axes: primitive.bind(args[0], shifts=shifts, axes=shift(axes)),
-)
-roll_p.fits = lambda x, shifts, axes: (
-    len(shifts) == len(axes) and axes_fit(x, tuple({*axes})) and all(isinstance(n, int) for n in shifts)
+    fits=lambda x, shifts, axes: (
+        len(shifts) == len(axes) and axes_fit(x, axes=tuple({*axes})) and all(isinstance(n, int) for n in shifts)
+    ),
+    sharding=dimensions.along("axes"),
 )
 
 
@@ -176,7 +170,7 @@ def insert(arr: Value, obj: Any, values: Value, axis: int | None = None) -> Valu
     new = places < 0
     if count and numpy.all(numpy.diff(numpy.flatnonzero(new)) == 1):  # one gap: use slices
         start = int(numpy.argmax(new))
-        return concatenate([_along(arr, axis, slice(start)), values, _along(arr, axis, slice(start, None))], axis)
+        return concatenate([along(arr, axis, start), values, along(arr, axis, start, None)], axis)
     # With several indices, let NumPy sort out which value goes where.
     order = numpy.insert(numpy.arange(n), obj, n + numpy.arange(count)) if count else places
     return take(concatenate([arr, values], axis), order, axis)
@@ -194,7 +188,7 @@ def delete(arr: Value, obj: Any, axis: int | None = None) -> Value:
     axis = normalize_axis(axis, typeof(arr).ndim, "delete")
     kept = numpy.delete(numpy.arange(typeof(arr).shape[axis]), _index_values(obj, "np.delete"))
     if kept.size and numpy.all(numpy.diff(kept) == 1):
-        return copy(_along(arr, axis, slice(int(kept[0]), int(kept[-1]) + 1)))
+        return copy(along(arr, axis, int(kept[0]), int(kept[-1]) + 1))
     return take(arr, kept, axis)
 
 
@@ -241,7 +235,8 @@ diagonal_p = Linear(
     lambda x, offset: numpy.diagonal(x, offset, -2, -1),
     lambda x, offset: ((*x.shape[:-2], _diagonal_part(*x.shape[-2:], offset)[1]), x.dtype),
     lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
-    lambda primitive, args, batched, offset: primitive.bind(args[0], offset=offset),
+    fits=lambda x, offset: x.ndim > 1,
+    sharding=dimensions.batch(2),
 )
 diagonal_p.shares_memory = True
 
@@ -251,13 +246,8 @@ embed_diagonal_p = Linear(
     _embed_impl,
     lambda x, offset, shape: (shape, x.dtype),
     lambda ct, operands, offset, shape: [diagonal_p.bind(ct, offset=offset)],
-    lambda primitive, args, batched, offset, shape: primitive.bind(
-        args[0], offset=offset, shape=(args[0].shape[0], *shape)
-    ),
-)
-diagonal_p.fits = lambda x, offset: x.ndim > 1
-embed_diagonal_p.fits = lambda x, offset, shape: (
-    len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0]
+    fits=lambda x, offset, shape: len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0],
+    sharding=dimensions.batch(1),
 )
 
 
@@ -438,14 +428,14 @@ def _pad_axis(x: Value, axis: int, width: tuple[int, int], mode: str, *options: 
     if mode == "constant":
         parts = [_filled(value, t, axis, k) for value, k in zip(options[0][axis], width)]
     elif mode == "linear_ramp":
-        first, last = _along(x, axis, slice(0, 1)), _along(x, axis, slice(n - 1, n))
+        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
         start, end = options[0][axis]
         parts = [_ramp(start, first, before, axis), flip(_ramp(end, last, after, axis), axis)]
     else:
         lengths = [n if k is None else min(operator.index(k), n) for k in options[0][axis]]
         if 0 in lengths and mode in ("maximum", "minimum"):
             raise ValueError(f"pad: a stat_length of 0 yields no value in mode {mode!r}")
-        sides = _along(x, axis, slice(lengths[0])), _along(x, axis, slice(n - lengths[1], n))
+        sides = along(x, axis, lengths[0]), along(x, axis, n - lengths[1], n)
         parts = [_statistic(mode, side, axis, k) for side, k in zip(sides, width)]
     return concatenate([part for part, k in ((parts[0], before), (x, 1), (parts[1], after)) if k], axis)
 
@@ -482,9 +472,9 @@ def _reflect_oddly(x: Value, axis: int, width: tuple[int, int], mode: str) -> Va
     while before or after:
         n = typeof(x).shape[axis]
         b, a = min(before, n - keep), min(after, n - keep)
-        first, last = _along(x, axis, slice(0, 1)), _along(x, axis, slice(n - 1, n))
-        left = flip(_along(x, axis, slice(keep, keep + b)), axis)
-        right = flip(_along(x, axis, slice(n - keep - a, n - keep)), axis)
+        first, last = along(x, axis, 0, 1), along(x, axis, n - 1, n)
+        left = flip(along(x, axis, keep, keep + b), axis)
+        right = flip(along(x, axis, n - keep - a, n - keep), axis)
         parts = [subtract(multiply(2, first), left)] * bool(b) + [x] + [subtract(multiply(2, last), right)] * bool(a)
         x, before, after = concatenate(parts, axis), before - b, after - a
     return x

@@ -13,60 +13,34 @@ from typing import Any
 import numpy
 
 from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, is_differentiable, typeof
-from minidiff.ops import elementwise, indexing
-from minidiff.ops.base import Linear
+from minidiff.ops import dimensions, elementwise, indexing
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import (
+    General,
+    Linear,
+    axes_fit,
+    batch_leading,
+    reduced_shape,
+    sum_dtype,
+    sum_p,
+    unreduce,
+    unreduced_array,
+)
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.shape import (
-    as_array,
-    axes_fit,
-    axis_fits,
-    batch_along,
     broadcast_to,
-    broadcast_to_p,
     concatenate,
     line,
     normalize_axes,
     normalize_axis,
     reduced_axes,
-    repeated,
     reshape,
-    reshape_p,
-    shift,
+    resized,
     transpose,
 )
 from minidiff.ops.sorting import INTP
 
 # ---------------------------------------------------------------- helpers of reductions
-
-
-def reduced_shape(x: ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> tuple[int, ...]:
-    """The shape of `x` without `axes`, or with size 1 in their places."""
-    if keepdims:
-        return tuple([1 if i in axes else n for i, n in enumerate(x.shape)])
-    return tuple([n for i, n in enumerate(x.shape) if i not in axes])
-
-
-def _unreduce(y: Value, x: Value | ShapedArray, axes: tuple[int, ...], keepdims: bool = False) -> Value:
-    """Broadcast a value back along the reduced axes of `x`, which may be a type."""
-    if y.shape == x.shape:
-        return y
-    # Leading axes need no reshape, since broadcasting adds them back in front.
-    if not keepdims and axes != tuple(range(len(axes))):
-        y = reshape_p.bind(y, shape=reduced_shape(x, axes, True))
-    return y if y.shape == x.shape else broadcast_to_p.bind(y, shape=x.shape)
-
-
-def _unreduced(ct: numpy.ndarray, name: Any, axes: tuple[int, ...], keepdims: bool = False) -> numpy.ndarray:
-    """`_unreduce` for plain arrays."""
-    shape = name.type.shape
-    if not keepdims and axes != tuple(range(len(axes))):
-        ct = ct.reshape(reduced_shape(name.type, axes, True))
-    return repeated(ct, shape)
-
-
-def batch_reduction(primitive: Primitive, args, batched, axes: tuple[int, ...], **params) -> Value:
-    """The batching rule of reductions."""
-    return primitive.bind(args[0], axes=shift(axes), **params)
 
 
 def bind_reduction(primitive: Primitive, x: Value, axis: Any, keepdims: bool, **params) -> Value:
@@ -120,23 +94,6 @@ def present(a: Value, where: Any) -> Any:
 
 # ---------------------------------------------------------------- sum
 
-sum_p = Linear(
-    "sum",
-    lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims),
-    lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)),
-    lambda ct, operands, axes, keepdims=False: [_unreduce(ct, operands[0], axes, keepdims)],
-    batch_reduction,
-)
-
-
-sum_p.pulls = [_unreduced]
-sum_p.fits = axes_fit
-
-
-@functools.cache
-def _sum_dtype(dtype: numpy.dtype) -> numpy.dtype:
-    return numpy.sum(numpy.zeros(1, dtype)).dtype
-
 
 @implements(numpy.sum)
 def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
@@ -160,14 +117,14 @@ mean_p = Linear(
     lambda x, axes, keepdims=False: numpy.add.reduce(x, axis=axes, keepdims=keepdims) / _size(x, axes),
     lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), x.dtype),
     lambda ct, operands, axes, keepdims=False: [
-        _unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
+        unreduce(elementwise.divide(ct, _size(operands[0], axes)), operands[0], axes, keepdims)
     ],
-    batch_reduction,
+    fits=lambda x, axes, **params: axes_fit(x, axes=axes) and x.dtype.kind in "fc",
+    sharding=dimensions.reduction("mean"),
 )
-
-
-mean_p.fits = lambda x, axes, **params: axes_fit(x, axes) and x.dtype.kind in "fc"
-mean_p.pulls = [lambda ct, name, axes, keepdims=False: _unreduced(ct / _size(name.type, axes), name, axes, keepdims)]
+mean_p.pulls = [
+    lambda ct, name, axes, keepdims=False: unreduced_array(ct / _size(name.type, axes), name, axes, keepdims)
+]
 
 
 @implements(numpy.mean)
@@ -202,12 +159,12 @@ def _reversed(x: numpy.ndarray, axis: int) -> numpy.ndarray:
 
 def _accumulate(ufunc: numpy.ufunc, x: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
     if reverse:
-        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, _sum_dtype(x.dtype)), axis)
-    return ufunc.accumulate(x, axis, _sum_dtype(x.dtype))
+        return _reversed(ufunc.accumulate(_reversed(x, axis), axis, sum_dtype(x.dtype)), axis)
+    return ufunc.accumulate(x, axis, sum_dtype(x.dtype))
 
 
 def _accumulate_shape(x, axis, reverse=False):
-    return x.shape, _sum_dtype(x.dtype)
+    return x.shape, sum_dtype(x.dtype)
 
 
 def _turned(reverse: bool) -> dict:
@@ -221,7 +178,7 @@ cumsum_p = Linear(
     functools.partial(_accumulate, numpy.add),
     _accumulate_shape,
     lambda ct, operands, axis, reverse=False: [cumsum_p.bind(ct, axis=axis, **_turned(reverse))],
-    batch_along,
+    sharding=dimensions.along("axis"),
 )
 
 
@@ -231,9 +188,6 @@ class Recurrence(Primitive):
     With `reverse` it starts from the end: y[i] = a[i] y[i+1] + b[i]. Linear in b. The derivatives of `cumprod`, and its
     own, are recurrences, so nothing is ever divided by an element that may be zero.
     """
-
-    def __init__(self):
-        super().__init__("recurrence", _recurrence_impl, lambda a, b, axis, reverse=False: (b.shape, b.dtype))
 
     def tangent(self, out, primals, tangents, params):
         a, (ta, tb) = primals[0], tangents
@@ -250,7 +204,7 @@ class Recurrence(Primitive):
         return [None, self.bind(_delayed(a, 0, **back), ct, **back)]
 
     def batch(self, args, batched, params):
-        return batch_along(self, args, batched, **params)
+        return batch_leading(self, args, batched, **params)
 
 
 def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
@@ -276,8 +230,13 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
     return y
 
 
-recurrence_p = Recurrence()
-cumsum_p.fits = recurrence_p.fits = axis_fits
+recurrence_p = Recurrence(
+    "recurrence",
+    _recurrence_impl,
+    lambda a, b, axis, reverse=False: (b.shape, b.dtype),
+    fits=axes_fit,
+    sharding=dimensions.along("axis"),
+)
 
 
 def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
@@ -285,27 +244,24 @@ def _delayed(x: Value, first: float, axis: int, reverse: bool = False) -> Value:
     n = x.shape[axis]
     if not n:
         return x
-    start = numpy.full((*x.shape[:axis], 1, *x.shape[axis + 1 :]), first, x.dtype)
-    rest = indexing.getitem(x, (slice(None),) * axis + (slice(1, n) if reverse else slice(0, n - 1),))
+    start = numpy.full(resized(x, axis, 1), first, x.dtype)
+    rest = indexing.along(x, axis, 1, n) if reverse else indexing.along(x, axis, 0, n - 1)
     return concatenate([rest, start] if reverse else [start, rest], axis)
 
 
-class CumulativeProduct(Primitive):
-    """`cumprod`: y[i] = x[i] y[i-1], so dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
-
-    def __init__(self):
-        super().__init__("cumprod", functools.partial(_accumulate, numpy.multiply), _accumulate_shape)
-
-    def tangent(self, out, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
-
-    def batch(self, args, batched, params):
-        return batch_along(self, args, batched, **params)
+def _cumprod_tangent(out, primals, tangents, params):
+    """The tangent of y[i] = x[i] y[i-1]: dy[i] = x[i] dy[i-1] + y[i-1] dx[i]."""
+    (x,), (t,) = primals, tangents
+    return recurrence_p.bind(x, elementwise.multiply(_delayed(out, 1, **params), t), **params)
 
 
-cumprod_p = CumulativeProduct()
-cumprod_p.fits = axis_fits
+cumprod_p = General(
+    "cumprod",
+    functools.partial(_accumulate, numpy.multiply),
+    _accumulate_shape,
+    _cumprod_tangent,
+    sharding=dimensions.along("axis"),
+)
 
 
 def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
@@ -346,7 +302,7 @@ def _from_initial(cumulative: Callable, initial: int, x: Value, axis: Any, dtype
     if not include_initial:
         return y
     axis = normalize_axis(axis, len(y.shape), cumulative.__name__)
-    return concatenate([numpy.full((*y.shape[:axis], 1, *y.shape[axis + 1 :]), initial, y.dtype), y], axis)
+    return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
 
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
@@ -373,34 +329,22 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
     return reshape(x, (math.prod([shape[i] for i in axes]), *[shape[i] for i in kept]))
 
 
-class Product(Primitive):
-    """`prod`: its derivative in x[i] is the product of those before and after it."""
-
-    def __init__(self):
-        super().__init__("prod", self._impl, self._shape)
-
-    @staticmethod
-    def _impl(x, axes, keepdims=False):
-        return numpy.multiply.reduce(x, axis=axes, keepdims=keepdims)
-
-    @staticmethod
-    def _shape(x, axes, keepdims=False):
-        return reduced_shape(x, axes, keepdims), _sum_dtype(x.dtype)
-
-    def tangent(self, out, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        x, t = merged(x, params["axes"]), merged(t, params["axes"])
-        before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
-        after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
-        terms = elementwise.multiply(elementwise.multiply(before, after), t)
-        return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
-
-    def batch(self, args, batched, params):
-        return batch_reduction(self, args, batched, **params)
+def _prod_tangent(out, primals, tangents, params):
+    """The derivative in x[i] is the product of those before and after it."""
+    x, t = (merged(v, params["axes"]) for v in (*primals, *tangents))
+    before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
+    after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
+    terms = elementwise.multiply(elementwise.multiply(before, after), t)
+    return reshape(sum_p.bind(terms, axes=(0,)), out.shape)
 
 
-prod_p = Product()
-prod_p.fits = axes_fit
+prod_p = General(
+    "prod",
+    lambda x, axes, keepdims=False: numpy.multiply.reduce(x, axis=axes, keepdims=keepdims),
+    sum_p.shape_rule,
+    _prod_tangent,
+    sharding=dimensions.reduction("prod"),
+)
 
 
 @implements(numpy.prod)
@@ -424,14 +368,15 @@ def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, in
 # ---------------------------------------------------------------- max, min
 
 
-class Extremum(Primitive):
+class Extremum(General):
     """`max` and `min`: tied elements share the derivative equally.
 
     `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
     """
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
-        super().__init__(name, functools.partial(_extremum_impl, ufunc), self._shape)
+        impl = lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, keepdims=keepdims)  # noqa: E731
+        super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.extremum(name))
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
@@ -439,16 +384,13 @@ class Extremum(Primitive):
             raise ValueError(f"{self.name}: {x} has no element along axes {axes}; give the result with initial=")
         return reduced_shape(x, axes, keepdims), x.dtype
 
-    def tangent(self, out, primals, tangents, params):
+    def _tangent(self, out, primals, tangents, params):
         (x,), (t,) = primals, tangents
         axes, keepdims = params["axes"], params.get("keepdims", False)
         best = out if keepdims else reshape(out, reduced_shape(x, axes, True))
         attained = elementwise.convert(elementwise.equal(x, best), t.dtype)
         shared = sum_p.bind(elementwise.multiply(attained, t), **params)
         return elementwise.divide(shared, sum_p.bind(attained, **params))
-
-    def batch(self, args, batched, params):
-        return batch_reduction(self, args, batched, **params)
 
     def identity(self, dtype: numpy.dtype) -> Any:
         if dtype.kind in "fc":
@@ -457,13 +399,8 @@ class Extremum(Primitive):
         return dtype.type(most if self.furthest > 0 else least)
 
 
-def _extremum_impl(ufunc: numpy.ufunc, x: numpy.ndarray, axes: tuple[int, ...], keepdims: bool = False):
-    return ufunc.reduce(x, axis=axes, keepdims=keepdims)
-
-
 max_p = Extremum("max", numpy.maximum, -math.inf)
 min_p = Extremum("min", numpy.minimum, math.inf)
-max_p.fits = min_p.fits = axes_fit
 
 
 @implements(numpy.max, numpy.amax)
@@ -533,17 +470,16 @@ def ptp(a: Value, axis: Any = None, *, keepdims: bool = False) -> Value:
 # ---------------------------------------------------------------- all, any, count_nonzero
 
 
-def _truth(name: str, ufunc: numpy.ufunc) -> Discrete:
+def _truth(name: str, ufunc: numpy.ufunc, combine: str) -> Discrete:
     return Discrete(
         name,
         lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, dtype=bool, keepdims=keepdims),
         lambda x, axes, keepdims=False: (reduced_shape(x, axes, keepdims), numpy.dtype(bool)),
-        batch_reduction,
+        sharding=dimensions.reduction(combine),
     )
 
 
-all_p, any_p = _truth("all", numpy.logical_and), _truth("any", numpy.logical_or)
-all_p.fits = any_p.fits = axes_fit
+all_p, any_p = _truth("all", numpy.logical_and, "min"), _truth("any", numpy.logical_or, "max")
 
 
 @implements(numpy.all)
@@ -567,19 +503,14 @@ def count_nonzero(a: Value, axis: Any = None, *, keepdims: bool = False) -> Valu
 # ---------------------------------------------------------------- argmax, argmin
 
 
-def _position(numpy_function: Callable) -> Discrete:
+def _position_of(numpy_function: Callable) -> Callable:
     primitive = Discrete(
         numpy_function.__name__,
         lambda x, axis: numpy_function(x, axis),
         lambda x, axis: (reduced_shape(x, (axis,)), INTP),
-        batch_along,
+        fits=lambda x, axis: axes_fit(x, axis=axis) and x.shape[axis] > 0,
+        sharding=dimensions.along("axis"),
     )
-    primitive.fits = lambda x, axis: axis_fits(x, axis=axis) and x.shape[axis] > 0
-    return primitive
-
-
-def _position_of(numpy_function: Callable) -> Callable:
-    primitive = _position(numpy_function)
 
     def position(a: Value, axis: int | None = None, *, keepdims: bool = False) -> Value:
         shape = typeof(a).shape

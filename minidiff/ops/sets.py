@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements
+from minidiff.core import Value, implements
+from minidiff.ops.arrays import as_array
+from minidiff.ops.discrete import concrete
 from minidiff.ops.indexing import getitem
-from minidiff.ops.shape import as_array, concatenate, ravel
+from minidiff.ops.shape import concatenate
 
 
 def _line(x: Any) -> Value:
-    return ravel(x) if isinstance(x, Tracer) else numpy.ravel(as_array(x))
-
-
-def _concrete(x: Value, name: str) -> numpy.ndarray:
-    return numpy.asarray(x.concrete(name) if isinstance(x, Tracer) else as_array(x))
+    return numpy.ravel(as_array(x))
 
 
 def _first(values: numpy.ndarray) -> numpy.ndarray:
@@ -28,13 +26,13 @@ def _first(values: numpy.ndarray) -> numpy.ndarray:
 def union1d(ar1: Value, ar2: Value) -> Value:
     """`numpy.union1d`: sorted distinct elements of both, preferring the first."""
     both = concatenate([_line(ar1), _line(ar2)], 0)
-    return getitem(both, _first(_concrete(both, "np.union1d")))
+    return getitem(both, _first(numpy.asarray(concrete(both, numpy.union1d))))
 
 
 @implements(numpy.intersect1d)
 def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indices: bool = False) -> Any:
     """`numpy.intersect1d`: sorted distinct elements of the first in the second."""
-    x, values = _line(ar1), [_concrete(_line(y), "np.intersect1d") for y in (ar1, ar2)]
+    x, values = _line(ar1), [numpy.asarray(concrete(_line(y), numpy.intersect1d)) for y in (ar1, ar2)]
     _, first, second = numpy.intersect1d(*values, assume_unique=assume_unique, return_indices=True)
     common = getitem(x, first)
     return (common, first, second) if return_indices else common
@@ -43,7 +41,7 @@ def intersect1d(ar1: Value, ar2: Value, assume_unique: bool = False, return_indi
 @implements(numpy.setdiff1d)
 def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
     """`numpy.setdiff1d`: sorted distinct elements of the first not in the second."""
-    x, (one, two) = _line(ar1), [_concrete(_line(y), "np.setdiff1d") for y in (ar1, ar2)]
+    x, (one, two) = _line(ar1), [numpy.asarray(concrete(_line(y), numpy.setdiff1d)) for y in (ar1, ar2)]
     index = numpy.arange(one.size) if assume_unique else _first(one)
     return getitem(x, index[~numpy.isin(one[index], two)])
 
@@ -52,7 +50,7 @@ def setdiff1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
 def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
     """`numpy.setxor1d`: sorted distinct elements in exactly one of the two."""
     both = concatenate([_line(ar1), _line(ar2)], 0)
-    one, two = [_concrete(_line(y), "np.setxor1d") for y in (ar1, ar2)]
+    one, two = [numpy.asarray(concrete(_line(y), numpy.setxor1d)) for y in (ar1, ar2)]
     index = numpy.concatenate([_first(one), one.size + _first(two)])
     _, first, counts = numpy.unique(numpy.concatenate([one, two])[index], return_index=True, return_counts=True)
     return getitem(both, index[first[counts == 1]])
@@ -61,7 +59,7 @@ def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
 def _unique(x: Value, numpy_function: Any) -> Any:
     """The result of a NumPy function, with its `values` gathered from x."""
     x = _line(x)
-    values = _concrete(x, f"np.{numpy_function.__name__}")
+    values = numpy.asarray(concrete(x, numpy_function))
     found = numpy_function(values)
     distinct = getitem(x, _first(values))
     return found._replace(values=distinct) if hasattr(found, "_replace") else distinct

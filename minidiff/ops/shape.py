@@ -6,15 +6,16 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
-from minidiff.core import ShapedArray, Tracer, Value, implements, plain_operand, strong, typeof
-from minidiff.ops import indexing
-from minidiff.ops.base import Linear, match, zeros_like
+from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.ops import dimensions, elementwise
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, axes_fit, broadcast_to_p, convert, match, reshape_p, zeros_like
+from minidiff.ops.dimensions import Dimensions, Types, numbered
 
 
 def several(x: Any) -> Sequence[Any]:
@@ -61,69 +62,9 @@ def line(a: Value, axis: int | None, what: str) -> tuple[Value, int]:
     return (ravel(a), 0) if axis is None or (ndim == 0 and axis in (0, -1)) else (a, normalize_axis(axis, ndim, what))
 
 
-def axes_fit(x: ShapedArray, axes: tuple[int, ...], **params: Any) -> bool:
-    """Whether x has all of these axes, without duplicates (see `Primitive.fits`)."""
-    return len(set(axes)) == len(axes) and all(0 <= a < x.ndim for a in axes)
-
-
-def axis_fits(*types: ShapedArray, axis: int, **params: Any) -> bool:
-    """Whether all operands have this axis, and equal sizes along the others."""
-    return all(0 <= axis < t.ndim for t in types) and len({resized(t, axis, 1) for t in types}) <= 1
-
-
-def resized(x: ShapedArray, axis: int, n: int) -> tuple[int, ...]:
-    """The shape of x with another size along an axis."""
-    return (*x.shape[:axis], n, *x.shape[axis + 1 :])
-
-
-def shift(axes: Sequence[int]) -> tuple[int, ...]:
-    """The axes, counted after a batch axis has been added in front."""
-    return tuple(a + 1 for a in axes)
-
-
-def as_array(x: Any) -> Value:
-    """Convert numbers and nested lists, also of traced values, to an array."""
-    if isinstance(x, Tracer):
-        return strong(x)
-    if isinstance(x, (list, tuple)) and holds_tracer(x):
-        return _nested(x)
-    x = plain_operand(x)
-    return x if hasattr(x, "dtype") else numpy.asarray(x)
-
-
-def holds_tracer(x: Any) -> bool:
-    """Whether x is a traced value, or a nested list that contains one."""
-    return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
-
-
-def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
-    """Convert the lists among the values to arrays; return None if there are none.
-
-    Operations call this only after a list has led to an error, so calls with arrays alone do not pay for a search.
-    """
-    values = list(values)
-    if not any(isinstance(x, (list, tuple)) for x in values):
-        return None
-    return [as_array(x) if isinstance(x, (list, tuple)) else x for x in values]
-
-
-def _nested(x: Any) -> Value:
-    """Convert nested lists to one array: concatenate all elements, then reshape."""
-    parts: list[Value] = []
-    shape = _collect(x, parts)
-    return reshape(concatenate(parts), shape)
-
-
-def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
-    """Append the elements of x to `parts`, flattened, and return the shape of x."""
-    if isinstance(x, (list, tuple)) and holds_tracer(x):
-        shapes = [_collect(item, parts) for item in x]
-        if len(set(shapes)) > 1:
-            raise ValueError(f"array: the elements of a list must have one shape, got {' and '.join(map(str, shapes))}")
-        return (len(x), *shapes[0])
-    x = as_array(x)
-    parts.append(x.reshape((x.size,)))
-    return x.shape
+def resized(x: Value | ShapedArray, axis: int, *n: int) -> tuple[int, ...]:
+    """The shape of x with another size along an axis, or without the axis."""
+    return (*x.shape[:axis], *n, *x.shape[axis + 1 :])
 
 
 implements(numpy.shape)(lambda x: typeof(x).shape)
@@ -131,14 +72,6 @@ implements(numpy.ndim)(lambda x: typeof(x).ndim)
 implements(numpy.size)(lambda x: typeof(x).size)
 
 # ---------------------------------------------------------------- reshape
-
-reshape_p = Linear(
-    "reshape",
-    lambda x, shape: numpy.reshape(x, shape),
-    lambda x, shape: (shape, x.dtype),
-    lambda ct, operands, shape: [reshape_p.bind(ct, shape=operands[0].shape)],
-    lambda primitive, args, batched, shape: primitive.bind(args[0], shape=(args[0].shape[0], *shape)),
-)
 
 
 @implements(numpy.reshape)
@@ -225,7 +158,9 @@ transpose_p = Linear(
     lambda x, axes: numpy.transpose(x, axes),
     lambda x, axes: (tuple(x.shape[a] for a in axes), x.dtype),
     lambda ct, operands, axes: [transpose_p.bind(ct, axes=_inverse(axes))],
-    lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *shift(axes))),
+    lambda primitive, args, batched, axes: primitive.bind(args[0], axes=(0, *[a + 1 for a in axes])),
+    fits=lambda x, axes: sorted(axes) == list(range(x.ndim)),
+    sharding=lambda types, outs, params: Dimensions(numbered(types), (tuple(params["axes"]),)),
 )
 
 
@@ -270,7 +205,7 @@ def swapaxes(a: Value, axis1: int, axis2: int) -> Value:
     return transpose(a, axes)
 
 
-@implements(numpy.matrix_transpose)
+@implements(numpy.matrix_transpose, numpy.linalg.matrix_transpose)
 def matrix_transpose(x: Value, /) -> Value:
     """`numpy.matrix_transpose`: swap the last two axes."""
     if typeof(x).ndim < 2:
@@ -279,36 +214,6 @@ def matrix_transpose(x: Value, /) -> Value:
 
 
 # ---------------------------------------------------------------- broadcast_to
-
-
-def _batch_broadcast_to(primitive, args, batched, shape):
-    (x,) = args
-    padded = (x.shape[0],) + (1,) * (len(shape) + 1 - len(x.shape)) + tuple(x.shape[1:])
-    return primitive.bind(reshape(x, padded), shape=(x.shape[0], *shape))
-
-
-def repeated(x: numpy.ndarray, shape: tuple[int, ...]) -> numpy.ndarray:
-    """`numpy.broadcast_to` of plain arrays, many times faster than NumPy's."""
-    if type(x) is not numpy.ndarray:
-        if isinstance(x, Tracer):
-            return broadcast_to(x, shape)
-        x = numpy.asarray(x)
-    if not x.flags.c_contiguous or x.dtype.kind not in "fciub":
-        return numpy.broadcast_to(x, shape)
-    extra = len(shape) - x.ndim
-    steps = [0 if n == 1 else step for n, step in zip(x.shape, x.strides)]
-    wide = numpy.ndarray(shape, x.dtype, x, 0, (*[0] * extra, *steps))
-    wide.flags.writeable = False
-    return wide
-
-
-broadcast_to_p = Linear(
-    "broadcast_to",
-    lambda x, shape: repeated(x, shape),
-    lambda x, shape: (shape, x.dtype),
-    lambda ct, operands, shape: [match(ct, operands[0])],
-    _batch_broadcast_to,
-)
 
 
 @implements(numpy.broadcast_to)
@@ -340,36 +245,17 @@ def meshgrid(*xi: Value, copy: bool = True, sparse: bool = False, indexing: str 
     if indexing == "xy" and n > 1:
         grid = tuple(swapaxes(x, 0, 1) for x in grid)
     grid = grid if sparse else broadcast_arrays(*grid)
-    return tuple(map(ops.elementwise.copy, grid)) if copy else grid
+    return tuple(map(elementwise.copy, grid)) if copy else grid
 
 
-@implements(numpy.ix_)
-def ix_(*args: Value) -> tuple[Value, ...]:
-    """`numpy.ix_`: reshape index vectors so that they index every combination."""
-    vectors = [as_array(x) for x in args]
-    for x in vectors:
-        if typeof(x).ndim != 1:
-            raise ValueError(f"ix_: arguments must have one dimension, got {typeof(x)}")
-    vectors = [numpy.flatnonzero(indexing.concrete_mask(x, "np.ix_")) if x.dtype == bool else x for x in vectors]
-    n = len(vectors)
-    return tuple(reshape(x, (1,) * i + x.shape + (1,) * (n - i - 1)) for i, x in enumerate(vectors))
-
-
-for _p in (reshape_p, transpose_p, broadcast_to_p):
-    _p.is_view = _p.shares_memory = True
-reshape_p.fits = lambda x, shape: x.size == math.prod(shape)
-transpose_p.fits = lambda x, axes: sorted(axes) == list(range(x.ndim))
-broadcast_to_p.fits = lambda x, shape: numpy.broadcast_shapes(x.shape, shape) == shape
-reshape_p.pulls = [lambda ct, name, shape: ct.reshape(name.type.shape)]
+transpose_p.is_view = transpose_p.shares_memory = True
 transpose_p.pulls = [lambda ct, name, axes: ct.transpose(_inverse(axes))]
-broadcast_to_p.pulls = [None]
 
 # ---------------------------------------------------------------- concatenate
 
 
 def _concatenate_shape(*types: ShapedArray, axis: int):
-    first, size = types[0], sum(t.shape[axis] for t in types)
-    return (*first.shape[:axis], size, *first.shape[axis + 1 :]), numpy.result_type(*[t.dtype for t in types])
+    return resized(types[0], axis, sum(t.shape[axis] for t in types)), numpy.result_type(*[t.dtype for t in types])
 
 
 def _concatenate_transpose(ct, operands, axis):
@@ -377,21 +263,13 @@ def _concatenate_transpose(ct, operands, axis):
     return [match(part, x) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
 
 
-def batch_along(primitive, args, batched, axis, **params):
-    """The batching rule of a primitive along an axis of operands of equal rank."""
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *x.shape)) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1, **params)
-
-
 concatenate_p = Linear(
     "concatenate",
     lambda *arrays, axis: numpy.concatenate(arrays, axis),
     _concatenate_shape,
     _concatenate_transpose,
-    batch_along,
+    sharding=dimensions.along("axis"),
 )
-concatenate_p.fits = axis_fits
 
 
 @implements(numpy.concatenate)
@@ -417,7 +295,7 @@ def _cast(arrays: list[Value], dtype: Any, casting: str) -> list[Value]:
     for x in arrays:
         if not numpy.can_cast(x.dtype, dtype, casting):
             raise TypeError(f"{typeof(x)} cannot be cast to {numpy.dtype(dtype)} with casting={casting!r}")
-    return [ops.elementwise.convert(x, dtype) for x in arrays]
+    return [convert(x, dtype) for x in arrays]
 
 
 @implements(numpy.stack)
@@ -462,7 +340,7 @@ def block(arrays: Any) -> Value:
     """`numpy.block`: assemble nested lists; the innermost are along the last axis."""
     depth, ndim = _depth(arrays), _most_axes(arrays)
     if not depth:
-        return ops.elementwise.copy(as_array(arrays))
+        return elementwise.copy(as_array(arrays))
     return _block(arrays, depth, max(depth, ndim), 0)
 
 
@@ -502,7 +380,7 @@ def _split_impl(x: numpy.ndarray, sizes: tuple[int, ...], axis: int) -> list[num
 
 
 def _split_shapes(x: ShapedArray, sizes: tuple[int, ...], axis: int):
-    return [((*x.shape[:axis], n, *x.shape[axis + 1 :]), x.dtype) for n in sizes]
+    return [(resized(x, axis, n), x.dtype) for n in sizes]
 
 
 def _split_transpose(cts, operands, sizes, axis):
@@ -517,9 +395,9 @@ split_p = SeveralResults(
     _split_impl,
     _split_shapes,
     _split_transpose,
-    lambda primitive, args, batched, sizes, axis: primitive.bind(args[0], sizes=sizes, axis=axis + 1),
+    fits=lambda x, sizes, axis: axes_fit(x, axis=axis) and sum(sizes) == x.shape[axis],
+    sharding=dimensions.along("axis"),
 )
-split_p.fits = lambda x, sizes, axis: axis_fits(x, axis=axis) and sum(sizes) == x.shape[axis]
 
 
 def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
@@ -531,7 +409,7 @@ def split_at(x: Value, points: Any, axis: int, what: str) -> list[Value]:
     sizes = tuple(max(b - a, 0) for a, b in bounds)
     if bounds[0][0] == 0 and all(a == b for (_, a), (b, _) in itertools.pairwise(bounds)) and sum(sizes) == n:
         return split_p.bind(x, sizes=sizes, axis=axis) if len(sizes) > 1 else [x]
-    return [indexing.getitem(x, (slice(None),) * axis + (slice(a, max(a, b)),)) for a, b in bounds]
+    return [x[(slice(None),) * axis + (slice(a, max(a, b)),)] for a, b in bounds]
 
 
 @implements(numpy.array_split)
@@ -583,13 +461,9 @@ def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, wh
     return split(ary, indices_or_sections, axis)
 
 
-def _without_axis(x: ShapedArray, axis: int) -> tuple[int, ...]:
-    return x.shape[:axis] + x.shape[axis + 1 :]
-
-
 def _unstack_transpose(cts, operands, axis):
     # Unused elements share one zero, so that the cotangent is stacked once instead of summed.
-    zero = zeros_like(ShapedArray(_without_axis(operands[0], axis), operands[0].dtype))
+    zero = zeros_like(ShapedArray(resized(operands[0], axis), operands[0].dtype))
     return [stack_p.bind(*[zero if ct is None else ct for ct in cts], axis=axis)]
 
 
@@ -597,23 +471,22 @@ def _unstack_transpose(cts, operands, axis):
 unstack_p = SeveralResults(
     "unstack",
     lambda x, axis: list(numpy.moveaxis(x, axis, 0)),
-    lambda x, axis: [(_without_axis(x, axis), x.dtype)] * x.shape[axis],
+    lambda x, axis: [(resized(x, axis), x.dtype)] * x.shape[axis],
     _unstack_transpose,
-    lambda primitive, args, batched, axis: primitive.bind(args[0], axis=axis + 1),
+    sharding=dimensions.along("axis"),
 )
 unstack_p.is_view = True
-unstack_p.fits = axis_fits
 
 
 def _stack_transpose(ct, operands, axis):
-    parts, convert = unstack_p.bind(ct, axis=axis), ops.elementwise.convert
+    parts = unstack_p.bind(ct, axis=axis)
     return [convert(part, x.dtype) if isinstance(x, ShapedArray) else None for part, x in zip(parts, operands)]
 
 
-def _stack_batch(primitive, args, batched, axis):
-    size = next(x.shape[0] for x, b in zip(args, batched) if b)
-    args = [x if b else broadcast_to(x, (size, *numpy.shape(x))) for x, b in zip(args, batched)]
-    return primitive.bind(*args, axis=axis + 1)
+def _stack_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    labels: list = list(range(outs[0].ndim - 1))
+    labels.insert(params["axis"], None)
+    return Dimensions(numbered(types), (tuple(labels),))
 
 
 #: Stacks values of one shape, whatever their dtypes, along a new axis.
@@ -625,9 +498,9 @@ stack_p = Linear(
         numpy.result_type(*[typeof(t).dtype for t in types]),
     ),
     _stack_transpose,
-    _stack_batch,
+    fits=lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim,
+    sharding=_stack_dimensions,
 )
-stack_p.fits = lambda *types, axis: len({t.shape for t in types}) == 1 and 0 <= axis <= types[0].ndim
 
 
 def unstack(x: Value, /, *, axis: int = 0) -> tuple[Value, ...]:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy
 
 from minidiff.core import Value, implements, typeof
-from minidiff.ops import elementwise, indexing
-from minidiff.ops.base import Linear
+from minidiff.ops import dimensions, elementwise, indexing
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import Linear, axes_fit
 from minidiff.ops.discrete import Discrete, batch_in_turn, concrete
-from minidiff.ops.shape import as_array, axis_fits, batch_along, line, normalize_axis
+from minidiff.ops.shape import line, normalize_axis
 
 INTP = numpy.dtype(numpy.intp)
 
@@ -45,27 +46,26 @@ permute_p = Linear(
     _permute_impl,
     lambda x, indices, axis, inverse: (x.shape, x.dtype),
     lambda ct, operands, axis, inverse: [permute_p.bind(ct, operands[1], axis=axis, inverse=not inverse)],
-    batch_along,
     linear_operands=1,
-)
-permute_p.fits = lambda x, indices, axis, inverse: (
-    axis_fits(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
+    fits=lambda x, indices, axis, inverse: (
+        axes_fit(x, axis=axis) and indices.shape == x.shape and indices.dtype.kind in "iu"
+    ),
+    sharding=dimensions.along("axis"),
 )
 
 argsort_p = Discrete(
     "argsort",
     lambda x, axis, stable: numpy.argsort(x, axis, kind="stable" if stable else None),
     lambda x, axis, stable: (x.shape, INTP),
-    batch_along,
+    sharding=dimensions.along("axis"),
 )
 
 argpartition_p = Discrete(
     "argpartition",
     lambda x, kth, axis: numpy.argpartition(x, kth, axis),
     lambda x, kth, axis: (x.shape, INTP),
-    batch_along,
+    sharding=dimensions.along("axis"),
 )
-argsort_p.fits = argpartition_p.fits = axis_fits
 
 # ---------------------------------------------------------------- sort, partition
 
@@ -128,7 +128,7 @@ lexsort_p = Discrete(
     "lexsort",
     lambda *keys, axis: numpy.lexsort(keys, axis),
     lambda *keys, axis: (keys[0].shape, INTP),
-    batch_along,
+    sharding=dimensions.along("axis"),
 )
 
 
@@ -144,7 +144,7 @@ def lexsort(keys: Any, axis: int = -1) -> Value:
     return lexsort_p.bind(*keys, axis=normalize_axis(axis, typeof(keys[0]).ndim, "lexsort"))
 
 
-def _batch_unless(table: int):
+def batch_unless(table: int):
     """The batching rule of a search: one call unless the `table` is batched."""
 
     def rule(primitive, args, batched, **params):
@@ -157,19 +157,22 @@ searchsorted_p = Discrete(
     "searchsorted",
     lambda a, v, side: numpy.searchsorted(a, v, side),
     lambda a, v, side: (numpy.shape(v), INTP),
-    _batch_unless(0),
+    batch_unless(0),
+    sharding=dimensions.look_up(0),
 )
 digitize_p = Discrete(
     "digitize",
     lambda x, bins, right: numpy.digitize(x, bins, right),
     lambda x, bins, right: (x.shape, INTP),
-    _batch_unless(1),
+    batch_unless(1),
+    sharding=dimensions.look_up(1),
 )
 isin_p = Discrete(
     "isin",
     lambda element, test, invert: numpy.isin(element, test, invert=invert),
     lambda element, test, invert: (element.shape, numpy.dtype(bool)),
-    _batch_unless(1),
+    batch_unless(1),
+    sharding=dimensions.look_up(1),
 )
 
 

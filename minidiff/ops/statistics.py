@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Callable
@@ -10,22 +9,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, Tracer, Value, implements, typeof
-from minidiff.ops import elementwise, indexing
+from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.ops import dimensions, elementwise, indexing, reduction
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import General, axes_fit, reduced_shape
 from minidiff.ops.discrete import concrete
-from minidiff.ops.reduction import (
-    batch_reduction,
-    bind_reduction,
-    count_of,
-    inexact,
-    mean,
-    merged,
-    operand_of,
-    present,
-    reduced_shape,
-    sum,
-)
-from minidiff.ops.shape import as_array, axes_fit, broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
+from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merged, operand_of, present, sum
+from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 from minidiff.promotion import WEAK_TYPES
 
@@ -64,40 +54,26 @@ def _expand_weights(weights: Value, shape: tuple[int, ...], axis: Any) -> Value:
 # ---------------------------------------------------------------- var, std
 
 
-class Variance(Primitive):
-    """`var`: the mean of |x - mean(x)|**2; d(mean) cancels in the derivative."""
-
-    def __init__(self):
-        super().__init__("var", self._impl, self._shape)
-
-    @staticmethod
-    def _impl(x, axes, ddof, keepdims=False):
-        return numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims)
-
-    @staticmethod
-    def _shape(x, axes, ddof, keepdims=False):
-        return reduced_shape(x, axes, keepdims), _real_dtype(x.dtype)
-
-    def tangent(self, out, primals, tangents, params):
-        (x,), (t,) = primals, tangents
-        axes, keepdims = params["axes"], params.get("keepdims", False)
-        products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
-        freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
-        return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
-
-    def batch(self, args, batched, params):
-        return batch_reduction(self, args, batched, **params)
+def _var_tangent(out, primals, tangents, params):
+    """The tangent of the mean of |x - mean(x)|**2, in which d(mean) cancels."""
+    (x,), (t,) = primals, tangents
+    axes, keepdims = params["axes"], params.get("keepdims", False)
+    products = _inner(elementwise.subtract(x, mean(x, axes, keepdims=True)), t)
+    freedom = _freedom(count_of(x, axes, True, keepdims, "var"), params["ddof"], products.dtype)
+    return elementwise.divide(sum(products, axes, keepdims=keepdims), freedom / 2)
 
 
-var_p = Variance()
-var_p.fits = lambda x, axes, ddof, keepdims=False: (
-    axes_fit(x, axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+var_p = General(
+    "var",
+    lambda x, axes, ddof, keepdims=False: numpy.var(x, axis=axes, ddof=ddof, keepdims=keepdims),
+    lambda x, axes, ddof, keepdims=False: (reduced_shape(x, axes, keepdims), elementwise.real_dtype(x.dtype)),
+    _var_tangent,
+    fits=lambda x, axes, ddof, keepdims=False: (
+        axes_fit(x, axes=axes) and x.dtype.kind in "fc" and isinstance(ddof, (int, float, numpy.generic))
+    ),
+    sharding=dimensions.reduction(None),
+    decomposed=lambda x, axes, ddof, keepdims=False: _var_about(mean(x, axes, keepdims=True), x, axes, ddof, keepdims),
 )
-
-
-@functools.cache
-def _real_dtype(dtype: numpy.dtype) -> numpy.dtype:
-    return numpy.zeros(1, dtype).real.dtype
 
 
 def _inner(x: Value, y: Value) -> Value:
@@ -122,13 +98,6 @@ def _ddof(ddof: Any, correction: Any, what: str) -> Any:
     return correction
 
 
-def _deviations(a: Value, axis: Any, dtype: Any, where: Any, about: Value | None) -> Value:
-    """a - mean(a), or a - about; zero where `where` is false."""
-    x = operand_of(a, dtype, True, 0)
-    about = mean(x, axis, keepdims=True, where=where) if about is None else about
-    return operand_of(elementwise.subtract(x, about), None, where, 0)
-
-
 @implements(numpy.var)
 def var(
     a: Value,
@@ -149,7 +118,14 @@ def var(
     if where is True and mean is None:
         x = operand_of(a, dtype, True, 0)
         return bind_reduction(var_p, inexact(x), normalize_axes(axis, len(x.shape), "var"), keepdims, ddof=ddof)
-    d = _deviations(a, axis, dtype, where, mean)
+    x = operand_of(a, dtype, True, 0)
+    about = reduction.mean(x, axis, keepdims=True, where=where) if mean is None else mean
+    return _var_about(about, x, axis, ddof, keepdims, where)
+
+
+def _var_about(about: Value, x: Value, axis: Any, ddof: Any, keepdims: bool, where: Any = True) -> Value:
+    """The variance as if `about` were the mean, of the elements where `where` is true."""
+    d = operand_of(elementwise.subtract(x, about), None, where, 0)
     squares = sum(_inner(d, d), axis, keepdims=keepdims)
     return elementwise.divide(squares, _freedom(count_of(d, axis, where, keepdims, "var"), ddof, squares.dtype))
 
@@ -166,22 +142,16 @@ def nanvar(a: Value, axis: Any = None, dtype: Any = None, *, ddof: Any = 0, corr
     return elementwise.where(elementwise.greater(count, ddof), y, numpy.nan)
 
 
-def _root(y: Value) -> Value:
-    """The square root, with derivative 0 at 0, the middle subgradient of a norm."""
-    zero = elementwise.equal(y, 0)
-    return elementwise.where(zero, 0, elementwise.sqrt(elementwise.where(zero, 1, y)))
-
-
 @implements(numpy.std)
 def std(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.std`: the root of :func:`var`; where it is 0, so is its derivative."""
-    return _root(var(a, axis, dtype, **options))
+    return elementwise.root(var(a, axis, dtype, **options))
 
 
 @implements(numpy.nanstd)
 def nanstd(a: Value, axis: Any = None, dtype: Any = None, **options: Any) -> Value:
     """`numpy.nanstd`: the root of :func:`nanvar`; where 0, so is its derivative."""
-    return _root(nanvar(a, axis, dtype, **options))
+    return elementwise.root(nanvar(a, axis, dtype, **options))
 
 
 # ---------------------------------------------------------------- median, quantiles

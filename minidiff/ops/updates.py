@@ -14,10 +14,23 @@ from typing import Any
 
 import numpy
 
-from minidiff import ops  # the package: rules look its families up when they run
-from minidiff.core import EVALUATE, Primitive, ShapedArray, Tracer, Value, running, typeof
-from minidiff.ops.base import Linear, add_all, zeros_like
-from minidiff.ops.elementwise import add, convert, divide, equal, multiply, negative, power, where
+from minidiff.core import EVALUATE, ShapedArray, Tracer, Value, running, typeof
+from minidiff.ops.arrays import as_array
+from minidiff.ops.base import General, Linear, add_all, convert, zeros_like
+from minidiff.ops.dimensions import Dimensions, Types
+from minidiff.ops.elementwise import (
+    add,
+    divide,
+    equal,
+    greater_equal,
+    maximum,
+    minimum,
+    multiply,
+    negative,
+    power,
+    subtract,
+    where,
+)
 from minidiff.ops.indexing import (
     batch_scatter,
     checked_indices,
@@ -28,9 +41,12 @@ from minidiff.ops.indexing import (
     replaces,
     scatter_add_p,
     slice_p,
+    sliced_labels,
+    take,
     unslice_p,
 )
-from minidiff.ops.shape import broadcast_to, concatenate, reshape
+from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
+from minidiff.ops.sorting import argsort
 
 # ---------------------------------------------------------------- set
 
@@ -62,12 +78,46 @@ def _batch_update(primitive, args, batched, index):
     return primitive.bind(x, v, index=(slice(None), *index))
 
 
+def _update_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    x, v = types
+    labels, cut, changed = sliced_labels(params["index"], x.shape, lambda i, n: i.indices(n) == (0, n, 1))
+    values = tuple(None if n == 1 else label for n, label in zip(v.shape, cut[len(cut) - v.ndim :]))
+    return Dimensions((labels, values), (labels,), params=changed)
+
+
+def _update_by_select(x: Value, v: Value, index: tuple) -> Value:
+    """`update` as an elementwise select: the written value, or the old one."""
+    mask, axis = numpy.ones((), bool), 0  # which places are written to; the axis of `v` that comes next
+    for i in index:
+        if i is None:
+            v = squeeze(v, axis) if numpy.ndim(v) else v
+            continue
+        n = x.shape[axis]
+        sources = numpy.full(n, -1)
+        sources[i] = numpy.arange(sources[i].size).reshape(sources[i].shape)
+        mask = mask & (sources >= 0).reshape(n, *[1] * (x.ndim - axis - 1))
+        if numpy.ndim(v) and isinstance(i, int):
+            v = expand_dims(v, axis)
+        elif numpy.ndim(v) and v.shape[axis] != 1:
+            v = take(v, numpy.maximum(sources, 0), axis) if (sources >= 0).any() else numpy.zeros((), x.dtype)
+        axis += 1
+    return where(mask, v, x)
+
+
 #: x with v at a known `index`.
-update_p = Linear("update", _update_impl, lambda x, v, index: (x.shape, x.dtype), _update_transpose, _batch_update)
-update_p.show_params = slice_p.show_params
-update_p.fits = lambda x, v, index: (
-    v.shape in ((), slice_p.shape_rule(x, index)[0]) and replaces(v, v.shape, x.dtype) and type(index) is tuple
+update_p = Linear(
+    "update",
+    _update_impl,
+    lambda x, v, index: (x.shape, x.dtype),
+    _update_transpose,
+    _batch_update,
+    fits=lambda x, v, index: (
+        v.shape in ((), slice_p.shape_rule(x, index)[0]) and replaces(v, v.shape, x.dtype) and type(index) is tuple
+    ),
+    sharding=_update_dimensions,
+    decomposed=_update_by_select,
 )
+update_p.show_params = slice_p.show_params
 
 
 def _scatter_set_impl(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
@@ -95,6 +145,28 @@ def _winners(v: ShapedArray, x: ShapedArray, indices: list[Value]) -> Value:
     return reshape(kept, (*v.shape[:count], *(1,) * (v.ndim - count)))
 
 
+def _scatter_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The indexed dimensions, and the indices, must be whole."""
+    x, v, *indices = types
+    rest = tuple(range(len(indices), x.ndim))
+    values = (*[None] * (v.ndim - len(rest)), *rest)
+    x_labels = (*[None] * len(indices), *rest)
+    return Dimensions((x_labels, values, *[(None,) * i.ndim for i in indices]), (x_labels,))
+
+
+def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
+    """`scatter_set` as an elementwise select: the last value for a place wins."""
+    wide = numpy.broadcast_shapes(*[numpy.shape(i) for i in indices])
+    count, rest = math.prod(wide), x.shape[len(indices) :]
+    if not count:
+        return x
+    nowhere, numbers = numpy.full(x.shape[: len(indices)], -1), numpy.arange(count).reshape(wide)
+    sources = scatter_set_p.bind(nowhere, numbers, *indices)
+    written = reshape(greater_equal(sources, 0), (*nowhere.shape, *[1] * len(rest)))
+    values = gather_p.bind(reshape(v, (count, *rest)), maximum(sources, 0))
+    return where(written, values, x)
+
+
 #: x with v at integer `indices` of its first axes; where they repeat, the last value is kept.
 scatter_set_p = Linear(
     "scatter_set",
@@ -103,61 +175,50 @@ scatter_set_p = Linear(
     _scatter_set_transpose,
     batch_scatter(2),
     linear_operands=2,
+    fits=indices_fit,
+    sharding=_scatter_dimensions,
+    decomposed=_scatter_set_by_select,
 )
-scatter_set_p.fits = indices_fit
 
 # ---------------------------------------------------------------- max, min
 
 
-class ScatterExtremum(Primitive):
-    """x with the maximum (minimum) of x and v at indices; ties share the derivative."""
-
-    def __init__(self, name: str, ufunc: numpy.ufunc):
-        def impl(x, v, *indices):
-            out = numpy.array(x)
-            ufunc.at(out, indices, v)
-            return out
-
-        super().__init__(name, impl, lambda x, v, *indices: (x.shape, x.dtype))
-
-    def jvp(self, primals, tangents, params):
-        (x, v, *indices), (tx, tv, *_) = primals, tangents
-        out = self.bind(x, v, *indices)
-        stays = convert(equal(x, out), out.dtype)
-        comes = convert(equal(v, gather_p.bind(out, *indices)), out.dtype)
-        count = add(stays, scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
-        terms = [] if tx is None else [multiply(stays, tx)]
-        if tv is not None:
-            terms.append(scatter_add_p.bind(multiply(comes, tv), *indices, shape=typeof(x).shape))
-        total = add_all(terms)
-        return out, None if total is None else divide(total, count)
-
-    def batch(self, args, batched, params):
-        return batch_scatter(2)(self, args, batched)
+def _scatter_extremum_tangent(out, primals, tangents, params):
+    """The tangents of the elements that are equal to the result share it."""
+    (x, v, *indices), (tx, tv, *_) = primals, tangents
+    stays = convert(equal(x, out), out.dtype)
+    comes = convert(equal(v, gather_p.bind(out, *indices)), out.dtype)
+    count = add(stays, scatter_add_p.bind(comes, *indices, shape=typeof(x).shape))
+    terms = [] if tx is None else [multiply(stays, tx)]
+    if tv is not None:
+        terms.append(scatter_add_p.bind(multiply(comes, tv), *indices, shape=typeof(x).shape))
+    total = add_all(terms)
+    return None if total is None else divide(total, count)
 
 
-scatter_max_p = ScatterExtremum("scatter_max", numpy.maximum)
-scatter_min_p = ScatterExtremum("scatter_min", numpy.minimum)
-scatter_max_p.fits = scatter_min_p.fits = indices_fit
+def _scatter_extremum(name: str, ufunc: numpy.ufunc) -> General:
+    """x with the maximum (minimum) of x and v at indices."""
+
+    def impl(x, v, *indices):
+        out = numpy.array(x)
+        ufunc.at(out, indices, v)
+        return out
+
+    return General(
+        name,
+        impl,
+        lambda x, v, *indices: (x.shape, x.dtype),
+        _scatter_extremum_tangent,
+        batch_scatter(2),
+        fits=indices_fit,
+        sharding=_scatter_dimensions,
+    )
+
+
+scatter_max_p = _scatter_extremum("scatter_max", numpy.maximum)
+scatter_min_p = _scatter_extremum("scatter_min", numpy.minimum)
 
 # ---------------------------------------------------------------- multiply
-
-
-class Order(Primitive):
-    """The stable argsort of the last axis: integers, so it has no derivative."""
-
-    def jvp(self, primals, tangents, params):
-        return self.bind(*primals), None
-
-    def batch(self, args, batched, params):
-        return self.bind(*args)
-
-
-order_p = Order(
-    "order",
-    lambda x: numpy.argsort(x, axis=-1, kind="stable"),
-    lambda x: (x.shape, numpy.dtype(numpy.intp)),
-)
 
 
 def _products(v: Value, places: Value, size: int) -> Value:
@@ -166,7 +227,7 @@ def _products(v: Value, places: Value, size: int) -> Value:
     Elements are sorted by place, then multiplied within runs of one place by doubling. Nothing is divided, so
     derivatives of any order are exact at zeros too.
     """
-    order = order_p.bind(places)
+    order = argsort(places, stable=True)
     places, v = gather_p.bind(places, order), gather_p.bind(v, order)
     n, step = typeof(v).size, 1
     while step < n:
@@ -233,35 +294,33 @@ class Update:
 
     def add(self, values: Value) -> Value:
         """x with `values` added at the index."""
-        if self.plan is None:
-            return self._where(add, values, "add")
-        return self._add(self._values(values, "add"))
+        return self._combine(add, values, "add", lambda _, v: self._add(v))
 
     def subtract(self, values: Value) -> Value:
         """x with `values` subtracted at the index."""
-        if self.plan is None:
-            return self._where(lambda x, v: add(x, negative(v)), values, "subtract")
-        return self._add(negative(self._values(values, "subtract")))
+        return self._combine(subtract, values, "subtract", lambda _, v: self._add(negative(v)))
 
     def multiply(self, values: Value) -> Value:
         """x multiplied by `values` at the index."""
-        return self._by_products(multiply, values, "multiply")
+        return self._combine(multiply, values, "multiply", self._by_products)
 
     def divide(self, values: Value) -> Value:
         """x divided by `values` at the index."""
-        return self._by_products(divide, values, "divide")
+        if self.t.dtype.kind not in "fc":
+            raise TypeError(f"at[...].divide: a value of type {self.t} cannot hold quotients; convert it first")
+        return self._combine(divide, values, "divide", self._by_products)
 
     def power(self, values: Value) -> Value:
         """x raised to the power of `values` at the index."""
-        return self._by_products(power, values, "power")
+        return self._combine(power, values, "power", self._by_products)
 
     def max(self, values: Value) -> Value:
         """x with the maximum of x and `values` at the index."""
-        return self._extremum(scatter_max_p, numpy.maximum, values, "max")
+        return self._combine(maximum, values, "max", lambda _, v: self._scatter(scatter_max_p.bind, v))
 
     def min(self, values: Value) -> Value:
         """x with the minimum of x and `values` at the index."""
-        return self._extremum(scatter_min_p, numpy.minimum, values, "min")
+        return self._combine(minimum, values, "min", lambda _, v: self._scatter(scatter_min_p.bind, v))
 
     def apply(self, function: Callable) -> Value:
         """x with `function(x[index])` at the index, which must not name an element twice."""
@@ -275,7 +334,7 @@ class Update:
 
     def _values(self, values: Value, what: str) -> Value:
         """Cast values to the dtype of x, and broadcast them to the shape of `x[index]`."""
-        v, t = ops.shape.as_array(values), self.t
+        v, t = as_array(values), self.t
         weak = isinstance(values, (int, float, complex)) and not isinstance(values, (numpy.generic, bool))
         if not numpy.can_cast(numpy.result_type(t.dtype, values) if weak else v.dtype, t.dtype, "same_kind"):
             raise TypeError(
@@ -337,24 +396,18 @@ class Update:
             return add(self.x, unslice_p.bind(v, index=self.plan.basic, shape=self.t.shape))
         return self._scatter(lambda x, v, *i: add(x, scatter_add_p.bind(v, *i, shape=typeof(x).shape)), v)
 
-    def _by_products(self, function: Callable, values: Value, what: str) -> Value:
-        if what == "divide" and self.t.dtype.kind not in "fc":
-            raise TypeError(f"at[...].divide: a value of type {self.t} cannot hold quotients; convert it first")
+    def _combine(self, function: Callable, values: Value, what: str, repeated: Callable) -> Value:
+        """Apply `function(x[index], values)`; `repeated(function, values)` if an element may be named twice."""
         if self.plan is None:
             return self._where(function, values, what)
         v = self._values(values, what)
-        if self._names_each_once():
+        if what not in ("add", "subtract") and self._names_each_once():
             return self.set(function(self.get(), v))
+        return repeated(function, v)
+
+    def _by_products(self, function: Callable, v: Value) -> Value:
         factors = _products(reshape(v, (typeof(v).size,)), self._places(), self.t.size)
         return function(self.x, reshape(factors, self.t.shape))
-
-    def _extremum(self, primitive: ScatterExtremum, function: Callable, values: Value, what: str) -> Value:
-        if self.plan is None:
-            return self._where(function, values, what)
-        v = self._values(values, what)
-        if self._names_each_once():
-            return self.set(function(self.get(), v))
-        return self._scatter(primitive.bind, v)
 
     def _where(self, function: Callable, values: Value, what: str) -> Value:
         """Update by `where` for a traced mask, as `x[index]` has no known shape."""
@@ -386,4 +439,4 @@ def at(x: Value) -> At:
     >>> at(x)[x > 1].multiply(10), x
     (array([ 0.,  1., 20., 30.]), array([0., 1., 2., 3.]))
     """
-    return At(ops.shape.as_array(x))
+    return At(as_array(x))

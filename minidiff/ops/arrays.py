@@ -1,0 +1,60 @@
+"""Arguments as arrays: numbers, and nested lists that may hold traced values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy
+
+from minidiff.core import Tracer, Value, plain_operand, strong
+
+
+def as_array(x: Any) -> Value:
+    """Convert numbers and nested lists, also of traced values, to an array."""
+    if isinstance(x, Tracer):
+        return strong(x)
+    if isinstance(x, (list, tuple)) and holds_tracer(x):
+        return _nested(x)
+    x = plain_operand(x)
+    return x if hasattr(x, "dtype") else numpy.asarray(x)
+
+
+def holds_tracer(x: Any) -> bool:
+    """Whether x is a traced value, or a nested list that contains one."""
+    return isinstance(x, Tracer) or (isinstance(x, (list, tuple)) and any(map(holds_tracer, x)))
+
+
+def lists_as_arrays(values: Iterable[Any]) -> list[Any] | None:
+    """Convert the lists among the values to arrays; return None if there are none.
+
+    Operations call this only after a list has led to an error, so calls with arrays alone do not pay for a search.
+    """
+    values = list(values)
+    if not any(isinstance(x, (list, tuple)) for x in values):
+        return None
+    return list(map(list_as_array, values))
+
+
+def list_as_array(x: Any) -> Any:
+    """Convert a list or tuple to an array; return any other argument as it is."""
+    return as_array(x) if isinstance(x, (list, tuple)) else x
+
+
+def _nested(x: Any) -> Value:
+    """Convert nested lists to one array: concatenate all elements, then reshape."""
+    parts: list[Value] = []
+    shape = _collect(x, parts)
+    return numpy.concatenate(parts).reshape(shape)
+
+
+def _collect(x: Any, parts: list[Value]) -> tuple[int, ...]:
+    """Append the elements of x to `parts`, flattened, and return the shape of x."""
+    if isinstance(x, (list, tuple)) and holds_tracer(x):
+        shapes = [_collect(item, parts) for item in x]
+        if len(set(shapes)) > 1:
+            raise ValueError(f"array: the elements of a list must have one shape, got {' and '.join(map(str, shapes))}")
+        return (len(x), *shapes[0])
+    x = as_array(x)
+    parts.append(x.reshape((x.size,)))
+    return x.shape

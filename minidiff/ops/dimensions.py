@@ -1,0 +1,127 @@
+"""How the dimensions of an operation's operands and results correspond: the rule `sharding=` of a primitive.
+
+A rule labels each dimension of each operand and result, as the subscripts of an einsum do. Operands that are cut into
+parts along a label give the parts of the results that have it. Without the label, the results of the parts are combined
+to the result, in the way that `combine` names. A dimension labelled None is needed whole. An operation that needs all
+dimensions whole says so: `sharding=gather`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from minidiff.core import ShapedArray
+
+Label = Hashable
+Labels = tuple[Label, ...]  # one for each dimension of an array
+Types = Sequence[ShapedArray]
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The labels of the dimensions of all operands and results.
+
+    `combine` is "sum", "mean", "prod", "max" or "min". `params` are the parameters whose values differ for a part,
+    apart from a `shape`, which is that of the part.
+    """
+
+    operands: tuple[Labels, ...]
+    results: tuple[Labels, ...]
+    combine: str | None = None
+    params: dict = field(default_factory=dict)
+
+
+#: Returns the dimensions for the types of operands and results, and the parameters.
+Rule = Callable[[Types, Types, dict], Dimensions]
+
+
+def gather(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The rule of operations that need their operands whole."""
+    return Dimensions(*[tuple((None,) * t.ndim for t in some) for some in (types, outs)])
+
+
+def numbered(types: Types) -> tuple[Labels, ...]:
+    """Labels for arrays of one shape: the number of each dimension."""
+    return tuple(tuple(range(t.ndim)) for t in types)
+
+
+def aligned(shape: tuple[int, ...], wide: tuple[int, ...]) -> Labels:
+    """Labels for an array that is broadcast to the shape `wide`.
+
+    Dimensions are aligned from the last; those that are stretched stay whole.
+    """
+    extra = len(wide) - len(shape)
+    return tuple(d + extra if n == wide[d + extra] else None for d, n in enumerate(shape))
+
+
+def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
+    """The rule of elementwise operations, with NumPy's broadcasting.
+
+    >>> x, y = ShapedArray((2, 3), float), ShapedArray((3,), float)
+    >>> elementwise([x, y], [x], {})
+    Dimensions(operands=((0, 1), (1,)), results=((0, 1),), combine=None, params={})
+    """
+    return Dimensions(tuple(aligned(t.shape, outs[0].shape) for t in types), numbered(outs))
+
+
+def reduction(combine: str | None) -> Rule:
+    """The rule of reductions along the parameter `axes`; None: these must be whole."""
+
+    def rule(types: Types, outs: Types, params: dict) -> Dimensions:
+        (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
+        labels = tuple(None if combine is None and d in axes else d for d in range(x.ndim))
+        out = [None if d in axes else d for d in range(x.ndim) if keepdims or d not in axes]
+        return Dimensions((labels,), (tuple(out),), combine)
+
+    return rule
+
+
+def extremum(combine: str) -> Rule:
+    """The rule of a maximum or minimum, which is not found in parts for complex numbers."""
+
+    def rule(types: Types, outs: Types, params: dict) -> Dimensions:
+        return reduction(None if types[0].dtype.kind == "c" else combine)(types, outs, params)
+
+    return rule
+
+
+def along(name: str) -> Rule:
+    """The rule of operations along the axis, or axes, that a parameter names.
+
+    These must be whole; a result may lack them.
+    """
+
+    def rule(types: Types, outs: Types, params: dict) -> Dimensions:
+        given = params[name]
+        whole = given if isinstance(given, tuple) else (given,)
+        labels = tuple(None if d in whole else d for d in range(types[0].ndim))
+        fewer = tuple(d for d in labels if d is not None)
+        return Dimensions((labels,) * len(types), tuple(labels if t.ndim == len(labels) else fewer for t in outs))
+
+    return rule
+
+
+def batch(ndim: int) -> Rule:
+    """The rule of operations on the last `ndim` dimensions, for each batch element."""
+
+    def rule(types: Types, outs: Types, params: dict) -> Dimensions:
+        stack = tuple(range(types[0].ndim - ndim))
+        return Dimensions(*[tuple((*stack, *[None] * (t.ndim - len(stack))) for t in some) for some in (types, outs)])
+
+    return rule
+
+
+def look_up(table: int) -> Rule:
+    """The rule of elementwise look-ups in the operand `table`, which must be whole."""
+
+    def rule(types: Types, outs: Types, params: dict) -> Dimensions:
+        labels = numbered(types)
+        return Dimensions(tuple((None,) * len(x) if i == table else x for i, x in enumerate(labels)), numbered(outs))
+
+    return rule
+
+
+def products(outs: Types) -> str:
+    """How sums of products are combined: booleans by "max"."""
+    return "max" if outs[0].dtype == bool else "sum"
