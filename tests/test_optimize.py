@@ -109,6 +109,11 @@ PROGRAMS = {
         lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True).reshape(np.shape(x)[1:]), y),
         lambda op, x, y, c: op(np.sum(x).reshape((1,) * np.ndim(x)), y),
     ],
+    "sum divided": [
+        lambda op, x, y, c: op(np.sum(x) / np.size(x), y),
+        lambda op, x, y, c: op(np.sum(x, axis=0, keepdims=True) / len(x), np.float32(2)),
+        lambda op, x, y, c: op(np.sum(x, axis=0) / x.dtype.type(len(x)), y),
+    ],
     "transposed twice": [lambda op, x, y, c: op(np.swapaxes(x[None, None], 0, 1).T.T, c)],
 }
 

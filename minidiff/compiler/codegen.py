@@ -30,7 +30,6 @@ from minidiff.core import (
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
-from minidiff.ops.base import is_elementwise
 from minidiff.staging import stage_flat
 from minidiff.tape import Atom, Equation, Tape, Var, bodies_of, letters, names_of
 
@@ -223,12 +222,11 @@ class Source:
             return self._bind("type_", a)
         if not is_scalar_constant(a):
             return self.names[id(a)]
-        number = a.item() if isinstance(a, numpy.generic) else a
-        if isinstance(a, numpy.generic) and not (_is_number(number) and _is_weak(a, eqn)):
+        if isinstance(a, numpy.generic):
             return self._bind(f"{a.dtype.name}_constant", a)
-        text = repr(number)
-        if type(number) is complex and not _reads_back(text):
-            return self._bind("complex_constant", number)
+        if type(a) is complex:  # "-1j" has another sign of zero, "infj" is a name
+            return self._bind("complex_constant", a)
+        text = repr(a)
         return f"({text})" if text.startswith("-") else text
 
     # ------------------------------------------------ memory
@@ -287,31 +285,6 @@ def _is_shown(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(map(_is_shown, value))
     return value is None or type(value) in (bool, int, str, CompiledTape) or (type(value) is float and value == value)
-
-
-def _reads_back(text: str) -> bool:
-    """Whether a complex number's text evaluates to it.
-
-    "-1j" has another sign of zero, "infj" is a name.
-    """
-    try:
-        return repr(eval(text, {})) == text
-    except NameError:
-        return False
-
-
-def _is_number(x: Any) -> bool:
-    return type(x) in (bool, int, float, complex)
-
-
-def _is_weak(a: numpy.generic, eqn: Equation) -> bool:
-    """Whether a Python number can replace this NumPy scalar.
-
-    It can if promotion with another operand gives it the same dtype.
-    """
-    promoting = eqn.inputs[1:] if eqn.primitive is elementwise.where_p else eqn.inputs
-    alike = any(isinstance(b, Var) and b.type.dtype == a.dtype for b in promoting)
-    return alike and is_elementwise(eqn.primitive)
 
 
 # ---------------------------------------------------------------- bodies

@@ -22,6 +22,7 @@ lambda a:f64[]:
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -485,12 +486,24 @@ def sum_reshaped(program, eqn):
     return None
 
 
+def sum_divided(program, eqn):
+    """A sum divided by its number of terms is a mean."""
+    x, y = eqn.inputs
+    before = program.made_by(x, reduction.sum_p)
+    if before is None or atom_type(before.inputs[0]).dtype.kind not in "fc":
+        return None
+    sizes = atom_type(before.inputs[0]).shape
+    if _number(y) != math.prod([sizes[a] for a in before.params["axes"]]):
+        return None
+    return Equation(reduction.mean_p, before.inputs, before.params, eqn.outputs)
+
+
 #: The rules for each operation, in the order in which they are tried.
 RULES: dict[Primitive, tuple[Rule, ...]] = {
     add_p: (narrow_operands, neutral_operand, negated_term),
     subtract_p: (narrow_operands, neutral_operand, negated_term),
     multiply_p: (narrow_operands, neutral_operand, times_minus_one),
-    divide_p: (narrow_operands, neutral_operand),
+    divide_p: (narrow_operands, neutral_operand, sum_divided),
     negative_p: (negative_twice,),
     copy_p: (copied_within,),
     shape.reshape_p: (same_shape, reshaped_twice, sum_reshaped),
