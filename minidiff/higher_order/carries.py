@@ -9,7 +9,6 @@ from minidiff import tree
 from minidiff.core import (
     ShapedArray,
     Value,
-    current_interpreter,
     current_scope,
     is_scalar_constant,
     joint_variance,
@@ -17,10 +16,9 @@ from minidiff.core import (
     pbroadcast_to,
     typeof,
 )
-from minidiff.forward import JVP, as_named_value, as_value, push_forward
-from minidiff.higher_order.partial_eval import TracedBody, chosen, entered, fixpoint, placed
+from minidiff.forward import as_named_value, as_value
+from minidiff.higher_order.partial_eval import TracedBody, entered
 from minidiff.higher_order.values import as_type, fits_weakly, for_types_alone, is_weak, numeric, vary_everywhere
-from minidiff.tape import Tape
 
 
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
@@ -178,29 +176,3 @@ class Carry:
             if types == current and before == [t.sharding for t in types]:
                 return traced_body, types
             current, resharded = types, types == current
-
-
-def jvp_of_body(
-    outside: JVP, body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]
-):
-    """Trace the jvp of a loop's body; find which inputs have tangents.
-
-    Inputs and tangents are given in groups, the carries in the second; the traced body takes each group followed by its
-    tangents.
-    """
-    moving = [[t is not None for t in group] for group in tangents]
-
-    def attempt(carry_moving):
-        masks = [moving[0], carry_moving, *moving[2:]]
-
-        def f(*values):
-            values = iter(values)
-            groups = [([next(values) for _ in ts], placed(values, mask)) for ts, mask in zip(types, masks)]
-            primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
-            return push_forward(body, primals, moved, JVP(current_interpreter(), outer=outside))
-
-        traced_body = TracedBody(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
-        return traced_body, [t is not None for t in traced_body.result[1][: len(carry_moving)]]
-
-    traced_body, carry_moving = fixpoint(attempt, moving[1])
-    return traced_body, [moving[0], carry_moving, *moving[2:]]

@@ -11,11 +11,9 @@ afterwards). Linearisation splits a body into a known and a linear part (:class:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from minidiff.core import (
-    Primitive,
     ShapedArray,
     Tracer,
     Value,
@@ -27,10 +25,10 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.forward import JVP, as_value, instantiate
+from minidiff.forward import JVP, as_value, instantiate, push_forward
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.ops.base import zeros_like
-from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
+from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.reverse import Linearize, resharded
 from minidiff.staging import CONSTANTS, Stage
 from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
@@ -180,23 +178,39 @@ def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
     return [isinstance(a, Var) and a in found for a in tape.outputs]
 
 
-def merge(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
-    """Make tapes that close over different values take all of these values.
+#: How a body takes an operand, and gives a result: the same in every run of it, handed from one run to the next, or an
+#: element of an array for each run. Operands are in this order, and so are results.
+SHARED, CARRIED, ELEMENT = range(3)
 
-    Each tape comes with a pair of a key and a value for each of its first inputs; equal keys mean equal values. Returns
-    the tapes and the values.
-    """
-    values = {key: x for _, pairs in closed for key, x in pairs}
+
+class Operand(NamedTuple):
+    """An operand of a body (None for zeros), and which operand of the original it is."""
+
+    value: Any
+    group: int
+    origin: int | None = None
+
+
+Closed = tuple[Tape, list[Operand]]  # a tape, and the operands for its first inputs
+
+
+def merge(closed: Sequence[Closed]) -> tuple[list[Tape], list[Operand]]:
+    """Make tapes that close over different values take all of these values."""
+    operands: dict[Any, Operand] = {}
+    names: list[dict[Any, Var]] = []  # of each tape: what identifies an operand -> its name
+    for tape, own in closed:
+        names.append({})
+        for x, var in zip(own, tape.inputs):
+            key: Any = id(x.value)
+            while key in names[-1]:  # the tape takes a value twice
+                key = (key,)
+            names[-1][key] = var
+            operands.setdefault(key, x)
     tapes = []
-    for tape, pairs in closed:
-        own = {key: var for (key, _), var in zip(pairs, tape.inputs)}
-        shared = [own.get(key) or Var(typeof(x)) for key, x in values.items()]
-        tapes.append(Tape([*shared, *tape.inputs[len(pairs) :]], tape.equations, tape.outputs))
-    return tapes, list(values.values())
-
-
-def by_id(closed: tuple[Tape, list[Value]]) -> tuple[Tape, list[tuple[Any, Value]]]:
-    return closed[0], [(id(x), x) for x in closed[1]]
+    for (tape, own), known in zip(closed, names):
+        shared = [known.get(key) or Var(typeof(x.value)) for key, x in operands.items()]
+        tapes.append(Tape([*shared, *tape.inputs[len(own) :]], tape.equations, tape.outputs))
+    return tapes, list(operands.values())
 
 
 class PartialEval:
@@ -213,15 +227,11 @@ class PartialEval:
         with running(self.stage), transforming(self.recorder):
             self.outs = tape(*values)
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
-        self.number = dict(zip(self.stage.inputs, positions(not yes for yes in linear)))
+        self.known = [not yes for yes in linear]
 
     def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
         """The tape of the chosen outputs, and its first inputs' values, the residuals."""
         return self.recorder.tape(chosen(self.outs, outputs)).close()
-
-    def input_number(self, x: Value) -> int | None:
-        """Which input of the original tape a residual is; None if it is not an input."""
-        return self.number.get(x.variable) if self.stage.owns(x) else None
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type stands for zeros."""
@@ -229,108 +239,120 @@ class PartialEval:
             values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
             return prune_tape(self.stage.tape(values)).close()
 
-    def invariant(self, count: int) -> set[Var]:
-        """The names on `stage`'s tape that depend on the first `count` inputs alone."""
-        found = {v for v, i in self.number.items() if i < count}
-        for eqn in self.stage.equations:
-            if all(a in found for a in eqn.inputs if isinstance(a, Var)):
-                found.update(eqn.outputs)
-        return found
+    def from_outside(self, residuals: Sequence[Value], operands: Sequence[Operand], once: bool) -> list[Operand | None]:
+        """The residuals that are known outside the body; None for the others.
 
-    def before(self, count: int, args: Sequence[Value], wanted: list[Var]) -> list[Value]:
-        """Compute `wanted`, names in `invariant(count)`, from the operands `args`."""
-        if not wanted:
-            return []
-        inputs = {v: args[i] for v, i in self.number.items() if i < count}
-        return prune_tape(Tape(list(inputs), self.stage.equations, wanted), effects=False)(*inputs.values())
+        With `once`, what depends on shared operands alone is computed outside, for all runs of the body.
+        """
+        fixed = {v: x.value for v, x in self.operands(operands) if x.group == SHARED}
+        known: dict[Var, Operand | None] = {v: x for v, x in self.operands(operands) if x.group != CARRIED}
+        if once:
+            constant = depending_only_on(fixed, self.stage.equations)
+            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable in constant - set(fixed)]
+            computed = prune_tape(Tape(list(fixed), self.stage.equations, wanted), effects=False)
+            known.update((v, Operand(x, SHARED)) for v, x in zip(wanted, computed(*fixed.values())))
+        return [known.get(x.variable) if self.stage.owns(x) else Operand(x, SHARED) for x in residuals]
 
-
-@dataclass
-class LinearPart:
-    """The linear equation that remains once the known part has run."""
-
-    operands: list[tuple[int | None, Value]]  # each with its index among the original operands, or None
-    params: dict
-    results: list[int]  # the index of each result among the original results
+    def operands(self, operands: Sequence[Operand]) -> Iterable[tuple[Var, Operand]]:
+        """The names of the known operands, and these operands."""
+        return zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)])
 
 
-# ---------------------------------------------------------------- operations with tapes for parameters
+def depending_only_on(names: Iterable[Var], equations: Sequence[Equation]) -> set[Var]:
+    """These names, and those that equations compute from them and constants alone."""
+    found = set(names)
+    for eqn in equations:
+        if all(a in found for a in eqn.inputs if isinstance(a, Var)):
+            found.update(eqn.outputs)
+    return found
 
 
-class BodyOperation(Primitive):
-    """An operation with tapes as parameters, whose types its operands match exactly.
+def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
+    """A tape split, and which of its results are linear."""
+    parts = PartialEval(tape, linear)
+    return parts, parts.is_linear
 
-    `jvp_operands(outside, primals, tangents, params)` and `batch_operands(outside, args, batched, params)`
-        differentiate and vectorise it, for the interpreter `outside`, if at least one operand is active.
-    `split(args, linear, params)`
-        runs the part that does not depend on the `linear` operands (which may be types, or names on a linear
-        tape), and returns a dict of known results by index, and the LinearPart.
+
+def linear_tapes(
+    parts: Sequence[PartialEval], outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool
+) -> tuple[list[Closed], list[list], int]:
+    """The tapes of the chosen outputs, and their residuals.
+
+    The tapes come with operands that are known outside, then take the saved residuals. Returns also the residuals that
+    each known part saves (or the types of others in their place), and their number. Tapes share these: only one runs.
+    """
+    slots: list[ShapedArray] = []  # the types of the saved residuals; each tape fills some of them
+    found = []
+    for p in parts:
+        tape, residuals = p.linear_tape(outputs)
+        outside = p.from_outside(residuals, operands, once=repeats)
+        saved: dict[int, tuple[Var, Value]] = {}
+        for var, x, operand in zip(tape.inputs, residuals, outside):
+            if operand is None:
+                saved[_free_slot(slots, saved, x.type)] = var, x
+        found.append((tape, outside, saved))
+    closed = []
+    for tape, outside, saved in found:
+        own = [(var, x) for var, x in zip(tape.inputs, outside) if x is not None]
+        inputs = [*[var for var, _ in own], *[saved[k][0] if k in saved else Var(t) for k, t in enumerate(slots)]]
+        tape = Tape([*inputs, *tape.inputs[len(outside) :]], tape.equations, tape.outputs)
+        closed.append((tape, [x for _, x in own]))
+    return closed, [[saved[k][1] if k in saved else t for k, t in enumerate(slots)] for *_, saved in found], len(slots)
+
+
+def _free_slot(slots: list[ShapedArray], taken: dict, t: ShapedArray) -> int:
+    """The number of a free slot of type `t`; append one if there is none."""
+    for k, slot in enumerate(slots):
+        if slot == t and k not in taken:
+            return k
+    slots.append(t)
+    return len(slots) - 1
+
+
+# ---------------------------------------------------------------- jvp and vmap
+
+
+def jvp_of_body(body: Callable, outside: JVP, moving: Sequence[bool]) -> Callable:
+    """The jvp of a body: from operands and tangents to results and their tangents.
+
+    It takes tangents for operands marked as `moving`. A zero tangent is None.
     """
 
-    is_higher_order = True
-    multiple_results = True
-    operands_agree = False
+    def jvp(*values):
+        primals, tangents = cut(values, len(moving))
+        inside = JVP(current_interpreter(), outer=outside)
+        return push_forward(body, primals, placed(tangents, moving), inside)
 
-    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        return outside.record(self, args, params)
-
-    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
-        primals, tangents = outside.split(args)
-        if all(t is None for t in tangents):
-            return self.bind(*primals, **params)
-        outs, out_tangents = self.jvp_operands(outside, primals, tangents, params)
-        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        linear = [outside.owns(x) for x in args]
-        if not any(linear):
-            return self.bind(*args, **params)
-        outs, part = self.split(args, linear, params)
-        if part.results:
-            operands = fit([x for _, x in part.operands], self.operand_types(part))
-            outs = {**dict(zip(part.results, outside.record(self, operands, part.params))), **outs}
-        return [outs[i] for i in range(len(outs))]
-
-    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
-        batched = [outside.owns(x) for x in args]
-        return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
-
-    def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """The operands (by index) that each body takes; the last body gives the results.
-
-        None if a body takes elements of operands.
-        """
-        return None
-
-    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
-        types = [typeof(t) for t in types]
-        if types != list(expected):
-            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
+    return jvp
 
 
 def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
     return t.update(shape=(size, *t.shape)) if yes else t
 
 
-def in_front(x: Value, size: int, batch: Batch | None = None) -> Value:
-    """Move the batch axis to the front; broadcast what `batch` does not own."""
-    if batch is not None and batch.owns(x):
-        return moveaxis(x.value, x.axis, 0)
+def broadcast_in_front(x: Value, size: int) -> Value:
+    """Broadcast along a new leading axis."""
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
-def run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Sequence[bool]):
-    """Run a tape on values batched along axis 0: results, and which are batched."""
+def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched: Sequence[bool]):
+    """Run a body on values batched along axis 0: results, and which are batched."""
     inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
     with transforming(inside):
-        outs = tape(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
-    out_batched = [inside.owns(x) for x in outs]
-    return [in_front(x, 0, inside) if b else x for x, b in zip(outs, out_batched)], out_batched
+        outs = body(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
+    return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
+
+
+def traced_batch(tape: Tape, outside: Batch, batched: Sequence[bool]) -> tuple[TracedBody, list[bool]]:
+    """Trace a tape on batched values: see `run_batched`. Also which results are batched."""
+    types = [batched_type(t, outside.size_of_batch, b) for t, b in zip(tape.in_types, batched)]
+    traced_body = TracedBody(lambda *values: run_batched(outside, tape, values, batched), types)
+    return traced_body, traced_body.result[1]
 
 
 def filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
     """Broadcast values along a leading batch axis wherever one is wanted."""
-    return [in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
+    return [broadcast_in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
 
 
 def concrete_value(x: Value, use: str) -> Any:
