@@ -247,15 +247,18 @@ def backward_pass(
         if scope.checks:
             with checking(scope, False):
                 return backward_pass(tape, linear, values, cts, consume)
-    env, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
+    wanted = [v for v, yes in zip(tape.inputs, linear) if yes]
+    if not tape.linear:
+        tape, consume = linear_part(tape, linear, values), True
+        tape.may_be_sharded = any(isinstance(x, Tracer) for x in (*values, *cts))
     adjoints: dict[Var, Value] = {}
     owned: set[Var] = set()  # variables whose adjoint is a sum made here, which may be added to in place
     for a, ct in zip(tape.outputs, cts):
-        if ct is not None and isinstance(a, Var) and a not in env:
+        if ct is not None and isinstance(a, Var):
             _accumulate(adjoints, owned, a, ct)
     plain = tape.linear and not tape.may_be_sharded and interpreter is EVALUATE
     watch = interpreter.watch
-    for eqn in reversed(equations):
+    for eqn in reversed(tape.equations):
         primitive, inputs = eqn.primitive, eqn.inputs
         if consume:
             eqn.inputs = ()
@@ -288,7 +291,7 @@ def backward_pass(
             out_cts = adjoints.pop(eqn.outputs[0], None)
             if out_cts is None:
                 continue
-        operands = [env.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
+        operands = [a.type if isinstance(a, Var) else a for a in inputs]
         try:
             if watch is None:
                 in_cts = primitive.transpose(out_cts, operands, eqn.params)
@@ -297,9 +300,9 @@ def backward_pass(
         finally:
             become(interpreter)  # see `restores_interpreter`
         for a, ct in zip(inputs, in_cts):
-            if ct is not None and isinstance(a, Var) and a not in env:
+            if ct is not None and isinstance(a, Var):
                 _accumulate(adjoints, owned, a, ct)
-    return [adjoints.get(v) for v, yes in zip(tape.inputs, linear) if yes]
+    return [adjoints.get(v) for v in wanted]
 
 
 #: `backward_pass` in a typed `shard_map` body, for a tape recorded there. A hook: `collectives` sets a version with
@@ -330,20 +333,36 @@ def _accumulate(adjoints: dict[Var, Value], owned: set[Var], a: Var, ct: Value) 
             owned.discard(a)
 
 
-def evaluate_constants(
-    tape: Tape, linear: Sequence[bool], values: Sequence[Value]
-) -> tuple[dict[Var, Value], list[Equation]]:
-    """Compute what does not depend on linear inputs; return also the other equations."""
+def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> Tape:
+    """Compute what does not depend on linear inputs; the rest is a linear tape.
+
+    The values that the rest needs are constants on it, and all others are freed after their last use.
+    """
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
-    equations = []
+    known, rest, needed = [], [], set()
     for eqn in tape.equations:
         if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
             linear_vars.update(eqn.outputs)
-            equations.append(eqn)
+            rest.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
         else:
-            evaluate_equation(eqn, env)
-    return env, equations
+            known.append(eqn)
+    last = {a: i for i, eqn in enumerate(known) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)}
+    for i, eqn in enumerate(known):
+        evaluate_equation(eqn, env)
+        for a in (*eqn.inputs, *eqn.outputs):
+            if isinstance(a, Var) and last[a] == i and a not in needed:
+                env.pop(a, None)
+
+    def value(a: Any) -> Any:
+        return env.get(a, a) if isinstance(a, Var) else a
+
+    equations = [Equation(e.primitive, list(map(value, e.inputs)), e.params, e.outputs, e.source) for e in rest]
+    inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
+    out = Tape(inputs, equations, [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs])
+    out.linear = True
+    return out
 
 
 def agreeing(ct: Value, type: ShapedArray) -> Value:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.core import (
+    Interpreter,
     ShapedArray,
     Tracer,
     Value,
@@ -312,16 +313,18 @@ def _free_slot(slots: list[ShapedArray], taken: dict, t: ShapedArray) -> int:
 # ---------------------------------------------------------------- jvp and vmap
 
 
-def jvp_of_body(body: Callable, outside: JVP, moving: Sequence[bool]) -> Callable:
+def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Sequence[bool]) -> Callable:
     """The jvp of a body: from operands and tangents to results and their tangents.
 
-    It takes tangents for operands marked as `moving`. A zero tangent is None.
+    It takes tangents for operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter that
+    continues the forward mode outside.
     """
 
     def jvp(*values):
         primals, tangents = cut(values, len(moving))
-        inside = JVP(current_interpreter(), outer=outside)
-        return push_forward(body, primals, placed(tangents, moving), inside)
+        forward = inside(current_interpreter())
+        adopted = lambda *args: [forward.adopt(x) for x in body(*args)]  # noqa: E731
+        return push_forward(adopted, primals, placed(tangents, moving), forward)
 
     return jvp
 
