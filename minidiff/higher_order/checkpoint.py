@@ -190,8 +190,8 @@ class Checkpoint(Call):
         operands = {v: x for v, x in values.items() if v in needed}
         results: Iterable[Value] = ()
         if outputs:
-            tape, constants = Tape(list(operands), equations, outputs).close()
-            results = outside.record(self, [*constants, *operands.values()], {"body": tape, "policy": None})
+            tape = Tape(list(operands), equations, outputs)
+            results = outside.record(self, list(operands.values()), {"body": tape, "policy": None})
         found = placed(results, moving)
         return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
