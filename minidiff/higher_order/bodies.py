@@ -28,7 +28,6 @@ from minidiff.higher_order.partial_eval import (
     fit,
     fixpoint,
     jvp_of_body,
-    linear_tapes,
     merge,
     names_used,
     partly_evaluated,
@@ -221,14 +220,19 @@ class BodyOperation(Primitive):
         parts, linear, is_linear = self.settled(params, linear[len(own) :], partly_evaluated)
         known = [not yes for yes in is_linear]
         operands = self.operands_of(args, params)
-        closed, saved, count = linear_tapes(parts, is_linear, operands, self.repeats)
-        group = ELEMENT if self.repeats else SHARED
-        known_tapes = [p.known_tape([*chosen(p.outs, known), *xs]) for p, xs in zip(parts, saved)]
+        tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats) for p in parts])
+        saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
+        known_tapes = [
+            # Another branch saves something else: zeros, which are not used.
+            p.known_tape([*chosen(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
+            for p in parts
+        ]
         fixed = chosen(operands, [not yes for yes in linear])
-        found = self.rebind(own, known_tapes, fixed, [*chosen(results, known), *[group] * count], params)
+        found = self.rebind(own, known_tapes, fixed, [*chosen(results, known), *[x.group for x in saved]], params)
         outs, residuals = cut(found, sum(known))
-        tapes, passed = merge(closed)
-        operands = [*passed, *[Operand(x, group) for x in residuals], *chosen(operands, linear)]
+        values = dict(zip([id(x.value) for x in saved], residuals))
+        passed = [x._replace(value=values.get(id(x.value), x.value)) for x in passed]
+        operands = [*passed, *chosen(operands, linear)]
         operands, params, _ = self.arranged(tapes, operands, chosen(results, is_linear), params)
         part = LinearPart([*[Operand(x, SHARED) for x in own], *operands], params, positions(is_linear))
         return dict(zip(positions(known), outs)), part

@@ -192,26 +192,24 @@ class Operand(NamedTuple):
     origin: int | None = None
 
 
-Closed = tuple[Tape, list[Operand]]  # a tape, and the operands for its first inputs
-
-
-def merge(closed: Sequence[Closed]) -> tuple[list[Tape], list[Operand]]:
-    """Make tapes that close over different values take all of these values."""
-    operands: dict[Any, Operand] = {}
-    names: list[dict[Any, Var]] = []  # of each tape: what identifies an operand -> its name
+def merge(closed: Sequence[tuple[Tape, Sequence[Operand]]]) -> tuple[list[Tape], list[Operand]]:
+    """Make tapes take the same operands, given the operands of each one's first inputs."""
+    operands: dict[int, Operand] = {}
+    names: list[dict[int, Var]] = []  # of each tape: what identifies an operand -> its name
     for tape, own in closed:
         names.append({})
         for x, var in zip(own, tape.inputs):
-            key: Any = id(x.value)
-            while key in names[-1]:  # the tape takes a value twice
-                key = (key,)
+            key = id(var) if id(x.value) in names[-1] else id(x.value)  # a tape may take a value twice
             names[-1][key] = var
             operands.setdefault(key, x)
-    tapes = []
-    for (tape, own), known in zip(closed, names):
-        shared = [known.get(key) or Var(typeof(x.value)) for key, x in operands.items()]
-        tapes.append(Tape([*shared, *tape.inputs[len(own) :]], tape.equations, tape.outputs))
-    return tapes, list(operands.values())
+    return [
+        Tape(
+            [*[known.get(key) or Var(typeof(x.value)) for key, x in operands.items()], *tape.inputs[len(own) :]],
+            tape.equations,
+            tape.outputs,
+        )
+        for (tape, own), known in zip(closed, names)
+    ], list(operands.values())
 
 
 class PartialEval:
@@ -230,33 +228,36 @@ class PartialEval:
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
         self.known = [not yes for yes in linear]
 
-    def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
-        """The tape of the chosen outputs, and its first inputs' values, the residuals."""
-        return self.recorder.tape(chosen(self.outs, outputs)).close()
+    def linear_tape(
+        self, outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool
+    ) -> tuple[Tape, list[Operand]]:
+        """The tape of the chosen outputs, and operands for its first inputs, the residuals.
+
+        A residual that is not known outside the body stands for itself, a name on `stage`. If the body `repeats`, there
+        is one for each run, and what depends on shared operands alone is computed here, once for all runs.
+        """
+        tape, residuals = self.recorder.tape(chosen(self.outs, outputs)).close()
+        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)]))
+        outside = {v: x for v, x in given if x.group != CARRIED}
+        if repeats:
+            shared = {v: x.value for v, x in given if x.group == SHARED}
+            constant = depending_only_on(shared, self.stage.equations).difference(shared)
+            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable in constant]
+            computed = prune_tape(Tape(list(shared), self.stage.equations, wanted), effects=False)
+            outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, computed(*shared.values())))
+
+        def operand(x):
+            if not self.stage.owns(x):
+                return Operand(x, SHARED)
+            return outside.get(x.variable) or Operand(x, ELEMENT if repeats else SHARED)
+
+        return tape, list(map(operand, residuals))
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type stands for zeros."""
         with transforming(self.stage):
             values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
             return prune_tape(self.stage.tape(values)).close()
-
-    def from_outside(self, residuals: Sequence[Value], operands: Sequence[Operand], once: bool) -> list[Operand | None]:
-        """The residuals that are known outside the body; None for the others.
-
-        With `once`, what depends on shared operands alone is computed outside, for all runs of the body.
-        """
-        fixed = {v: x.value for v, x in self.operands(operands) if x.group == SHARED}
-        known: dict[Var, Operand | None] = {v: x for v, x in self.operands(operands) if x.group != CARRIED}
-        if once:
-            constant = depending_only_on(fixed, self.stage.equations)
-            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable in constant - set(fixed)]
-            computed = prune_tape(Tape(list(fixed), self.stage.equations, wanted), effects=False)
-            known.update((v, Operand(x, SHARED)) for v, x in zip(wanted, computed(*fixed.values())))
-        return [known.get(x.variable) if self.stage.owns(x) else Operand(x, SHARED) for x in residuals]
-
-    def operands(self, operands: Sequence[Operand]) -> Iterable[tuple[Var, Operand]]:
-        """The names of the known operands, and these operands."""
-        return zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)])
 
 
 def depending_only_on(names: Iterable[Var], equations: Sequence[Equation]) -> set[Var]:
@@ -272,42 +273,6 @@ def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, l
     """A tape split, and which of its results are linear."""
     parts = PartialEval(tape, linear)
     return parts, parts.is_linear
-
-
-def linear_tapes(
-    parts: Sequence[PartialEval], outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool
-) -> tuple[list[Closed], list[list], int]:
-    """The tapes of the chosen outputs, and their residuals.
-
-    The tapes come with operands that are known outside, then take the saved residuals. Returns also the residuals that
-    each known part saves (or the types of others in their place), and their number. Tapes share these: only one runs.
-    """
-    slots: list[ShapedArray] = []  # the types of the saved residuals; each tape fills some of them
-    found = []
-    for p in parts:
-        tape, residuals = p.linear_tape(outputs)
-        outside = p.from_outside(residuals, operands, once=repeats)
-        saved: dict[int, tuple[Var, Value]] = {}
-        for var, x, operand in zip(tape.inputs, residuals, outside):
-            if operand is None:
-                saved[_free_slot(slots, saved, x.type)] = var, x
-        found.append((tape, outside, saved))
-    closed = []
-    for tape, outside, saved in found:
-        own = [(var, x) for var, x in zip(tape.inputs, outside) if x is not None]
-        inputs = [*[var for var, _ in own], *[saved[k][0] if k in saved else Var(t) for k, t in enumerate(slots)]]
-        tape = Tape([*inputs, *tape.inputs[len(outside) :]], tape.equations, tape.outputs)
-        closed.append((tape, [x for _, x in own]))
-    return closed, [[saved[k][1] if k in saved else t for k, t in enumerate(slots)] for *_, saved in found], len(slots)
-
-
-def _free_slot(slots: list[ShapedArray], taken: dict, t: ShapedArray) -> int:
-    """The number of a free slot of type `t`; append one if there is none."""
-    for k, slot in enumerate(slots):
-        if slot == t and k not in taken:
-            return k
-    slots.append(t)
-    return len(slots) - 1
 
 
 # ---------------------------------------------------------------- jvp and vmap
