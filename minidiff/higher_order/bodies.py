@@ -18,6 +18,7 @@ from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
     SHARED,
+    JVPInside,
     Operand,
     TracedBody,
     broadcast_in_front,
@@ -185,7 +186,7 @@ class BodyOperation(Primitive):
         groups, results = self.groups(params)
 
         def change(body, moving):
-            f = jvp_of_body(body, lambda below: JVP(below, outer=outside), moving)
+            f = jvp_of_body(body, lambda below: JVPInside(below, outer=outside), moving)
             traced_body = TracedBody(f, [*body.in_types, *chosen(body.in_types, moving)])
             return traced_body, [t is not None for t in traced_body.result[1]]
 

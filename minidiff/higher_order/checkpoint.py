@@ -26,8 +26,10 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP, Flat, JVPTracer, as_value
-from minidiff.higher_order.inlined import Call, Continued, JVPInside
+from minidiff.higher_order.inlined import Call
 from minidiff.higher_order.partial_eval import (
+    Continued,
+    JVPInside,
     chosen,
     cut,
     jvp_of_body,
@@ -72,7 +74,7 @@ class KnownTracer(RecordedTracer):
         return format(self.value, spec)
 
 
-class Known(Stage):
+class Known(Continued, Stage):
     """Run operations below and record them; keep results that the policy saves."""
 
     name = "checkpoint"
@@ -95,17 +97,12 @@ class Known(Stage):
     def value_of(self, x: Value) -> Value:
         return x.value if self.owns(x) else x
 
-    def adopt(self, x: Value) -> Value:
-        """Make a value that the function closes over an input."""
-        if not isinstance(x, Tracer) or x.interpreter is self:
-            return x
-        known = self._adopted.get(id(x))
-        if known is None:
-            known = self._adopted[id(x)] = (x, self.enter(self.below.adopt(x)))
-        return known[1]
+    def knows(self, x: Tracer) -> bool:
+        return x.interpreter is self
 
-    def interpret(self, primitive, args, params):
-        return super().interpret(primitive, [self.adopt(x) for x in args], params)
+    def _adopt(self, x: Tracer) -> Value:
+        """Make a value that the function closes over an input."""
+        return self.enter(self.below.adopt(x))
 
     def record(self, primitive, args, params):
         args = [self.adopt(x) for x in args]

@@ -115,17 +115,6 @@ switch_p = Cond("switch", int, equal)
 # ---------------------------------------------------------------- what the branches return
 
 
-def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
-    """The leaves of `operands`; `f` from leaves to (leaves with paths, structure)."""
-    leaves, structure = tree.flatten(operands)
-    weak = are_weak(leaves)
-
-    def flat(*values: Value) -> tuple:
-        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
-
-    return [entered(x) for x in leaves], flat
-
-
 def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
     """The common types of branches' results, up to Python numbers and variance."""
     structure = results[0][1]
@@ -163,50 +152,55 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     use = SELECTORS[primitive.name]
     given, structure = tree.flatten(operands)
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
-    batched = isinstance(selector, BatchTracer)
+    scope, batched = current_scope(), isinstance(selector, BatchTracer)
     known = None if batched else if_known(selector, use)
-    if known is not None:
-        number, scope = primitive.choose(known), current_scope()
-        if scope is None or not scope.typed or not isinstance(selector, Tracer):
-            return branches[number](*operands)
-        return _typed_choice(primitive, number, names, branches, operands)
+    number = None if known is None else primitive.choose(known)
+    if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
+        return branches[number](*operands)
     if not batched:
         check_invariant(use, typeof(selector))
-    leaves, functions = [], []
-    for f in branches:
-        leaves, function = _flat_function(f, operands)
-        functions.append(function)
+    leaves, weak = list(map(entered, given)), are_weak(given)
+
+    def flat(f: Callable, values: Sequence[Value]) -> tuple:
+        """Apply a branch to leaves: the result's leaves with their paths, its structure."""
+        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
+
+    def traced(f: Callable, for_types: bool = False) -> TracedBody:
+        types = map(typeof, leaves)
+        return TracedBody(lambda *values: flat(f, values), types, (primitive.name, name_of(f)), for_types)
+
+    if number is not None:
+        return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
     if batched:
-        results = [function(*leaves) for function in functions]
+        results = [flat(f, leaves) for f in branches]
         types = _common_types(primitive.name, names, results)
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
-        with checking(current_scope(), False):
+        with checking(scope, False):
             return _results(results, primitive.select(selector, values))
-    traced_bodies = [_traced_body(primitive, f, leaves, function) for f, function in zip(branches, functions)]
+    traced_bodies = list(map(traced, branches))
     types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-    operands = [Operand(x, SHARED) for x in leaves]
-    outs = primitive.rebind([selector], closed, operands, [SHARED] * len(types), dict.fromkeys(parameters))
+    shared = [Operand(x, SHARED) for x in leaves]
+    outs = primitive.rebind([selector], closed, shared, [SHARED] * len(types), dict.fromkeys(parameters))
     return _results([d.result for d in traced_bodies], outs)
 
 
 def _typed_choice(
-    primitive: Cond, number: int, names: Sequence[str], branches: Sequence[Callable], operands: tuple
+    primitive: Cond, number: int, names: Sequence[str], result: tuple, branches: Sequence[Callable], traced: Callable
 ) -> Any:
-    """Run one branch, and give its results the variance of a recorded `cond`.
+    """Give the `result` of the branch that ran the variance of a recorded `cond`.
 
     So a program that typechecks for these values typechecks for any others.
     """
-    leaves, function = _flat_function(branches[number], operands)
-    found, structure = function(*leaves)
+    found, structure = result
     if vary_everywhere(x for _, x in found):
         return tree.unflatten(structure, [x for _, x in found])
-    results = [(found, structure)] * len(branches)
+    results = [result] * len(branches)
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = _traced_body(primitive, f, *_flat_function(f, operands), for_types=True).result
+                results[k] = traced(f, for_types=True).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 
@@ -215,12 +209,6 @@ def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
     """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
     return tree.unflatten(results[0][1], weak_where(weak, values))
-
-
-def _traced_body(
-    primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable, for_types: bool = False
-) -> TracedBody:
-    return TracedBody(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
 # ---------------------------------------------------------------- public functions

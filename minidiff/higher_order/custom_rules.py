@@ -34,20 +34,29 @@ from minidiff.core import (
     name_of,
     pbroadcast_to,
     running,
-    transforming,
     typeof,
     weak_where,
 )
 from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
-from minidiff.higher_order.inlined import BatchInside, Body, Call, batched_body
-from minidiff.higher_order.partial_eval import batched_type, chosen, cut, placed, positions, present
+from minidiff.higher_order.inlined import Body, Call
+from minidiff.higher_order.partial_eval import (
+    batched_body,
+    batched_type,
+    chosen,
+    cut,
+    filled,
+    placed,
+    positions,
+    present,
+    run_batched,
+)
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
 from minidiff.tape import Tape
-from minidiff.vmap import Batch, BatchTracer, stacked
+from minidiff.vmap import Batch
 
 # ---------------------------------------------------------------- stop_gradient
 
@@ -215,14 +224,18 @@ class CustomVJP(Custom):
         residuals_batched: list[bool] = []
 
         def fwd(*values):
-            inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
-            with transforming(inside):
-                outs, residuals = params["fwd"](
-                    *[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, arguments)]
-                )
-                outs, residuals = ([inside.adopt(x) for x in xs] for xs in (outs, residuals))
-            residuals_batched[:] = map(inside.owns, residuals)
-            return [stacked(inside, x, 0) for x in outs], [inside.in_front(x) for x in residuals]
+            count = 0
+
+            def flat(*values):
+                nonlocal count
+                outs, residuals = params["fwd"](*values)
+                count = len(outs)
+                return [*outs, *residuals]
+
+            found, found_batched = run_batched(outside, flat, values, arguments)
+            residuals_batched[:] = found_batched[count:]
+            outs = filled(found[:count], found_batched, [True] * count, outside.size_of_batch)
+            return outs, found[count:]
 
         jvp = params["jvp"] and batched_body(params["jvp"], outside, [*arguments, *arguments])
         bwd = batched_bwd(params["bwd"], outside, residuals_batched, dict(enumerate(arguments)))

@@ -15,71 +15,19 @@ from typing import Any
 from minidiff.core import (
     Primitive,
     ShapedArray,
-    Tracer,
     Value,
-    current_interpreter,
     running,
     transforming,
     typeof,
 )
 from minidiff.forward import JVP
+from minidiff.higher_order.partial_eval import batched_body
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Tape
-from minidiff.vmap import Batch, BatchTracer, stacked
+from minidiff.vmap import Batch, BatchTracer
 
 Body = Callable[..., list]  # leaves -> leaves
-
-
-# ---------------------------------------------------------------- interpreters inside a body
-
-
-class Continued:
-    """An interpreter that continues its `outer` one inside a body."""
-
-    def interpret(self, primitive, args, params):
-        return super().interpret(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
-
-    def adopt(self, x: Value) -> Value:
-        if not isinstance(x, Tracer) or self._knows(x):
-            return x
-        known = self._adopted.get(id(x))
-        if known is None:
-            known = self._adopted[id(x)] = (x, self._adopt(x))
-        return known[1]
-
-    def _knows(self, x: Tracer) -> bool:
-        """Whether `x` belongs to this interpreter or to one below it."""
-        interpreter = self
-        while interpreter is not None:
-            if x.interpreter is interpreter:
-                return True
-            interpreter = interpreter.below
-        return False
-
-
-class JVPInside(Continued, JVP):
-    """Forward mode, continued inside a body."""
-
-
-class BatchInside(Continued, Batch):
-    """vmap, continued inside a body."""
-
-
-def batched_body(body: Body, outside: Batch, batched: Sequence[bool]) -> Body:
-    """Vectorise a body over the first axis of batched arguments and all results."""
-
-    def vectorised(*values):
-        inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
-        with transforming(inside):
-            outs = body(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
-            outs = [inside.adopt(x) for x in outs]
-        return [None if x is None else stacked(inside, x, 0) for x in outs]
-
-    return vectorised
-
-
-# ---------------------------------------------------------------- the operation
 
 
 class Call(Primitive):

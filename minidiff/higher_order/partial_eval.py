@@ -278,6 +278,30 @@ def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, l
 # ---------------------------------------------------------------- jvp and vmap
 
 
+class Continued:
+    """An interpreter that continues its `outer` one inside a body."""
+
+    def interpret(self, primitive, args, params):
+        return super().interpret(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
+
+    def knows(self, x: Tracer) -> bool:
+        """Whether `x` belongs to this interpreter or to one below it."""
+        interpreter = self
+        while interpreter is not None:
+            if x.interpreter is interpreter:
+                return True
+            interpreter = interpreter.below
+        return False
+
+
+class JVPInside(Continued, JVP):
+    """Forward mode, continued inside a body."""
+
+
+class BatchInside(Continued, Batch):
+    """vmap, continued inside a body."""
+
+
 def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Sequence[bool]) -> Callable:
     """The jvp of a body: from operands and tangents to results and their tangents.
 
@@ -294,6 +318,26 @@ def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Se
     return jvp
 
 
+def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched: Sequence[bool]):
+    """Run a body on values batched along axis 0: results, and which are batched."""
+    inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
+    with transforming(inside):
+        outs = [
+            inside.adopt(x) for x in body(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
+        ]
+    return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
+
+
+def batched_body(body: Callable, outside: Batch, batched: Sequence[bool]) -> Callable:
+    """Vectorise a body over the first axis of batched arguments and all results."""
+
+    def vectorised(*values):
+        outs, out_batched = run_batched(outside, body, values, batched)
+        return filled(outs, out_batched, [x is not None for x in outs], outside.size_of_batch)
+
+    return vectorised
+
+
 def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
     return t.update(shape=(size, *t.shape)) if yes else t
 
@@ -301,14 +345,6 @@ def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
 def broadcast_in_front(x: Value, size: int) -> Value:
     """Broadcast along a new leading axis."""
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
-
-
-def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched: Sequence[bool]):
-    """Run a body on values batched along axis 0: results, and which are batched."""
-    inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
-    with transforming(inside):
-        outs = body(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
-    return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
 
 
 def traced_batch(tape: Tape, outside: Batch, batched: Sequence[bool]) -> tuple[TracedBody, list[bool]]:
