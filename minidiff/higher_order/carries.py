@@ -65,6 +65,7 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
+        self.common: list[ShapedArray] | None = None  # the types that the first step shows, once it has run
         self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
         self.last: list[ShapedArray] = []  # the types of the most recent carries
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
@@ -87,8 +88,16 @@ class Carry:
         numbers = map(is_scalar_constant, self.init)
         return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
-    def eagerly(self, step: Callable, *args: Any) -> tuple[list[Value], list[ShapedArray], Any]:
-        """Run the first step: initial carries, their types, and the step's results.
+    def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
+        """Run a step: the carries it was given, those it returns, and its other results."""
+        if self.common is None:
+            values, new, rest = self.first_step(step, *args)
+        else:
+            new, rest = step(values, *args)
+        return values, self.resharded(new), rest
+
+    def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
+        """Run the first step, and find the types of the carries.
 
         Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
         also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
@@ -114,13 +123,13 @@ class Carry:
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
-        self.seen, self.last = types, list(map(typeof, init))
-        return init, types, (self.resharded(types, new), rest)
+        self.common, self.seen, self.last = types, types, list(map(typeof, init))
+        return init, new, rest
 
-    def resharded(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
+    def resharded(self, new: Sequence[Any]) -> list[Value]:
         """Check a step's results against the types of the carries; cast if needed."""
         out = []
-        for path, x, t in zip(self.paths, new, types):
+        for path, x, t in zip(self.paths, new, self.common):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)

@@ -50,28 +50,17 @@ Policy = Callable[..., bool]
 
 
 class KnownTracer(RecordedTracer):
-    """A value and its name on a tape that does not hold the value."""
+    """A value, the primal, and its name on a tape that does not hold the value."""
 
-    __slots__ = ("value",)
+    __slots__ = ("primal",)
 
-    def __init__(self, interpreter: Known, var: Var, value: Value):
+    def __init__(self, interpreter: Known, var: Var, primal: Value):
         super().__init__(interpreter, var)
-        self.value = value
+        self.primal = primal
 
-    def concrete(self, use: str) -> Any:
-        self.check_alive()
-        return self.value.concrete(use) if isinstance(self.value, Tracer) else self.value
-
-    __float__, __complex__, _lose_derivative = JVPTracer.__float__, JVPTracer.__complex__, JVPTracer._lose_derivative
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
+    concrete, _lose_derivative = JVPTracer.concrete, JVPTracer._lose_derivative
+    __float__, __complex__ = JVPTracer.__float__, JVPTracer.__complex__
+    __repr__, __str__, __format__ = JVPTracer.__repr__, JVPTracer.__str__, JVPTracer.__format__
 
 
 class Known(Continued, Stage):
@@ -95,7 +84,7 @@ class Known(Continued, Stage):
         return type(x) is KnownTracer and x.interpreter is self
 
     def value_of(self, x: Value) -> Value:
-        return x.value if self.owns(x) else x
+        return x.primal if self.owns(x) else x
 
     def knows(self, x: Tracer) -> bool:
         return x.interpreter is self

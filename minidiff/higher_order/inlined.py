@@ -20,7 +20,6 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.forward import JVP
 from minidiff.higher_order.partial_eval import batched_body
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
@@ -40,10 +39,6 @@ class Call(Primitive):
 
     def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
         return params["body"](*args)
-
-    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
-        with running(outside):
-            return params["body"](*args)
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the body: its operations on tangents are linear, and recorded."""

@@ -74,14 +74,12 @@ class Scan(BodyOperation):
     def evaluate(self, args, params):
         body, length = params["body"], params["length"]
         consts, carry, xs = cut(args, params["consts"], params["carry"])
-        columns, rows = [_elements(x) for x in xs], []
-        for i in _order(length, params["reverse"]):
-            carry, row = cut(body(*consts, *carry, *[column[i] for column in columns]), len(carry))
-            rows.append(row)
         if not length:
             none = [t.update(shape=(0, *t.shape)) for t in body.out_types[len(carry) :]]
             return [*carry, *map(zeros, none)]
-        return [*carry, *map(_stacked, zip(*(rows[::-1] if params["reverse"] else rows)))]
+        step = lambda carry, row: cut(body(*consts, *carry, *row), len(carry))  # noqa: E731
+        carry, ys = _run(step, carry, xs, length, params["reverse"])
+        return [*carry, *ys]
 
     def check_fits(self, types, params, scope):
         if not (isinstance(params["length"], int) and isinstance(params["reverse"], bool)):
@@ -117,8 +115,15 @@ class Scan(BodyOperation):
         return {**params, "reverse": not params["reverse"]}
 
 
-def _order(length: int, reverse: bool) -> range:
-    return range(length)[::-1] if reverse else range(length)
+def _run(
+    step: Callable, carry: Sequence[Value], xs: Sequence[Value], length: int, reverse: bool
+) -> tuple[Sequence[Value], list[Value]]:
+    """Run a step for each element of arrays: the last carries, and the stacked results."""
+    columns, rows = [_elements(x) for x in xs], []
+    for i in range(length)[:: -1 if reverse else 1]:
+        carry, row = step(carry, [column[i] for column in columns])
+        rows.append(row)
+    return carry, [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
 
 
 scan_p = Scan("scan")
@@ -182,52 +187,53 @@ def elements_of(what: str, xs: Any, length: int | None = None) -> tuple[Any, int
     return tree.unflatten(structure, values), lengths.pop()
 
 
+class _Step:
+    """A step on leaves, which notes the structure of its y."""
+
+    def __init__(self, f: Callable, carry: Carry, xs_structure: tree.Structure):
+        self.f = f
+        self.carry = carry
+        self.xs_structure = xs_structure
+        self.ys_structure: tree.Structure | None = None
+
+    def __call__(self, leaves: Sequence[Value], *elements: Value) -> tuple[list, list]:
+        what = self.carry.what
+        out = self.f(self.carry.tree(leaves), tree.unflatten(self.xs_structure, elements))
+        if not (isinstance(out, tuple) and len(out) == 2):
+            got = f"{len(out)} results" if isinstance(out, tuple) else type(out).__name__
+            raise TypeError(f"{what}: a step returns a pair (carry, y), got {got}")
+        ys, structure = tree.flatten(out[1])
+        if self.ys_structure not in (None, structure):
+            raise TypeError(f"{what}: a step's y was {self.ys_structure}, and then {structure}")
+        self.ys_structure = structure
+        return self.carry.leaves(out[0]), ys
+
+    def ys(self, leaves: Sequence[Any]) -> list[Value]:
+        """The leaves of a y as values."""
+        return list(map(enter, result_values(self.carry.origin, leaves, self.ys_structure, "a step's y")))
+
+
 def scan_steps(f: Callable, carry: Carry, xs: Any, length: int, reverse: bool) -> tuple[Any, Any]:
+    """Scan with the carries `carry`: run the steps, or record one if they are abstract."""
     arrays, xs_structure = tree.flatten(xs)
     arrays = [_whole_along_first(x) for x in arrays]
     element_types = [_of_element(typeof(x)) for x in arrays]
-    ys_structure = None
-
-    def step(leaves, *elements):
-        nonlocal ys_structure
-        out = f(carry.tree(leaves), tree.unflatten(xs_structure, elements))
-        if not (isinstance(out, tuple) and len(out) == 2):
-            got = f"{len(out)} results" if isinstance(out, tuple) else type(out).__name__
-            raise TypeError(f"{carry.what}: a step returns a pair (carry, y), got {got}")
-        ys, structure = tree.flatten(out[1])
-        if ys_structure not in (None, structure):
-            raise TypeError(f"{carry.what}: a step's y was {ys_structure}, and then {structure}")
-        ys_structure = structure
-        return carry.leaves(out[0]), ys
-
-    def y_values(ys):
-        return [enter(y) for y in result_values(carry.origin, ys, ys_structure, "a step's y")]
+    step = _Step(f, carry, xs_structure)
 
     if length and not staging():
-        columns, rows = [_elements(x) for x in arrays], []
-        values: list[Value] = []
-        types: list[ShapedArray] | None = None
-        for i in _order(length, reverse):
-            elements = [column[i] for column in columns]
-            if types is None:
-                _, types, (values, row) = carry.eagerly(step, *elements)
-            else:
-                new, row = step(values, *elements)
-                values = carry.resharded(types, new)
-            try:
-                rows.append([entered(y) for y in row])
-            except TypeError:
-                y_values(row)  # raises an error that names the leaf
-                raise
-        ys = [_stacked(column) for column in zip(*(rows[::-1] if reverse else rows))]
-        values, ys = carry.results(step, values, element_types, ys)
-        return carry.tree(values), tree.unflatten(ys_structure, ys)
 
-    traced_body, types = carry.recorded(step, element_types)
-    closed = traced_body.close(lambda r: [*map(as_carried, r[0], types), *y_values(r[1])])
-    operands = [Operand(as_carried(x, t), CARRIED) for x, t in zip(carry.init, types)]
-    operands += [Operand(x, ELEMENT) for x in arrays]
-    results = [*[CARRIED] * len(types), *[ELEMENT] * ys_structure.size]
-    outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
-    values, ys = cut(outs, len(types))
-    return carry.tree(values), tree.unflatten(ys_structure, ys)
+        def run(values, elements):
+            _, values, row = carry.advance(step, values, *elements)
+            return values, step.ys(row)
+
+        values, ys = _run(run, [], arrays, length, reverse)
+        values, ys = carry.results(step, values, element_types, ys)
+    else:
+        traced_body, types = carry.recorded(step, element_types)
+        closed = traced_body.close(lambda r: [*map(as_carried, r[0], types), *step.ys(r[1])])
+        operands = [Operand(as_carried(x, t), CARRIED) for x, t in zip(carry.init, types)]
+        operands += [Operand(x, ELEMENT) for x in arrays]
+        results = [*[CARRIED] * len(types), *[ELEMENT] * step.ys_structure.size]
+        outs = scan_p.rebind([], [closed], operands, results, {"length": length, "reverse": bool(reverse)})
+        values, ys = cut(outs, len(types))
+    return carry.tree(values), tree.unflatten(step.ys_structure, ys)

@@ -213,12 +213,9 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         params = {"cond": test, "cond_consts": len(constants), "body_consts": 0}
         return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
 
-    values, types = [as_value(x) for x in carry.init], None
+    values: Sequence[Value] = [as_value(x) for x in carry.init]
     while _holds(going := test(values), carry, test, values):
-        if types is None:
-            values, types, (new, _) = carry.eagerly(step)
-        else:
-            new = carry.resharded(types, step(values)[0])
+        values, new, _ = carry.advance(step, values)
         if isinstance(going, BatchTracer):
             with checking(current_scope(), False):
                 new = cond_p.select(going, [new, values])
