@@ -44,11 +44,9 @@ from minidiff.higher_order.partial_eval import (
     batched_type,
     chosen,
     cut,
-    filled,
     placed,
     positions,
     present,
-    run_batched,
 )
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import convert
@@ -56,7 +54,6 @@ from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
 from minidiff.tape import Tape
-from minidiff.vmap import Batch
 
 # ---------------------------------------------------------------- stop_gradient
 
@@ -132,133 +129,74 @@ def closed_over(what: str, x: Value) -> TypeError:
 class Custom(Call):
     """A call of a function with a rule.
 
-    Parameters: its name `what`; `body`; the rules, functions of leaves; `consts`.
-    On tapes the body takes the `consts` values that it closes over before the arguments; the rules do not take them.
+    Parameters: its name `what`; `body`; `jvp`, the rule, which maps leaves and tangents to the results, then their
+    tangents (None for zero); `consts`. On tapes the body takes the `consts` values that it closes over before the
+    arguments; the rule does not take them.
     """
-
-    rules: tuple[str, ...]
 
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
         guard = Guard(current_interpreter(), outside, params["what"])
         if all(t is None for t in tangents):
-            guarded = {name: guard.around(params[name]) for name in ("body", *self.rules)}
+            guarded = {name: guard.around(params[name]) for name in ("body", "jvp")}
             return self.bind(*primals, **{**params, **guarded})
         consts = params["consts"]
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
                 raise closed_over(params["what"], x)
         with running(guard), checking(guard.scope, False):
-            outs, out_tangents = self.apply_rule(primals[consts:], tangents[consts:], params)
-            for x in [*outs, *out_tangents]:
+            results = params["jvp"](*primals[consts:], *tangents[consts:])
+            for x in results:
                 guard.check(x)
+        outs, out_tangents = cut(results, len(results) // 2)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def apply_rule(self, primals: list[Value], tangents: list[Value | None], params: dict) -> tuple[list, list]:
-        raise NotImplementedError
 
     def staged_params(self, params, tape, constants):
         return {**params, "body": tape, "consts": params["consts"] + constants}
-
-    def show_params(self, params):
-        return params["what"]
-
-
-class CustomJVP(Custom):
-    """A call with a jvp rule on leaves.
-
-    The rule `jvp` maps leaves and tangents to the results, then their tangents (None for zero).
-    """
-
-    rules = ("jvp",)
-
-    def apply_rule(self, primals, tangents, params):
-        results = params["jvp"](*primals, *[instantiate(t, p) for t, p in zip(tangents, primals)])
-        count = len(results) // 2
-        return results[:count], results[count:]
 
     def batched_params(self, params, outside, batched):
         arguments = batched[params["consts"] :]
         rule = batched_body(params["jvp"], outside, [*arguments, *arguments])
         return {**super().batched_params(params, outside, batched), "jvp": rule}
 
+    def show_params(self, params):
+        return params["what"]
 
-class CustomVJP(Custom):
-    """A call of a function with a backward rule.
 
-    Its derivative runs `fwd`, then applies one `linear_call`.
-    The rules are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals
-    and cotangents; `jvp` is a rule as in `CustomJVP`, or None.
+def jvp_by_transpose(what: str, fwd: Callable, bwd: Callable, jvp: Callable | None) -> Callable:
+    """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
+
+    All are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals and
+    cotangents; `jvp` is a forward rule, which evaluates the `linear_call`, or None.
     """
 
-    rules = ("fwd", "bwd", "jvp")
-
-    def apply_rule(self, primals, tangents, params):
-        outs, residuals = params["fwd"](*primals)
-        jvp, types, moving = params["jvp"], [typeof(x) for x in outs], [t is not None for t in tangents]
+    def rule(*values):
+        primals, tangents = cut(values, len(values) // 2)
+        outs, residuals = fwd(*primals)
+        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
         differentiable = [is_differentiable(t.dtype) for t in types]
 
         def push_forward(*values):
             _, primals, given = cut(values, len(residuals), len(moving))
-            given = [instantiate(t, p) for t, p in zip(placed(given, moving), primals)]
-            found = cut(jvp(*primals, *given), len(types))[1]
-            what = f"the jvp rule of {params['what']} returns a tangent that"
-            return [_fitted(t, like, what, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+            found = cut(jvp(*primals, *placed(given, moving)), len(types))[1]
+            name = f"the jvp rule of {what} returns a tangent that"
+            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
 
         out_tangents = linear_call_p.bind(
             *residuals,
             *([] if jvp is None else primals),
             *present(tangents),
-            what=params["what"],
+            what=what,
             body=None if jvp is None else push_forward,
-            bwd=params["bwd"],
+            bwd=bwd,
             consts=0,
             residuals=len(residuals),
             active=tuple(positions(moving)),
             out_types=tuple(types),
         )
-        return outs, placed(out_tangents, differentiable)
+        return [*outs, *placed(out_tangents, differentiable)]
 
-    def batched_params(self, params, outside, batched):
-        arguments = batched[params["consts"] :]
-        residuals_batched: list[bool] = []
-
-        def fwd(*values):
-            count = 0
-
-            def flat(*values):
-                nonlocal count
-                outs, residuals = params["fwd"](*values)
-                count = len(outs)
-                return [*outs, *residuals]
-
-            found, found_batched = run_batched(outside, flat, values, arguments)
-            residuals_batched[:] = found_batched[count:]
-            outs = filled(found[:count], found_batched, [True] * count, outside.size_of_batch)
-            return outs, found[count:]
-
-        jvp = params["jvp"] and batched_body(params["jvp"], outside, [*arguments, *arguments])
-        bwd = batched_bwd(params["bwd"], outside, residuals_batched, dict(enumerate(arguments)))
-        return {**super().batched_params(params, outside, batched), "fwd": fwd, "bwd": bwd, "jvp": jvp}
-
-
-def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], arguments: dict[int, bool]) -> Callable:
-    """Vectorise a backward rule over cotangents and batched residuals.
-
-    The batch axis is the first axis of all cotangents and of the residuals that are batched.
-    `arguments` says which arguments are batched; the cotangents of the others are summed over that axis.
-    """
-
-    def batched(values, cts):
-        flat = batched_body(
-            lambda *xs: bwd(xs[: len(values)], xs[len(values) :]), outside, [*residuals, *[True] * len(cts)]
-        )
-        return [
-            ct if ct is None or arguments.get(i, True) else reduction.sum(ct, axis=0)
-            for i, ct in enumerate(flat(*values, *cts))
-        ]
-
-    return batched
+    return rule
 
 
 class LinearCall(Custom):
@@ -317,7 +255,16 @@ class LinearCall(Custom):
         known, moving = cut(batched, len(batched) - len(params["active"]))
         _, residuals, _ = cut(known, params["consts"], params["residuals"])
         body = params["body"] and batched_body(params["body"], outside, batched)
-        bwd = batched_bwd(params["bwd"], outside, residuals, dict(zip(params["active"], moving)))
+
+        def bwd(values, cts):
+            """Cotangents and some residuals are batched; sum cotangents of arguments that are not."""
+            flat = lambda *xs: params["bwd"](xs[: len(values)], xs[len(values) :])  # noqa: E731
+            found = batched_body(flat, outside, [*residuals, *[True] * len(cts)])(*values, *cts)
+            unbatched = {i for i, yes in zip(params["active"], moving) if not yes}
+            return [
+                reduction.sum(ct, axis=0) if ct is not None and i in unbatched else ct for i, ct in enumerate(found)
+            ]
+
         out_types = tuple(batched_type(t, outside.size_of_batch, True) for t in params["out_types"])
         return {**params, "body": body, "bwd": bwd, "out_types": out_types}
 
@@ -327,8 +274,8 @@ class LinearCall(Custom):
         return [t for t in params["out_types"] if is_differentiable(t.dtype)]
 
 
-custom_jvp_p = CustomJVP("custom_jvp")
-custom_vjp_p = CustomVJP("custom_vjp")
+custom_jvp_p = Custom("custom_jvp")
+custom_vjp_p = Custom("custom_vjp")
 linear_call_p = LinearCall("linear_call")
 
 
@@ -382,8 +329,9 @@ class _Function:
         """The forward rule as a function of leaves and their tangents, for one call."""
 
         def rule(*leaves):
-            count = len(leaves) // 2
-            primals, tangents = (tuple(call.arguments_of_rule(x)) for x in (leaves[:count], leaves[count:]))
+            leaves, given = cut(leaves, len(leaves) // 2)
+            given = [instantiate(t, x) for t, x in zip(given, leaves)]
+            primals, tangents = (tuple(call.arguments_of_rule(x)) for x in (leaves, given))
             who = f"{_name(self.jvp)}, the jvp rule of {self.what},"
             with _runs_later(who, _WHEN_DIFFERENTIATED):
                 pair = self.jvp(*call.static.values(), primals, tangents)
@@ -619,10 +567,8 @@ class custom_vjp(_Function):
                 cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
             return _checked_cotangents(cts, call, who)
 
-        rules = {"fwd": fwd, "bwd": bwd, "jvp": None}
-        if self.jvp is not None:
-            rules["jvp"] = self._jvp_rule(call)
-        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
+        rule = jvp_by_transpose(self.what, fwd, bwd, self.jvp and self._jvp_rule(call))
+        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=rule, consts=0)
         return tree.unflatten(call.out_structure, outs)
 
 

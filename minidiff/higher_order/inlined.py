@@ -17,10 +17,9 @@ from minidiff.core import (
     ShapedArray,
     Value,
     running,
-    transforming,
     typeof,
 )
-from minidiff.higher_order.partial_eval import batched_body
+from minidiff.higher_order.partial_eval import TracedBody, batched_body
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Tape
@@ -62,10 +61,7 @@ class Call(Primitive):
         return {**params, "body": batched_body(params["body"], outside, batched)}
 
     def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        inside = Stage(outside)
-        inputs = [inside.new_input(typeof(x)) for x in args]
-        with transforming(inside):
-            tape, constants = inside.tape(params["body"](*inputs)).close()
+        tape, constants = TracedBody(params["body"], map(typeof, args)).close(lambda outs: outs)
         return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
 
     def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:

@@ -26,11 +26,11 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.forward import JVP, as_value, instantiate, push_forward
+from minidiff.forward import JVP, as_value, push_forward
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.ops.base import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims
-from minidiff.reverse import Linearize, resharded
+from minidiff.reverse import Linearize
 from minidiff.staging import CONSTANTS, Stage
 from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
 from minidiff.vmap import Batch, BatchTracer
@@ -84,10 +84,6 @@ def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
     A type among the values stands for a linear one, and stays.
     """
     return [x if isinstance(x, ShapedArray) else pbroadcast_to(x, t.variance) for x, t in zip(values, types)]
-
-
-def instantiated(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
-    return list(map(resharded, fit([instantiate(x, t) for x, t in zip(values, types)], types), types))
 
 
 def zeros(t: ShapedArray) -> Value:
@@ -322,9 +318,8 @@ def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched
     """Run a body on values batched along axis 0: results, and which are batched."""
     inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
     with transforming(inside):
-        outs = [
-            inside.adopt(x) for x in body(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
-        ]
+        given = [BatchTracer(inside, x, 0) if b and x is not None else x for x, b in zip(values, batched)]
+        outs = list(map(inside.adopt, body(*given)))
     return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
 
 
