@@ -60,11 +60,6 @@ def _sharded_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
     return t
 
 
-def _elements_first(x: Value, group: int) -> Value:
-    """Move the batch axis, the first, behind that of the elements."""
-    return moveaxis(x, 0, 1) if group == ELEMENT else x
-
-
 def completed(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
     """Convert values to these types: zeros for None, pbroadcasts, carries' sharding."""
     values = fit([x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)], types)
@@ -304,41 +299,36 @@ class BodyOperation(Primitive):
         return out
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
-        batched = [outside.owns(x) for x in args]
-        return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
-
-    def batch_operands(
-        self, outside: Batch, args: Sequence[Value], batched: Sequence[bool], params: dict
-    ) -> list[Value]:
-        """Apply it to operands of which some are batched. It reads its own operands."""
+        batched = list(map(outside.owns, args))
+        if not any(batched):
+            return self.bind(*args, **params)
         own, args = cut(args, self.leading(params))
-        change = lambda body, mask: traced_batch(body, outside, mask)  # noqa: E731
-        traced, batched, out_batched = self.settled(params, batched[len(own) :], change)
-        closed = [b.close(lambda r: filled(*r, out_batched, outside.size_of_batch)) for b in traced]
-        operands = self.batched_operands(outside, args, batched, params)
-        return self.rebind_batched(outside, own, closed, operands, out_batched, params)
+        own, more, traced, batched, out_batched, new = self.vectorised(outside, own, batched, params)
 
-    def batched_operands(
-        self, outside: Batch, args: Sequence[Value], batched: Sequence[bool], params: dict
-    ) -> list[Operand]:
-        """The operands with batch axes in front; in arrays of elements, the steps are."""
-
-        def moved(x):
-            if outside.owns(x.value):
-                return _elements_first(outside.in_front(x.value), x.group)
-            return broadcast_in_front(x.value, outside.size_of_batch)
+        def in_front(x):
+            """The batch axis is the first; in an array of elements, it is the second."""
+            if not outside.owns(x.value):
+                return broadcast_in_front(x.value, outside.size_of_batch)
+            value = outside.in_front(x.value)
+            return moveaxis(value, 0, 1) if x.group == ELEMENT else value
 
         operands = zip(self.operands_of(args, params), batched)
-        return [x._replace(value=moved(x)) if yes else x for x, yes in operands]
-
-    def rebind_batched(self, outside, own, closed, operands, out_batched, params) -> list[Value]:
-        """As `rebind`, for vectorised tapes."""
+        operands = [x._replace(value=in_front(x)) if yes else x for x, yes in operands]
+        closed = [b.close(lambda r: filled(*r, out_batched, outside.size_of_batch)) for b in traced]
         groups = self.groups(params)[1]
-        results = self.rebind(own, closed, operands, groups, params)
-        return [
-            BatchTracer(outside, x, int(group == ELEMENT)) if yes else x
-            for x, group, yes in zip(results, groups, out_batched)
-        ]
+        results = zip(self.rebind(own, closed, [*more, *operands], groups, new), groups, out_batched)
+        return [BatchTracer(outside, x, int(group == ELEMENT)) if yes else x for x, group, yes in results]
+
+    def vectorised(
+        self, outside: Batch, own: list[Value], batched: Sequence[bool], params: dict
+    ) -> tuple[list[Value], list[Operand], list[TracedBody], list[bool], list[bool], dict]:
+        """Vectorise the bodies: trace them on batches, results with which are batched.
+
+        Returns the operation's own operands and further ones of the bodies, the bodies, which operands and which
+        results are batched, and the parameters.
+        """
+        change = lambda body, mask: traced_batch(body, body.in_types, outside, mask)  # noqa: E731
+        return own, [], *self.settled(params, batched[len(own) :], change), params
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, carries that no used one needs, and unused operands."""

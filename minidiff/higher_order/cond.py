@@ -101,9 +101,9 @@ class Cond(BodyOperation):
     def bodies(self, count, params):
         return {name: list(range(1, count)) for name in params}
 
-    def batch_operands(self, outside, args, batched, params):
-        if not batched[0]:
-            return super().batch_operands(outside, args, batched, params)
+    def batch_body(self, outside, args, params):
+        if not outside.owns(args[0]):
+            return super().batch_body(outside, args, params)
         with running(outside):
             return self.select(args[0], [branch(*args[1:]) for branch in tapes_of(params)])
 

@@ -41,7 +41,6 @@ from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_
 from minidiff.higher_order.inlined import Body, Call
 from minidiff.higher_order.partial_eval import (
     batched_body,
-    batched_type,
     chosen,
     cut,
     placed,
@@ -265,7 +264,7 @@ class LinearCall(Custom):
                 reduction.sum(ct, axis=0) if ct is not None and i in unbatched else ct for i, ct in enumerate(found)
             ]
 
-        out_types = tuple(batched_type(t, outside.size_of_batch, True) for t in params["out_types"])
+        out_types = tuple(t.update(shape=(outside.size_of_batch, *t.shape)) for t in params["out_types"])
         return {**params, "body": body, "bwd": bwd, "out_types": out_types}
 
     def typecheck(self, types, params):

@@ -333,19 +333,18 @@ def batched_body(body: Callable, outside: Batch, batched: Sequence[bool]) -> Cal
     return vectorised
 
 
-def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
-    return t.update(shape=(size, *t.shape)) if yes else t
-
-
 def broadcast_in_front(x: Value, size: int) -> Value:
     """Broadcast along a new leading axis."""
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
-def traced_batch(tape: Tape, outside: Batch, batched: Sequence[bool]) -> tuple[TracedBody, list[bool]]:
-    """Trace a tape on batched values: see `run_batched`. Also which results are batched."""
-    types = [batched_type(t, outside.size_of_batch, b) for t, b in zip(tape.in_types, batched)]
-    traced_body = TracedBody(lambda *values: run_batched(outside, tape, values, batched), types)
+def traced_batch(
+    body: Callable, types: Sequence[ShapedArray], outside: Batch, batched: Sequence[bool]
+) -> tuple[TracedBody, list[bool]]:
+    """Trace a body on batched values: see `run_batched`. Also which results are batched."""
+    size = outside.size_of_batch
+    types = [t.update(shape=(size, *t.shape)) if b else t for t, b in zip(types, batched)]
+    traced_body = TracedBody(lambda *values: run_batched(outside, body, values, batched), types)
     return traced_body, traced_body.result[1]
 
 

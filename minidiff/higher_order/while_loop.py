@@ -18,17 +18,14 @@ from minidiff.higher_order.partial_eval import (
     SHARED,
     Operand,
     TracedBody,
-    batched_type,
     chosen,
     concrete_value,
     cut,
     depends,
     entered,
-    filled,
     partly_evaluated,
     positions,
     prune_tape,
-    run_batched,
     traced_batch,
 )
 from minidiff.higher_order.scan import scan_steps
@@ -127,49 +124,31 @@ class While(BodyOperation):
     def transpose(self, cts, operands, params):
         raise TypeError(_NO_REVERSE)
 
-    def batch_operands(self, outside, args, batched, params):
+    def vectorised(self, outside, own, batched, params):
         """If elements may finish at different steps, keep those that have finished."""
-        cond, body, k, size = params["cond"], params["body"], params["cond_consts"], outside.size_of_batch
-        own, args = cut(args, k)
-        own = [outside.in_front(x) for x in own]
+        cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
 
         def change(body, mask):
-            test, apart = traced_batch(cond, outside, [*batched[:k], *mask[params["body_consts"] :]])
-            step, out_batched = traced_batch(body, outside, mask)
-            return (test, step, apart[0]), [True] * len(out_batched) if apart[0] else out_batched
+            test, (apart,) = traced_batch(cond, cond.in_types, outside, [*batched[:k], *mask[n:]])
+            step, out_batched = traced_batch(body, body.in_types, outside, mask)
+            return (test, step, apart), [True] * len(out_batched) if apart else out_batched
+
+        def kept(*values):
+            own, shared, carry = cut(values, k, n)
+            (going,) = cond(*own, *carry)
+            return [where(going, x, old) for x, old in zip(body(*shared, *carry), carry)]
 
         ((test, step, apart),), mask, out_batched = self.settled(params, batched[k:], change)
-        operands = self.batched_operands(outside, args, mask, params)
+        own, more = [outside.in_front(x) for x in own], []
         if apart:
-
-            def masked(*values):
-                own, shared, carry = cut(values, k, params["body_consts"])
-                (going,), _ = run_batched(outside, cond, [*own, *carry], [*batched[:k], *out_batched])
-                new = filled(*run_batched(outside, body, [*shared, *carry], mask), out_batched, size)
-                return [where(_padded(going, x), x, old) for x, old in zip(new, carry)]
-
-            types = [batched_type(t, size, b) for t, b in zip(cond.in_types, batched[:k])]
-            types += [batched_type(t, size, b) for t, b in zip(body.in_types, mask)]
-            closed = TracedBody(masked, types).close(lambda r: r)
-            operands = [*[Operand(x, SHARED) for x in own], *operands]
-        else:
-            closed = step.close(lambda r: filled(*r, out_batched, size))
-        test, constants = test.close(lambda r: [_any(r[0][0])] if apart else r[0])
+            more = [Operand(x, SHARED) for x in own]
+            step, _ = traced_batch(kept, [*cond.in_types[:k], *body.in_types], outside, [*batched[:k], *mask])
+        test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
         own = [*constants, *own]
-        params = {**params, "cond": test, "cond_consts": len(own)}
-        return self.rebind_batched(outside, own, [closed], operands, out_batched, params)
+        return own, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(own)}
 
     def without_unused_results(self, eqn, used):
         return eqn  # its condition may need them
-
-
-def _any(x: Value) -> Value:
-    """Whether any element is true (False if there are none)."""
-    return greater(sum_of(x), 0)
-
-
-def _padded(mask: Value, x: Value) -> Value:
-    return mask.reshape(tuple(mask.shape) + (1,) * (len(x.shape) - 1))
 
 
 CONDITION = "the condition of while_loop"
