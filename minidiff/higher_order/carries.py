@@ -67,7 +67,6 @@ class Carry:
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
         self.common: list[ShapedArray] | None = None  # the types that the first step shows, once it has run
         self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
-        self.last: list[ShapedArray] = []  # the types of the most recent carries
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included
 
@@ -94,7 +93,12 @@ class Carry:
             values, new, rest = self.first_step(step, *args)
         else:
             new, rest = step(values, *args)
-        return values, self.resharded(new), rest
+        new = self.resharded(new)
+        if current_scope() is not None:
+            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
+            self.fixed = list(map(typeof, values)) == self.seen == seen
+            self.seen = seen
+        return values, new, rest
 
     def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
         """Run the first step, and find the types of the carries.
@@ -123,7 +127,7 @@ class Carry:
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
-        self.common, self.seen, self.last = types, types, list(map(typeof, init))
+        self.common = self.seen = types
         return init, new, rest
 
     def resharded(self, new: Sequence[Any]) -> list[Value]:
@@ -133,10 +137,6 @@ class Carry:
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)
-        if current_scope() is not None:
-            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
-            self.fixed = self.last == self.seen == seen
-            self.seen, self.last = seen, list(map(typeof, out))
         return out
 
     def results(

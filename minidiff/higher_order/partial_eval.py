@@ -166,12 +166,18 @@ def names_used(tape: Tape) -> set[Var]:
     return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
 
 
-def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the marked inputs."""
-    found = set(chosen(tape.inputs, marked))
-    for eqn in tape.equations:
+def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
+    """These names, and those of all results that depend on them."""
+    found = set(names)
+    for eqn in equations:
         if any(isinstance(a, Var) and a in found for a in eqn.inputs):
             found.update(eqn.outputs)
+    return found
+
+
+def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
+    """Which outputs depend on the marked inputs."""
+    found = dependents(tape.equations, chosen(tape.inputs, marked))
     return [isinstance(a, Var) and a in found for a in tape.outputs]
 
 
@@ -237,8 +243,8 @@ class PartialEval:
         outside = {v: x for v, x in given if x.group != CARRIED}
         if repeats:
             shared = {v: x.value for v, x in given if x.group == SHARED}
-            constant = depending_only_on(shared, self.stage.equations).difference(shared)
-            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable in constant]
+            other = dependents(self.stage.equations, [v for v in self.stage.inputs if v not in shared]).union(shared)
+            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in other]
             computed = prune_tape(Tape(list(shared), self.stage.equations, wanted), effects=False)
             outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, computed(*shared.values())))
 
@@ -254,15 +260,6 @@ class PartialEval:
         with transforming(self.stage):
             values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
             return prune_tape(self.stage.tape(values)).close()
-
-
-def depending_only_on(names: Iterable[Var], equations: Sequence[Equation]) -> set[Var]:
-    """These names, and those that equations compute from them and constants alone."""
-    found = set(names)
-    for eqn in equations:
-        if all(a in found for a in eqn.inputs if isinstance(a, Var)):
-            found.update(eqn.outputs)
-    return found
 
 
 def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
