@@ -1,10 +1,12 @@
-"""The rules that all operations with tapes as parameters share: branches and loops.
+"""Operations that run bodies: the rules that all branches and loops share, and inlined calls.
 
-Each rule changes the bodies, then applies the same operation to them. What differs between the operations is how a body
-takes an operand (`SHARED`, `CARRIED` or `ELEMENT`), and so how an operand that a rule adds is passed:
-a tangent is passed like its primal, and a value that the backward pass needs is one `ELEMENT` for each step of a loop.
+The bodies of branches and loops are tapes (:class:`BodyOperation`). Each rule changes the bodies, then applies the same
+operation to them. What differs between the operations is how a body takes an operand (`SHARED`, `CARRIED` or
+`ELEMENT`), and so how an operand that a rule adds is passed: a tangent is passed like its primal, and a value that the
+backward pass needs is one `ELEMENT` for each step of a loop. A carry is an operand and a result. If one of both has a
+tangent (is linear, is batched), so has the other: a fixpoint.
 
-A carry is an operand and a result. If one of both has a tangent (is linear, is batched), so has the other: a fixpoint.
+The body of a checkpoint or of a function with a custom rule is a function, and runs inline (:class:`Call`).
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from minidiff.core import Primitive, ShapedArray, Value, typeof
+from minidiff.core import Primitive, ShapedArray, Value, running, typeof
 from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.partial_eval import (
     CARRIED,
@@ -21,6 +23,7 @@ from minidiff.higher_order.partial_eval import (
     JVPInside,
     Operand,
     TracedBody,
+    batched_body,
     broadcast_in_front,
     chosen,
     cut,
@@ -66,17 +69,30 @@ def completed(values: Sequence[Value | None], types: Sequence[ShapedArray], grou
     return [resharded(x, t) if group == CARRIED else x for x, t, group in zip(values, types, groups)]
 
 
-class BodyOperation(Primitive):
-    """An operation with tapes as parameters, whose types its operands match exactly.
+class HigherOrder(Primitive):
+    """An operation that runs bodies, whose types its operands match exactly."""
+
+    is_higher_order = True
+    multiple_results = True
+    operands_agree = False
+
+    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
+        types = [typeof(t) for t in types]
+        if types != list(expected):
+            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
+
+
+# ---------------------------------------------------------------- bodies that are tapes
+
+
+class BodyOperation(HigherOrder):
+    """An operation with tapes as parameters: branches, or the step of a loop.
 
     Its operands are `leading(params)` values that it reads itself, then those of the `alternatives(params)`: the
     tapes of which each run takes one. `groups(params)` says how these take their operands, and give their results.
     `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
     """
 
-    is_higher_order = True
-    multiple_results = True
-    operands_agree = False
     repeats = False  # whether a body runs several times
 
     # ------------------------------------------------ what differs
@@ -110,7 +126,7 @@ class BodyOperation(Primitive):
         """The operands of the alternatives."""
         return [Operand(x, group, i) for i, (x, group) in enumerate(zip(values, self.groups(params)[0]))]
 
-    def settled(
+    def changed(
         self, params: dict, mask: Sequence[bool], change: Callable[[Tape, list[bool]], tuple[Any, Sequence[bool]]]
     ) -> tuple[list, list[bool], list[bool]]:
         """Change each alternative, until every carry is marked as its result is.
@@ -185,7 +201,7 @@ class BodyOperation(Primitive):
             traced_body = TracedBody(f, [*body.in_types, *chosen(body.in_types, moving)])
             return traced_body, [t is not None for t in traced_body.result[1]]
 
-        traced, moving, out_moving = self.settled(params, [t is not None for t in tangents], change)
+        traced, moving, out_moving = self.changed(params, [t is not None for t in tangents], change)
         types, moved = chosen(self.alternatives(params)[0].out_types, out_moving), chosen(results, out_moving)
         closed = [b.close(lambda r: [*r[0], *completed(chosen(r[1], out_moving), types, moved)]) for b in traced]
         operands = self.operands_of(primals, params)
@@ -213,7 +229,7 @@ class BodyOperation(Primitive):
         """
         own, args = cut(args, self.leading(params))
         results = self.groups(params)[1]
-        parts, linear, is_linear = self.settled(params, linear[len(own) :], partly_evaluated)
+        parts, linear, is_linear = self.changed(params, linear[len(own) :], partly_evaluated)
         known = [not yes for yes in is_linear]
         operands = self.operands_of(args, params)
         tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats) for p in parts])
@@ -238,7 +254,7 @@ class BodyOperation(Primitive):
         if any(isinstance(x, ShapedArray) for x in own):
             return super().transpose(cts, own, params)
         given = [isinstance(x, ShapedArray) for x in operands]
-        _, linear, _ = self.settled(params, given, lambda body, mask: (None, depends(body, mask)))
+        _, linear, _ = self.changed(params, given, lambda body, mask: (None, depends(body, mask)))
         groups, results = self.groups(params)
         if not all(yes for yes, group in zip(linear, groups) if group == CARRIED):
             return self._transpose_after_split(cts, operands, given, params)
@@ -328,7 +344,7 @@ class BodyOperation(Primitive):
         results are batched, and the parameters.
         """
         change = lambda body, mask: traced_batch(body, body.in_types, outside, mask)  # noqa: E731
-        return own, [], *self.settled(params, batched[len(own) :], change), params
+        return own, [], *self.changed(params, batched[len(own) :], change), params
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, carries that no used one needs, and unused operands."""
@@ -351,7 +367,54 @@ class BodyOperation(Primitive):
         operands, params, _ = self.arranged(tapes, operands, chosen(results, wanted), eqn.params)
         return Equation(self, [*own, *[x.value for x in operands]], params, chosen(eqn.outputs, wanted), eqn.source)
 
-    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
-        types = [typeof(t) for t in types]
-        if types != list(expected):
-            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
+
+# ---------------------------------------------------------------- bodies that run inline
+
+Body = Callable[..., list]  # leaves -> leaves
+
+
+class Call(HigherOrder):
+    """An operation that runs its parameter `body`, a function of leaves or a Tape, inline.
+
+    To the current interpreter, the body is part of the program around it: under evaluation it runs on concrete values,
+    and Python's `if` sees them. It may close over traced values. These are further inputs, which the interpreters that
+    continue the outer ones inside the body adopt. On a tape the body becomes a tape.
+    """
+
+    is_inlined = True
+
+    def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        return params["body"](*args)
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        """Run the body: its operations on tangents are linear, and recorded."""
+        if not any(outside.owns(x) for x in args):
+            return self.bind(*args, **params)
+        with running(outside):
+            return params["body"](*args)
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        linear = [isinstance(x, ShapedArray) for x in operands]
+        found = iter(backward_pass(params["body"], linear, operands, cts))
+        return [next(found) if yes else None for yes in linear]
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        batched = [outside.owns(x) for x in args]
+        values = [outside.in_front(x) for x in args]
+        results = self.bind(*values, **self.batched_params(params, outside, batched))
+        return [BatchTracer(outside, x, 0) for x in results]
+
+    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool]) -> dict:
+        return {**params, "body": batched_body(params["body"], outside, batched)}
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        tape, constants = TracedBody(params["body"], map(typeof, args)).close(lambda outs: outs)
+        return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
+
+    def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
+        """The parameters with the body as a tape that takes its constants first."""
+        return {**params, "body": tape}
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        self._check_operands(types, params["body"].in_types)
+        return params["body"].out_types

@@ -26,7 +26,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP, Flat, JVPTracer, as_value
-from minidiff.higher_order.inlined import Call
+from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.partial_eval import (
     Continued,
     JVPInside,

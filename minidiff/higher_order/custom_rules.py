@@ -38,7 +38,7 @@ from minidiff.core import (
     weak_where,
 )
 from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
-from minidiff.higher_order.inlined import Body, Call
+from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
     batched_body,
     chosen,

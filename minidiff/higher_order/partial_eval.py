@@ -1,11 +1,8 @@
-"""Operations with tapes as bodies (loops, branches); partial evaluation.
+"""Bodies of higher-order operations: tracing, partial evaluation, jvp, vmap.
 
-A body is a closed :class:`Tape`: values that the function closes over are its first inputs. An operation with such
-bodies as parameters (:class:`BodyOperation`) states its rules on tapes. To differentiate, vectorise or transpose a
-body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are chosen
-afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
-
-(Bodies that are functions, run once and inline: `inlined.py`.)
+A body is a closed :class:`Tape`: values that the function closes over are its first inputs. To differentiate, vectorise
+or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are
+chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class While(BodyOperation):
     def split(self, args, linear, params):
         """Compute the known carries; the linear part reruns the loop, without residuals."""
         k, results = params["cond_consts"], self.groups(params)[1]
-        (parts,), in_linear, is_linear = self.settled(params, linear[k:], partly_evaluated)
+        (parts,), in_linear, is_linear = self.changed(params, linear[k:], partly_evaluated)
         if any(depends(params["cond"], [*linear[:k], *is_linear])):
             raise TypeError("while_loop: its condition depends on values that must be linear")
         known = [not yes for yes in is_linear]
@@ -138,7 +138,7 @@ class While(BodyOperation):
             (going,) = cond(*own, *carry)
             return [where(going, x, old) for x, old in zip(body(*shared, *carry), carry)]
 
-        ((test, step, apart),), mask, out_batched = self.settled(params, batched[k:], change)
+        ((test, step, apart),), mask, out_batched = self.changed(params, batched[k:], change)
         own, more = [outside.in_front(x) for x in own], []
         if apart:
             more = [Operand(x, SHARED) for x in own]
