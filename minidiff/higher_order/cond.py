@@ -23,8 +23,7 @@ from minidiff.core import (
 )
 from minidiff.forward import as_values
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.partial_eval import SHARED, Operand, TracedBody, concrete_value, entered
-from minidiff.higher_order.values import (
+from minidiff.higher_order.carries import (
     as_type,
     check_functions,
     check_invariant,
@@ -35,6 +34,7 @@ from minidiff.higher_order.values import (
     numeric,
     vary_everywhere,
 )
+from minidiff.higher_order.partial_eval import SHARED, Operand, TracedBody, concrete_value, entered
 from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
 from minidiff.tape import tapes_of

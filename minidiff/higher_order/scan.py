@@ -12,7 +12,7 @@ from minidiff import tree
 from minidiff.core import ShapedArray, Tracer, Value, enter, typeof
 from minidiff.forward import result_values
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.higher_order.carries import Carry, as_carried
+from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
 from minidiff.higher_order.partial_eval import (
     CARRIED,
     ELEMENT,
@@ -23,7 +23,6 @@ from minidiff.higher_order.partial_eval import (
     entered,
     zeros,
 )
-from minidiff.higher_order.values import check_functions, staging
 from minidiff.keywords import explains_keywords
 from minidiff.ops.shape import stack_p, unstack_p
 from minidiff.tape import Equation

@@ -11,7 +11,16 @@ from minidiff import tree
 from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
 from minidiff.forward import as_value
 from minidiff.higher_order.bodies import BodyOperation, LinearPart
-from minidiff.higher_order.carries import Carry, as_carried
+from minidiff.higher_order.carries import (
+    Carry,
+    as_carried,
+    check_functions,
+    check_invariant,
+    if_known,
+    is_weak,
+    numeric,
+    staging,
+)
 from minidiff.higher_order.cond import cond_p
 from minidiff.higher_order.partial_eval import (
     CARRIED,
@@ -29,7 +38,6 @@ from minidiff.higher_order.partial_eval import (
     traced_batch,
 )
 from minidiff.higher_order.scan import scan_steps
-from minidiff.higher_order.values import check_functions, check_invariant, if_known, is_weak, numeric, staging
 from minidiff.keywords import explains_keywords
 from minidiff.ops.base import Linear
 from minidiff.ops.elementwise import add, greater, less, where
