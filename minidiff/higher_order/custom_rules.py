@@ -284,6 +284,7 @@ linear_call_p = LinearCall("linear_call")
 class _Function:
     """The common part of `custom_jvp` and `custom_vjp`."""
 
+    operation: Custom
     jvp: Callable | None = None
 
     def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
@@ -324,19 +325,15 @@ class _Function:
 
         self.jvp = jvp
 
-    def _jvp_rule(self, call: _Call) -> Callable:
-        """The forward rule as a function of leaves and their tangents, for one call."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = self._positional(args, kwargs)
+        call = _Call(self, args)
+        outs = self.operation.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
+        return tree.unflatten(call.out_structure, outs)
 
-        def rule(*leaves):
-            leaves, given = cut(leaves, len(leaves) // 2)
-            given = [instantiate(t, x) for t, x in zip(given, leaves)]
-            primals, tangents = (tuple(call.arguments_of_rule(x)) for x in (leaves, given))
-            who = f"{_name(self.jvp)}, the jvp rule of {self.what},"
-            with _runs_later(who, _WHEN_DIFFERENTIATED):
-                pair = self.jvp(*call.static.values(), primals, tangents)
-            return _checked_jvp(pair, call, who)
-
-        return rule
+    def _rule(self, call: _Call) -> Callable:
+        """The jvp rule of a call, on leaves; AttributeError if none is declared."""
+        raise NotImplementedError
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """Bind arguments by position, as rules take them, and fill in defaults."""
@@ -376,6 +373,7 @@ class _Call:
         self.weak_in_rules = [] if all(self.weak) else self.weak
         self.out_structure: tree.Structure | None = None
         self.out_types: list[ShapedArray] | None = None  # of the function's results, once the function itself has run
+        self.residuals: Any = None  # the structure of fwd's residuals, and which of their leaves are Python numbers
 
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
@@ -392,6 +390,38 @@ class _Call:
         outs = self.results(self.function.fun(*self.all_args(leaves, self.weak)), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
+
+    def jvp(self, *leaves: Value) -> list[Value | None]:
+        """The forward rule: from leaves and their tangents to results and tangents."""
+        leaves, given = cut(leaves, len(leaves) // 2)
+        given = [instantiate(t, x) for t, x in zip(given, leaves)]
+        primals, tangents = (tuple(self.arguments_of_rule(x)) for x in (leaves, given))
+        rule, what = self.function.jvp, self.function.what
+        who = f"{_name(rule)}, the jvp rule of {what},"
+        with _runs_later(who, _WHEN_DIFFERENTIATED):
+            pair = rule(*self.static.values(), primals, tangents)
+        return _checked_jvp(pair, self, who)
+
+    def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
+        """The rule `fwd`: from leaves to results and residuals."""
+        rule = self.function.fwd
+        who = f"{_name(rule)}, the forward rule of {self.function.what},"
+        with _runs_later(who, _WHEN_DIFFERENTIATED):
+            pair = rule(*self.all_args(leaves, self.weak_in_rules))
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
+        residuals, structure = tree.flatten(pair[1])
+        self.residuals = structure, are_weak(residuals)
+        return self.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
+
+    def bwd(self, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value | None]:
+        """The rule `bwd`: from residuals and cotangents to cotangents (None for zero)."""
+        (structure, weak), rule = self.residuals, self.function.bwd
+        residuals = tree.unflatten(structure, weak_where(weak, residuals))
+        who = f"{_name(rule)}, the backward rule of {self.function.what},"
+        with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))):
+            cts = rule(*self.static.values(), residuals, tree.unflatten(self.out_structure, cts))
+        return _checked_cotangents(cts, self, who)
 
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the result, whether the function or a rule computed it."""
@@ -460,13 +490,12 @@ class custom_jvp(_Function):
     0.5
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    operation = custom_jvp_p
+
+    def _rule(self, call):
         if self.jvp is None:
             raise AttributeError(f"{self.what} is a custom_jvp without a rule: declare one with {self.what}.defjvp")
-        args = self._positional(args, kwargs)
-        call = _Call(self, args)
-        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._jvp_rule(call), consts=0)
-        return tree.unflatten(call.out_structure, outs)
+        return call.jvp
 
 
 _OF_A_RULE = "the function makes it the same on all ranks there; so must the rule, as by psum(result, {axes})"
@@ -527,6 +556,7 @@ class custom_vjp(_Function):
     (2.0, 2.0)
     """
 
+    operation = custom_vjp_p
     fwd: Callable | None = None
     bwd: Callable | None = None
 
@@ -541,34 +571,10 @@ class custom_vjp(_Function):
         """
         self.fwd, self.bwd = fwd, bwd
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _rule(self, call):
         if self.fwd is None or self.bwd is None:
             raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
-        args = self._positional(args, kwargs)
-        call = _Call(self, args)
-        residual_structure: list[Any] = []  # the structure, and which of its leaves are Python numbers
-
-        def fwd(*leaves):
-            who = f"{_name(self.fwd)}, the forward rule of {self.what},"
-            with _runs_later(who, _WHEN_DIFFERENTIATED):
-                pair = self.fwd(*call.all_args(leaves, call.weak_in_rules))
-            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-                raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
-            residuals, structure = tree.flatten(pair[1])
-            residual_structure[:] = [structure, are_weak(residuals)]
-            return call.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
-
-        def bwd(residuals, cts):
-            structure, weak = residual_structure
-            residuals = tree.unflatten(structure, weak_where(weak, residuals))
-            who = f"{_name(self.bwd)}, the backward rule of {self.what},"
-            with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.fwd))):
-                cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
-            return _checked_cotangents(cts, call, who)
-
-        rule = jvp_by_transpose(self.what, fwd, bwd, self.jvp and self._jvp_rule(call))
-        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=rule, consts=0)
-        return tree.unflatten(call.out_structure, outs)
+        return jvp_by_transpose(self.what, call.fwd, call.bwd, self.jvp and call.jvp)
 
 
 _WHEN_DIFFERENTIATED = (
