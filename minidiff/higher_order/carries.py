@@ -220,7 +220,7 @@ class Carry:
         if scope is not None and scope.typed and scope.transposed != before:
             while any(typeof(x).variance != t.variance for x, t in zip(init, types)):
                 with for_types_alone():
-                    stay = self.recorded(step, list(map(typeof, args)), for_types=True)[1]
+                    stay = self.recorded(step, list(map(typeof, args)))[1]
                     types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
@@ -247,15 +247,13 @@ class Carry:
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
         if not (self.fixed or vary_everywhere([*values, *ys])):
             with for_types_alone():
-                traced_body, types = self.recorded(step, others, for_types=True)
+                traced_body, types = self.recorded(step, others)
                 y_types = [typeof(y) for y in traced_body.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [
             pbroadcast_to(y, t.variance) for y, t in zip(ys, y_types)
         ]
 
-    def recorded(
-        self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
-    ) -> tuple[TracedBody, list[ShapedArray]]:
+    def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
         """Trace a step of carries and `others` until the carries' types are a fixpoint.
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
@@ -270,7 +268,7 @@ class Carry:
                 return step(carry, *values)
 
             try:
-                traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
+                traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin)
             except (AttributeError, TypeError):  # a step may use attributes that only arrays have
                 if not any(map(is_weak, current)):
                     raise

@@ -165,9 +165,8 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
         """Apply a branch to leaves: the result's leaves with their paths, its structure."""
         return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
 
-    def traced(f: Callable, for_types: bool = False) -> TracedBody:
-        types = map(typeof, leaves)
-        return TracedBody(lambda *values: flat(f, values), types, (primitive.name, name_of(f)), for_types)
+    def traced(f: Callable) -> TracedBody:
+        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)))
 
     if number is not None:
         return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
@@ -200,7 +199,7 @@ def _typed_choice(
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = traced(f, for_types=True).result
+                results[k] = traced(f).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 

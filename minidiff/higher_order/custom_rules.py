@@ -378,9 +378,6 @@ class _Call:
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
 
-    def arguments_of_rule(self, leaves: Sequence[Value]) -> list[Any]:
-        return tree.unflatten(self.structure, weak_where(self.weak_in_rules, leaves))
-
     def all_args(self, leaves: Sequence[Value], weak: Sequence[bool]) -> list[Any]:
         moving = tree.unflatten(self.structure, weak_where(weak, leaves))
         args = {**self.static, **dict(zip(self.moving, moving))}
@@ -395,7 +392,8 @@ class _Call:
         """The forward rule: from leaves and their tangents to results and tangents."""
         leaves, given = cut(leaves, len(leaves) // 2)
         given = [instantiate(t, x) for t, x in zip(given, leaves)]
-        primals, tangents = (tuple(self.arguments_of_rule(x)) for x in (leaves, given))
+        arguments = [weak_where(self.weak_in_rules, x) for x in (leaves, given)]
+        primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
         rule, what = self.function.jvp, self.function.what
         who = f"{_name(rule)}, the jvp rule of {what},"
         with _runs_later(who, _WHEN_DIFFERENTIATED):

@@ -36,17 +36,11 @@ from minidiff.vmap import Batch, BatchTracer
 
 
 class TracedBody:
-    """A function traced to a tape of its own; `close` chooses the outputs later.
-
-    One traced `for_types` is never closed, so its equations do not record source lines.
-    """
+    """A function traced to a tape of its own; `close` chooses the outputs later."""
 
     @restores_interpreter
-    def __init__(
-        self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None, for_types: bool = False
-    ):
+    def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
         self.stage = Stage(current_interpreter())
-        self.stage.keeps_sources = not for_types
         if origin is not None:
             self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
@@ -219,13 +213,17 @@ class PartialEval:
     """
 
     def __init__(self, tape: Tape, linear: Sequence[bool]):
-        self.stage = Stage(current_interpreter())
-        self.recorder = Linearize(self.stage)
-        values = [(self.recorder if yes else self.stage).new_input(t) for t, yes in zip(tape.in_types, linear)]
-        with running(self.stage), transforming(self.recorder):
-            self.outs = tape(*values)
-        self.is_linear = [self.recorder.owns(x) for x in self.outs]
+        def split(*values):
+            known = iter(values)
+            self.recorder = Linearize(current_interpreter())
+            with transforming(self.recorder):
+                self.outs = tape(*[self.recorder.new_input(t) if yes else next(known) for t, yes in zip(types, linear)])
+
+        types = tape.in_types
         self.known = [not yes for yes in linear]
+        self.traced_body = TracedBody(split, chosen(types, self.known))
+        self.stage = self.traced_body.stage
+        self.is_linear = [self.recorder.owns(x) for x in self.outs]
 
     def linear_tape(
         self, outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool
@@ -254,9 +252,8 @@ class PartialEval:
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type stands for zeros."""
-        with transforming(self.stage):
-            values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
-            return prune_tape(self.stage.tape(values)).close()
+        values = lambda _: [zeros(x) if isinstance(x, ShapedArray) else x for x in outputs]  # noqa: E731
+        return self.traced_body.close(values, prune=True)
 
 
 def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
