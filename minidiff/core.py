@@ -144,17 +144,21 @@ class Interpreter:
         return None
 
     def adopt(self, x: Value) -> Value:
-        """Convert a value that a `shard_map` body closes over to a value inside the body.
+        """Convert a value that a body closes over to a value inside the body.
 
-        It becomes an implicit, unmapped argument of the body. It is adopted only once, so that two uses
+        In a `shard_map` it becomes an implicit, unmapped argument. It is adopted only once, so that two uses
         of it are uses of the same value.
         """
-        if not isinstance(x, Tracer) or x.interpreter.scope is self.scope:
+        if not isinstance(x, Tracer) or x.interpreter is self or self.knows(x):
             return x
         known = self._adopted.get(id(x))
         if known is None:
             known = self._adopted[id(x)] = (x, self._adopt(x))
         return known[1]
+
+    def knows(self, x: Tracer) -> bool:
+        """Whether `x` is a value of the body that this interpreter works in."""
+        return x.interpreter.scope is self.scope
 
     def _adopt(self, x: Tracer) -> Value:
         if self.outer is not None:

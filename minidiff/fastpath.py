@@ -107,7 +107,7 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
     for eqn in reversed(equations):
         pulls, inputs = eqn.primitive.pulls, eqn.inputs
         if pulls is None:
-            transpose_equation(eqn, {}, cotangents, consume)
+            transpose_equation(eqn, cotangents, consume)
             continue
         if consume:
             eqn.inputs = ()

@@ -216,27 +216,25 @@ def backward_pass(
         if scope.checks:
             with checking(scope, False):
                 return backward_pass(tape, linear, values, cts, consume)
-    constants, equations = ({}, tape.equations) if tape.linear else evaluate_constants(tape, linear, values)
+    wanted = [v for v, yes in zip(tape.inputs, linear) if yes]
+    if not tape.linear:
+        tape, consume = linear_part(tape, linear, values), True
+        tape.may_be_sharded = any(isinstance(x, Tracer) for x in (*values, *cts))
     cotangents = Cotangents()
     for a, ct in zip(tape.outputs, cts):
-        if ct is not None and isinstance(a, Var) and a not in constants:
+        if ct is not None and isinstance(a, Var):
             cotangents.add(a, ct)
     if tape.linear and not tape.may_be_sharded and current_interpreter() is EVALUATE:
-        fastpath.walk_back(equations, cotangents, transpose_equation, consume)
+        fastpath.walk_back(tape.equations, cotangents, transpose_equation, consume)
     else:
-        for eqn in reversed(equations):
-            transpose_equation(eqn, constants, cotangents, consume)
-    return [cotangents.known.get(v) for v, yes in zip(tape.inputs, linear) if yes]
+        for eqn in reversed(tape.equations):
+            transpose_equation(eqn, cotangents, consume)
+    return [cotangents.known.get(v) for v in wanted]
 
 
 @transposes
-def transpose_equation(
-    eqn: Equation, constants: dict[Var, Value], cotangents: Cotangents, consume: bool = False
-) -> None:
-    """Replace the cotangents of an equation's results by those of its linear operands.
-
-    `constants` has the values of the variables that are not linear.
-    """
+def transpose_equation(eqn: Equation, cotangents: Cotangents, consume: bool = False) -> None:
+    """Replace the cotangents of an equation's results by those of its linear operands."""
     primitive, inputs, interpreter = eqn.primitive, eqn.inputs, current_interpreter()
     if consume:
         eqn.inputs = ()
@@ -245,13 +243,13 @@ def transpose_equation(
         (out_ct,) = out_ct
     if out_ct is None or (primitive.multiple_results and all(ct is None for ct in out_ct)):
         return
-    operands = [constants.get(a, a.type) if isinstance(a, Var) else a for a in inputs]
+    operands = [a.type if isinstance(a, Var) else a for a in inputs]
     try:
         in_cts = interpreter.apply_rule(primitive.transpose, primitive, out_ct, operands, eqn.params)
     finally:
         become(interpreter)  # see `restores_interpreter`
     for a, ct in zip(inputs, in_cts):
-        if ct is not None and isinstance(a, Var) and a not in constants:
+        if ct is not None and isinstance(a, Var):
             cotangents.add(a, ct)
 
 
@@ -263,20 +261,36 @@ def pull_back(tape: Tape, cts: Sequence[Value | None], consume: bool = False) ->
     return core.ranks.backward_pass(backward_pass, *args) if in_body else backward_pass(*args)
 
 
-def evaluate_constants(
-    tape: Tape, linear: Sequence[bool], values: Sequence[Value]
-) -> tuple[dict[Var, Value], list[Equation]]:
-    """Compute what does not depend on linear inputs; return also the other equations."""
+def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> Tape:
+    """Compute what does not depend on linear inputs; the rest is a linear tape.
+
+    The values that the rest needs are constants on it, and all others are freed after their last use.
+    """
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
-    equations = []
+    known, rest, needed = [], [], set()
     for eqn in tape.equations:
         if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
             linear_vars.update(eqn.outputs)
-            equations.append(eqn)
+            rest.append(eqn)
+            needed.update(a for a in eqn.inputs if isinstance(a, Var))
         else:
-            evaluate_equation(eqn, env)
-    return env, equations
+            known.append(eqn)
+    last = {a: i for i, eqn in enumerate(known) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var)}
+    for i, eqn in enumerate(known):
+        evaluate_equation(eqn, env)
+        for a in (*eqn.inputs, *eqn.outputs):
+            if isinstance(a, Var) and last[a] == i and a not in needed:
+                env.pop(a, None)
+
+    def value(a: Any) -> Any:
+        return env.get(a, a) if isinstance(a, Var) else a
+
+    equations = [Equation(e.primitive, list(map(value, e.inputs)), e.params, e.outputs, e.source) for e in rest]
+    inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
+    out = Tape(inputs, equations, [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs])
+    out.linear = True
+    return out
 
 
 def agreeing(ct: Value, type: ShapedArray) -> Value:

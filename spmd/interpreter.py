@@ -37,7 +37,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.debug import error_for, is_inexact, state, worst
-from minidiff.higher_order.partial_eval import BodyOperation
+from minidiff.higher_order.bodies import BodyOperation
 from minidiff.ops.base import is_elementwise
 from minidiff.staging import Stage
 from minidiff.tape import Tape

@@ -6,7 +6,7 @@ from minidiff.core import Interpreter
 
 def walk_back(equations, cotangents, transpose_equation, consume):
     for eqn in reversed(equations):
-        transpose_equation(eqn, {}, cotangents, consume)
+        transpose_equation(eqn, cotangents, consume)
 
 
 fastpath.RecordedSteps.process = Interpreter.process

@@ -10,8 +10,8 @@ import numpy
 
 from minidiff.compiler.simplify import hashable, simplified
 from minidiff.core import Primitive, ShapedArray, Tracer, typeof
+from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.higher_order.inlined import Call
 from minidiff.ops.elementwise import Sum
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type
 

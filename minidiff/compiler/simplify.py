@@ -40,8 +40,8 @@ from minidiff.core import (
     running,
     transforming,
 )
+from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
-from minidiff.higher_order.inlined import Call
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location
 from minidiff.ops import elementwise, reduction, shape

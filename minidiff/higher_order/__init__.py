@@ -19,8 +19,8 @@ Tapes are closed: values that a function closes over are its first operands.
 `scan`       `scan`, likewise
 `while_loop` `while_loop`, likewise, and `fori_loop`, which is a `scan` if its bounds are known
 `over_axis`  `map`, which is a `scan`, and `associative_scan`, which is not a loop
-`carries`    shared by the loops: the types of the carries, a fixpoint
-`values`     shared by all: whether a value is known, whether ranks may disagree about it, Python numbers' types
+`bodies`     shared by all: the rules, which change the bodies; operations whose body runs inline
+`carries`    shared by all: whether a value is known, whether ranks may disagree about it, the types of carries
 ============ =================================================================================================
 """
 

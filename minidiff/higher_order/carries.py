@@ -1,26 +1,120 @@
-"""The carries of a loop: their types are a fixpoint, run or recorded."""
+"""What loops and branches share: checks of predicates and types, and a loop's carries.
+
+The types of carries are a fixpoint, whether the loop runs or is recorded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
+
+import numpy
 
 from minidiff import tree
 from minidiff.core import (
     ShapedArray,
+    TracerError,
     Value,
+    VarianceError,
+    WeakTracer,
     current_interpreter,
     current_scope,
+    enter,
     is_scalar_constant,
     joint_variance,
     name_of,
     pbroadcast_to,
     typeof,
 )
-from minidiff.forward import JVP, as_named_value, as_value, push_forward
-from minidiff.higher_order.partial_eval import TracedBody, chosen, entered, fixpoint, placed
-from minidiff.higher_order.values import as_type, fits_weakly, for_types_alone, is_weak, numeric, vary_everywhere
-from minidiff.tape import Tape
+from minidiff.forward import as_named_value, as_value
+from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
+from minidiff.ops.base import convert_number
+from minidiff.promotion import WEAK_TYPES, promoting, python_type
+from minidiff.staging import Stage
+
+# ---------------------------------------------------------------- checks and casts
+
+
+def staging() -> bool:
+    """Whether the current operations are being recorded on a tape of abstract values."""
+    interpreter = current_interpreter()
+    while interpreter is not None and not isinstance(interpreter, Stage):
+        interpreter = interpreter.below
+    return interpreter is not None
+
+
+def if_known(x: Value, use: str) -> Any:
+    """The number `x`, or None if it is abstract or batched.
+
+    Raises VarianceError if it may differ between ranks.
+    """
+    try:
+        return concrete_value(x, use)
+    except TracerError:
+        return None
+
+
+def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -> None:
+    """Raise TypeError for a non-function; `otherwise` says what to write instead."""
+    for name, f in functions.items():
+        if not callable(f):
+            raise TypeError(f"{what}: {name} must be a function, got {type(f).__name__}{otherwise}")
+
+
+def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
+    if t.variance:
+        axes = ", ".join(map(repr, sorted(t.variance)))
+        raise VarianceError(
+            f"{what} must be the same on all ranks, but {t} varies along {axes}{because}: the ranks would go different "
+            f"ways, and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or "
+            "choose element by element with np.where"
+        )
+
+
+def is_weak(x: Any) -> bool:
+    """Whether `x` is a Python number, traced or not, of weak dtype."""
+    return type(x) in WEAK_TYPES and python_type(x) is not bool
+
+
+def fits_weakly(x: Any, dtype: numpy.dtype) -> bool:
+    """Whether `x` is a Python number that promotes to this dtype."""
+    return is_weak(x) and numpy.result_type(dtype, promoting(x)) == dtype
+
+
+def numeric(x: Any, t: ShapedArray) -> Value:
+    """Convert `x` to the dtype of `t` if it is a Python number."""
+    if type(x) is WeakTracer and is_weak(x):
+        return convert_number(as_value(x), t.dtype)
+    return numpy.asarray(x, t.dtype)[()] if is_weak(x) else as_value(x)
+
+
+def as_type(x: Any, t: ShapedArray) -> Value:
+    """Cast a Python number to the dtype of `t`; insert a pbroadcast to its variance."""
+    return pbroadcast_to(enter(numeric(x, t)), t.variance)
+
+
+@contextlib.contextmanager
+def for_types_alone() -> Iterator[None]:
+    """Ignore exceptions in code traced for its types, which may never run.
+
+    A VarianceError is raised even so: types must agree whichever branch runs.
+    """
+    try:
+        yield
+    except VarianceError:
+        raise
+    except Exception:  # also RecursionError, if a branch calls itself until a concrete value stops it
+        pass
+
+
+def vary_everywhere(values: Iterable[Value]) -> bool:
+    """Whether all values vary along all axes (False under explicit types)."""
+    scope = current_scope()
+    return not scope.explicit and all(len(typeof(x).variance) == len(scope.axes) for x in values)
+
+
+# ---------------------------------------------------------------- carries
 
 
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
@@ -67,8 +161,8 @@ class Carry:
         self.name = name
         self.paths = [path for path, _ in leaves]
         self.init = [x if is_weak(x) else entered(x) for _, x in leaves]
+        self.common: list[ShapedArray] | None = None  # the types that the first step shows, once it has run
         self.seen: list[ShapedArray] = []  # the common types of all concrete carries so far
-        self.last: list[ShapedArray] = []  # the types of the most recent carries
         self.fixed = False  # whether a step maps the types `seen` to themselves, so that no later step changes them
         self.cast = False  # whether a pbroadcast casts the carries to their types before every step, the first included
 
@@ -89,8 +183,21 @@ class Carry:
         numbers = map(is_scalar_constant, self.init)
         return [_carried(self.what, *entry) for entry in zip(self.paths, old, new, numbers)]
 
-    def eagerly(self, step: Callable, *args: Any) -> tuple[list[Value], list[ShapedArray], Any]:
-        """Run the first step: initial carries, their types, and the step's results.
+    def advance(self, step: Callable, values: Sequence[Value], *args: Any) -> tuple[Sequence[Value], list[Value], Any]:
+        """Run a step: the carries it was given, those it returns, and its other results."""
+        if self.common is None:
+            values, new, rest = self.first_step(step, *args)
+        else:
+            new, rest = step(values, *args)
+        new = self.resharded(new)
+        if current_scope() is not None:
+            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, new)]
+            self.fixed = list(map(typeof, values)) == self.seen == seen
+            self.seen = seen
+        return values, new, rest
+
+    def first_step(self, step: Callable, *args: Any) -> tuple[list[Value], Sequence[Any], Any]:
+        """Run the first step, and find the types of the carries.
 
         Only the step's result shows which dtype a Python number needs; if it differs, the step is repeated. The step is
         also repeated if it takes derivatives and the carries will vary along more axes: derivatives depend on variance.
@@ -111,25 +218,21 @@ class Carry:
         if scope is not None and scope.typed and scope.transposed != before:
             while any(typeof(x).variance != t.variance for x, t in zip(init, types)):
                 with for_types_alone():
-                    stay = self.recorded(step, list(map(typeof, args)), for_types=True)[1]
+                    stay = self.recorded(step, list(map(typeof, args)))[1]
                     types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
-        self.seen, self.last = types, list(map(typeof, init))
-        return init, types, (self.resharded(types, new), rest)
+        self.common = self.seen = types
+        return init, new, rest
 
-    def resharded(self, types: Sequence[ShapedArray], new: Sequence[Any]) -> list[Value]:
+    def resharded(self, new: Sequence[Any]) -> list[Value]:
         """Check a step's results against the types of the carries; cast if needed."""
         out = []
-        for path, x, t in zip(self.paths, new, types):
+        for path, x, t in zip(self.paths, new, self.common):
             if is_weak(x) or getattr(x, "dtype", None) != t.dtype or x.shape != t.shape:
                 x = numeric(x, _carried(self.what, path, t, x))
             out.append(as_type(x, t) if self.cast else x)
-        if current_scope() is not None:
-            seen = [_carried(self.what, path, t, x) for path, t, x in zip(self.paths, self.seen, out)]
-            self.fixed = self.last == self.seen == seen
-            self.seen, self.last = seen, list(map(typeof, out))
         return out
 
     def results(
@@ -142,15 +245,13 @@ class Carry:
         types, y_types = self.seen or list(map(typeof, values)), list(map(typeof, ys))
         if not (self.fixed or vary_everywhere([*values, *ys])):
             with for_types_alone():
-                traced_body, types = self.recorded(step, others, for_types=True)
+                traced_body, types = self.recorded(step, others)
                 y_types = [typeof(y) for y in traced_body.result[1] or ()]
         return [as_type(x, t) for x, t in zip(values, types)], [
             pbroadcast_to(y, t.variance) for y, t in zip(ys, y_types)
         ]
 
-    def recorded(
-        self, step: Callable, others: Sequence[ShapedArray] = (), for_types: bool = False
-    ) -> tuple[TracedBody, list[ShapedArray]]:
+    def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
         """Trace a step of carries and `others` until the carries' types are a fixpoint.
 
         A sharded carry takes the sharding of the first step's result; results of later steps are resharded like it.
@@ -165,7 +266,7 @@ class Carry:
                 return step(carry, *values)
 
             try:
-                traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin, for_types)
+                traced_body = TracedBody(f, [t for t in [*current, *others] if not is_weak(t)], self.origin)
             except (AttributeError, TypeError):  # a step may use attributes that only arrays have
                 if not any(map(is_weak, current)):
                     raise
@@ -178,29 +279,3 @@ class Carry:
             if types == current and before == [t.sharding for t in types]:
                 return traced_body, types
             current, resharded = types, types == current
-
-
-def jvp_of_body(
-    outside: JVP, body: Tape, types: Sequence[Sequence[ShapedArray]], tangents: Sequence[Sequence[Value | None]]
-):
-    """Trace the jvp of a loop's body; find which inputs have tangents.
-
-    Inputs and tangents are given in groups, the carries in the second; the traced body takes each group followed by its
-    tangents.
-    """
-    moving = [[t is not None for t in group] for group in tangents]
-
-    def attempt(carry_moving):
-        masks = [moving[0], carry_moving, *moving[2:]]
-
-        def f(*values):
-            values = iter(values)
-            groups = [([next(values) for _ in ts], placed(values, mask)) for ts, mask in zip(types, masks)]
-            primals, moved = [x for xs, _ in groups for x in xs], [t for _, ts in groups for t in ts]
-            return push_forward(body, primals, moved, JVP(current_interpreter(), outer=outside))
-
-        traced_body = TracedBody(f, [t for ts, mask in zip(types, masks) for t in [*ts, *chosen(ts, mask)]])
-        return traced_body, [t is not None for t in traced_body.result[1][: len(carry_moving)]]
-
-    traced_body, carry_moving = fixpoint(attempt, moving[1])
-    return traced_body, [moving[0], carry_moving, *moving[2:]]

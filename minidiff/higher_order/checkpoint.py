@@ -9,7 +9,7 @@ Transposing it reruns the known part, then transposes the rest.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minidiff import tree
@@ -19,21 +19,31 @@ from minidiff.core import (
     ShapedArray,
     Tracer,
     Value,
-    current_interpreter,
     name_of,
     running,
     transforming,
     typeof,
 )
 from minidiff.forward import JVP, Flat, JVPTracer, as_value
-from minidiff.higher_order.inlined import Call, Continued, JVPInside
-from minidiff.higher_order.partial_eval import PartialEval, chosen, names_used, needed_equations, prune_tape
+from minidiff.higher_order.bodies import Call
+from minidiff.higher_order.partial_eval import (
+    Continued,
+    JVPInside,
+    chosen,
+    cut,
+    jvp_of_body,
+    names_used,
+    needed_equations,
+    placed,
+    present,
+    prune_tape,
+)
 from minidiff.keywords import transformation
 from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
-from minidiff.reverse import Linearize, Sweep, backward_pass
+from minidiff.reverse import Linearize, Sweep
 from minidiff.staging import Stage, check_function
-from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var, atom_type, evaluate_equation, read
+from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var
 
 Policy = Callable[..., bool]
 
@@ -41,31 +51,20 @@ Policy = Callable[..., bool]
 
 
 class KnownTracer(RecordedTracer):
-    """A value and its name on a tape that does not hold the value."""
+    """A value, the primal, and its name on a tape that does not hold the value."""
 
-    __slots__ = ("value",)
+    __slots__ = ("primal",)
 
-    def __init__(self, interpreter: Known, var: Var, value: Value):
+    def __init__(self, interpreter: Known, var: Var, primal: Value):
         super().__init__(interpreter, var)
-        self.value = value
+        self.primal = primal
 
-    def concrete(self, use: str) -> Any:
-        self.check_alive()
-        return self.value.concrete(use) if isinstance(self.value, Tracer) else self.value
-
-    __float__, __complex__, _lose_derivative = JVPTracer.__float__, JVPTracer.__complex__, JVPTracer._lose_derivative
-
-    def __repr__(self) -> str:
-        return repr(self.value)
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-    def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
+    concrete, _lose_derivative = JVPTracer.concrete, JVPTracer._lose_derivative
+    __float__, __complex__ = JVPTracer.__float__, JVPTracer.__complex__
+    __repr__, __str__, __format__ = JVPTracer.__repr__, JVPTracer.__str__, JVPTracer.__format__
 
 
-class Known(Stage):
+class Known(Continued, Stage):
     """Run operations below and record them; keep results that the policy saves."""
 
     name = "checkpoint"
@@ -85,22 +84,20 @@ class Known(Stage):
     def owns(self, x: Value) -> bool:
         return type(x) is KnownTracer and x.interpreter is self
 
-    def adopt(self, x: Value) -> Value:
-        """Make a value that the function closes over an input."""
-        if not isinstance(x, Tracer) or x.interpreter is self:
-            return x
-        known = self._adopted.get(id(x))
-        if known is None:
-            known = self._adopted[id(x)] = (x, self.enter(self.below.adopt(x)))
-        return known[1]
+    def value_of(self, x: Value) -> Value:
+        return x.primal if self.owns(x) else x
 
-    def interpret(self, primitive, args, params):
-        return super().interpret(primitive, [self.adopt(x) for x in args], params)
+    def knows(self, x: Tracer) -> bool:
+        return x.interpreter is self
+
+    def _adopt(self, x: Tracer) -> Value:
+        """Make a value that the function closes over an input."""
+        return self.enter(self.below.adopt(x))
 
     def record(self, primitive, args, params):
         args = [self.adopt(x) for x in args]
         with running(self.below):
-            out = primitive.apply(self.below, [x.value if self.owns(x) else x for x in args], params)
+            out = primitive.apply(self.below, list(map(self.value_of, args)), params)
         outs = out if primitive.multiple_results else [out]
         outputs = [Var(typeof(x)) for x in outs]
         self.equations.append(
@@ -142,108 +139,51 @@ class Checkpoint(Call):
     """Parameters: `body`, a function of leaves or a Tape, and `policy`."""
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
-        if isinstance(outside, Sweep):
-            return self._linearize(outside, args, params)
         primals, tangents = outside.split(args)
-        moving = [i for i, t in enumerate(tangents) if t is not None]
-        out_moving: list[int] = []
+        moving = [t is not None for t in tangents]
+        out_moving: list[bool] = []
+
+        def inside(below):
+            interpreter = (SweepInside if isinstance(outside, Sweep) else JVPInside)(below, outer=outside)
+            interpreter.origin = "checkpoint", name_of(params["body"])
+            return interpreter
 
         def body(*values):
-            inside = JVPInside(current_interpreter(), outer=outside)
-            inside.origin = "checkpoint", name_of(params["body"])
-            given = dict(zip(moving, values[len(primals) :]))
-            with transforming(inside):
-                outs = params["body"](*[inside.join(p, given.get(i)) for i, p in enumerate(values[: len(primals)])])
-                outs, out_tangents = inside.split([inside.adopt(x) for x in outs])
-            out_moving[:] = [i for i, t in enumerate(out_tangents) if t is not None]
-            return [*outs, *[out_tangents[i] for i in out_moving]]
+            outs, out_tangents = jvp_of_body(params["body"], inside, moving)(*values)
+            out_moving[:] = [t is not None for t in out_tangents]
+            return [*outs, *present(out_tangents)]
 
-        results = self.bind(*primals, *[tangents[i] for i in moving], **{**params, "body": body})
-        count = len(results) - len(out_moving)
-        found = dict(zip(out_moving, results[count:]))
-        return [outside.join(x, found.get(i)) for i, x in enumerate(results[:count])]
+        body.__name__ = name_of(params["body"])
+        results = self.bind(*primals, *present(tangents), **{**params, "body": body})
+        outs, out_tangents = cut(results, len(out_moving))
+        return [outside.join(x, t) for x, t in zip(outs, placed(out_tangents, out_moving))]
 
-    def _linearize(self, outside: Sweep, args: Sequence[Value], params: dict) -> list[Value]:
-        """Run the function and record its derivative as one equation."""
-        recorder = outside.below
-        known = Known(recorder.below, params["policy"])
-        linear = LinearInside(known, outer=recorder)
-        inside = SweepInside(linear, outer=outside)
-        known.origin = linear.origin = inside.origin = "checkpoint", name_of(params["body"])
-        primals, tangents = outside.split(args)
-        given = [t for t in tangents if t is not None]
-        inputs = [
-            inside.join(known.enter(p), None if t is None else linear.new_input(typeof(p)))
-            for p, t in zip(primals, tangents)
-        ]
-        with transforming(known), transforming(linear), transforming(inside):
-            outs, out_tangents = inside.split([inside.adopt(x) for x in params["body"](*inputs)])
-            moving = [i for i, t in enumerate(out_tangents) if t is not None]
-            outputs = [linear.atom(out_tangents[i]) for i in moving]
-            outs = [known.adopt(x) for x in outs]
-            captured = [*given, *linear.captured]
-        outs = [x.value if known.owns(x) else x for x in outs]
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        """Run the function; record its derivative as one equation, which recomputes."""
+        body, linear_args = params["body"], [x for x in args if outside.owns(x)]
+        if isinstance(body, Tape) and not linear_args:
+            return self.bind(*args, **params)
+        known = Known(outside.below, params["policy"])
+        linear = LinearInside(known, outer=outside)
+        known.origin = linear.origin = "checkpoint", name_of(body)
+        inputs = [linear.new_input(typeof(x)) if outside.owns(x) else known.enter(x) for x in args]
+        with transforming(known), transforming(linear):
+            outs = [linear.adopt(x) for x in body(*inputs)]
+            captured = [*linear_args, *linear.captured]
+        moving = list(map(linear.owns, outs))
+        outputs = [x.variable for x in chosen(outs, moving)]
         equations, needed = needed_equations([*known.equations, *linear.equations], outputs, known.values)
-        residuals = {v: x for v, x in known.values.items() if v in needed}
-        moved = {v: t for v, t in zip(linear.inputs, captured) if v in needed}
-        if moving:
-            body = Tape([*residuals, *moved], equations, outputs)
-            results = recorder.record(self, [*residuals.values(), *moved.values()], {"body": body, "policy": None})
-            found = dict(zip(moving, results))
-            return [outside.join(x, found.get(i)) for i, x in enumerate(outs)]
-        return outs
-
-    def linearize_body(self, outside, args, params):
-        """Linearise a taped checkpoint (in a loop, say): one linear equation again."""
-        linear = [outside.owns(x) for x in args]
-        if not isinstance(params["body"], Tape) or not any(linear):
-            return super().linearize_body(outside, args, params)
-        parts, policy = PartialEval(params["body"], linear), params["policy"]
-        known, moved = parts.stage, parts.recorder
-
-        def named(x):
-            return x.variable if known.owns(x) or moved.owns(x) else x
-
-        given = dict(zip(known.inputs, [x for x, yes in zip(args, linear) if not yes]))
-        env = dict(given)
-        for eqn in known.equations:
-            evaluate_equation(eqn, env)
-            if policy is not None and policy(eqn.primitive, *map(atom_type, eqn.inputs), **eqn.params):
-                given.update((v, env[v]) for v in eqn.outputs)
-                if eqn.primitive is name_p:  # save it under both names
-                    given.update((v, env[v]) for v in eqn.inputs)
-        env.update(zip(moved.inputs, [x for x, yes in zip(args, linear) if yes]))
-        outputs = [x.variable for x in parts.outs if moved.owns(x)]
-        pushed = [
-            Equation(e.primitive, [*map(named, e.inputs)], e.params, e.outputs, e.source) for e in moved.equations
-        ]
-        equations, needed = needed_equations([*known.equations, *pushed], outputs, given)
-        operands = [v for v in (*given, *moved.inputs) if v in needed]
+        values = {**known.values, **dict(zip(linear.inputs, captured))}
+        operands = {v: x for v, x in values.items() if v in needed}
+        results: Iterable[Value] = ()
         if outputs:
-            body, constants = Tape(operands, equations, outputs).close()  # constants such as the outer tape's zeros
-            operands = [*constants, *[env[v] for v in operands]]
-            results = outside.record(self, operands, {"body": body, "policy": None})
-            env.update(zip(outputs, results))
-        return [read(env, named(x)) for x in parts.outs]
+            tape = Tape(list(operands), equations, outputs)
+            results = outside.record(self, list(operands.values()), {"body": tape, "policy": None})
+        found = placed(results, moving)
+        return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
     def transpose(self, cts, operands, params):
-        tape = params["body"]
-        env = dict(zip(tape.inputs, map(_for_recompute, operands)))
-        linear_vars = {v for v, x in env.items() if isinstance(x, ShapedArray)}
-        known, linear = [], []
-        for eqn in tape.equations:
-            if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
-                linear_vars.update(eqn.outputs)
-                linear.append(eqn)
-            else:
-                known.append(eqn)
-        wanted = [v for v in tape.inputs if v in linear_vars]
-        residuals = {a for e in linear for a in e.inputs if isinstance(a, Var) and a not in linear_vars}
-        rest = Tape(wanted, with_values(linear, _run(known, env, residuals)), tape.outputs)
-        rest.linear = True
-        rest.may_be_sharded = any(isinstance(x, Tracer) for x in (*operands, *cts))
-        found = dict(zip(wanted, backward_pass(rest, [True] * len(wanted), wanted, cts, consume=True)))
-        return [found.get(v) for v in tape.inputs]
+        return super().transpose(cts, list(map(_for_recompute, operands)), params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, and everything that would be recomputed for them alone."""
@@ -262,33 +202,6 @@ class Checkpoint(Call):
 
 
 checkpoint_p = Checkpoint("checkpoint")
-
-
-def _run(equations: Sequence[Equation], env: dict[Var, Value], wanted: set[Var]) -> dict[Var, Value]:
-    """The values of `wanted`; others are freed after their last use."""
-    last: dict[Var, int] = {}
-    for i, eqn in enumerate(equations):
-        last.update((a, i) for a in (*eqn.inputs, *eqn.outputs) if isinstance(a, Var))
-    for i, eqn in enumerate(equations):
-        evaluate_equation(eqn, env)
-        for a in (*eqn.inputs, *eqn.outputs):
-            if isinstance(a, Var) and last[a] == i and a not in wanted:
-                env.pop(a, None)
-    return {v: env[v] for v in wanted}
-
-
-def with_values(equations: Sequence[Equation], values: dict[Var, Value]) -> list[Equation]:
-    """Substitute values for names, so that each is freed with its last equation."""
-    return [
-        Equation(
-            e.primitive,
-            [values.get(a, a) if isinstance(a, Var) else a for a in e.inputs],
-            e.params,
-            e.outputs,
-            e.source,
-        )
-        for e in equations
-    ]
 
 
 # ---------------------------------------------------------------- public functions

@@ -13,37 +13,15 @@ from minidiff.core import (
     Tracer,
     Value,
     checking,
-    current_interpreter,
     current_scope,
     joint_variance,
     name_of,
     running,
     typeof,
 )
-from minidiff.forward import JVP, as_values, push_forward
-from minidiff.higher_order.partial_eval import (
-    BodyOperation,
-    LinearPart,
-    PartialEval,
-    TracedBody,
-    batched_type,
-    by_id,
-    chosen,
-    concrete_value,
-    cut,
-    entered,
-    filled,
-    fit,
-    in_front,
-    instantiated,
-    merge,
-    names_used,
-    placed,
-    positions,
-    prune_tape,
-    run_batched,
-)
-from minidiff.higher_order.values import (
+from minidiff.forward import as_values
+from minidiff.higher_order.bodies import BodyOperation
+from minidiff.higher_order.carries import (
     as_type,
     check_functions,
     check_invariant,
@@ -54,11 +32,11 @@ from minidiff.higher_order.values import (
     numeric,
     vary_everywhere,
 )
+from minidiff.higher_order.partial_eval import SHARED, Operand, TracedBody, concrete_value, entered
 from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
 from minidiff.promotion import are_weak, weak_where
-from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape, Var, has_effects, tapes_of
+from minidiff.tape import tapes_of
 from minidiff.vmap import BatchTracer
 
 # ---------------------------------------------------------------- the operation
@@ -106,147 +84,27 @@ class Cond(BodyOperation):
                 raise TypeError(f"{self.name}: branches give {branches[0].out_types} and {tape.out_types}")
         return branches[0].out_types
 
-    def operand_types(self, part: LinearPart) -> list[ShapedArray]:
-        return [typeof(part.operands[0][1]), *tapes_of(part.params)[0].in_types]
+    def leading(self, params):
+        return 1
+
+    def alternatives(self, params):
+        return tapes_of(params)
+
+    def groups(self, params):
+        branch = tapes_of(params)[0]
+        return [SHARED] * len(branch.inputs), [SHARED] * len(branch.outputs)
+
+    def with_bodies(self, params, tapes, operands):
+        return dict(zip(params, tapes))
 
     def bodies(self, count, params):
         return {name: list(range(1, count)) for name in params}
 
-    def without_unused_results(self, eqn, used):
-        tapes = [prune_tape(Tape(t.inputs, t.equations, chosen(t.outputs, used))) for t in tapes_of(eqn.params)]
-        names = [names_used(tape) for tape in tapes]
-        keep = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
-        tapes = [Tape(chosen(t.inputs, keep), t.equations, t.outputs) for t in tapes]
-        inputs = [eqn.inputs[0], *chosen(eqn.inputs[1:], keep)]
-        return Equation(self, inputs, dict(zip(eqn.params, tapes)), chosen(eqn.outputs, used), eqn.source)
-
-    def bind_branches(self, selector: Value, closed: Sequence, operands: Sequence[Value], params: dict) -> list[Value]:
-        """Bind this operation to other branches: tapes and the values they close over."""
-        tapes, constants = merge([by_id(pair) for pair in closed])
-        if not (tapes[0].outputs or any(has_effects(eqn) for tape in tapes for eqn in tape.equations)):
-            return []
-        args = fit([*constants, *operands], tapes[0].in_types)
-        names = [names_used(tape) for tape in tapes]
-        used = [any(v in found for v, found in zip(vs, names)) for vs in zip(*[tape.inputs for tape in tapes])]
-        tapes = [Tape(chosen(t.inputs, used), t.equations, t.outputs) for t in tapes]
-        return self.bind(selector, *chosen(args, used), **dict(zip(params, tapes)))
-
-    def jvp_operands(self, outside, primals, tangents, params):
-        selector, *operands = primals
-        moving = [t is not None for t in tangents[1:]]
-        types = tapes_of(params)[0].in_types
-
-        def derived(branch):
-            def f(*values):
-                unmoved, rest = cut(values, len(types))
-                return push_forward(branch, unmoved, placed(rest, moving), JVP(current_interpreter(), outer=outside))
-
-            return TracedBody(f, [*types, *chosen(types, moving)])
-
-        traced_bodies = [derived(branch) for branch in tapes_of(params)]
-        out_moving = [any(t is not None for t in ts) for ts in zip(*[d.result[1] for d in traced_bodies])]
-        out_types = tapes_of(params)[0].out_types
-        closed = [
-            d.close(lambda r: [*r[0], *instantiated(chosen(r[1], out_moving), chosen(out_types, out_moving))])
-            for d in traced_bodies
-        ]
-        results = self.bind_branches(selector, closed, [*operands, *chosen(tangents[1:], moving)], params)
-        outs, out_tangents = cut(results, len(out_types))
-        return outs, placed(out_tangents, out_moving)
-
-    def split(self, args, linear, params):
-        selector, *operands = args
-        linear = linear[1:]
-        parts = [PartialEval(branch, linear) for branch in tapes_of(params)]
-        is_linear = [any(flags) for flags in zip(*[p.is_linear for p in parts])]
-        known = [not yes for yes in is_linear]
-        slots: list[ShapedArray] = []  # the types of the saved residuals; each branch fills some slots
-        found = []
-        for p in parts:
-            tape, residuals = p.linear_tape(is_linear)
-            outer, saved = [], {}  # residuals available outside: (name, key, value); residuals to save, by slot
-            for var, x in zip(tape.inputs, residuals):
-                i = p.input_number(x)
-                if i is not None:
-                    outer.append((var, i, operands[i]))
-                elif p.stage.owns(x):
-                    saved[_free_slot(slots, saved, x.type)] = (var, x)
-                else:
-                    outer.append((var, ("outside", id(x)), x))
-            found.append((p, tape, outer, saved))
-
-        keeping = [
-            p.known_tape([*chosen(p.outs, known), *[saved[k][1] if k in saved else t for k, t in enumerate(slots)]])
-            for p, _, _, saved in found
-        ]
-        results = self.bind_branches(selector, keeping, chosen(operands, [not yes for yes in linear]), params)
-        outs, residuals = cut(results, sum(known))
-
-        def linear_branch(tape: Tape, outer: list, saved: dict) -> tuple[Tape, list]:
-            names = [var for var, _, _ in outer]
-            names += [saved[k][0] if k in saved else Var(t) for k, t in enumerate(slots)]
-            inputs = [*names, *tape.inputs[len(outer) + len(saved) :]]
-            return Tape(inputs, tape.equations, tape.outputs), [(key, x) for _, key, x in outer]
-
-        linear_tapes, values = merge([linear_branch(tape, outer, saved) for _, tape, outer, saved in found])
-        part = LinearPart(
-            [
-                *[(None, x) for x in [selector, *values, *residuals]],
-                *[(i + 1, x) for i, x in enumerate(operands) if linear[i]],
-            ],
-            dict(zip(params, linear_tapes)),
-            positions(is_linear),
-        )
-        return dict(zip(positions(known), outs)), part
-
-    def transpose(self, cts, operands, params):
-        selector, *operands = operands
-        linear = [isinstance(x, ShapedArray) for x in operands]
-        if isinstance(selector, ShapedArray):
-            return super().transpose(cts, [selector], params)
-        fixed, given = [not yes for yes in linear], [ct is not None for ct in cts]
-        branches = tapes_of(params)
-        types = branches[0].in_types
-
-        def transposed(branch):
-            def f(*values):
-                known, rest = cut(values, sum(fixed))
-                return backward_pass(branch, linear, placed(known, fixed), placed(rest, given))
-
-            return TracedBody(f, [*chosen(types, fixed), *chosen(branch.out_types, given)])
-
-        traced_bodies = [transposed(branch) for branch in branches]
-        wanted = [any(ct is not None for ct in found) for found in zip(*[d.result for d in traced_bodies])]
-        wanted_types = chosen(chosen(types, linear), wanted)
-        closed = [d.close(lambda r: instantiated(chosen(r, wanted), wanted_types), prune=True) for d in traced_bodies]
-        results = self.bind_branches(selector, closed, [*chosen(operands, fixed), *chosen(cts, given)], params)
-        return [None, *placed(placed(results, wanted), linear)]
-
-    def batch_operands(self, outside, args, batched, params):
-        branches, size = tapes_of(params), outside.size_of_batch
-        if batched[0]:
-            with running(outside):
-                return self.select(args[0], [branch(*args[1:]) for branch in branches])
-        selector, *operands = args
-        batched = batched[1:]
-        types = [batched_type(t, size, b) for t, b in zip(branches[0].in_types, batched)]
-        traced_bodies = [
-            TracedBody(lambda *xs, b=branch: run_batched(outside, b, xs, batched), types) for branch in branches
-        ]
-        out_batched = [any(flags) for flags in zip(*[d.result[1] for d in traced_bodies])]
-        closed = [d.close(lambda r: filled(*r, out_batched, size)) for d in traced_bodies]
-        operands = [in_front(x, size, outside) if b else x for x, b in zip(operands, batched)]
-        results = self.bind_branches(selector, closed, operands, params)
-        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
-
-
-def _free_slot(slots: list[ShapedArray], taken: dict, t: ShapedArray) -> int:
-    """The number of a free slot of type `t`; append one if there is none."""
-    for k, slot in enumerate(slots):
-        if slot == t and k not in taken:
-            return k
-    slots.append(t)
-    return len(slots) - 1
+    def batch_body(self, outside, args, params):
+        if not outside.owns(args[0]):
+            return super().batch_body(outside, args, params)
+        with running(outside):
+            return self.select(args[0], [branch(*args[1:]) for branch in tapes_of(params)])
 
 
 SELECTORS = {"cond": "the predicate of cond", "switch": "the index of switch"}
@@ -254,17 +112,6 @@ cond_p = Cond("cond", lambda pred: 0 if pred else 1, lambda pred, i: pred)
 switch_p = Cond("switch", int, equal)
 
 # ---------------------------------------------------------------- what the branches return
-
-
-def _flat_function(f: Callable, operands: Any) -> tuple[list[Value], Callable]:
-    """The leaves of `operands`; `f` from leaves to (leaves with paths, structure)."""
-    leaves, structure = tree.flatten(operands)
-    weak = are_weak(leaves)
-
-    def flat(*values: Value) -> tuple:
-        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
-
-    return [entered(x) for x in leaves], flat
 
 
 def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> list[ShapedArray]:
@@ -304,49 +151,54 @@ def _branch(primitive: Cond, selector: Value, names: Sequence[str], branches: Se
     use = SELECTORS[primitive.name]
     given, structure = tree.flatten(operands)
     as_values(primitive.name, given, lambda: tree.paths(structure, "operands"))  # raises for non-array operands
-    batched = isinstance(selector, BatchTracer)
+    scope, batched = current_scope(), isinstance(selector, BatchTracer)
     known = None if batched else if_known(selector, use)
-    if known is not None:
-        number, scope = primitive.choose(known), current_scope()
-        if scope is None or not scope.typed or not isinstance(selector, Tracer):
-            return branches[number](*operands)
-        return _typed_choice(primitive, number, names, branches, operands)
+    number = None if known is None else primitive.choose(known)
+    if number is not None and (scope is None or not scope.typed or not isinstance(selector, Tracer)):
+        return branches[number](*operands)
     if not batched:
         check_invariant(use, typeof(selector))
-    leaves, functions = [], []
-    for f in branches:
-        leaves, function = _flat_function(f, operands)
-        functions.append(function)
+    leaves, weak = list(map(entered, given)), are_weak(given)
+
+    def flat(f: Callable, values: Sequence[Value]) -> tuple:
+        """Apply a branch to leaves: the result's leaves with their paths, its structure."""
+        return tree.flatten_with_paths(f(*tree.unflatten(structure, weak_where(weak, values))))
+
+    def traced(f: Callable) -> TracedBody:
+        return TracedBody(lambda *values: flat(f, values), map(typeof, leaves), (primitive.name, name_of(f)))
+
+    if number is not None:
+        return _typed_choice(primitive, number, names, flat(branches[number], leaves), branches, traced)
     if batched:
-        results = [function(*leaves) for function in functions]
+        results = [flat(f, leaves) for f in branches]
         types = _common_types(primitive.name, names, results)
         values = [[numeric(x, t) for (_, x), t in zip(found, types)] for found, _ in results]
-        with checking(current_scope(), False):
+        with checking(scope, False):
             return _results(results, primitive.select(selector, values))
-    traced_bodies = [_traced_body(primitive, f, leaves, function) for f, function in zip(branches, functions)]
+    traced_bodies = list(map(traced, branches))
     types = _common_types(primitive.name, names, [d.result for d in traced_bodies])
     closed = [d.close(lambda r: [as_type(x, t) for (_, x), t in zip(r[0], types)]) for d in traced_bodies]
     parameters = [name.replace("[", "_").rstrip("]") for name in names]  # identifiers, for the generated source
-    outs = primitive.bind_branches(selector, closed, leaves, dict.fromkeys(parameters))
+    shared = [Operand(x, SHARED) for x in leaves]
+    outs = primitive.rebind([selector], closed, shared, [SHARED] * len(types), dict.fromkeys(parameters))
     return _results([d.result for d in traced_bodies], outs)
 
 
 def _typed_choice(
-    primitive: Cond, number: int, names: Sequence[str], branches: Sequence[Callable], operands: tuple
+    primitive: Cond, number: int, names: Sequence[str], result: tuple, branches: Sequence[Callable], traced: Callable
 ) -> Any:
-    """Run one branch, and give its results the variance of a recorded `cond`.
+    """Give the `result` of the branch that ran the variance of a recorded `cond`.
 
     So a program that typechecks for these values typechecks for any others.
     """
-    leaves, function = _flat_function(branches[number], operands)
-    found, structure = function(*leaves)
+    found, structure = result
     if vary_everywhere(x for _, x in found):
         return tree.unflatten(structure, [x for _, x in found])
-    results = [(found, structure)] * len(branches)
+    results = [result] * len(branches)
     for k, f in enumerate(branches):
         if k != number:
             with for_types_alone():
-                results[k] = _traced_body(primitive, f, *_flat_function(f, operands), for_types=True).result
+                results[k] = traced(f).result
     types = _common_types(primitive.name, names, results)
     return _results(results, [as_type(x, t) for (_, x), t in zip(found, types)])
 
@@ -355,12 +207,6 @@ def _results(results: Sequence[tuple], values: Sequence[Value]) -> Any:
     """Unflatten the chosen values; Python numbers if they are in every branch."""
     weak = [all(are_weak(x for _, x in entries)) for entries in zip(*[leaves for leaves, _ in results])]
     return tree.unflatten(results[0][1], weak_where(weak, values))
-
-
-def _traced_body(
-    primitive: Cond, f: Callable, leaves: Sequence[Value], function: Callable, for_types: bool = False
-) -> TracedBody:
-    return TracedBody(function, map(typeof, leaves), (primitive.name, name_of(f)), for_types)
 
 
 # ---------------------------------------------------------------- public functions

@@ -33,12 +33,18 @@ from minidiff.core import (
     name_of,
     pbroadcast_to,
     running,
-    transforming,
     typeof,
 )
 from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
-from minidiff.higher_order.inlined import BatchInside, Body, Call, batched_body
-from minidiff.higher_order.partial_eval import batched_type, chosen, cut, placed, positions, present
+from minidiff.higher_order.bodies import Body, Call
+from minidiff.higher_order.partial_eval import (
+    batched_body,
+    chosen,
+    cut,
+    placed,
+    positions,
+    present,
+)
 from minidiff.ops import reduction
 from minidiff.ops.elementwise import convert
 from minidiff.ops.elementwise import stop_gradient as constant
@@ -46,7 +52,6 @@ from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
 from minidiff.tape import Tape
-from minidiff.vmap import Batch, BatchTracer, stacked
 
 # ---------------------------------------------------------------- stop_gradient
 
@@ -122,129 +127,74 @@ def closed_over(what: str, x: Value) -> TypeError:
 class Custom(Call):
     """A call of a function with a rule.
 
-    Parameters: its name `what`; `body`; the rules, functions of leaves; `consts`.
-    On tapes the body takes the `consts` values that it closes over before the arguments; the rules do not take them.
+    Parameters: its name `what`; `body`; `jvp`, the rule, which maps leaves and tangents to the results, then their
+    tangents (None for zero); `consts`. On tapes the body takes the `consts` values that it closes over before the
+    arguments; the rule does not take them.
     """
-
-    rules: tuple[str, ...]
 
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
         guard = Guard(current_interpreter(), outside, params["what"])
         if all(t is None for t in tangents):
-            guarded = {name: guard.around(params[name]) for name in ("body", *self.rules)}
+            guarded = {name: guard.around(params[name]) for name in ("body", "jvp")}
             return self.bind(*primals, **{**params, **guarded})
         consts = params["consts"]
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
                 raise closed_over(params["what"], x)
         with running(guard), checking(guard.scope, False):
-            outs, out_tangents = self.apply_rule(primals[consts:], tangents[consts:], params)
-            for x in [*outs, *out_tangents]:
+            results = params["jvp"](*primals[consts:], *tangents[consts:])
+            for x in results:
                 guard.check(x)
+        outs, out_tangents = cut(results, len(results) // 2)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def apply_rule(self, primals: list[Value], tangents: list[Value | None], params: dict) -> tuple[list, list]:
-        raise NotImplementedError
 
     def staged_params(self, params, tape, constants):
         return {**params, "body": tape, "consts": params["consts"] + constants}
-
-    def show_params(self, params):
-        return params["what"]
-
-
-class CustomJVP(Custom):
-    """A call with a jvp rule on leaves.
-
-    The rule `jvp` maps leaves and tangents to the results, then their tangents (None for zero).
-    """
-
-    rules = ("jvp",)
-
-    def apply_rule(self, primals, tangents, params):
-        results = params["jvp"](*primals, *[instantiate(t, p) for t, p in zip(tangents, primals)])
-        count = len(results) // 2
-        return results[:count], results[count:]
 
     def batched_params(self, params, outside, batched):
         arguments = batched[params["consts"] :]
         rule = batched_body(params["jvp"], outside, [*arguments, *arguments])
         return {**super().batched_params(params, outside, batched), "jvp": rule}
 
+    def show_params(self, params):
+        return params["what"]
 
-class CustomVJP(Custom):
-    """A call of a function with a backward rule.
 
-    Its derivative runs `fwd`, then applies one `linear_call`.
-    The rules are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals
-    and cotangents; `jvp` is a rule as in `CustomJVP`, or None.
+def jvp_by_transpose(what: str, fwd: Callable, bwd: Callable, jvp: Callable | None) -> Callable:
+    """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
+
+    All are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals and
+    cotangents; `jvp` is a forward rule, which evaluates the `linear_call`, or None.
     """
 
-    rules = ("fwd", "bwd", "jvp")
-
-    def apply_rule(self, primals, tangents, params):
-        outs, residuals = params["fwd"](*primals)
-        jvp, types, moving = params["jvp"], [typeof(x) for x in outs], [t is not None for t in tangents]
+    def rule(*values):
+        primals, tangents = cut(values, len(values) // 2)
+        outs, residuals = fwd(*primals)
+        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
         differentiable = [is_differentiable(t.dtype) for t in types]
 
         def push_forward(*values):
             _, primals, given = cut(values, len(residuals), len(moving))
-            given = [instantiate(t, p) for t, p in zip(placed(given, moving), primals)]
-            found = cut(jvp(*primals, *given), len(types))[1]
-            what = f"the jvp rule of {params['what']} returns a tangent that"
-            return [_fitted(t, like, what, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+            found = cut(jvp(*primals, *placed(given, moving)), len(types))[1]
+            name = f"the jvp rule of {what} returns a tangent that"
+            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
 
         out_tangents = linear_call_p.bind(
             *residuals,
             *([] if jvp is None else primals),
             *present(tangents),
-            what=params["what"],
+            what=what,
             body=None if jvp is None else push_forward,
-            bwd=params["bwd"],
+            bwd=bwd,
             consts=0,
             residuals=len(residuals),
             active=tuple(positions(moving)),
             out_types=tuple(types),
         )
-        return outs, placed(out_tangents, differentiable)
+        return [*outs, *placed(out_tangents, differentiable)]
 
-    def batched_params(self, params, outside, batched):
-        arguments = batched[params["consts"] :]
-        residuals_batched: list[bool] = []
-
-        def fwd(*values):
-            inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
-            with transforming(inside):
-                outs, residuals = params["fwd"](
-                    *[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, arguments)]
-                )
-                outs, residuals = ([inside.adopt(x) for x in xs] for xs in (outs, residuals))
-            residuals_batched[:] = map(inside.owns, residuals)
-            return [stacked(inside, x, 0) for x in outs], [inside.in_front(x) for x in residuals]
-
-        jvp = params["jvp"] and batched_body(params["jvp"], outside, [*arguments, *arguments])
-        bwd = batched_bwd(params["bwd"], outside, residuals_batched, dict(enumerate(arguments)))
-        return {**super().batched_params(params, outside, batched), "fwd": fwd, "bwd": bwd, "jvp": jvp}
-
-
-def batched_bwd(bwd: Callable, outside: Batch, residuals: Sequence[bool], arguments: dict[int, bool]) -> Callable:
-    """Vectorise a backward rule over cotangents and batched residuals.
-
-    The batch axis is the first axis of all cotangents and of the residuals that are batched.
-    `arguments` says which arguments are batched; the cotangents of the others are summed over that axis.
-    """
-
-    def batched(values, cts):
-        flat = batched_body(
-            lambda *xs: bwd(xs[: len(values)], xs[len(values) :]), outside, [*residuals, *[True] * len(cts)]
-        )
-        return [
-            ct if ct is None or arguments.get(i, True) else reduction.sum(ct, axis=0)
-            for i, ct in enumerate(flat(*values, *cts))
-        ]
-
-    return batched
+    return rule
 
 
 class LinearCall(Custom):
@@ -303,8 +253,17 @@ class LinearCall(Custom):
         known, moving = cut(batched, len(batched) - len(params["active"]))
         _, residuals, _ = cut(known, params["consts"], params["residuals"])
         body = params["body"] and batched_body(params["body"], outside, batched)
-        bwd = batched_bwd(params["bwd"], outside, residuals, dict(zip(params["active"], moving)))
-        out_types = tuple(batched_type(t, outside.size_of_batch, True) for t in params["out_types"])
+
+        def bwd(values, cts):
+            """Cotangents and some residuals are batched; sum cotangents of arguments that are not."""
+            flat = lambda *xs: params["bwd"](xs[: len(values)], xs[len(values) :])  # noqa: E731
+            found = batched_body(flat, outside, [*residuals, *[True] * len(cts)])(*values, *cts)
+            unbatched = {i for i, yes in zip(params["active"], moving) if not yes}
+            return [
+                reduction.sum(ct, axis=0) if ct is not None and i in unbatched else ct for i, ct in enumerate(found)
+            ]
+
+        out_types = tuple(t.update(shape=(outside.size_of_batch, *t.shape)) for t in params["out_types"])
         return {**params, "body": body, "bwd": bwd, "out_types": out_types}
 
     def typecheck(self, types, params):
@@ -313,8 +272,8 @@ class LinearCall(Custom):
         return [t for t in params["out_types"] if is_differentiable(t.dtype)]
 
 
-custom_jvp_p = CustomJVP("custom_jvp")
-custom_vjp_p = CustomVJP("custom_vjp")
+custom_jvp_p = Custom("custom_jvp")
+custom_vjp_p = Custom("custom_vjp")
 linear_call_p = LinearCall("linear_call")
 
 
@@ -324,6 +283,7 @@ linear_call_p = LinearCall("linear_call")
 class _Function:
     """The common part of `custom_jvp` and `custom_vjp`."""
 
+    operation: Custom
     jvp: Callable | None = None
 
     def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
@@ -364,18 +324,15 @@ class _Function:
 
         self.jvp = jvp
 
-    def _jvp_rule(self, call: _Call) -> Callable:
-        """The forward rule as a function of leaves and their tangents, for one call."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        args = self._positional(args, kwargs)
+        call = _Call(self, args)
+        outs = self.operation.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
+        return tree.unflatten(call.out_structure, outs)
 
-        def rule(*leaves):
-            count = len(leaves) // 2
-            primals, tangents = (tuple(call.arguments_of_rule(x)) for x in (leaves[:count], leaves[count:]))
-            who = f"{_name(self.jvp)}, the jvp rule of {self.what},"
-            with _runs_later(who, _WHEN_DIFFERENTIATED):
-                pair = self.jvp(*call.static.values(), primals, tangents)
-            return _checked_jvp(pair, call, who)
-
-        return rule
+    def _rule(self, call: _Call) -> Callable:
+        """The jvp rule of a call, on leaves; AttributeError if none is declared."""
+        raise NotImplementedError
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """Bind arguments by position, as rules take them, and fill in defaults."""
@@ -415,12 +372,10 @@ class _Call:
         self.weak_in_rules = [] if all(self.weak) else self.weak
         self.out_structure: tree.Structure | None = None
         self.out_types: list[ShapedArray] | None = None  # of the function's results, once the function itself has run
+        self.residuals: Any = None  # the structure of fwd's residuals, and which of their leaves are Python numbers
 
     def leaves(self, args: tuple) -> list[Value]:
         return [as_value(x) for x in tree.leaves([args[i] for i in self.moving])]
-
-    def arguments_of_rule(self, leaves: Sequence[Value]) -> list[Any]:
-        return tree.unflatten(self.structure, weak_where(self.weak_in_rules, leaves))
 
     def all_args(self, leaves: Sequence[Value], weak: Sequence[bool]) -> list[Any]:
         moving = tree.unflatten(self.structure, weak_where(weak, leaves))
@@ -431,6 +386,39 @@ class _Call:
         outs = self.results(self.function.fun(*self.all_args(leaves, self.weak)), self.function.what)
         self.out_types = [typeof(x) for x in outs]
         return outs
+
+    def jvp(self, *leaves: Value) -> list[Value | None]:
+        """The forward rule: from leaves and their tangents to results and tangents."""
+        leaves, given = cut(leaves, len(leaves) // 2)
+        given = [instantiate(t, x) for t, x in zip(given, leaves)]
+        arguments = [weak_where(self.weak_in_rules, x) for x in (leaves, given)]
+        primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
+        rule, what = self.function.jvp, self.function.what
+        who = f"{_name(rule)}, the jvp rule of {what},"
+        with _runs_later(who, _WHEN_DIFFERENTIATED):
+            pair = rule(*self.static.values(), primals, tangents)
+        return _checked_jvp(pair, self, who)
+
+    def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
+        """The rule `fwd`: from leaves to results and residuals."""
+        rule = self.function.fwd
+        who = f"{_name(rule)}, the forward rule of {self.function.what},"
+        with _runs_later(who, _WHEN_DIFFERENTIATED):
+            pair = rule(*self.all_args(leaves, self.weak_in_rules))
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
+        residuals, structure = tree.flatten(pair[1])
+        self.residuals = structure, are_weak(residuals)
+        return self.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
+
+    def bwd(self, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value | None]:
+        """The rule `bwd`: from residuals and cotangents to cotangents (None for zero)."""
+        (structure, weak), rule = self.residuals, self.function.bwd
+        residuals = tree.unflatten(structure, weak_where(weak, residuals))
+        who = f"{_name(rule)}, the backward rule of {self.function.what},"
+        with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))):
+            cts = rule(*self.static.values(), residuals, tree.unflatten(self.out_structure, cts))
+        return _checked_cotangents(cts, self, who)
 
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the result, whether the function or a rule computed it."""
@@ -499,13 +487,12 @@ class custom_jvp(_Function):
     0.5
     """
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    operation = custom_jvp_p
+
+    def _rule(self, call):
         if self.jvp is None:
             raise AttributeError(f"{self.what} is a custom_jvp without a rule: declare one with {self.what}.defjvp")
-        args = self._positional(args, kwargs)
-        call = _Call(self, args)
-        outs = custom_jvp_p.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._jvp_rule(call), consts=0)
-        return tree.unflatten(call.out_structure, outs)
+        return call.jvp
 
 
 _OF_A_RULE = "the function makes it the same on all ranks there; so must the rule, as by psum(result, {axes})"
@@ -566,6 +553,7 @@ class custom_vjp(_Function):
     (2.0, 2.0)
     """
 
+    operation = custom_vjp_p
     fwd: Callable | None = None
     bwd: Callable | None = None
 
@@ -580,36 +568,10 @@ class custom_vjp(_Function):
         """
         self.fwd, self.bwd = fwd, bwd
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _rule(self, call):
         if self.fwd is None or self.bwd is None:
             raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
-        args = self._positional(args, kwargs)
-        call = _Call(self, args)
-        residual_structure: list[Any] = []  # the structure, and which of its leaves are Python numbers
-
-        def fwd(*leaves):
-            who = f"{_name(self.fwd)}, the forward rule of {self.what},"
-            with _runs_later(who, _WHEN_DIFFERENTIATED):
-                pair = self.fwd(*call.all_args(leaves, call.weak_in_rules))
-            if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-                raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
-            residuals, structure = tree.flatten(pair[1])
-            residual_structure[:] = [structure, are_weak(residuals)]
-            return call.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
-
-        def bwd(residuals, cts):
-            structure, weak = residual_structure
-            residuals = tree.unflatten(structure, weak_where(weak, residuals))
-            who = f"{_name(self.bwd)}, the backward rule of {self.what},"
-            with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.fwd))):
-                cts = self.bwd(*call.static.values(), residuals, tree.unflatten(call.out_structure, cts))
-            return _checked_cotangents(cts, call, who)
-
-        rules = {"fwd": fwd, "bwd": bwd, "jvp": None}
-        if self.jvp is not None:
-            rules["jvp"] = self._jvp_rule(call)
-        outs = custom_vjp_p.bind(*call.leaves(args), what=self.what, body=call.body, **rules, consts=0)
-        return tree.unflatten(call.out_structure, outs)
+        return jvp_by_transpose(self.what, call.fwd, call.bwd, self.jvp and call.jvp)
 
 
 _WHEN_DIFFERENTIATED = (

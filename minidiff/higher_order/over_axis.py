@@ -7,10 +7,9 @@ from typing import Any
 
 from minidiff import tree
 from minidiff.core import Value, typeof
-from minidiff.higher_order.carries import Carry
+from minidiff.higher_order.carries import Carry, check_functions
 from minidiff.higher_order.partial_eval import entered
 from minidiff.higher_order.scan import elements_of, scan_steps
-from minidiff.higher_order.values import check_functions
 from minidiff.ops.shape import concatenate, moveaxis, normalize_axis, reshape, stack
 
 

@@ -1,22 +1,17 @@
-"""Operations with tapes as bodies (loops, branches); partial evaluation.
+"""Bodies of higher-order operations: tracing, partial evaluation, jvp, vmap.
 
-A body is a closed :class:`Tape`: values that the function closes over are its first inputs. An operation with such
-bodies as parameters (:class:`BodyOperation`) states its rules on tapes. To differentiate, vectorise or transpose a
-body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are chosen
-afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
-
-(Bodies that are functions, run once and inline: `inlined.py`.)
+A body is a closed :class:`Tape`: values that the function closes over are its first inputs. To differentiate, vectorise
+or transpose a body, run it under the interpreter that does so, and trace that (:class:`TracedBody`, whose outputs are
+chosen afterwards). Linearisation splits a body into a known and a linear part (:class:`PartialEval`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from minidiff.arguments import resharded
 from minidiff.core import (
-    Primitive,
+    Interpreter,
     ShapedArray,
     Tracer,
     Value,
@@ -28,10 +23,10 @@ from minidiff.core import (
     transforming,
     typeof,
 )
-from minidiff.forward import JVP, as_value, instantiate
+from minidiff.forward import JVP, as_value, push_forward
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.ops.base import zeros_like
-from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis
+from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.reverse import Linearize
 from minidiff.staging import CONSTANTS, Stage
 from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
@@ -41,17 +36,11 @@ from minidiff.vmap import Batch, BatchTracer
 
 
 class TracedBody:
-    """A function traced to a tape of its own; `close` chooses the outputs later.
-
-    One traced `for_types` is never closed, so its equations do not record source lines.
-    """
+    """A function traced to a tape of its own; `close` chooses the outputs later."""
 
     @restores_interpreter
-    def __init__(
-        self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None, for_types: bool = False
-    ):
+    def __init__(self, f: Callable, types: Iterable[ShapedArray], origin: tuple[str, str] | None = None):
         self.stage = Stage(current_interpreter())
-        self.stage.keeps_sources = not for_types
         if origin is not None:
             self.stage.origin, self.stage.name = origin, " of ".join(origin)
         inputs = [self.stage.new_input(t) for t in types]
@@ -86,10 +75,6 @@ def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
     A type among the values stands for a linear one, and stays.
     """
     return [x if isinstance(x, ShapedArray) else pbroadcast_to(x, t.variance) for x, t in zip(values, types)]
-
-
-def instantiated(values: Sequence[Value | None], types: Sequence[ShapedArray]) -> list[Value]:
-    return list(map(resharded, fit([instantiate(x, t) for x, t in zip(values, types)], types), types))
 
 
 def zeros(t: ShapedArray) -> Value:
@@ -172,32 +157,52 @@ def names_used(tape: Tape) -> set[Var]:
     return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}
 
 
-def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
-    """Which outputs depend on the marked inputs."""
-    found = set(chosen(tape.inputs, marked))
-    for eqn in tape.equations:
+def dependents(equations: Sequence[Equation], names: Iterable[Var]) -> set[Var]:
+    """These names, and those of all results that depend on them."""
+    found = set(names)
+    for eqn in equations:
         if any(isinstance(a, Var) and a in found for a in eqn.inputs):
             found.update(eqn.outputs)
+    return found
+
+
+def depends(tape: Tape, marked: Sequence[bool]) -> list[bool]:
+    """Which outputs depend on the marked inputs."""
+    found = dependents(tape.equations, chosen(tape.inputs, marked))
     return [isinstance(a, Var) and a in found for a in tape.outputs]
 
 
-def merge(closed: Sequence[tuple[Tape, Sequence[tuple[Any, Value]]]]) -> tuple[list[Tape], list[Value]]:
-    """Make tapes that close over different values take all of these values.
-
-    Each tape comes with a pair of a key and a value for each of its first inputs; equal keys mean equal values. Returns
-    the tapes and the values.
-    """
-    values = {key: x for _, pairs in closed for key, x in pairs}
-    tapes = []
-    for tape, pairs in closed:
-        own = {key: var for (key, _), var in zip(pairs, tape.inputs)}
-        shared = [own.get(key) or Var(typeof(x)) for key, x in values.items()]
-        tapes.append(Tape([*shared, *tape.inputs[len(pairs) :]], tape.equations, tape.outputs))
-    return tapes, list(values.values())
+#: How a body takes an operand, and gives a result: the same in every run of it, handed from one run to the next, or an
+#: element of an array for each run. Operands are in this order, and so are results.
+SHARED, CARRIED, ELEMENT = range(3)
 
 
-def by_id(closed: tuple[Tape, list[Value]]) -> tuple[Tape, list[tuple[Any, Value]]]:
-    return closed[0], [(id(x), x) for x in closed[1]]
+class Operand(NamedTuple):
+    """An operand of a body (None for zeros), and which operand of the original it is."""
+
+    value: Any
+    group: int
+    origin: int | None = None
+
+
+def merge(closed: Sequence[tuple[Tape, Sequence[Operand]]]) -> tuple[list[Tape], list[Operand]]:
+    """Make tapes take the same operands, given the operands of each one's first inputs."""
+    operands: dict[int, Operand] = {}
+    names: list[dict[int, Var]] = []  # of each tape: what identifies an operand -> its name
+    for tape, own in closed:
+        names.append({})
+        for x, var in zip(own, tape.inputs):
+            key = id(var) if id(x.value) in names[-1] else id(x.value)  # a tape may take a value twice
+            names[-1][key] = var
+            operands.setdefault(key, x)
+    return [
+        Tape(
+            [*[known.get(key) or Var(typeof(x.value)) for key, x in operands.items()], *tape.inputs[len(own) :]],
+            tape.equations,
+            tape.outputs,
+        )
+        for (tape, own), known in zip(closed, names)
+    ], list(operands.values())
 
 
 class PartialEval:
@@ -208,130 +213,135 @@ class PartialEval:
     """
 
     def __init__(self, tape: Tape, linear: Sequence[bool]):
-        self.stage = Stage(current_interpreter())
-        self.recorder = Linearize(self.stage)
-        values = [(self.recorder if yes else self.stage).new_input(t) for t, yes in zip(tape.in_types, linear)]
-        with running(self.stage), transforming(self.recorder):
-            self.outs = tape(*values)
+        def split(*values):
+            known = iter(values)
+            self.recorder = Linearize(current_interpreter())
+            with transforming(self.recorder):
+                self.outs = tape(*[self.recorder.new_input(t) if yes else next(known) for t, yes in zip(types, linear)])
+
+        types = tape.in_types
+        self.known = [not yes for yes in linear]
+        self.traced_body = TracedBody(split, chosen(types, self.known))
+        self.stage = self.traced_body.stage
         self.is_linear = [self.recorder.owns(x) for x in self.outs]
-        self.number = dict(zip(self.stage.inputs, positions(not yes for yes in linear)))
 
-    def linear_tape(self, outputs: Sequence[bool]) -> tuple[Tape, list[Value]]:
-        """The tape of the chosen outputs, and its first inputs' values, the residuals."""
-        return self.recorder.tape(chosen(self.outs, outputs)).close()
+    def linear_tape(
+        self, outputs: Sequence[bool], operands: Sequence[Operand], repeats: bool
+    ) -> tuple[Tape, list[Operand]]:
+        """The tape of the chosen outputs, and operands for its first inputs, the residuals.
 
-    def input_number(self, x: Value) -> int | None:
-        """Which input of the original tape a residual is; None if it is not an input."""
-        return self.number.get(x.variable) if self.stage.owns(x) else None
+        A residual that is not known outside the body stands for itself, a name on `stage`. If the body `repeats`, there
+        is one for each run, and what depends on shared operands alone is computed here, once for all runs.
+        """
+        tape, residuals = self.recorder.tape(chosen(self.outs, outputs)).close()
+        given = list(zip(self.stage.inputs, [x._replace(origin=None) for x in chosen(operands, self.known)]))
+        outside = {v: x for v, x in given if x.group != CARRIED}
+        if repeats:
+            shared = {v: x.value for v, x in given if x.group == SHARED}
+            other = dependents(self.stage.equations, [v for v in self.stage.inputs if v not in shared]).union(shared)
+            wanted = [x.variable for x in residuals if self.stage.owns(x) and x.variable not in other]
+            computed = prune_tape(Tape(list(shared), self.stage.equations, wanted), effects=False)
+            outside.update((v, Operand(x, SHARED)) for v, x in zip(wanted, computed(*shared.values())))
+
+        def operand(x):
+            if not self.stage.owns(x):
+                return Operand(x, SHARED)
+            return outside.get(x.variable) or Operand(x, ELEMENT if repeats else SHARED)
+
+        return tape, list(map(operand, residuals))
 
     def known_tape(self, outputs: Sequence[Value]) -> tuple[Tape, list[Value]]:
         """The closed tape of known outputs and residuals; a type stands for zeros."""
-        with transforming(self.stage):
-            values = [zeros(x) if isinstance(x, ShapedArray) else entered(x) for x in outputs]
-            return prune_tape(self.stage.tape(values)).close()
-
-    def invariant(self, count: int) -> set[Var]:
-        """The names on `stage`'s tape that depend on the first `count` inputs alone."""
-        found = {v for v, i in self.number.items() if i < count}
-        for eqn in self.stage.equations:
-            if all(a in found for a in eqn.inputs if isinstance(a, Var)):
-                found.update(eqn.outputs)
-        return found
-
-    def before(self, count: int, args: Sequence[Value], wanted: list[Var]) -> list[Value]:
-        """Compute `wanted`, names in `invariant(count)`, from the operands `args`."""
-        if not wanted:
-            return []
-        inputs = {v: args[i] for v, i in self.number.items() if i < count}
-        return prune_tape(Tape(list(inputs), self.stage.equations, wanted), effects=False)(*inputs.values())
+        values = lambda _: [zeros(x) if isinstance(x, ShapedArray) else x for x in outputs]  # noqa: E731
+        return self.traced_body.close(values, prune=True)
 
 
-@dataclass
-class LinearPart:
-    """The linear equation that remains once the known part has run."""
-
-    operands: list[tuple[int | None, Value]]  # each with its index among the original operands, or None
-    params: dict
-    results: list[int]  # the index of each result among the original results
+def partly_evaluated(tape: Tape, linear: Sequence[bool]) -> tuple[PartialEval, list[bool]]:
+    """A tape split, and which of its results are linear."""
+    parts = PartialEval(tape, linear)
+    return parts, parts.is_linear
 
 
-# ---------------------------------------------------------------- operations with tapes for parameters
+# ---------------------------------------------------------------- jvp and vmap
 
 
-class BodyOperation(Primitive):
-    """An operation with tapes as parameters, whose types its operands match exactly.
+class Continued:
+    """An interpreter that continues its `outer` one inside a body."""
 
-    `jvp_operands(outside, primals, tangents, params)` and `batch_operands(outside, args, batched, params)`
-        differentiate and vectorise it, for the interpreter `outside`, if at least one operand is active.
-    `split(args, linear, params)`
-        runs the part that does not depend on the `linear` operands (which may be types, or names on a linear
-        tape), and returns a dict of known results by index, and the LinearPart.
+    def interpret(self, primitive, args, params):
+        return super().interpret(primitive, [self.adopt(x) if isinstance(x, Tracer) else x for x in args], params)
+
+    def knows(self, x: Tracer) -> bool:
+        """Whether `x` belongs to this interpreter or to one below it."""
+        interpreter = self
+        while interpreter is not None:
+            if x.interpreter is interpreter:
+                return True
+            interpreter = interpreter.below
+        return False
+
+
+class JVPInside(Continued, JVP):
+    """Forward mode, continued inside a body."""
+
+
+class BatchInside(Continued, Batch):
+    """vmap, continued inside a body."""
+
+
+def jvp_of_body(body: Callable, inside: Callable[[Interpreter], JVP], moving: Sequence[bool]) -> Callable:
+    """The jvp of a body: from operands and tangents to results and their tangents.
+
+    It takes tangents for operands marked as `moving`. A zero tangent is None. `inside(below)` is the interpreter that
+    continues the forward mode outside.
     """
 
-    is_higher_order = True
-    multiple_results = True
-    operands_agree = False
+    def jvp(*values):
+        primals, tangents = cut(values, len(moving))
+        forward = inside(current_interpreter())
+        adopted = lambda *args: [forward.adopt(x) for x in body(*args)]  # noqa: E731
+        return push_forward(adopted, primals, placed(tangents, moving), forward)
 
-    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
-        return outside.record(self, args, params)
-
-    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
-        primals, tangents = outside.split(args)
-        if all(t is None for t in tangents):
-            return self.bind(*primals, **params)
-        outs, out_tangents = self.jvp_operands(outside, primals, tangents, params)
-        return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
-
-    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
-        linear = [outside.owns(x) for x in args]
-        if not any(linear):
-            return self.bind(*args, **params)
-        outs, part = self.split(args, linear, params)
-        if part.results:
-            operands = fit([x for _, x in part.operands], self.operand_types(part))
-            outs = {**dict(zip(part.results, outside.record(self, operands, part.params))), **outs}
-        return [outs[i] for i in range(len(outs))]
-
-    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
-        batched = [outside.owns(x) for x in args]
-        return self.batch_operands(outside, args, batched, params) if any(batched) else self.bind(*args, **params)
-
-    def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
-        """The operands (by index) that each body takes; the last body gives the results.
-
-        None if a body takes elements of operands.
-        """
-        return None
-
-    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
-        types = [typeof(t) for t in types]
-        if types != list(expected):
-            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
+    return jvp
 
 
-def batched_type(t: ShapedArray, size: int, yes: bool) -> ShapedArray:
-    return t.update(shape=(size, *t.shape)) if yes else t
+def run_batched(outside: Batch, body: Callable, values: Sequence[Value], batched: Sequence[bool]):
+    """Run a body on values batched along axis 0: results, and which are batched."""
+    inside = BatchInside(current_interpreter(), outside.size_of_batch, outer=outside)
+    with transforming(inside):
+        given = [BatchTracer(inside, x, 0) if b and x is not None else x for x, b in zip(values, batched)]
+        outs = list(map(inside.adopt, body(*given)))
+    return list(map(inside.in_front, outs)), list(map(inside.owns, outs))
 
 
-def in_front(x: Value, size: int, batch: Batch | None = None) -> Value:
-    """Move the batch axis to the front; broadcast what `batch` does not own."""
-    if batch is not None and batch.owns(x):
-        return moveaxis(x.value, x.axis, 0)
+def batched_body(body: Callable, outside: Batch, batched: Sequence[bool]) -> Callable:
+    """Vectorise a body over the first axis of batched arguments and all results."""
+
+    def vectorised(*values):
+        outs, out_batched = run_batched(outside, body, values, batched)
+        return filled(outs, out_batched, [x is not None for x in outs], outside.size_of_batch)
+
+    return vectorised
+
+
+def broadcast_in_front(x: Value, size: int) -> Value:
+    """Broadcast along a new leading axis."""
     return broadcast_to(expand_dims(x, 0), (size, *typeof(x).shape))
 
 
-def run_batched(outside: Batch, tape: Tape, values: Sequence[Value], batched: Sequence[bool]):
-    """Run a tape on values batched along axis 0: results, and which are batched."""
-    inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
-    with transforming(inside):
-        outs = tape(*[BatchTracer(inside, x, 0) if b else x for x, b in zip(values, batched)])
-    out_batched = [inside.owns(x) for x in outs]
-    return [in_front(x, 0, inside) if b else x for x, b in zip(outs, out_batched)], out_batched
+def traced_batch(
+    body: Callable, types: Sequence[ShapedArray], outside: Batch, batched: Sequence[bool]
+) -> tuple[TracedBody, list[bool]]:
+    """Trace a body on batched values: see `run_batched`. Also which results are batched."""
+    size = outside.size_of_batch
+    types = [t.update(shape=(size, *t.shape)) if b else t for t, b in zip(types, batched)]
+    traced_body = TracedBody(lambda *values: run_batched(outside, body, values, batched), types)
+    return traced_body, traced_body.result[1]
 
 
 def filled(values: Sequence[Value], batched: Sequence[bool], wanted: Sequence[bool], size: int) -> list[Value]:
     """Broadcast values along a leading batch axis wherever one is wanted."""
-    return [in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
+    return [broadcast_in_front(x, size) if yes and not b else x for x, b, yes in zip(values, batched, wanted)]
 
 
 def concrete_value(x: Value, use: str) -> Any:

@@ -10,38 +10,40 @@ import numpy
 from minidiff import tree
 from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
 from minidiff.forward import as_value
-from minidiff.higher_order.carries import Carry, as_carried, jvp_of_body
+from minidiff.higher_order.bodies import BodyOperation, LinearPart
+from minidiff.higher_order.carries import (
+    Carry,
+    as_carried,
+    check_functions,
+    check_invariant,
+    if_known,
+    is_weak,
+    numeric,
+    staging,
+)
 from minidiff.higher_order.cond import cond_p
 from minidiff.higher_order.partial_eval import (
-    BodyOperation,
-    LinearPart,
-    PartialEval,
+    CARRIED,
+    SHARED,
+    Operand,
     TracedBody,
-    batched_type,
     chosen,
     concrete_value,
     cut,
     depends,
     entered,
-    filled,
-    fit,
-    fixpoint,
-    in_front,
-    instantiated,
-    placed,
+    partly_evaluated,
     positions,
-    present,
     prune_tape,
-    run_batched,
+    traced_batch,
 )
 from minidiff.higher_order.scan import scan_steps
-from minidiff.higher_order.values import check_functions, check_invariant, if_known, is_weak, numeric, staging
 from minidiff.keywords import explains_keywords
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.tape import Equation, Tape, Var, has_effects, without_effects
+from minidiff.tape import Equation, Tape, Var, without_effects
 from minidiff.vmap import BatchTracer
 
 # ---------------------------------------------------------------- the operation
@@ -95,108 +97,67 @@ class While(BodyOperation):
         super().check_variance(types, params)
         check_invariant(CONDITION, params["cond"].out_types[0])
 
-    def operand_types(self, part):
-        return [*part.params["cond"].in_types[: part.params["cond_consts"]], *part.params["body"].in_types]
+    def leading(self, params):
+        return params["cond_consts"]
+
+    def groups(self, params):
+        body, n = params["body"], params["body_consts"]
+        return [*[SHARED] * n, *[CARRIED] * (len(body.inputs) - n)], [CARRIED] * len(body.outputs)
+
+    def with_bodies(self, params, tapes, operands):
+        """Let the condition take the carries that the body takes."""
+        (body,), test, k, n = tapes, params["cond"], params["cond_consts"], params["body_consts"]
+        carries = [(x, var) for x, var in zip(operands, body.inputs) if x.group == CARRIED]
+        inputs = [Var(var.type) if x.origin is None else test.inputs[k + x.origin - n] for x, var in carries]
+        test = prune_tape(Tape([*test.inputs[:k], *inputs], test.equations, test.outputs))
+        return {"cond": test, "body": body, "cond_consts": k, "body_consts": len(operands) - len(carries)}
 
     def bodies(self, count, params):
         cond_consts, others = cut(range(count), params["cond_consts"])
         return {"cond": [*cond_consts, *others[params["body_consts"] :]], "body": others}
 
-    def bind_loop(self, cond: tuple[Tape, list], body: tuple[Tape, list], carry: Sequence[Value]) -> list[Value]:
-        """Bind a loop of two tapes, each given with the values of its first inputs."""
-        (cond_tape, cond_consts), (body_tape, body_consts) = cond, body
-        if not (body_tape.outputs or any(map(has_effects, [*cond_tape.equations, *body_tape.equations]))):
-            return []
-        args = [*fit(cond_consts, cond_tape.in_types), *fit([*body_consts, *carry], body_tape.in_types)]
-        counts = {"cond_consts": len(cond_consts), "body_consts": len(body_consts)}
-        return self.bind(*args, cond=cond_tape, body=body_tape, **counts)
-
-    def jvp_operands(self, outside, primals, tangents, params):
-        cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
-        cond_consts, consts, init = cut(primals, k, n)
-        _, t_consts, t_init = cut(tangents, k, n)
-        types = cut(body.in_types, n)
-        traced_body, (_, moving) = jvp_of_body(outside, body, types, (t_consts, t_init))
-        moved_types = chosen(types[1], moving)
-        tape, constants = traced_body.close(lambda r: [*r[0], *instantiated(chosen(r[1], moving), moved_types)])
-        cond = Tape([*cond.inputs, *map(Var, moved_types)], cond.equations, cond.outputs)
-        t_init = instantiated(chosen(t_init, moving), moved_types)
-        body_consts = [*constants, *consts, *present(t_consts)]
-        outs, out_tangents = cut(self.bind_loop((cond, cond_consts), (tape, body_consts), [*init, *t_init]), len(init))
-        return outs, placed(out_tangents, moving)
-
     def split(self, args, linear, params):
         """Compute the known carries; the linear part reruns the loop, without residuals."""
-        cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
-
-        def attempt(carry_linear):
-            parts = PartialEval(body, [*linear[k : k + n], *carry_linear])
-            return parts, parts.is_linear
-
-        parts, carry_linear = fixpoint(attempt, linear[k + n :])
-        if any(depends(cond, [*linear[:k], *carry_linear])):
+        k, results = params["cond_consts"], self.groups(params)[1]
+        (parts,), in_linear, is_linear = self.changed(params, linear[k:], partly_evaluated)
+        if any(depends(params["cond"], [*linear[:k], *is_linear])):
             raise TypeError("while_loop: its condition depends on values that must be linear")
-        known = [not yes for yes in carry_linear]
-        cond_consts, consts, carry = cut(args, k, n)
-        test = prune_tape(Tape([*cond.inputs[:k], *chosen(cond.inputs[k:], known)], cond.equations, cond.outputs))
-        tape, constants = parts.known_tape(chosen(parts.outs, known))
-        body_consts = [*constants, *chosen(consts, [not yes for yes in linear[k : k + n]])]
-        outs = self.bind_loop((test, cond_consts), (tape, body_consts), chosen(carry, known))
+        known = [not yes for yes in is_linear]
+        operands = chosen(self.operands_of(args[k:], params), [not yes for yes in in_linear])
+        tape = parts.known_tape(chosen(parts.outs, known))
+        outs = self.rebind(args[:k], [tape], operands, chosen(results, known), params)
         again = without_effects(Equation(self, (), params, ())).params
-        part = LinearPart(list(enumerate(args)), again, list(range(len(carry))))
+        part = LinearPart([Operand(x, SHARED) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts, operands, params):
         raise TypeError(_NO_REVERSE)
 
-    def batch_operands(self, outside, args, batched, params):
-        cond, body, (k, n) = params["cond"], params["body"], (params["cond_consts"], params["body_consts"])
-        size = outside.size_of_batch
+    def vectorised(self, outside, own, batched, params):
+        """If elements may finish at different steps, keep those that have finished."""
+        cond, body, k, n = params["cond"], params["body"], params["cond_consts"], params["body_consts"]
 
-        def attempt(carry_batched):
-            masks = [*batched[:k], *carry_batched], [*batched[k : k + n], *carry_batched]
-            test, step = (
-                TracedBody(
-                    lambda *xs, tape=tape, mask=mask: run_batched(outside, tape, xs, mask),
-                    [batched_type(t, size, b) for t, b in zip(tape.in_types, mask)],
-                )
-                for tape, mask in zip((cond, body), masks)
-            )
-            # If elements may finish at different steps, all carries are batched and finished elements are kept.
-            apart = test.result[1][0]
-            return (test, step, masks, apart), ([True] * len(carry_batched) if apart else step.result[1])
+        def change(body, mask):
+            test, (apart,) = traced_batch(cond, cond.in_types, outside, [*batched[:k], *mask[n:]])
+            step, out_batched = traced_batch(body, body.in_types, outside, mask)
+            return (test, step, apart), [True] * len(out_batched) if apart else out_batched
 
-        (test, step, masks, apart), carry_batched = fixpoint(attempt, batched[k + n :])
-        front = [in_front(x, size, outside) if b else x for x, b in zip(args, batched)]
-        cond_consts, consts, init = cut(front, k, n)
-        init = filled(init, batched[k + n :], carry_batched, size)
+        def kept(*values):
+            own, shared, carry = cut(values, k, n)
+            (going,) = cond(*own, *carry)
+            return [where(going, x, old) for x, old in zip(body(*shared, *carry), carry)]
+
+        ((test, step, apart),), mask, out_batched = self.changed(params, batched[k:], change)
+        own, more = [outside.in_front(x) for x in own], []
         if apart:
+            more = [Operand(x, SHARED) for x in own]
+            step, _ = traced_batch(kept, [*cond.in_types[:k], *body.in_types], outside, [*batched[:k], *mask])
+        test, constants = test.close(lambda r: [greater(sum_of(r[0][0]), 0)] if apart else r[0])
+        own = [*constants, *own]
+        return own, more, [step], mask, out_batched, {**params, "cond": test, "cond_consts": len(own)}
 
-            def masked(*values):
-                own, shared, carry = cut(values, k, n)
-                (going,), _ = run_batched(outside, cond, [*own, *carry], masks[0])
-                new = filled(*run_batched(outside, body, [*shared, *carry], masks[1]), carry_batched, size)
-                return [where(_padded(going, x), x, old) for x, old in zip(new, carry)]
-
-            types = [batched_type(t, size, b) for t, b in zip(cond.in_types, batched[:k])]
-            types += [batched_type(t, size, b) for t, b in zip(body.in_types, masks[1])]
-            step, consts = TracedBody(masked, types), [*cond_consts, *consts]
-            tape, constants = step.close(lambda r: r)
-        else:
-            tape, constants = step.close(lambda r: filled(*r, carry_batched, size))
-        test_tape, test_constants = test.close(lambda r: [_any(r[0][0])] if apart else r[0])
-        cond, body = (test_tape, [*test_constants, *cond_consts]), (tape, [*constants, *consts])
-        results = self.bind_loop(cond, body, init)
-        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, carry_batched)]
-
-
-def _any(x: Value) -> Value:
-    """Whether any element is true (False if there are none)."""
-    return greater(sum_of(x), 0)
-
-
-def _padded(mask: Value, x: Value) -> Value:
-    return mask.reshape(tuple(mask.shape) + (1,) * (len(x.shape) - 1))
+    def without_unused_results(self, eqn, used):
+        return eqn  # its condition may need them
 
 
 CONDITION = "the condition of while_loop"
@@ -235,15 +196,14 @@ def _while(cond_fun: Callable, body_fun: Callable, carry: Carry) -> Any:
         condition = TracedBody(lambda *leaves: [test(leaves)], types)
         closed = _check_condition(carry, condition, types)
         body = traced_body.close(lambda r: map(as_carried, r[0], types))
-        init = [*map(as_carried, carry.init, types)]
-        return carry.tree(while_p.bind_loop(closed, body, init))
+        test, constants = closed
+        init = [Operand(as_carried(x, t), CARRIED, i) for i, (x, t) in enumerate(zip(carry.init, types))]
+        params = {"cond": test, "cond_consts": len(constants), "body_consts": 0}
+        return carry.tree(while_p.rebind(constants, [body], init, [CARRIED] * len(types), params))
 
-    values, types = [as_value(x) for x in carry.init], None
+    values: Sequence[Value] = [as_value(x) for x in carry.init]
     while _holds(going := test(values), carry, test, values):
-        if types is None:
-            values, types, (new, _) = carry.eagerly(step)
-        else:
-            new = carry.resharded(types, step(values)[0])
+        values, new, _ = carry.advance(step, values)
         if isinstance(going, BatchTracer):
             with checking(current_scope(), False):
                 new = cond_p.select(going, [new, values])

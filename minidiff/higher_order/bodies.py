@@ -1,0 +1,421 @@
+"""Operations that run bodies: the rules that all branches and loops share, and inlined calls.
+
+The bodies of branches and loops are tapes (:class:`BodyOperation`). Each rule changes the bodies, then applies the same
+operation to them. What differs between the operations is how a body takes an operand (`SHARED`, `CARRIED` or
+`ELEMENT`), and so how an operand that a rule adds is passed: a tangent is passed like its primal, and a value that the
+backward pass needs is one `ELEMENT` for each step of a loop. A carry is an operand and a result. If one of both has a
+tangent (is linear, is batched), so has the other: a fixpoint.
+
+The body of a checkpoint or of a function with a custom rule is a function, and runs inline (:class:`Call`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from minidiff.arguments import resharded
+from minidiff.core import Primitive, ShapedArray, Value, running, typeof
+from minidiff.forward import JVP, instantiate
+from minidiff.higher_order.partial_eval import (
+    CARRIED,
+    ELEMENT,
+    SHARED,
+    JVPInside,
+    Operand,
+    TracedBody,
+    batched_body,
+    broadcast_in_front,
+    chosen,
+    cut,
+    depends,
+    filled,
+    fit,
+    fixpoint,
+    jvp_of_body,
+    merge,
+    names_used,
+    partly_evaluated,
+    placed,
+    positions,
+    prune_tape,
+    traced_batch,
+)
+from minidiff.ops.elementwise import add
+from minidiff.ops.shape import moveaxis
+from minidiff.reverse import Linearize, backward_pass
+from minidiff.staging import Stage
+from minidiff.tape import Equation, Tape, has_effects, tapes_of
+from minidiff.vmap import Batch, BatchTracer
+
+
+class LinearPart(NamedTuple):
+    """The linear equation that remains once the known part has run."""
+
+    operands: list[Operand]
+    params: dict
+    results: list[int]  # the index of each result among the original results
+
+
+def _sharded_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
+    """The type `t` with the sharding of `other`."""
+    t = t.update()
+    t.sharding = other.sharding
+    return t
+
+
+def completed(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
+    """Convert values to these types: zeros for None, pbroadcasts, carries' sharding."""
+    values = fit([x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)], types)
+    return [resharded(x, t) if group == CARRIED else x for x, t, group in zip(values, types, groups)]
+
+
+class HigherOrder(Primitive):
+    """An operation that runs bodies, whose types its operands match exactly."""
+
+    is_higher_order = True
+    multiple_results = True
+    operands_agree = False
+
+    def _check_operands(self, types: Sequence[Any], expected: Sequence[ShapedArray]) -> None:
+        types = [typeof(t) for t in types]
+        if types != list(expected):
+            raise TypeError(f"{self.name}: its body takes {list(expected)}, but the operands have the types {types}")
+
+
+# ---------------------------------------------------------------- bodies that are tapes
+
+
+class BodyOperation(HigherOrder):
+    """An operation with tapes as parameters: branches, or the step of a loop.
+
+    Its operands are `leading(params)` values that it reads itself, then those of the `alternatives(params)`: the
+    tapes of which each run takes one. `groups(params)` says how these take their operands, and give their results.
+    `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
+    """
+
+    repeats = False  # whether a body runs several times
+
+    # ------------------------------------------------ what differs
+
+    def leading(self, params: dict) -> int:
+        return 0
+
+    def alternatives(self, params: dict) -> list[Tape]:
+        return [params["body"]]
+
+    def groups(self, params: dict) -> tuple[list[int], list[int]]:
+        raise NotImplementedError
+
+    def with_bodies(self, params: dict, tapes: list[Tape], operands: Sequence[Operand]) -> dict:
+        raise NotImplementedError
+
+    def reversed(self, params: dict) -> dict:
+        """The parameters of the backward pass."""
+        return params
+
+    def bodies(self, count: int, params: dict) -> dict[str, list[int]] | None:
+        """The operands (by index) that each body takes; the last body gives the results.
+
+        None if a body takes elements of operands.
+        """
+        return None
+
+    # ------------------------------------------------ changing the bodies
+
+    def operands_of(self, values: Sequence[Any], params: dict) -> list[Operand]:
+        """The operands of the alternatives."""
+        return [Operand(x, group, i) for i, (x, group) in enumerate(zip(values, self.groups(params)[0]))]
+
+    def changed(
+        self, params: dict, mask: Sequence[bool], change: Callable[[Tape, list[bool]], tuple[Any, Sequence[bool]]]
+    ) -> tuple[list, list[bool], list[bool]]:
+        """Change each alternative, until every carry is marked as its result is.
+
+        `change` takes a tape and which operands are marked; it returns anything, and which results are marked then.
+        Returns what `change` did for each alternative, and which operands and results are marked in the end.
+        """
+        carried = positions(group == CARRIED for group in self.groups(params)[0])
+
+        def attempt(mask):
+            changed, marks = zip(*[change(tape, mask) for tape in self.alternatives(params)])
+            out_mask = [any(flags) for flags in zip(*marks)]
+            given = dict(zip(carried, out_mask))
+            return (list(changed), out_mask), [given.get(i, False) for i in range(len(mask))]
+
+        (changed, out_mask), mask = fixpoint(attempt, mask)
+        return changed, mask, [*[mask[i] for i in carried], *out_mask[len(carried) :]]
+
+    def arranged(
+        self, tapes: Sequence[Tape], operands: Sequence[Operand], results: Sequence[int], params: dict
+    ) -> tuple[list[Operand], dict, list[int]]:
+        """Sort operands and results by group, and drop operands that no tape uses.
+
+        Returns the operands, the parameters, and which result of the tapes each result is.
+        """
+        names = set().union(*map(names_used, tapes))
+        kept = [
+            i
+            for i in sorted(range(len(operands)), key=lambda i: operands[i].group)
+            if operands[i].group == CARRIED or any(tape.inputs[i] in names for tape in tapes)
+        ]
+        order = sorted(range(len(results)), key=results.__getitem__)
+        tapes = [Tape([t.inputs[i] for i in kept], t.equations, [t.outputs[i] for i in order]) for t in tapes]
+        operands = [operands[i] for i in kept]
+        return operands, self.with_bodies(params, tapes, operands), order
+
+    def rebind(
+        self,
+        own: Sequence[Value],
+        closed: Sequence[tuple[Tape, list[Value]]],
+        operands: Sequence[Operand],
+        results: Sequence[int],
+        params: dict,
+    ) -> list[Value]:
+        """Bind this operation to other tapes, given with the values of their first inputs.
+
+        `results` are the groups of the tapes' results.
+        """
+        tapes, constants = merge([(tape, [Operand(x, SHARED) for x in values]) for tape, values in closed])
+        operands, params, order = self.arranged(tapes, [*constants, *operands], results, params)
+        if not (order or any(has_effects(eqn) for tape in tapes_of(params) for eqn in tape.equations)):
+            return []
+        types = self.alternatives(params)[0].in_types
+        args = completed([x.value for x in operands], types, [x.group for x in operands])
+        outs = dict(zip(order, self.bind(*own, *args, **params)))
+        return [outs[i] for i in range(len(results))]
+
+    # ------------------------------------------------ the rules
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        return outside.record(self, args, params)
+
+    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
+        primals, tangents = outside.split(args)
+        if all(t is None for t in tangents):
+            return self.bind(*primals, **params)
+        (own, primals), (_, tangents) = (cut(values, self.leading(params)) for values in (primals, tangents))
+        groups, results = self.groups(params)
+
+        def change(body, moving):
+            f = jvp_of_body(body, lambda below: JVPInside(below, outer=outside), moving)
+            traced_body = TracedBody(f, [*body.in_types, *chosen(body.in_types, moving)])
+            return traced_body, [t is not None for t in traced_body.result[1]]
+
+        traced, moving, out_moving = self.changed(params, [t is not None for t in tangents], change)
+        types, moved = chosen(self.alternatives(params)[0].out_types, out_moving), chosen(results, out_moving)
+        closed = [b.close(lambda r: [*r[0], *completed(chosen(r[1], out_moving), types, moved)]) for b in traced]
+        operands = self.operands_of(primals, params)
+        operands += [Operand(t, group) for t, group in chosen(zip(tangents, groups), moving)]
+        outs, out_tangents = cut(self.rebind(own, closed, operands, [*results, *moved], params), len(results))
+        return [outside.join(x, t) for x, t in zip(outs, placed(out_tangents, out_moving))]
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        linear = [outside.owns(x) for x in args]
+        if not any(linear):
+            return self.bind(*args, **params)
+        outs, part = self.split(args, linear, params)
+        if part.results:
+            own, operands = cut([x.value for x in part.operands], self.leading(params))
+            operands = fit(operands, self.alternatives(part.params)[0].in_types)
+            recorded = outside.record(self, [*own, *operands], part.params)
+            outs = {**dict(zip(part.results, recorded)), **outs}
+        return [outs[i] for i in range(len(outs))]
+
+    def split(self, args: Sequence[Any], linear: Sequence[bool], params: dict) -> tuple[dict[int, Value], LinearPart]:
+        """Run the part that does not depend on `linear` operands: results by index, the rest.
+
+        Linear operands may be types, or names on a linear tape. What the rest needs of the known part is passed to it
+        as it is, if it is known outside the body, and else is a further result: its residuals.
+        """
+        own, args = cut(args, self.leading(params))
+        results = self.groups(params)[1]
+        parts, linear, is_linear = self.changed(params, linear[len(own) :], partly_evaluated)
+        known = [not yes for yes in is_linear]
+        operands = self.operands_of(args, params)
+        tapes, passed = merge([p.linear_tape(is_linear, operands, self.repeats) for p in parts])
+        saved = [x for x in passed if any(p.stage.owns(x.value) for p in parts)]
+        known_tapes = [
+            # Another branch saves something else: zeros, which are not used.
+            p.known_tape([*chosen(p.outs, known), *[x.value if p.stage.owns(x.value) else x.value.type for x in saved]])
+            for p in parts
+        ]
+        fixed = chosen(operands, [not yes for yes in linear])
+        found = self.rebind(own, known_tapes, fixed, [*chosen(results, known), *[x.group for x in saved]], params)
+        outs, residuals = cut(found, sum(known))
+        values = dict(zip([id(x.value) for x in saved], residuals))
+        passed = [x._replace(value=values.get(id(x.value), x.value)) for x in passed]
+        operands = [*passed, *chosen(operands, linear)]
+        operands, params, _ = self.arranged(tapes, operands, chosen(results, is_linear), params)
+        part = LinearPart([*[Operand(x, SHARED) for x in own], *operands], params, positions(is_linear))
+        return dict(zip(positions(known), outs)), part
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> Sequence[Value | None]:
+        own, operands = cut(operands, self.leading(params))
+        if any(isinstance(x, ShapedArray) for x in own):
+            return super().transpose(cts, own, params)
+        given = [isinstance(x, ShapedArray) for x in operands]
+        _, linear, _ = self.changed(params, given, lambda body, mask: (None, depends(body, mask)))
+        groups, results = self.groups(params)
+        if not all(yes for yes, group in zip(linear, groups) if group == CARRIED):
+            return self._transpose_after_split(cts, operands, given, params)
+        fixed = [not yes for yes in linear]
+        cts_given = [group == CARRIED or ct is not None for ct, group in zip(cts, results)]
+        # A cotangent of a shared operand is a sum over the steps, which is a carry.
+        summed = [self.repeats and group == SHARED for group in chosen(groups, linear)]
+        in_groups = [CARRIED if yes else group for yes, group in zip(summed, chosen(groups, linear))]
+        traced, types = self._transposed_bodies(linear, summed, cts_given, params)
+        wanted = [group == CARRIED or any(b.result[i] is not None for b in traced) for i, group in enumerate(in_groups)]
+        types, in_groups = chosen(types, wanted), chosen(in_groups, wanted)
+        closed = [b.close(lambda r: completed(chosen(r, wanted), types, in_groups), prune=True) for b in traced]
+        values = [
+            *[Operand(None, CARRIED)] * sum(summed),
+            *chosen(self.operands_of(operands, params), fixed),
+            *[Operand(ct, group) for ct, group in chosen(zip(cts, results), cts_given)],
+        ]
+        found = placed(placed(self.rebind(own, closed, values, in_groups, self.reversed(params)), wanted), linear)
+        return [*[None] * len(own), *[ct if yes else None for ct, yes in zip(found, given)]]
+
+    def _transposed_bodies(
+        self, linear: Sequence[bool], summed: Sequence[bool], cts_given: Sequence[bool], params: dict
+    ) -> tuple[list[TracedBody], list[ShapedArray]]:
+        """Trace the backward passes: from sums so far, known operands and cotangents.
+
+        Returns also the types of the cotangents. Sums are sharded like their terms.
+        """
+        fixed = [not yes for yes in linear]
+        types = chosen(self.alternatives(params)[0].in_types, linear)
+
+        def transposed(body):
+            def f(*values):
+                so_far, known, cts = cut(values, sum(summed), sum(fixed))
+                found = backward_pass(body, linear, placed(known, fixed), placed(cts, cts_given))
+                terms = zip(placed(so_far, summed), found)
+                return [ct if sum is None else sum if ct is None else add(sum, ct) for sum, ct in terms]
+
+            known_types = chosen(body.in_types, fixed)
+            return TracedBody(f, [*chosen(types, summed), *known_types, *chosen(body.out_types, cts_given)])
+
+        while True:
+            traced, before = [transposed(body) for body in self.alternatives(params)], types
+            types = [_sharded_as(t, typeof(x)) if yes else t for t, x, yes in zip(types, traced[0].result, summed)]
+            if [t.sharding for t in types] == [t.sharding for t in before]:
+                return traced, types
+
+    def _transpose_after_split(
+        self, cts: Sequence[Value | None], operands: Sequence[Any], linear: Sequence[bool], params: dict
+    ) -> list[Value | None]:
+        """Compute the carries that no linear operand affects, then transpose the rest."""
+        _, part = self.split(operands, linear, params)
+        out: list[Value | None] = [None] * len(operands)
+        if part.results:
+            found = self.transpose([cts[i] for i in part.results], [x.value for x in part.operands], part.params)
+            for x, ct in zip(part.operands, found):
+                if x.origin is not None:
+                    out[x.origin] = ct
+        return out
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        batched = list(map(outside.owns, args))
+        if not any(batched):
+            return self.bind(*args, **params)
+        own, args = cut(args, self.leading(params))
+        own, more, traced, batched, out_batched, new = self.vectorised(outside, own, batched, params)
+
+        def in_front(x):
+            """The batch axis is the first; in an array of elements, it is the second."""
+            if not outside.owns(x.value):
+                return broadcast_in_front(x.value, outside.size_of_batch)
+            value = outside.in_front(x.value)
+            return moveaxis(value, 0, 1) if x.group == ELEMENT else value
+
+        operands = zip(self.operands_of(args, params), batched)
+        operands = [x._replace(value=in_front(x)) if yes else x for x, yes in operands]
+        closed = [b.close(lambda r: filled(*r, out_batched, outside.size_of_batch)) for b in traced]
+        groups = self.groups(params)[1]
+        results = zip(self.rebind(own, closed, [*more, *operands], groups, new), groups, out_batched)
+        return [BatchTracer(outside, x, int(group == ELEMENT)) if yes else x for x, group, yes in results]
+
+    def vectorised(
+        self, outside: Batch, own: list[Value], batched: Sequence[bool], params: dict
+    ) -> tuple[list[Value], list[Operand], list[TracedBody], list[bool], list[bool], dict]:
+        """Vectorise the bodies: trace them on batches, results with which are batched.
+
+        Returns the operation's own operands and further ones of the bodies, the bodies, which operands and which
+        results are batched, and the parameters.
+        """
+        change = lambda body, mask: traced_batch(body, body.in_types, outside, mask)  # noqa: E731
+        return own, [], *self.changed(params, batched[len(own) :], change), params
+
+    def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """Drop unused results, carries that no used one needs, and unused operands."""
+        own, atoms = cut(eqn.inputs, self.leading(eqn.params))
+        groups, results = self.groups(eqn.params)
+        carried = positions(group == CARRIED for group in groups)
+
+        def attempt(wanted):
+            tapes = [Tape(t.inputs, t.equations, chosen(t.outputs, wanted)) for t in self.alternatives(eqn.params)]
+            tapes = [prune_tape(t) for t in tapes]
+            names = set().union(*map(names_used, tapes))
+            needed = [any(t.inputs[i] in names for t in tapes) for i in carried]
+            return tapes, [*needed, *wanted[len(carried) :]]
+
+        tapes, wanted = fixpoint(attempt, used)
+        dropped = {i for i, yes in zip(carried, wanted) if not yes}
+        kept = [i not in dropped for i in range(len(groups))]
+        operands = chosen([Operand(a, group, i) for i, (a, group) in enumerate(zip(atoms, groups))], kept)
+        tapes = [Tape(chosen(t.inputs, kept), t.equations, t.outputs) for t in tapes]
+        operands, params, _ = self.arranged(tapes, operands, chosen(results, wanted), eqn.params)
+        return Equation(self, [*own, *[x.value for x in operands]], params, chosen(eqn.outputs, wanted), eqn.source)
+
+
+# ---------------------------------------------------------------- bodies that run inline
+
+Body = Callable[..., list]  # leaves -> leaves
+
+
+class Call(HigherOrder):
+    """An operation that runs its parameter `body`, a function of leaves or a Tape, inline.
+
+    To the current interpreter, the body is part of the program around it: under evaluation it runs on concrete values,
+    and Python's `if` sees them. It may close over traced values. These are further inputs, which the interpreters that
+    continue the outer ones inside the body adopt. On a tape the body becomes a tape.
+    """
+
+    is_inlined = True
+
+    def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        return params["body"](*args)
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        """Run the body: its operations on tangents are linear, and recorded."""
+        if not any(outside.owns(x) for x in args):
+            return self.bind(*args, **params)
+        with running(outside):
+            return params["body"](*args)
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        linear = [isinstance(x, ShapedArray) for x in operands]
+        found = iter(backward_pass(params["body"], linear, operands, cts))
+        return [next(found) if yes else None for yes in linear]
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        batched = [outside.owns(x) for x in args]
+        values = [outside.in_front(x) for x in args]
+        results = self.bind(*values, **self.batched_params(params, outside, batched))
+        return [BatchTracer(outside, x, 0) for x in results]
+
+    def batched_params(self, params: dict, outside: Batch, batched: Sequence[bool]) -> dict:
+        return {**params, "body": batched_body(params["body"], outside, batched)}
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        tape, constants = TracedBody(params["body"], map(typeof, args)).close(lambda outs: outs)
+        return outside.record(self, [*constants, *args], self.staged_params(params, tape, len(constants)))
+
+    def staged_params(self, params: dict, tape: Tape, constants: int) -> dict:
+        """The parameters with the body as a tape that takes its constants first."""
+        return {**params, "body": tape}
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        self._check_operands(types, params["body"].in_types)
+        return params["body"].out_types
