@@ -13,7 +13,7 @@ from minidiff.compiler.fusion import Groups
 from minidiff.compiler.simplify import rewrites_tapes, with_equations
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
 from spmd.agreement import fused_call
-from spmd.shard_map import shard_map_p
+from spmd.primitive import shard_map_p
 
 
 @rewrites_tapes(first=True)
@@ -65,7 +65,7 @@ def _alike(eqn: Equation) -> Any:
     if eqn.primitive is not shard_map_p:
         return None
     params = eqn.params
-    options = tuple(params[name] for name in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast"))
+    options = tuple(params[name] for name in ("mesh", "check_rep", "auto_pbroadcast"))
     return (*options, any(bodies_of(e) for e in params["body"].equations))
 
 

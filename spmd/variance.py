@@ -10,15 +10,15 @@ from spmd.partition import PartitionSpec, check_ndim
 
 
 def checked_result(
-    x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
+    x: Value, spec: PartitionSpec, path: str, around: tuple[str, ...], scope: Scope
 ) -> tuple[Value, PartitionSpec]:
     """Check a body's result against its spec; return it, and the spec.
 
     Pbroadcasts are inserted into the returned result. The result becomes varying along the axes that the spec splits.
     If it is invariant along an axis in `sum=`, it is multiplied by the axis's size, and the returned spec sums over the
-    other axes only. Booleans that are summed are counted, as integers. `axes` are those that the body maps over; along
-    axes of an enclosing body a result may vary anyway. Raises VarianceError if the result may vary along one of `axes`
-    that `spec` does not name; in an explicit scope also if it is invariant along one that `spec` names.
+    other axes only. Booleans that are summed are counted, as integers. Enclosing bodies map over the axes `around`.
+    Raises VarianceError if the result may vary along any other axis that `spec` does not name; in an explicit scope
+    also if it is invariant along one that `spec` names.
     """
     x = enter(x)
     if spec.summed and x.dtype == bool:
@@ -28,9 +28,8 @@ def checked_result(
     if not scope.typed:
         return x, spec
     named = spec.axes.union(spec.summed)
-    missing = t.variance.intersection(axes) - named
+    missing = [a for a in scope.axes if a in t.variance.difference(named, around)]
     if missing:
-        missing = [a for a in axes if a in missing]
         shown, over = " and ".join(map(repr, missing)), show_axes(missing)
         raise VarianceError(
             f"{path} has type {t}: it may differ from rank to rank along {shown}, but its out_specs entry {spec} does "

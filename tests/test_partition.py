@@ -84,30 +84,6 @@ def test_entries_are_names():
         P(3)
 
 
-@pytest.mark.parametrize(
-    "outer, inner, both",
-    [
-        (P("x"), P("y"), "P(('x', 'y'))"),
-        (P("x"), P(None, "y"), "P('x', 'y')"),
-        (P(None, "x"), P("y", ("z", "w")), "P('y', ('x', 'z', 'w'))"),
-        (P(), P("y", None), "P('y', None)"),
-        (P("x", None), P(), "P('x', None)"),
-        (P.stacked("x"), P("y"), None),
-        (P.stacked("x"), P.stacked("y"), None),
-    ],
-)
-def test_blocks_are_split_further(outer, inner, both):
-    found = outer.split_further(inner)
-    assert both is None or repr(found) == both
-    assert found.axes == outer.axes | inner.axes
-    assert outer.rest_of(found) == inner
-
-
-def test_no_spec_says_how_they_are_split_further():
-    assert P("x").split_further(P.stacked("y")) is None
-    assert P("x").rest_of(P("y")) is None and P("x").rest_of(P(("y", "x"))) is None
-
-
 # ---------------------------------------------------------------- what specs mean, rank by rank
 
 

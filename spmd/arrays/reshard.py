@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, overload
 
@@ -33,24 +33,18 @@ from collectives.backends.base import index_along
 from minidiff import tree
 from minidiff.core import Tracer, Value, current_scope, pbroadcast_to, show_axes, typeof
 from minidiff.forward import as_value
-from minidiff.ops.base import Linear
 from minidiff.text import Text
-from minidiff.vmap import BatchTracer
-from spmd.arrays.sharded_array import ShardedArray
+from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import (
     P,
     PartitionSpec,
-    Sharding,
-    check_divides,
     check_is_spec,
-    check_ndim,
-    check_spec,
-    check_whole,
+    check_sharding,
     is_spec,
     part_count,
 )
-from spmd.shard_map import everywhere, shard_map_p
+from spmd.primitive import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
@@ -263,38 +257,14 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
     return route(have.dims(t.ndim), want.dims(t.ndim), t.shape, t.dtype.itemsize, sizes_of(mesh))
 
 
-def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Reshard `x` from the spec `have` to `want`, by the cheapest route."""
-    sharding = typeof(x).sharding
-    if isinstance(x, BatchTracer) or (sharding is not None and sharding.is_element):
-        return reshard_p.bind(x, mesh=mesh, have=have, want=want)
+def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
+    """`reshard_p` as a `shard_map`, whose body is the cheapest route."""
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
         return [pbroadcast_to(steps(block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
-
-
-def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
-    """Reshard a whole batch, with elements split by `want`.
-
-    The batch axis stays split along the axes that `want` does not use.
-    """
-    t = typeof(args[0])
-    own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
-    return resharded(args[0], mesh, own.of_batch(0, t.ndim, want))
-
-
-#: Resharding of one element of a batch (perhaps under a derivative): the enclosing `vmap` reshards the whole batch.
-reshard_p = Linear(
-    "reshard",
-    lambda x, mesh, have, want: resharded(x, mesh, want),
-    lambda x, mesh, have, want: (x.shape, x.dtype),
-    lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
-    _redistribute_batch,
-)
-reshard_p.show_params = lambda params: repr(params["want"])
 
 
 # To type checkers the result is always a `ShardedArray`: they cannot tell whether a spec splits the array at all.
@@ -417,8 +387,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     """
     x = as_value(x)
     mesh, have, _ = sharding_of(x, "explain_reshard: x")
-    check_is_spec("spec", spec)
-    _check("explain_reshard: x", x, mesh, spec)
+    check_sharding(spec, typeof(x).shape, mesh.shape, "explain_reshard: x")
     steps = route_of(x, mesh, have, spec)
     head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
     return Text("\n  ".join([head, *map(str, steps.steps)]))
@@ -457,28 +426,9 @@ def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
     return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
 
 
-def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
-    shape = typeof(x).shape
-    check_spec(spec, mesh.shape, "spec")
-    check_whole(spec, "spec")
-    check_ndim(spec, shape, "spec", path)
-    check_divides(spec, shape, mesh.shape, "spec", path)
-
-
 def _distributed(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
-    _check(path, x, mesh, spec)
-    found = resharded(x, mesh, spec)
-    if found is not x and isinstance(x, numpy.ndarray) and numpy.may_share_memory(found.data, x):
-        found.data = found.data.copy()  # so that later writes into `x` do not change it
-    return found
-
-
-def resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
-    """Reshard `x`, a plain array or one sharded over any mesh, over `mesh` by `spec`."""
-    here, have, _ = typeof(x).sharding or Sharding(mesh, P())
-    if not here.is_like(mesh):
-        x, have = redistributed(x, here, have, P()), P()
-    return x if have == spec else redistributed(x, mesh, have, spec)
+    check_sharding(spec, typeof(x).shape, mesh.shape, path)
+    return Sharding(mesh, spec).resharded(x)
 
 
 def sharding_of(x: Value, path: str) -> Sharding:

@@ -19,11 +19,7 @@ from spmd.mesh import Mesh
 from spmd.partition import (
     PartitionSpec,
     block_type,
-    check_divides,
-    check_is_spec,
-    check_ndim,
-    check_spec,
-    check_whole,
+    check_sharding,
     part_count,
 )
 from spmd.report.table import paragraph
@@ -293,11 +289,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         return ShardingPicture(shape, None, PartitionSpec(), dtype)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is not a mesh: write ...(x, mesh, P(...))")
-    check_is_spec("spec", spec)
-    check_spec(spec, mesh.shape, "spec")
-    check_whole(spec, "spec")
-    check_ndim(spec, shape, "spec", "the array")
-    check_divides(spec, shape, mesh.shape, "spec", "the array")
+    check_sharding(spec, shape, mesh.shape, "the array")
     return ShardingPicture(shape, mesh, spec, dtype)
 
 

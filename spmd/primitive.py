@@ -1,0 +1,417 @@
+"""shard_map as an operation, whose parameter is a body: a function of blocks.
+
+It has the same rules as any other operation:
+
+========== =====================================================================================
+evaluate   split the inputs by `in_specs`, run the body on the ranks, assemble by `out_specs`
+jvp        the body's jvp; the tangents have the specs of their primals
+linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
+transpose  the body's linear tape transposed, input and output specs swapped
+batch      the body vectorised, with one more dimension in every spec
+stage      the body on a tape of its own
+========== =====================================================================================
+
+Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
+and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
+variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
+JEP's problem statement, kept for comparison.
+
+Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. The transpose of that
+is an unmapped argument (all ranks along i get the whole) typed as varying: no communication.
+
+A body returns its results *and their specs*: the number of residuals is known only after it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
+from collectives.passes.gradient_bucket import summed_backward_pass
+from minidiff.aliasing import owner_of
+from minidiff.core import (
+    EVALUATE,
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    Scope,
+    ShapedArray,
+    Tracer,
+    Value,
+    VarianceError,
+    current_interpreter,
+    leak_message,
+    restores_interpreter,
+    running,
+    transforming,
+    typeof,
+)
+from minidiff.forward import JVP
+from minidiff.higher_order.partial_eval import names_used, prune_tape
+from minidiff.ops.elementwise import divide
+from minidiff.ops.shape import moveaxis
+from minidiff.reverse import Linearize, backward_pass
+from minidiff.staging import Stage
+from minidiff.tape import Equation, Tape, has_effects
+from minidiff.vmap import Batch, BatchTracer
+from spmd.agreement import NO_CALL, checks_values, compare_call
+from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
+from spmd.interpreter import axes_and_size, body_interpreter
+from spmd.mesh import Mesh
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_fits,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    global_type,
+)
+from spmd.residuals import LinearBody, Specs
+
+Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
+
+
+class StageBody(Stage):
+    """Record the tape of a body; values that the body closes over become inputs."""
+
+    backend = None  # nothing runs
+
+    def __init__(self, outer: Stage, mesh: Mesh, scope: Scope):
+        super().__init__(None, outer)
+        self.mesh = mesh
+        self.scope = scope
+        self.scope.bottom = self
+        self.mapped: tuple[str, ...] = ()  # the axes that the body maps over
+
+    def _adopt(self, x: Tracer) -> Value:
+        x = self.outer.adopt(x)
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return self.adopt_own(x)
+
+
+class ShardMap(Primitive):
+    """The `shard_map` operation.
+
+    Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
+    `auto_pbroadcast`; `call`, what ranks compare before the first run.
+    """
+
+    is_higher_order = True
+    multiple_results = True
+    commutes = True
+    per_operand = ("in_specs",)
+    operands_agree = False
+
+    def bind(self, *args: Value, **params) -> list[Value]:
+        """Apply the operation, resharding sharded arguments to their specs first."""
+        if current_interpreter() is EVALUATE:
+            compare_call(params)  # before anything is resharded
+        args = tuple(_resharded(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+        return super().bind(*args, **params)
+
+    # ------------------------------------------------ running
+
+    @restores_interpreter
+    def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        compare_call(params)
+        interpreter, in_specs = body_interpreter(params), params["in_specs"]
+        blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
+        if checks_values():
+            interpreter.check_arguments(blocks, in_specs)
+        if params["check_rep"]:
+            blocks = [interpreter.across(pbroadcast_p, x, spec.varying) for x, spec in zip(blocks, in_specs)]
+        with transforming(interpreter):
+            outs, out_specs = run_body(params, blocks)
+        owners = {id(owner_of(x)) for x in args if isinstance(x, numpy.ndarray)}
+        return [_unshared(interpreter.leave(x, spec), owners) for x, spec in zip(outs, out_specs)]
+
+    # ------------------------------------------------ forward mode
+
+    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
+        primals, tangents = outside.split(args)
+        moving = [i for i, t in enumerate(tangents) if t is not None]
+        out_moving: list[int] = []
+
+        def body(*blocks):
+            inside = type(outside)(current_interpreter(), outer=outside)
+            block_tangents = dict(zip(moving, blocks[len(primals) :]))
+            with transforming(inside):
+                outs, specs = run_body(
+                    params, [inside.join(p, block_tangents.get(i)) for i, p in enumerate(blocks[: len(primals)])]
+                )
+            out_primals, out_tangents = inside.split(outs)
+            out_moving.extend(i for i, t in enumerate(out_tangents) if t is not None)
+            return (
+                [*out_primals, *[out_tangents[i] for i in out_moving]],
+                (*specs, *[specs[i] for i in out_moving]),
+            )
+
+        results = self._bind_body(
+            [*primals, *[tangents[i] for i in moving]],
+            params,
+            body,
+            (*params["in_specs"], *[params["in_specs"][i] for i in moving]),
+        )
+        count = len(results) - len(out_moving)
+        out_tangents = dict(zip(out_moving, results[count:]))
+        return [outside.join(p, out_tangents.get(i)) for i, p in enumerate(results[:count])]
+
+    # ------------------------------------------------ reverse mode
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        """Run the known part; record the linear part as one linear equation."""
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        known = [i for i, x in enumerate(args) if not outside.owns(x)]
+        linear = [i for i, x in enumerate(args) if outside.owns(x)]
+        ran: LinearBody
+
+        def body(*blocks):
+            nonlocal ran
+            inside = Linearize(current_interpreter(), outer=outside)
+            values = dict(zip(known, blocks))
+            for i in linear:
+                values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
+            with transforming(inside):
+                outs, specs = run_body(params, [values[i] for i in range(len(args))])
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), known)))
+            return ran.results, ran.result_specs
+
+        results = self._bind_body([args[i] for i in known], params, body, tuple(in_specs[i] for i in known))
+        outs = dict(zip(ran.known_outs, results))
+        if ran.linear_outs:
+            residuals, residual_specs = ran.residuals(args, in_specs, results[len(ran.known_outs) :])
+            captured = _closed_over(outside, ran.captured, mesh)
+            recorded = outside.record(
+                self,
+                [*residuals, *[args[i] for i in linear], *captured],
+                {
+                    **_where(params),
+                    "in_specs": (*residual_specs, *[in_specs[i] for i in linear], *[P()] * len(captured)),
+                    "out_specs": tuple(ran.specs[i] for i in ran.linear_outs),
+                    "body": ran.tape,
+                },
+            )
+            outs.update(zip(ran.linear_outs, recorded))
+        return [outs[i] for i in range(len(outs))]
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        tape, out_specs = params["body"], params["out_specs"]
+        linear = [isinstance(x, ShapedArray) for x in operands]
+        fixed = [i for i, yes in enumerate(linear) if not yes]
+        wanted = [i for i, yes in enumerate(linear) if yes]
+        given = [i for i, ct in enumerate(cts) if ct is not None]
+        found: list[int] = []
+
+        def body(*blocks):
+            values = dict(zip(fixed, blocks))
+            block_cts = dict(zip(given, blocks[len(fixed) :]))
+            if not typed:
+                block_cts = {i: _unscale(ct, out_specs[i], mesh) for i, ct in block_cts.items()}
+            in_cts = (summed_backward_pass if typed else backward_pass)(
+                tape, linear, [values.get(i) for i in range(len(operands))], [block_cts.get(i) for i in range(len(cts))]
+            )
+            by_input = {i: ct for i, ct in zip(wanted, in_cts) if ct is not None}
+            found.extend(by_input)
+            if not typed:
+                by_input = {i: _sum_unmapped(ct, in_specs[i], mesh) for i, ct in by_input.items()}
+            return list(by_input.values()), tuple(in_specs[i].transposed() for i in by_input)
+
+        results = self._bind_body(
+            [*[operands[i] for i in fixed], *[cts[i] for i in given]],
+            params,
+            body,
+            (*[in_specs[i] for i in fixed], *[out_specs[i].transposed() for i in given]),
+        )
+        by_input = dict(zip(found, results))
+        return [by_input.get(i) for i in range(len(operands))]
+
+    # ------------------------------------------------ vmap
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        in_specs = params["in_specs"]
+        batched = [outside.owns(x) for x in args]
+        values = [_batch_in_front(x, spec) if b else x for x, spec, b in zip(args, in_specs, batched)]
+        out_axes: list[int | None] = []
+
+        def body(*blocks):
+            inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
+            with transforming(inside):
+                outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
+            out_axes.extend(len(s.lead) if inside.owns(x) else None for x, s in zip(outs, specs))
+            return (
+                [moveaxis(x.value, x.axis, 0) if inside.owns(x) else x for x in outs],
+                tuple(s.batched() if inside.owns(x) else s for x, s in zip(outs, specs)),
+            )
+
+        specs = tuple(s.batched() if b else s for s, b in zip(in_specs, batched))
+        results = self._bind_body(values, params, body, specs)
+        return [x if axis is None else BatchTracer(outside, x, axis) for x, axis in zip(results, out_axes)]
+
+    # ------------------------------------------------ tapes
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        inside = StageBody(outside, mesh, self.body_scope(params))
+        blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
+        with transforming(inside):
+            outs, out_specs = run_body(params, blocks)
+        if not (outs or any(map(has_effects, inside.equations))):
+            return []
+        tape, constants = inside.tape(outs).close()
+        return outside.record(
+            self,
+            [*constants, *args, *_closed_over(outside, inside.captured, mesh)],
+            {
+                **_where(params),
+                "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
+                "out_specs": tuple(out_specs),
+                "body": tape,
+            },
+        )
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        mesh, typed, tape = params["mesh"], params["check_rep"], params["body"]
+        blocks = [block_type(typeof(t), spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
+        if blocks != tape.in_types:
+            raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
+        return [
+            with_sharding(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)
+        ]
+
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        mesh, in_specs = params["mesh"], params["in_specs"]
+        if len(in_specs) != len(types):
+            raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
+        for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
+            for i, spec in enumerate(specs):
+                check_spec(spec, mesh.shape, f"{what}[{i}]")
+        for i, (x, spec) in enumerate(zip(types, in_specs)):
+            check_not_summed(spec, f"in_specs[{i}]")
+            check_fits(x, spec, mesh.shape)
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
+
+    def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """The shard_map with its used results only, and the arguments they need."""
+        params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
+        body = params["body"]
+        if not isinstance(body, Tape):
+            return eqn
+        smaller = prune_tape(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
+        needed = names_used(smaller)
+        kept = [i for i, v in enumerate(body.inputs) if v in needed]
+        specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
+        smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
+        inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
+        return Equation(self, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
+
+    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            if t.variance.difference(spec.axes, spec.summed):
+                raise VarianceError(
+                    f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
+                )
+
+    def show_params(self, params: dict) -> str:
+        mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
+        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
+
+    def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
+        """The same operation with another body."""
+        return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
+
+    def body_scope(self, params: dict) -> Scope:
+        """The scope in which the body is recorded, and its tape rewritten."""
+        return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
+
+    def sums(self, params: dict) -> dict[int, dict]:
+        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
+        found = {i: axes_and_size(params["mesh"].ranks, axes) for i, axes in summed.items()}
+        return {i: psum_params for i, psum_params in found.items() if psum_p.sends(psum_params)}
+
+
+shard_map_p = ShardMap("shard_map")
+
+
+def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
+    """Apply a body to blocks; return its results and their specs."""
+    body = params["body"]
+    return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
+
+
+def everywhere(mesh: Mesh) -> dict:
+    """Parameters of a typed shard_map over a mesh."""
+    return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
+
+
+def _where(params: dict) -> dict:
+    """The parameters that do not depend on the body."""
+    where = {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}
+    return {**where, "call": params.get("call", NO_CALL)}
+
+
+def _show(specs: Specs) -> str:
+    return f"({', '.join(map(repr, specs))}{',' if len(specs) == 1 else ''})"
+
+
+# ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
+
+
+def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """Divide a cotangent by the number of ranks with a copy of it.
+
+    Axes over which the result was summed do not count.
+    """
+    copies = mesh.ranks.size(a for a in mesh.axis_names if a not in spec.axes and a not in spec.summed)
+    return divide(ct, copies) if copies != 1 else ct
+
+
+def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """Sum an unmapped input's cotangent over the ranks that got copies of it.
+
+    Axes along which it is summed on the way out are left out.
+    """
+    axes = tuple(a for a in mesh.axis_names if a not in spec.axes and a not in spec.varying)
+    return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
+
+
+# ---------------------------------------------------------------- operands and results
+
+
+def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """Reshard a sharded argument by its spec; return any other argument unchanged."""
+    sharding = typeof(x).sharding
+    if sharding is None or spec.lead or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
+        return x
+    return Sharding(mesh, spec.without_sum()).resharded(x)
+
+
+def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
+    """The values that a body closes over, gathered, as unmapped arguments."""
+    with running(interpreter):
+        return [_resharded(x, mesh, P()) for x in values]
+
+
+def _unshared(x: Value, owners: set[int]) -> Value:
+    """Copy a result if it is a view of memory that these owners, the arguments, hold."""
+    if type(x) is ShardedArray:
+        x.data = _unshared(x.data, owners)
+    elif isinstance(x, numpy.ndarray) and id(owner_of(x)) in owners:
+        x = x.copy()
+    return x
+
+
+def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
+    """A batched argument's value, with its batch axis after the rank dimensions."""
+    return x.value if x.axis == len(spec.lead) else moveaxis(x.value, x.axis, len(spec.lead))

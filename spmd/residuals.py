@@ -1,0 +1,92 @@
+"""The residuals of a linearised `shard_map` body: what its linear tape needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
+from minidiff.core import Tracer, Value, is_scalar_constant, typeof
+from minidiff.reverse import Linearize
+from minidiff.tape import Equation, Tape, Var
+from spmd.partition import P, PartitionSpec
+
+Specs = tuple[PartitionSpec, ...]
+
+
+class LinearBody:
+    """A body linearised: its known results, and the tape of its linear results.
+
+    It has run under `inside`. Known values that the tape uses are its residuals. A residual that is an input of the
+    body, or was closed over, is passed in again from outside; a view of one is recomputed on the tape; only the others
+    become extra results.
+    """
+
+    def __init__(self, inside: Linearize, outs: list, specs: Specs, argument_of: dict[int, int]):
+        typed = inside.scope.typed
+        self.specs = specs
+        self.captured = inside.captured
+        self.known_outs = [i for i, x in enumerate(outs) if not inside.owns(x)]
+        self.linear_outs = [i for i, x in enumerate(outs) if inside.owns(x)]
+        self._argument_of = argument_of  # id of a block -> which argument of the shard_map it is a block of
+        self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it was adopted from
+        self._scope = inside.scope
+        self._sources: list[tuple[str, Any]] = []  # where each non-tangent input of the tape comes from
+        self._inputs: list[Var] = []
+        self._views: list[Equation] = []
+        self._kept: list[Value] = []
+        tape, constants = inside.tape([outs[i] for i in self.linear_outs]).close()
+        self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
+        self._defined: set[Var] = set()
+        for c in constants:
+            self._define(c)
+        self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
+        if typed and not inside.scope.explicit:
+            self.tape = hoist_pbroadcasts(self.tape)
+        self.kept_specs = [
+            PartitionSpec.stacked(*[a for a in self._scope.axes if not typed or a in typeof(x).variance])
+            for x in self._kept
+        ]
+        self.results = [*[outs[i] for i in self.known_outs], *self._kept]
+        self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
+
+    def _define(self, x: Value) -> Var:
+        """Define a residual on the linear tape, and return its variable.
+
+        It becomes an input, or the result of a view.
+        """
+        var = self._names.setdefault(id(x), Var(typeof(x)))
+        if var in self._defined:
+            return var
+        self._defined.add(var)
+        view = self._scope.view_of(x)
+        if id(x) in self._argument_of:
+            self._input(var, "argument", self._argument_of[id(x)])
+        elif id(x) in self._closed_over:
+            self._input(var, "closed over", self._closed_over[id(x)])
+        elif not isinstance(x, Tracer):
+            self._input(var, "closed over", x)
+        elif view is not None:
+            views, primitive, operand, params = view
+            name = operand if is_scalar_constant(operand) else self._define(operand)
+            results = [self._names.setdefault(id(v), Var(typeof(v))) for v in views]
+            self._views.append(Equation(primitive, [name], params, results))
+            self._defined.update(results)
+        else:
+            self._input(var, "kept", len(self._kept))
+            self._kept.append(x)
+        return var
+
+    def _input(self, var: Var, source: str, what: Any) -> None:
+        self._inputs.append(var)
+        self._sources.append((source, what))
+
+    def residuals(self, args: Sequence[Value], in_specs: Specs, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
+        """The operands to pass for the residuals of the linear tape, and their specs."""
+        find = {
+            "argument": lambda i: (args[i], in_specs[i]),
+            "closed over": lambda x: (x, P()),
+            "kept": lambda i: (kept[i], self.kept_specs[i]),
+        }
+        pairs = [find[source](what) for source, what in self._sources]
+        return [x for x, _ in pairs], tuple(spec for _, spec in pairs)
