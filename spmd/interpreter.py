@@ -264,16 +264,12 @@ class SPMD(Interpreter):
 
     def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
         """Shard an argument by a spec, and return its blocks as a value of the body."""
-        ranks = self.mesh.ranks
-        if not isinstance(x, ShardedArray):
-            data, held = self.operand(x)  # raises LeakedTracerError for a leaked tracer
-            data, held = ranks.place(numpy.asarray(data), spec.dims(data.ndim), held)
-            return RankTracer(self, ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :]), held)
-        if not (x.mesh.is_like(self.mesh) and x.spec.dims(x.ndim) == spec.dims(x.ndim)):
-            x = x.as_split  # a loop's step, for example, is compiled before the shardings are known
-            return self.enter(x.gather() if spec.lead else Sharding(self.mesh, spec.without_sum()).resharded(x), spec)
-        shape = ((1,) * len(x.spec.lead) + ranks.block_shape(x.data, x.held))[len(spec.lead) :]
-        return RankTracer(self, ranks.reshape(x.data, x.held, shape), x.held)
+        if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
+            x = Sharding(self.mesh, spec).resharded(x)  # a loop's step is compiled before the shardings are known
+        if isinstance(x, ShardedArray):
+            return RankTracer(self, x.data, x.held)
+        data, held = self.operand(x)  # raises LeakedTracerError for a leaked tracer
+        return RankTracer(self, *self.mesh.ranks.place(numpy.asarray(data), spec.dims(numpy.ndim(data)), held))
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""

@@ -29,7 +29,7 @@ class PartitionSpec:
     Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
     """
 
-    __slots__ = ("entries", "lead", "summed", "varying", "path", "_known_key")
+    __slots__ = ("entries", "summed", "varying", "path", "_known_key")
 
     def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
         for entry in (*entries, sum):
@@ -39,7 +39,6 @@ class PartitionSpec:
                     f"{_shown(entries, names(sum))}: {what} is None, the name of a mesh axis, or a tuple of names"
                 )
         self.entries = entries
-        self.lead: tuple[str, ...] = ()
         self.summed: tuple[str, ...] = names(sum)
         #: For an input: unmapped axes along which its blocks, though equal, are typed as varying. The transpose of
         #: `sum` has such inputs. Equality of specs ignores it; the type of the body's input shows it.
@@ -47,30 +46,14 @@ class PartitionSpec:
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
 
-    @classmethod
-    def stacked(cls, *axes: str) -> PartitionSpec:
-        """The spec of blocks that stay on their ranks.
-
-        They are stacked along new leading dimensions, one for each axis. Residuals have such specs, since these fit a
-        block of any shape, scalars included.
-        """
-        spec = cls()
-        spec.lead = axes
-        return spec
-
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes that dimensions are split along."""
-        return frozenset(self.lead).union(*[names(e) for e in self.entries])
+        return frozenset().union(*[names(e) for e in self.entries])
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
-        """For each of `ndim` dimensions, the axes it is split along.
-
-        Leading dimensions of `stacked` come first.
-        """
-        own = tuple(names(e) for e in self.entries)
-        lead = tuple((a,) for a in self.lead)
-        return (*lead, *own, *[()] * (ndim - len(lead) - len(own)))
+        """For each of `ndim` dimensions, the axes it is split along."""
+        return (*map(names, self.entries), *[()] * (ndim - len(self.entries)))
 
     @classmethod
     def of_dims(cls, dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
@@ -101,7 +84,7 @@ class PartitionSpec:
 
     def _like(self, *entries: Entry) -> PartitionSpec:
         spec = PartitionSpec(*entries)
-        spec.lead, spec.summed, spec.varying, spec.path = self.lead, self.summed, self.varying, self.path
+        spec.summed, spec.varying, spec.path = self.summed, self.varying, self.path
         return spec
 
     def of(self, path: str) -> PartitionSpec:
@@ -115,7 +98,7 @@ class PartitionSpec:
             own = [names(e) for e in self.entries]
             while own and not own[-1]:
                 own.pop()
-            self._known_key = (self.lead, tuple(own), frozenset(self.summed))
+            self._known_key = tuple(own), frozenset(self.summed)
         return self._known_key
 
     def __eq__(self, other: object) -> bool:
@@ -131,8 +114,6 @@ class PartitionSpec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        if self.lead and not self.entries:
-            return f"P.stacked({', '.join(map(repr, self.lead))})"
         return _shown(self.entries, self.summed)
 
 
@@ -204,22 +185,12 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
 def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
     """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`.
 
-    Its spec has no `sum=`, and is not `P.stacked`: these are for the results of bodies only.
+    Its spec has no `sum=`, which is for the results of bodies only.
     """
     check_spec(spec, sizes, "spec")
-    check_whole(spec, "spec")
+    check_not_summed(spec, "spec")
     check_ndim(spec, shape, "spec", array)
     check_divides(spec, shape, sizes, "spec", array)
-
-
-def check_whole(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if a whole array's spec has `sum=`, or is `P.stacked`."""
-    check_not_summed(spec, what)
-    if spec.lead:
-        raise ValueError(
-            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and is only for its out_specs: "
-            f"write {PartitionSpec(*spec.entries)}"
-        )
 
 
 def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
@@ -248,15 +219,9 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
 
 
 def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError if an array of type `t` cannot be split by a spec.
-
-    The spec may have leading rank dimensions.
-    """
-    count, array = len(spec.lead), f"an operand of type {t}"
-    if t.shape[:count] != tuple(sizes[a] for a in spec.lead):
-        raise ValueError(f"{array} does not have a block for each rank in front, as {spec} says")
-    check_ndim(spec, t.shape[count:], "in_specs", array)
-    check_divides(spec, t.shape[count:], sizes, "in_specs", array)
+    """Raise ValueError if an array of type `t` cannot be split by a spec."""
+    check_ndim(spec, t.shape, "in_specs", f"an operand of type {t}")
+    check_divides(spec, t.shape, sizes, "in_specs", f"an operand of type {t}")
 
 
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
@@ -268,16 +233,14 @@ def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed
 
     A variance of `t`, which an array outside a body should not have, shows in the block's.
     """
-    dims = spec.dims(t.ndim)
-    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, dims)]
-    return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
+    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
+    return ShapedArray(shape, t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
     """The type of the array whose blocks have the type `block`."""
-    shape = (1,) * len(spec.lead) + block.shape
     return ShapedArray(
-        [n * part_count(axes, sizes) for n, axes in zip(shape, spec.dims(len(shape)))],
+        [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))],
         block.dtype,
         block.variance.difference(spec.axes, spec.summed),
     )

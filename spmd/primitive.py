@@ -52,7 +52,6 @@ from minidiff.core import (
 from minidiff.forward import JVP
 from minidiff.higher_order.partial_eval import names_used, prune_tape
 from minidiff.ops.elementwise import divide
-from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, has_effects
@@ -235,24 +234,20 @@ class ShardMap(Primitive):
     # ------------------------------------------------ vmap
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
-        in_specs = params["in_specs"]
-        batched = [outside.owns(x) for x in args]
-        values = [_batch_in_front(x, spec) if b else x for x, spec, b in zip(args, in_specs, batched)]
-        out_axes: list[int | None] = []
+        in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
+        out_batched: list[bool] = []
 
         def body(*blocks):
             inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
             with transforming(inside):
                 outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
-            out_axes.extend(len(s.lead) if inside.owns(x) else None for x, s in zip(outs, specs))
-            return (
-                [moveaxis(x.value, x.axis, 0) if inside.owns(x) else x for x in outs],
-                tuple(s.batched() if inside.owns(x) else s for x, s in zip(outs, specs)),
-            )
+            out_batched.extend(map(inside.owns, outs))
+            results = [inside.in_front(x) for x in outs]
+            return results, tuple(s.batched() if b else s for s, b in zip(specs, out_batched))
 
         specs = tuple(s.batched() if b else s for s, b in zip(in_specs, batched))
-        results = self._bind_body(values, params, body, specs)
-        return [x if axis is None else BatchTracer(outside, x, axis) for x, axis in zip(results, out_axes)]
+        results = self._bind_body([outside.in_front(x) for x in args], params, body, specs)
+        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
 
     # ------------------------------------------------ tapes
 
@@ -392,7 +387,7 @@ def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
 def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """Reshard a sharded argument by its spec; return any other argument unchanged."""
     sharding = typeof(x).sharding
-    if sharding is None or spec.lead or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
+    if sharding is None or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
         return x
     return Sharding(mesh, spec.without_sum()).resharded(x)
 
@@ -410,8 +405,3 @@ def _unshared(x: Value, owners: set[int]) -> Value:
     elif isinstance(x, numpy.ndarray) and id(owner_of(x)) in owners:
         x = x.copy()
     return x
-
-
-def _batch_in_front(x: BatchTracer, spec: PartitionSpec) -> Value:
-    """A batched argument's value, with its batch axis after the rank dimensions."""
-    return x.value if x.axis == len(spec.lead) else moveaxis(x.value, x.axis, len(spec.lead))

@@ -7,6 +7,7 @@ from typing import Any
 
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from minidiff.core import Tracer, Value, is_scalar_constant, typeof
+from minidiff.ops.shape import reshape, reshape_p
 from minidiff.reverse import Linearize
 from minidiff.tape import Equation, Tape, Var
 from spmd.partition import P, PartitionSpec
@@ -43,10 +44,8 @@ class LinearBody:
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
         if typed and not inside.scope.explicit:
             self.tape = hoist_pbroadcasts(self.tape)
-        self.kept_specs = [
-            PartitionSpec.stacked(*[a for a in self._scope.axes if not typed or a in typeof(x).variance])
-            for x in self._kept
-        ]
+        varying = [[a for a in self._scope.axes if not typed or a in typeof(x).variance] for x in self._kept]
+        self.kept_specs = [PartitionSpec.of_dims([tuple(axes)]) for axes in varying]
         self.results = [*[outs[i] for i in self.known_outs], *self._kept]
         self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
 
@@ -73,9 +72,17 @@ class LinearBody:
             self._views.append(Equation(primitive, [name], params, results))
             self._defined.update(results)
         else:
-            self._input(var, "kept", len(self._kept))
-            self._kept.append(x)
+            self._keep(var, x)
         return var
+
+    def _keep(self, var: Var, x: Value) -> None:
+        """Make a residual a result of the body, whose blocks are concatenated along the first dimension."""
+        if not typeof(x).ndim:
+            block = Var(typeof(x).update(shape=(1,)))
+            self._views.append(Equation(reshape_p, [block], {"shape": ()}, [var]))
+            x, var = reshape(x, (1,)), block
+        self._input(var, "kept", len(self._kept))
+        self._kept.append(x)
 
     def _input(self, var: Var, source: str, what: Any) -> None:
         self._inputs.append(var)

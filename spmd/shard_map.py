@@ -259,9 +259,7 @@ def _split(x: Value, spec: PartitionSpec) -> Value:
 def _whole(x: Value, spec: PartitionSpec) -> Value:
     """The result of which x is a block, or a summand."""
     x = psum(x, spec.summed) if spec.summed else x
-    for a in reversed(spec.lead):
-        x = all_gather_invariant(x, a)
-    for d, axes in list(enumerate(spec.dims(typeof(x).ndim)))[len(spec.lead) :]:
+    for d, axes in enumerate(spec.dims(typeof(x).ndim)):
         x = all_gather_invariant(x, axes, axis=d, tiled=True) if axes else x
     return x
 

@@ -25,7 +25,6 @@ def test_equality_ignores_how_a_spec_is_written():
     assert P("x") == P(("x",)) == P("x", None)
     assert hash(P("x")) == hash(P("x", None))
     assert P("x", "y") != P("y", "x")
-    assert P() != P.stacked("x")
 
 
 @pytest.mark.parametrize(
@@ -42,14 +41,6 @@ def test_types_of_blocks(spec, block, variance):
     assert block_type(whole, spec, SIZES) == ShapedArray(block, "float32", variance)
     assert block_type(whole, spec, SIZES, typed=False) == ShapedArray(block, "float32")
     assert global_type(block_type(whole, spec, SIZES), spec, SIZES) == whole
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
-def test_stacked_blocks_may_have_any_shape(shape):
-    spec = P.stacked("x", "y")
-    whole = global_type(ShapedArray(shape, float, {"x", "y"}), spec, SIZES)
-    assert whole == ShapedArray((4, 2, *shape), float)
-    assert block_type(whole, spec, SIZES) == ShapedArray(shape, float, {"x", "y"})
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArra
 
     The type object must not be shared.
     """
-    t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
+    t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes else None
     return t
 
 
@@ -117,27 +117,12 @@ class ShardedArray(Tracer):
     def local(self) -> Any:
         return self.mesh.ranks.local(self.data, self.held)
 
-    @property
-    def as_split(self) -> ShardedArray:
-        """The same array, with leading (`P.stacked`) dimensions as split dimensions.
-
-        Its spec is an ordinary one. Its blocks do not move, and operations on it keep its sharding.
-        """
-        ranks, lead = self.mesh.ranks, len(self.spec.lead)
-        shape = (*(1,) * lead, *ranks.block_shape(self.data, self.held))
-        spec = PartitionSpec.of_dims(self.spec.dims(self.ndim))
-        return ShardedArray(self.mesh, spec, ShapedArray(shape, self.dtype), ranks.reshape(self.data, self.held, shape))
-
     def gather(self) -> numpy.ndarray:
         """The whole array on every rank: a copy, which may be written into.
 
         Under MPI every rank must call it.
         """
-        ranks = self.mesh.ranks
-        lead = len(self.spec.lead)
-        blocks = ranks.gather(self.data, self.held)
-        count = len(self.held) > 0
-        blocks = blocks.reshape(*blocks.shape[:count], *(1,) * lead, *blocks.shape[count:])
+        blocks = self.mesh.ranks.gather(self.data, self.held)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
         return whole.copy() if numpy.may_share_memory(whole, self.data) else whole
 

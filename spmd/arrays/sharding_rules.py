@@ -641,8 +641,6 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         _check_alive(args)
         if primitive.has_effect:  # it sees sharded arrays as the user does
             return primitive.impl(*args, **params)
-        if not meshes:
-            return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:
         return None
     mesh = meshes[0]
