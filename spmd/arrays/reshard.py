@@ -107,45 +107,13 @@ def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: 
         return Route(())
     known = dict(sizes)
     every, nbytes = math.prod(known.values()), itemsize * math.prod(shape)
-    gone, back = _of_one_rank(have, known), _of_one_rank(want, known)
-    start, end = gone[-1].without if gone else have, back[-1].without if back else want
-    used = [a for a in known if any(a in split for split in (*start, *end))]
+    used = [a for a in known if any(a in split for split in (*have, *want))]
     others = [a for a in known if a not in used and known[a] > 1]
-    steps = [
-        *[_step("all_gather_invariant", (one.axis,), one.without, 0, axis=one.dim) for one in gone],
-        # The shape matters only by which axes divide a dimension; with gcds, more shapes share a cache entry.
-        *_cheapest(
-            start,
-            frozenset(used + others[: max(0, SEARCHED - len(used))]),
-            tuple(math.gcd(n, every) for n in shape),
-            sizes,
-        )[end],
-        *[_step("pscatter", (one.axis,), one.sharding, 0, axis=one.dim) for one in reversed(back)],
-    ]
+    useful = frozenset(used + others[: max(0, SEARCHED - len(used))])
+    # The shape matters only by which axes divide a dimension; with gcds, more shapes share a cache entry.
+    steps = _cheapest(have, useful, tuple(math.gcd(n, every) for n in shape), sizes)[want]
     befores = (have, *[step.after for step in steps])
     return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
-
-
-class OfOneRank(NamedTuple):
-    """An axis of size 1 in a sharding, and the same sharding `without` it."""
-
-    axis: str
-    dim: int
-    sharding: Dims
-    without: Dims
-
-
-def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
-    """The axes of size 1 in a sharding, in the order of their removal.
-
-    A route removes them first, and adds them last.
-    """
-    found = []
-    for d, a in [(d, a) for d, split in enumerate(sharding) for a in split if sizes[a] == 1]:
-        without = tuple(tuple(b for b in split if b != a) for split in sharding)
-        found.append(OfOneRank(a, d, sharding, without))
-        sharding = without
-    return found
 
 
 def _of_size(step: Step, nbytes: int, every: int) -> Step:
@@ -171,7 +139,7 @@ def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Size
             continue
         found[at] = steps
         for step in _steps(at, shape, nbytes, known, useful):
-            cost = (moved + step.bytes, calls + (step.collective != "pscatter"), count + 1)
+            cost = (moved + step.bytes, calls + (step.bytes > 0), count + 1)
             if step.after not in least or cost < least[step.after]:
                 least[step.after] = cost
                 heapq.heappush(queue, (cost, next(tail), step.after, (*steps, step)))
@@ -186,10 +154,16 @@ def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int],
     dims = range(len(at))
     for a in sorted(useful - taken, key=list(sizes).index):
         for d in dims:
-            if shape[d] // ranks[d] % sizes[a] == 0:
-                yield _step("pscatter", (a,), _changed(at, {d: (*at[d], a)}), 0, axis=d)
+            # An axis of one rank may come, and go, anywhere.
+            for k in range(len(at[d]) + 1) if sizes[a] == 1 else [len(at[d])]:
+                if shape[d] // ranks[d] % sizes[a] == 0:
+                    yield _step("pscatter", (a,), _changed(at, {d: (*at[d][:k], a, *at[d][k:])}), 0, axis=d)
     for d in dims:
         for k in range(len(at[d])):
+            if sizes[at[d][k]] == 1:
+                yield _step(
+                    "all_gather_invariant", at[d][k : k + 1], _changed(at, {d: at[d][:k] + at[d][k + 1 :]}), 0, axis=d
+                )
             kept, moved = at[d][:k], at[d][k:]
             n = part_count(moved, sizes)
             yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
@@ -220,7 +194,7 @@ def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
             while rest and part_count(taken, sizes) < n:
                 taken = (*taken, rest.pop(0))
             after.append(taken)
-        if tuple(after) != at and [part_count(axes, sizes) for axes in after] == parts:
+        if not rest and tuple(after) != at and [part_count(axes, sizes) for axes in after] == parts:
             yield tuple(after)
 
 
