@@ -268,8 +268,8 @@ class SPMD(Interpreter):
             x = Sharding(self.mesh, spec).resharded(x)  # a loop's step is compiled before the shardings are known
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held)
-        data, held = self.operand(x)  # raises LeakedTracerError for a leaked tracer
-        return RankTracer(self, *self.mesh.ranks.place(numpy.asarray(data), spec.dims(numpy.ndim(data)), held))
+        x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
+        return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))))
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""

@@ -156,13 +156,12 @@ class ShardedArray(Tracer):
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())
         as_a_whole = ufunc not in NUMPY_FUNCTIONS or len(target) > 0 or kwargs.get("where", True) is not True
-        if as_a_whole and not _holds_others((inputs, kwargs)) and not any(isinstance(t, ShardedArray) for t in target):
+        if as_a_whole and not any(isinstance(t, ShardedArray) for t in target):
             return getattr(ufunc, method)(*_whole(inputs), **_whole(kwargs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        as_a_whole = func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs)
-        if as_a_whole and not _holds_others((args, kwargs)):
+        if func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs):
             return func(*_whole(args), **_whole(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
@@ -199,15 +198,6 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
     """
     targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
-
-
-def _holds_others(x: Any) -> bool:
-    """Whether x, or a container in it, has tracers other than sharded arrays."""
-    if isinstance(x, (list, tuple)):
-        return any(map(_holds_others, x))
-    if isinstance(x, dict):
-        return any(map(_holds_others, x.values()))
-    return isinstance(x, Tracer) and not isinstance(x, ShardedArray)
 
 
 # ---------------------------------------------------------------- resharding as an operation
