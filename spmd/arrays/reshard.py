@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, overload
 
@@ -262,7 +262,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     ShardedArray([0, 1, 2, 3], P('i'))
     """
     check_mesh("distribute", mesh)
-    return _map_specs("distribute", x, spec, lambda leaf, to, path: _distributed(leaf, mesh, to, path))
+    return _place("distribute", x, spec, lambda leaf: mesh)
 
 
 def reshard(x: Any, spec: Any) -> Any:
@@ -289,14 +289,11 @@ def reshard(x: Any, spec: Any) -> Any:
     shardings = [typeof(as_value(leaf)).sharding for leaf in tree.leaves(x)]
     beside = next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
-    def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
+    def mesh_of(leaf: Value) -> Mesh | None:
         sharding = typeof(leaf).sharding
-        mesh = beside if sharding is None else sharding.mesh
-        if mesh is None and to == P():
-            return leaf
-        return _distributed(leaf, sharding_of(leaf, path).mesh if mesh is None else mesh, to, path)
+        return beside if sharding is None else sharding.mesh
 
-    return _map_specs("reshard", x, spec, place)
+    return _place("reshard", x, spec, mesh_of)
 
 
 def gather(x: Any) -> Any:
@@ -338,8 +335,6 @@ def spec_of(x: Any) -> Any:
 
 
 def _spec_of(x: Any) -> PartitionSpec:
-    if isinstance(x, ShardedArray):
-        return x.spec
     sharding = typeof(as_value(x)).sharding
     return P() if sharding is None else sharding.spec
 
@@ -393,16 +388,22 @@ def specs_for(x: Any, spec: Any) -> list[PartitionSpec]:
     return tree.broadcast_prefix(spec, x, is_spec, "spec")
 
 
-def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]) -> Any:
+    """Shard each array of a tree by its spec, over the mesh that `mesh_of` gives for it."""
     check_no_body(what)
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
-    specs = specs_for(x, spec)
-    return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
 
+    def placed(path: str, leaf: Value, to: PartitionSpec) -> Value:
+        mesh = mesh_of(leaf)
+        if mesh is None and to == P():
+            return leaf
+        mesh = mesh or sharding_of(leaf, path).mesh  # raises TypeError
+        check_sharding(to, typeof(leaf).shape, mesh.shape, path)
+        return Sharding(mesh, to).resharded(leaf)
 
-def _distributed(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
-    check_sharding(spec, typeof(x).shape, mesh.shape, path)
-    return Sharding(mesh, spec).resharded(x)
+    return tree.unflatten(
+        structure, [placed(p, as_value(leaf), to) for (p, leaf), to in zip(leaves, specs_for(x, spec))]
+    )
 
 
 def sharding_of(x: Value, path: str) -> Sharding:
