@@ -50,7 +50,7 @@ from minidiff.core import (
     typeof,
 )
 from minidiff.forward import JVP
-from minidiff.higher_order.partial_eval import names_used, prune_tape
+from minidiff.higher_order.partial_eval import chosen, cut, names_used, placed, positions, prune_tape
 from minidiff.ops.elementwise import divide
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
@@ -133,103 +133,82 @@ class ShardMap(Primitive):
     # ------------------------------------------------ forward mode
 
     def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
-        primals, tangents = outside.split(args)
-        moving = [i for i, t in enumerate(tangents) if t is not None]
-        out_moving: list[int] = []
+        (primals, tangents), in_specs = outside.split(args), params["in_specs"]
+        moving, out_moving = [t is not None for t in tangents], []
 
         def body(*blocks):
             inside = type(outside)(current_interpreter(), outer=outside)
-            block_tangents = dict(zip(moving, blocks[len(primals) :]))
+            block_primals, block_tangents = cut(blocks, len(args))
             with transforming(inside):
-                outs, specs = run_body(
-                    params, [inside.join(p, block_tangents.get(i)) for i, p in enumerate(blocks[: len(primals)])]
-                )
+                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, moving))))
             out_primals, out_tangents = inside.split(outs)
-            out_moving.extend(i for i, t in enumerate(out_tangents) if t is not None)
-            return (
-                [*out_primals, *[out_tangents[i] for i in out_moving]],
-                (*specs, *[specs[i] for i in out_moving]),
-            )
+            out_moving.extend(t is not None for t in out_tangents)
+            return [*out_primals, *chosen(out_tangents, out_moving)], (*specs, *chosen(specs, out_moving))
 
-        results = self._bind_body(
-            [*primals, *[tangents[i] for i in moving]],
-            params,
-            body,
-            (*params["in_specs"], *[params["in_specs"][i] for i in moving]),
-        )
-        count = len(results) - len(out_moving)
-        out_tangents = dict(zip(out_moving, results[count:]))
-        return [outside.join(p, out_tangents.get(i)) for i, p in enumerate(results[:count])]
+        specs = (*in_specs, *chosen(in_specs, moving))
+        results = self._bind_body([*primals, *chosen(tangents, moving)], params, body, specs)
+        out_primals, out_tangents = cut(results, len(out_moving))
+        return list(map(outside.join, out_primals, placed(out_tangents, out_moving)))
 
     # ------------------------------------------------ reverse mode
 
     def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
         """Run the known part; record the linear part as one linear equation."""
         mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
-        known = [i for i, x in enumerate(args) if not outside.owns(x)]
-        linear = [i for i, x in enumerate(args) if outside.owns(x)]
+        linear = [outside.owns(x) for x in args]
+        known = [not yes for yes in linear]
         ran: LinearBody
 
         def body(*blocks):
             nonlocal ran
             inside = Linearize(current_interpreter(), outer=outside)
-            values = dict(zip(known, blocks))
-            for i in linear:
+            values = placed(blocks, known)
+            for i in positions(linear):
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
             with transforming(inside):
-                outs, specs = run_body(params, [values[i] for i in range(len(args))])
-                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), known)))
+                outs, specs = run_body(params, values)
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), positions(known))))
             return ran.results, ran.result_specs
 
-        results = self._bind_body([args[i] for i in known], params, body, tuple(in_specs[i] for i in known))
-        outs = dict(zip(ran.known_outs, results))
-        if ran.linear_outs:
-            residuals, residual_specs = ran.residuals(args, in_specs, results[len(ran.known_outs) :])
+        results = self._bind_body(chosen(args, known), params, body, tuple(chosen(in_specs, known)))
+        known_outs, kept = cut(results, ran.linear.count(False))
+        linear_outs: list[Value] = []
+        if any(ran.linear):
+            residuals, residual_specs = ran.residuals(args, in_specs, kept)
             captured = _closed_over(outside, ran.captured, mesh)
-            recorded = outside.record(
-                self,
-                [*residuals, *[args[i] for i in linear], *captured],
-                {
-                    **_where(params),
-                    "in_specs": (*residual_specs, *[in_specs[i] for i in linear], *[P()] * len(captured)),
-                    "out_specs": tuple(ran.specs[i] for i in ran.linear_outs),
-                    "body": ran.tape,
-                },
-            )
-            outs.update(zip(ran.linear_outs, recorded))
-        return [outs[i] for i in range(len(outs))]
+            where = {
+                **_where(params),
+                "in_specs": (*residual_specs, *chosen(in_specs, linear), *[P()] * len(captured)),
+                "out_specs": tuple(chosen(ran.specs, ran.linear)),
+            }
+            operands = [*residuals, *chosen(args, linear), *captured]
+            linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
+        outs = iter(known_outs), iter(linear_outs)
+        return [next(outs[yes]) for yes in ran.linear]
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
-        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
-        tape, out_specs = params["body"], params["out_specs"]
+        mesh, in_specs, out_specs = params["mesh"], params["in_specs"], params["out_specs"]
         linear = [isinstance(x, ShapedArray) for x in operands]
-        fixed = [i for i, yes in enumerate(linear) if not yes]
-        wanted = [i for i, yes in enumerate(linear) if yes]
-        given = [i for i, ct in enumerate(cts) if ct is not None]
-        found: list[int] = []
+        known, given = [not yes for yes in linear], [ct is not None for ct in cts]
+        found: list[bool] = []
 
         def body(*blocks):
-            values = dict(zip(fixed, blocks))
-            block_cts = dict(zip(given, blocks[len(fixed) :]))
-            if not typed:
-                block_cts = {i: _unscale(ct, out_specs[i], mesh) for i, ct in block_cts.items()}
-            in_cts = (summed_backward_pass if typed else backward_pass)(
-                tape, linear, [values.get(i) for i in range(len(operands))], [block_cts.get(i) for i in range(len(cts))]
-            )
-            by_input = {i: ct for i, ct in zip(wanted, in_cts) if ct is not None}
-            found.extend(by_input)
-            if not typed:
-                by_input = {i: _sum_unmapped(ct, in_specs[i], mesh) for i, ct in by_input.items()}
-            return list(by_input.values()), tuple(in_specs[i].transposed() for i in by_input)
+            values, block_cts = cut(blocks, sum(known))
+            inputs = params["body"], linear, placed(values, known)
+            if params["check_rep"]:
+                in_cts = summed_backward_pass(*inputs, placed(block_cts, given))
+            else:
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, chosen(out_specs, given))]
+                in_cts = backward_pass(*inputs, placed(block_cts, given))
+            found.extend(ct is not None for ct in in_cts)
+            in_cts, specs = chosen(in_cts, found), chosen(chosen(in_specs, linear), found)
+            if not params["check_rep"]:
+                in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
+            return in_cts, tuple(spec.transposed() for spec in specs)
 
-        results = self._bind_body(
-            [*[operands[i] for i in fixed], *[cts[i] for i in given]],
-            params,
-            body,
-            (*[in_specs[i] for i in fixed], *[out_specs[i].transposed() for i in given]),
-        )
-        by_input = dict(zip(found, results))
-        return [by_input.get(i) for i in range(len(operands))]
+        specs = (*chosen(in_specs, known), *[spec.transposed() for spec in chosen(out_specs, given)])
+        results = self._bind_body([*chosen(operands, known), *chosen(cts, given)], params, body, specs)
+        return placed(placed(results, found), linear)
 
     # ------------------------------------------------ vmap
 
@@ -298,17 +277,19 @@ class ShardMap(Primitive):
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """The shard_map with its used results only, and the arguments they need."""
-        params, wanted = eqn.params, [i for i, yes in enumerate(used) if yes]
-        body = params["body"]
+        params, body = eqn.params, eqn.params["body"]
         if not isinstance(body, Tape):
             return eqn
-        smaller = prune_tape(Tape(body.inputs, body.equations, [body.outputs[i] for i in wanted]))
+        smaller = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
         needed = names_used(smaller)
-        kept = [i for i, v in enumerate(body.inputs) if v in needed]
-        specs = {k: tuple(params[k][i] for i in chosen) for k, chosen in (("in_specs", kept), ("out_specs", wanted))}
-        smaller = Tape([body.inputs[i] for i in kept], smaller.equations, smaller.outputs)
-        inputs, outputs = [eqn.inputs[i] for i in kept], [eqn.outputs[i] for i in wanted]
-        return Equation(self, inputs, {**params, **specs, "body": smaller}, outputs, eqn.source)
+        kept = [v in needed for v in body.inputs]
+        specs = {
+            "in_specs": tuple(chosen(params["in_specs"], kept)),
+            "out_specs": tuple(chosen(params["out_specs"], used)),
+        }
+        smaller = Tape(chosen(body.inputs, kept), smaller.equations, smaller.outputs)
+        params = {**params, **specs, "body": smaller}
+        return Equation(self, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):

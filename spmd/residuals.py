@@ -7,6 +7,7 @@ from typing import Any
 
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from minidiff.core import Tracer, Value, is_scalar_constant, typeof
+from minidiff.higher_order.partial_eval import chosen
 from minidiff.ops.shape import reshape, reshape_p
 from minidiff.reverse import Linearize
 from minidiff.tape import Equation, Tape, Var
@@ -27,8 +28,8 @@ class LinearBody:
         typed = inside.scope.typed
         self.specs = specs
         self.captured = inside.captured
-        self.known_outs = [i for i, x in enumerate(outs) if not inside.owns(x)]
-        self.linear_outs = [i for i, x in enumerate(outs) if inside.owns(x)]
+        self.linear = [inside.owns(x) for x in outs]  # which results are linear
+        known = [not yes for yes in self.linear]
         self._argument_of = argument_of  # id of a block -> which argument of the shard_map it is a block of
         self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it was adopted from
         self._scope = inside.scope
@@ -36,7 +37,7 @@ class LinearBody:
         self._inputs: list[Var] = []
         self._views: list[Equation] = []
         self._kept: list[Value] = []
-        tape, constants = inside.tape([outs[i] for i in self.linear_outs]).close()
+        tape, constants = inside.tape(chosen(outs, self.linear)).close()
         self._names = {id(c): var for var, c in zip(tape.inputs, constants)}
         self._defined: set[Var] = set()
         for c in constants:
@@ -46,8 +47,8 @@ class LinearBody:
             self.tape = hoist_pbroadcasts(self.tape)
         varying = [[a for a in self._scope.axes if not typed or a in typeof(x).variance] for x in self._kept]
         self.kept_specs = [PartitionSpec.of_dims([tuple(axes)]) for axes in varying]
-        self.results = [*[outs[i] for i in self.known_outs], *self._kept]
-        self.result_specs = (*[specs[i] for i in self.known_outs], *self.kept_specs)
+        self.results = [*chosen(outs, known), *self._kept]
+        self.result_specs = (*chosen(specs, known), *self.kept_specs)
 
     def _define(self, x: Value) -> Var:
         """Define a residual on the linear tape, and return its variable.

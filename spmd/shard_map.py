@@ -18,12 +18,29 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from collectives import all_gather_invariant, pscatter, psum
+from collectives.axes import size_of
+from collectives.ops import times
 from minidiff import tree
 from minidiff.compiler.jit import DEPENDS_ON, key_of
-from minidiff.core import Scope, Value, are_weak, checking, current_scope, name_of, typeof, weak_where
+from minidiff.core import (
+    Scope,
+    Value,
+    VarianceError,
+    are_weak,
+    checking,
+    current_scope,
+    enter,
+    is_scalar_constant,
+    name_of,
+    pbroadcast_to,
+    show_axes,
+    typeof,
+    weak_where,
+)
 from minidiff.forward import as_values, result_values
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
+from minidiff.ops.elementwise import convert
 from spmd.agreement import NO_CALL, Call, compare_call, described
 from spmd.mesh import Mesh
 from spmd.partition import (
@@ -36,7 +53,6 @@ from spmd.partition import (
 )
 from spmd.primitive import shard_map_p
 from spmd.residuals import Specs
-from spmd.variance import checked_result
 
 
 @transformation
@@ -181,7 +197,7 @@ class _Mapped:
             _check_axis_names(self.axis_names, mesh)
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
-        axes = _mapped_axes(self.axis_names, mesh, around)
+        axes = tuple(a for a in mesh.axis_names if a not in around and (a in self.axis_names or not self.axis_names))
         return {"mesh": mesh, "axes": axes, "around": around, "check_rep": typed, "auto_pbroadcast": not explicit}
 
     def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
@@ -217,7 +233,7 @@ class _Mapped:
         outs = result_values(("shard_map", name_of(self.f)), leaves, structure)
         specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
         results = zip(outs, specs, tree.paths(structure, "the result"))
-        checked = [checked_result(*result, around, current_scope()) for result in results]
+        checked = [_checked_result(*result, around, current_scope()) for result in results]
         return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
 
 
@@ -284,23 +300,6 @@ def without_types() -> Iterator[None]:
 # ---------------------------------------------------------------- checks of axes and specs
 
 
-def _mapped_axes(axis_names: Collection[str], mesh: Mesh, around: tuple[str, ...]) -> tuple[str, ...]:
-    """The axes to map over: those that are named, or all that are not in use."""
-    free = tuple(a for a in mesh.axis_names if a not in around)
-    taken = [a for a in axis_names if a in around] if axis_names else [*around] * (not free)
-    if taken:
-        raise ValueError(
-            f"a shard_map inside the body of another cannot map over {_names(taken)}, which the one around it maps "
-            f"over: blocks are split along it already, and collectives over it can be called here. "
-            + (
-                f"Map over others, axis_names={_names(free)}"
-                if free
-                else f"Let the one around map over fewer of the axes {_names(mesh.axis_names)}, by its axis_names"
-            )
-        )
-    return tuple(a for a in free if a in axis_names) if axis_names else free
-
-
 def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     """The mesh of a shard_map inside another's body: the outer one's."""
     outer = scope.bottom.mesh
@@ -338,8 +337,50 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {_names(where['axes'])}: "
                 + (
-                    f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out"
+                    f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out, "
+                    "or let that one map over fewer axes, by its axis_names"
                     if inside
                     else f"add {a!r} to axis_names, or leave it out, and split the value inside by a further shard_map"
                 )
             )
+
+
+# ---------------------------------------------------------------- checks of results
+
+
+def _checked_result(
+    x: Value, spec: PartitionSpec, path: str, around: tuple[str, ...], scope: Scope
+) -> tuple[Value, PartitionSpec]:
+    """Check a body's result against its spec; return it, and the spec.
+
+    Pbroadcasts are inserted into the returned result. The result becomes varying along the axes that the spec splits.
+    If it is invariant along an axis in `sum=`, it is multiplied by the axis's size, and the returned spec sums over the
+    other axes only. Booleans that are summed are counted, as integers. Enclosing bodies map over the axes `around`.
+    Raises VarianceError if the result may vary along any other axis that `spec` does not name; in an explicit scope
+    also if it is invariant along one that `spec` names.
+    """
+    x = enter(x)
+    if spec.summed and x.dtype == bool:
+        x = convert(x, int)
+    t = typeof(x)
+    check_ndim(spec, t.shape, "out_specs", path)
+    if not scope.typed:
+        return x, spec
+    named = spec.axes.union(spec.summed)
+    missing = [a for a in scope.axes if a in t.variance.difference(named, around)]
+    if missing:
+        shown, over = " and ".join(map(repr, missing)), show_axes(missing)
+        raise VarianceError(
+            f"{path} has type {t}: it may differ from rank to rank along {shown}, but its out_specs entry {spec} does "
+            f"not name {shown}, and so promises that it is the same. Three ways out: map it, by naming {shown} in "
+            f"out_specs; reduce it, with psum, pmean, pmax or pmin over {over}; or collect it, with "
+            f"all_gather_invariant over {over}"
+        )
+    if scope.explicit and not named.issubset(t.variance) and not is_scalar_constant(x):
+        axes = show_axes(named - t.variance)
+        raise VarianceError(
+            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} says that "
+            f"it varies there; with auto_pbroadcast=False, return pbroadcast(x, {axes}) instead"
+        )
+    alike = [a for a in spec.summed if a not in t.variance]
+    return pbroadcast_to(times(x, size_of(scope, alike)), spec.axes.union(t.variance)), spec.without_sum(alike)

@@ -208,11 +208,11 @@ OTHER = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 ERRORS = {
     "the same axis": (
         lambda: rows(columns(abs, in_specs=P("i"), axis_names={"i", "j"})),
-        r"inside the body of another cannot map over {'i'}, which the one around it .*Map over others, .*{'j'}",
+        r"in_specs = P\('i'\) names the axis 'i', but this shard_map maps over {'j'}: the one around it maps over 'i'",
     ),
     "none is left": (
         lambda: rows(columns(abs), axis_names=()),
-        r"cannot map over {'i', 'j'}.*Let the one around map over fewer of the axes {'i', 'j'}, by its axis_names",
+        r"in_specs = P\('j'\) names the axis 'j', but this shard_map maps over {}: the one around it maps over 'j'",
     ),
     "another mesh": (
         lambda: rows(columns(abs, mesh=OTHER)),
