@@ -167,19 +167,20 @@ class ShardMap(Primitive):
                 values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
             with transforming(inside):
                 outs, specs = run_body(params, values)
-                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), positions(known))))
+                arguments = zip(chosen(args, known), chosen(in_specs, known))
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), arguments)))
             return ran.results, ran.result_specs
 
         results = self._bind_body(chosen(args, known), params, body, tuple(chosen(in_specs, known)))
         known_outs, kept = cut(results, ran.linear.count(False))
         linear_outs: list[Value] = []
         if any(ran.linear):
-            residuals, residual_specs = ran.residuals(args, in_specs, kept)
+            residuals, residual_specs = ran.residuals(kept)
             captured = _closed_over(outside, ran.captured, mesh)
             where = {
                 **_where(params),
                 "in_specs": (*residual_specs, *chosen(in_specs, linear), *[P()] * len(captured)),
-                "out_specs": tuple(chosen(ran.specs, ran.linear)),
+                "out_specs": ran.linear_specs,
             }
             operands = [*residuals, *chosen(args, linear), *captured]
             linear_outs = outside.record(self, operands, {**where, "body": ran.tape})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from minidiff.core import Tracer, Value, is_scalar_constant, typeof
@@ -20,21 +19,20 @@ class LinearBody:
     """A body linearised: its known results, and the tape of its linear results.
 
     It has run under `inside`. Known values that the tape uses are its residuals. A residual that is an input of the
-    body, or was closed over, is passed in again from outside; a view of one is recomputed on the tape; only the others
-    become extra results.
+    body (`arguments` maps its block's id to the argument and its spec), or was closed over, is passed in again from
+    outside; a view of one is recomputed on the tape; only the others become extra results.
     """
 
-    def __init__(self, inside: Linearize, outs: list, specs: Specs, argument_of: dict[int, int]):
-        typed = inside.scope.typed
-        self.specs = specs
-        self.captured = inside.captured
+    def __init__(self, inside: Linearize, outs: list, specs: Specs, arguments: dict[int, tuple[Value, PartitionSpec]]):
         self.linear = [inside.owns(x) for x in outs]  # which results are linear
         known = [not yes for yes in self.linear]
-        self._argument_of = argument_of  # id of a block -> which argument of the shard_map it is a block of
+        self.linear_specs = tuple(chosen(specs, self.linear))
+        self.captured = inside.captured
+        self._arguments = arguments
         self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it was adopted from
         self._scope = inside.scope
-        self._sources: list[tuple[str, Any]] = []  # where each non-tangent input of the tape comes from
         self._inputs: list[Var] = []
+        self._operands: list[tuple[Value | None, PartitionSpec]] = []  # for each input; None: the next of the kept ones
         self._views: list[Equation] = []
         self._kept: list[Value] = []
         tape, constants = inside.tape(chosen(outs, self.linear)).close()
@@ -43,12 +41,10 @@ class LinearBody:
         for c in constants:
             self._define(c)
         self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
-        if typed and not inside.scope.explicit:
+        if self._scope.typed and not self._scope.explicit:
             self.tape = hoist_pbroadcasts(self.tape)
-        varying = [[a for a in self._scope.axes if not typed or a in typeof(x).variance] for x in self._kept]
-        self.kept_specs = [PartitionSpec.of_dims([tuple(axes)]) for axes in varying]
         self.results = [*chosen(outs, known), *self._kept]
-        self.result_specs = (*chosen(specs, known), *self.kept_specs)
+        self.result_specs = (*chosen(specs, known), *[spec for x, spec in self._operands if x is None])
 
     def _define(self, x: Value) -> Var:
         """Define a residual on the linear tape, and return its variable.
@@ -60,12 +56,10 @@ class LinearBody:
             return var
         self._defined.add(var)
         view = self._scope.view_of(x)
-        if id(x) in self._argument_of:
-            self._input(var, "argument", self._argument_of[id(x)])
-        elif id(x) in self._closed_over:
-            self._input(var, "closed over", self._closed_over[id(x)])
-        elif not isinstance(x, Tracer):
-            self._input(var, "closed over", x)
+        if id(x) in self._arguments:
+            self._input(var, *self._arguments[id(x)])
+        elif id(x) in self._closed_over or not isinstance(x, Tracer):
+            self._input(var, self._closed_over.get(id(x), x), P())
         elif view is not None:
             views, primitive, operand, params = view
             name = operand if is_scalar_constant(operand) else self._define(operand)
@@ -82,19 +76,15 @@ class LinearBody:
             block = Var(typeof(x).update(shape=(1,)))
             self._views.append(Equation(reshape_p, [block], {"shape": ()}, [var]))
             x, var = reshape(x, (1,)), block
-        self._input(var, "kept", len(self._kept))
         self._kept.append(x)
+        varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in typeof(x).variance)
+        self._input(var, None, PartitionSpec.of_dims([varying]))
 
-    def _input(self, var: Var, source: str, what: Any) -> None:
+    def _input(self, var: Var, operand: Value | None, spec: PartitionSpec) -> None:
         self._inputs.append(var)
-        self._sources.append((source, what))
+        self._operands.append((operand, spec))
 
-    def residuals(self, args: Sequence[Value], in_specs: Specs, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
+    def residuals(self, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
         """The operands to pass for the residuals of the linear tape, and their specs."""
-        find = {
-            "argument": lambda i: (args[i], in_specs[i]),
-            "closed over": lambda x: (x, P()),
-            "kept": lambda i: (kept[i], self.kept_specs[i]),
-        }
-        pairs = [find[source](what) for source, what in self._sources]
-        return [x for x, _ in pairs], tuple(spec for _, spec in pairs)
+        rest = iter(kept)
+        return [next(rest) if x is None else x for x, _ in self._operands], tuple(spec for _, spec in self._operands)
