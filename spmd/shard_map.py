@@ -169,13 +169,14 @@ class _Mapped:
         leaves, structure = tree.flatten(args)
         values = as_values("shard_map", leaves, lambda: [path for path, _ in tree.flatten_with_paths(args, "args")[0]])
         weak, where = are_weak(leaves), self.where(scope)
+        own_axes = where["mesh"].axis_names if scope is None else where["axes"]
         specs, call = self.specs_for(args, structure, values, where)
         out_structure = None
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
             nonlocal out_structure
             out = self.applied(tree.unflatten(structure, weak_where(weak, blocks)), where)
-            outs, result_specs, out_structure = self.checked_results(out, where["around"])
+            outs, result_specs, out_structure = self.checked_results(out, own_axes)
             return outs, result_specs
 
         if scope is None:
@@ -188,7 +189,7 @@ class _Mapped:
         return tree.unflatten(out_structure, results)
 
     def where(self, scope: Scope | None) -> dict:
-        """Where the body runs: mesh, axes, the axes `around` that enclosing bodies map over, and typing options."""
+        """Where the body runs: mesh, axes, all axes `mapped` over there, and typing options."""
         typed = self.check_rep and not _forgetting.get()
         explicit = typed and (not self.auto_pbroadcast or (scope is not None and scope.explicit))
         mesh, around = self.mesh, ()
@@ -198,7 +199,8 @@ class _Mapped:
         elif mesh is None:
             raise TypeError("shard_map: mesh is missing; only inside the body of another shard_map it may be left out")
         axes = tuple(a for a in mesh.axis_names if a not in around and (a in self.axis_names or not self.axis_names))
-        return {"mesh": mesh, "axes": axes, "around": around, "check_rep": typed, "auto_pbroadcast": not explicit}
+        mapped = (*around, *axes)
+        return {"mesh": mesh, "axes": axes, "mapped": mapped, "check_rep": typed, "auto_pbroadcast": not explicit}
 
     def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
         """The spec of each array in `args`, checked, and the call for ranks to compare."""
@@ -227,13 +229,13 @@ class _Mapped:
         warn_if_random(before, f"shard_map of {name_of(self.f)}", _EACH_ITS_OWN)
         return out
 
-    def checked_results(self, out: Any, around: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
+    def checked_results(self, out: Any, axes: tuple[str, ...]) -> tuple[list[Value], Specs, Any]:
         """The arrays in a result, their specs, and its structure."""
         leaves, structure = tree.flatten(out)
         outs = result_values(("shard_map", name_of(self.f)), leaves, structure)
         specs = tree.broadcast_prefix(self.out_specs, out, is_spec, "out_specs")
         results = zip(outs, specs, tree.paths(structure, "the result"))
-        checked = [_checked_result(*result, around, current_scope()) for result in results]
+        checked = [_checked_result(*result, axes, current_scope()) for result in results]
         return [x for x, _ in checked], tuple(spec for _, spec in checked), structure
 
 
@@ -250,7 +252,7 @@ def _mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
     """Let the running body be that of `function`, which maps over further axes."""
     bottom = scope.bottom
     before = bottom.mapped, scope.function or function, scope.explicit
-    bottom.mapped, scope.function = (*where["around"], *where["axes"]), function
+    bottom.mapped, scope.function = where["mapped"], function
     scope.explicit = not where["auto_pbroadcast"]
     try:
         yield
@@ -333,7 +335,7 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
     for path, spec in paths:
         check_spec(spec, where["mesh"].shape, path)
         for a in sorted(spec.axes.union(spec.summed).difference(where["axes"])):
-            inside = a in where["around"]
+            inside = a in where["mapped"]
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {_names(where['axes'])}: "
                 + (
@@ -349,15 +351,14 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
 
 
 def _checked_result(
-    x: Value, spec: PartitionSpec, path: str, around: tuple[str, ...], scope: Scope
+    x: Value, spec: PartitionSpec, path: str, axes: tuple[str, ...], scope: Scope
 ) -> tuple[Value, PartitionSpec]:
     """Check a body's result against its spec; return it, and the spec.
 
     Pbroadcasts are inserted into the returned result. The result becomes varying along the axes that the spec splits.
     If it is invariant along an axis in `sum=`, it is multiplied by the axis's size, and the returned spec sums over the
-    other axes only. Booleans that are summed are counted, as integers. Enclosing bodies map over the axes `around`.
-    Raises VarianceError if the result may vary along any other axis that `spec` does not name; in an explicit scope
-    also if it is invariant along one that `spec` names.
+    other axes only. Booleans that are summed are counted, as integers. Raises VarianceError if the result may vary
+    along one of `axes` that `spec` does not name; in an explicit scope also if it is invariant along one that it names.
     """
     x = enter(x)
     if spec.summed and x.dtype == bool:
@@ -367,7 +368,7 @@ def _checked_result(
     if not scope.typed:
         return x, spec
     named = spec.axes.union(spec.summed)
-    missing = [a for a in scope.axes if a in t.variance.difference(named, around)]
+    missing = [a for a in axes if a in t.variance - named]
     if missing:
         shown, over = " and ".join(map(repr, missing)), show_axes(missing)
         raise VarianceError(

@@ -183,6 +183,15 @@ def test_successive_ones_pass_their_blocks_on():
     assert spmd.communication(f, optimized=True)(np.arange(4.0)).counts == {"psum": 1}
 
 
+def test_in_the_rule_of_a_custom_derivative():
+    """The rule runs in the backward pass, where the outer one's function does not."""
+    twice = md.custom_vjp(lambda x: 2.0 * x)
+    twice.defvjp(lambda x: (2.0 * x, None), lambda _, ct: (columns(lambda c: 2.0 * c, axis_names={"j"})(ct),))
+    gradient = md.grad(lambda x: np.sum(rows(twice)(x) ** 2))
+    for f in (gradient, md.jit(gradient)):
+        np.testing.assert_array_equal(np.asarray(f(np.arange(4.0))), 8 * np.arange(4.0))
+
+
 def test_printing_and_branching(capsys):
     def body(x):
         y = columns(lambda y: 2 * y)(x)
