@@ -121,13 +121,7 @@ class SPMD(Interpreter):
     name = "shard_map"
     checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        typed: bool,
-        base: Interpreter = EVALUATE,
-        explicit: bool = False,
-    ):
+    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
         super().__init__(None)
         self.mesh = mesh
         self.base = base  # runs operations on the data: evaluation, or a recorder
@@ -147,7 +141,7 @@ class SPMD(Interpreter):
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.is_higher_order:
-            if recorded and _is_loop(params):
+            if recorded and params.get("length", 0) > UNROLLED:
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
                 bodies = primitive.bodies(len(args), params)
@@ -260,12 +254,25 @@ class SPMD(Interpreter):
         with running(EVALUATE):  # arrays that the body closes over are unmapped: every rank has the whole
             return RankTracer(self, x.type.sharding.gathered(x), ())
 
+    def agreed(self, x: Value) -> Value:
+        """Without types, make a scalar that all ranks agree on invariant.
+
+        Only integers and booleans are compared: predicates and indices.
+        """
+        if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
+            return x
+        ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
+        low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
+        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
+
     # ------------------------------------------------ values that enter and leave the body
 
     def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
         """Shard an argument by a spec, and return its blocks as a value of the body."""
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
-            x = Sharding(self.mesh, spec).resharded(x)  # a loop's step is compiled before the shardings are known
+            x = Sharding(self.mesh, spec.without_sum()).resharded(
+                x
+            )  # a loop's step is compiled before the shardings are known
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held)
         x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
@@ -283,17 +290,6 @@ class SPMD(Interpreter):
     def across(self, collective: Collective, x: Value, axes: Axes) -> Value:
         """Apply a collective to a value that enters or leaves the body."""
         return self.process(collective, [x], axes_and_size(self.mesh.ranks, axes)) if axes else x
-
-    def agreed(self, x: Value) -> Value:
-        """Without types, make a scalar that all ranks agree on invariant.
-
-        Only integers and booleans are compared: predicates and indices.
-        """
-        if type(x) is not RankTracer or not x.held or x.shape or x.dtype.kind not in "biu":
-            return x
-        ranks, params = self.mesh.ranks, {"axes": x.held, "size": self.mesh.ranks.size(x.held)}
-        low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
-        return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it, and the axes that it varies along.
@@ -414,8 +410,3 @@ def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterat
     columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]
     for r, (_, *blocks) in enumerate(zip(*columns)):
         yield place_of(mesh.shape, ranks.rank + r), [x[()] for x in blocks]
-
-
-def _is_loop(params: dict) -> bool:
-    """Whether these are the parameters of a loop that is too long to unroll."""
-    return params.get("length", 0) > UNROLLED
