@@ -2,9 +2,9 @@
 
 from minidiff.core import install as _install
 from spmd.agreement import check_invariant, checking
+from spmd.arrays.from_local import from_local
 from spmd.arrays.reshard import distribute, explain_reshard, gather, reshard, spec_of
 from spmd.arrays.sharded_array import ShardedArray
-from spmd.blocks import from_local
 from spmd.launch import end_job_on_exception
 from spmd.mesh import Mesh, barrier, make_mesh, process_count, process_index
 from spmd.partition import P, PartitionSpec

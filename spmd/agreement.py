@@ -129,9 +129,9 @@ def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
     """
     if mesh.backend == "simulated":
         return [text]
-    mine = numpy.frombuffer(text.encode()[:longest].ljust(longest), numpy.uint8).reshape(1, longest)
-    split = ShardedArray(mesh, P(mesh.axis_names), ShapedArray(mine.shape, mine.dtype), mine)
-    return [bytes(row).decode(errors="ignore").rstrip() for row in split.gather()]
+    mine = numpy.frombuffer(text.encode()[:longest].ljust(longest), numpy.uint8)
+    rows = numpy.atleast_2d(mesh.ranks.gather(mine, mesh.axis_names))
+    return [bytes(row).decode(errors="ignore").rstrip() for row in rows]
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:
@@ -140,7 +140,8 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     Values are compared bit for bit, with their types. Arguments of a `shard_map` must be the same on all ranks, and
     under MPI only the program can ensure that: a random generator without a seed, or seeded by the rank, gives each
     rank other parameters. `x` is a tree of arrays; for a `ShardedArray`, type and spec are compared, not the blocks,
-    which differ by design. It is a collective of a few bytes: every rank must call it. Simulated ranks always agree.
+    which differ by design. It is a collective of a few bytes for each array: every rank must call it. Simulated ranks
+    always agree.
 
     Raises ValueError on all ranks, naming the first array that is not the same, and which ranks have which value.
 
@@ -151,11 +152,7 @@ def check_invariant(x: Any, mesh: Mesh) -> Any:
     leaves, _ = tree.flatten_with_paths(x, "x")
     types = [f"{path}: {_described(leaf)}" for path, leaf in leaves]
     check_types("ranks have values of different types", mesh, [types])
-    digests = [_digest(path, _content(leaf)) for path, leaf in leaves]
-    if len(set(everyone(mesh, _digest(*digests)))) == 1:
-        return x
-    for digest, type in zip(digests, types):
-        _check_alike(type, dict(enumerate(everyone(mesh, digest))))
+    check_blocks(mesh, [(path, leaf, ()) for path, leaf in leaves if not isinstance(leaf, ShardedArray)])
     return x
 
 
@@ -169,7 +166,7 @@ def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
     def said(of_ranks: list[str]) -> list[str]:
         return of_ranks if mesh.backend == "simulated" else everyone(mesh, of_ranks[0])
 
-    if len({*said([_digest(*each) for each in types])}) > 1:
+    if len({*said([digest_of("; ".join(each)) for each in types])}) > 1:
         for k in range(max(map(int, said([str(len(each)) for each in types])))):
             found = said([each[k] if k < len(each) else "nothing more" for each in types])
             if len({*found}) > 1:
@@ -186,16 +183,12 @@ def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[s
         place = coordinates_of(rank, mesh.shape)
         groups[(*map(place.get, held),)][rank] = digest
     for found in groups.values():
-        _check_alike(what, found)
-
-
-def _check_alike(what: str, digests: dict[int, str]) -> None:
-    if len(set(digests.values())) > 1:
-        raise ValueError(
-            f"ranks have different values of {what}: {'; '.join(who_says(digests))}. Under mpirun every rank runs the "
-            "whole script: let each compute or read the same, and seed random generators alike, as in "
-            "numpy.random.default_rng(0)"
-        )
+        if len(set(found.values())) > 1:
+            raise ValueError(
+                f"ranks have different values of {what}: {'; '.join(who_says(found))}. Under mpirun every rank runs "
+                "the whole script: let each compute or read the same, and seed random generators alike, as in "
+                "numpy.random.default_rng(0)"
+            )
 
 
 #: Whether every `shard_map` checks that unmapped values are the same on all ranks.
@@ -248,18 +241,6 @@ def _described(x: Any) -> str:
     return f"{numpy.result_type(x)}{list(numpy.shape(x))}{where}"
 
 
-def _content(x: Any) -> Any:
-    return b"" if isinstance(x, ShardedArray) else numpy.asarray(x).tobytes()
-
-
 def digest_of(x: Any) -> str:
-    """A short text that differs if arrays of one type differ."""
-    return _digest(numpy.asarray(x).tobytes())
-
-
-def _digest(*parts: Any) -> str:
-    """A short text that differs if any of these differ."""
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part if isinstance(part, bytes) else part.encode())
-    return found.hexdigest()[:WIDTH]
+    """A short text that differs if arrays of one type differ, or texts."""
+    return hashlib.sha256(x.encode() if isinstance(x, str) else numpy.asarray(x).tobytes()).hexdigest()[:WIDTH]

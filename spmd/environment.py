@@ -24,7 +24,7 @@ from collectives.backends.base import LauncherError
 from spmd.launch import import_mpi, launcher_size, launcher_variable, other_launcher
 from spmd.mesh import make_mesh
 from spmd.partition import P
-from spmd.report.table import text_table
+from spmd.report.table import number_ranges, text_table
 from spmd.shard_map import shard_map
 
 #: Optional packages, and their use.
@@ -158,23 +158,17 @@ def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process]]
 
 def _table(processes: Sequence[Process]) -> str:
     lines = [
-        [host, _ranges([p.rank for p in members]), str(members[0].processors), members[0].threads or "not set"]
+        [
+            host,
+            ", ".join(number_ranges([p.rank for p in members])),
+            str(members[0].processors),
+            members[0].threads or "not set",
+        ]
         for host, members in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "OMP_NUM_THREADS"]
     total = ["total", str(len(processes)), str(sum(int(line[2]) for line in lines)), ""]
     return text_table(header, lines, total, [2])
-
-
-def _ranges(ranks: Sequence[int]) -> str:
-    """Format ascending numbers, consecutive ones as ranges like 0-3."""
-    runs: list[list[int]] = []
-    for r in ranks:
-        if runs and runs[-1][-1] == r - 1:
-            runs[-1].append(r)
-        else:
-            runs.append([r])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _shared(processes: Sequence[Process]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Passes
 from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, with_equations
 from spmd.agreement import fused_call
-from spmd.shard_map import shard_map_p
+from spmd.primitive import shard_map_p
 
 
 def sum_inside(tape: Tape, *_: Any) -> Tape:
@@ -63,7 +63,7 @@ def _alike(eqn: Equation) -> Any:
     if eqn.primitive is not shard_map_p:
         return None
     params = eqn.params
-    options = tuple(params[name] for name in ("mesh", "axes", "around", "check_rep", "auto_pbroadcast"))
+    options = tuple(params[name] for name in ("mesh", "check_rep", "auto_pbroadcast"))
     return (*options, any(bodies_of(e) for e in params["body"].equations))
 
 

@@ -6,14 +6,15 @@ A value is the ranks' data, and the axes along which it may vary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy
 
 from collectives.backends.base import Axes, Backend, place_of
-from collectives.ops import axis_index_p
+from collectives.ops import axis_index_p, psum_p
 from collectives.passes.overlap import index, run_lowered
+from collectives.primitives import Collective
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core import (
@@ -30,21 +31,21 @@ from minidiff.core import (
     Value,
     VarianceError,
     check_dtype,
+    current_interpreter,
     leak_message,
     plain_operand,
     running,
     transforming,
     typeof,
 )
-from minidiff.debug import error_for, is_inexact, state, worst
+from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.higher_order.bodies import BodyOperation
-from minidiff.ops.base import is_elementwise
 from minidiff.staging import Stage
 from minidiff.tape import Tape
-from spmd.agreement import check_blocks
-from spmd.arrays.sharded_array import ShardedArray
+from spmd.agreement import check_blocks, checks_values
+from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, global_type
+from spmd.partition import PartitionSpec
 
 #: The usual reason why operands' shapes do not fit in the body of a `shard_map`.
 _BLOCKS = (
@@ -109,76 +110,28 @@ class RankTracer(Tracer):
         return str(self) if self.held or not spec else format(self.data, spec)
 
 
-class SplitTracer(Tracer):
-    """A value that is whole in a body, but held by the ranks in blocks.
-
-    They are split by `spec`. A `shard_map` inside the body returns its mapped results so: another one inside the body
-    can take the blocks as they are. Any other operation gathers them first (except elementwise ones, which run on the
-    blocks).
-    """
-
-    __slots__ = ("data", "held", "spec", "type", "_whole")
-
-    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes, spec: PartitionSpec):
-        self.interpreter = interpreter
-        self.data = data
-        self.held = held
-        self.spec = spec
-        block = ShapedArray(interpreter.mesh.ranks.block_shape(data, held), data.dtype, held)
-        whole = global_type(block, spec, interpreter.mesh.shape)
-        self.type = whole if interpreter.scope.typed else whole.update(variance=INVARIANT)
-        self._whole: RankTracer | None = None
-
-    def whole(self) -> RankTracer:
-        """The whole value, gathered on every rank: under MPI all ranks must call it."""
-        if self._whole is None:
-            ranks, lead = self.interpreter.mesh.ranks, len(self.spec.lead)
-            block = (1,) * lead + ranks.block_shape(self.data, self.held)
-            data = ranks.reshape(self.data, self.held, block) if lead else self.data
-            self._whole = RankTracer(self.interpreter, *ranks.join(data, self.held, self.spec.dims(len(block))))
-        return self._whole
-
-    def concrete(self, use: str) -> numpy.ndarray:
-        self.check_alive()
-        return self.whole().concrete(use)
-
-    def __str__(self) -> str:
-        return self.interpreter.mesh.ranks.show(self.data, self.held)
-
-    __repr__ = __str__
-
-
 class SPMD(Interpreter):
     """The interpreter that runs operations on blocks by the mesh's backend.
 
-    Collectives run between its ranks. It maps over `axes` of the mesh. Inside the body of another `shard_map`, `outer`
-    is that one's interpreter, and its axes are bound too.
+    Collectives run between its ranks. All axes of the mesh are bound; `mapped` are those that the running body maps
+    over.
     """
 
     name = "shard_map"
     checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        typed: bool,
-        axes: Axes,
-        outer: SPMD | None = None,
-        base: Interpreter = EVALUATE,
-        explicit: bool = False,
-    ):
-        super().__init__(None, outer)
+    def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
+        super().__init__(None)
         self.mesh = mesh
         self.base = base  # runs operations on the data: evaluation, or a recorder
-        self.axes = axes
-        bound = mesh.ranks.ordered({*axes, *(outer.scope.axes if outer is not None else ())})
-        self.scope = Scope({a: mesh.shape[a] for a in bound}, typed, explicit)
+        self.mapped: Axes = ()
+        self.scope = Scope(mesh.shape, typed, explicit)
         self.scope.bottom = self
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         ranks, recorded = self.mesh.ranks, self.base is not EVALUATE
         if primitive.is_higher_order:
-            if recorded and _is_loop(params):
+            if recorded and params.get("length", 0) > UNROLLED:
                 raise TracerError(f"{primitive} is a loop: its body is compiled, not what surrounds it")
             if recorded and self.scope.typed and isinstance(primitive, BodyOperation):
                 bodies = primitive.bodies(len(args), params)
@@ -188,9 +141,6 @@ class SPMD(Interpreter):
                 return primitive.evaluate(args if self.scope.typed else [self.agreed(x) for x in args], params)
         if primitive.has_effect:
             return self._on_each_rank(primitive, args, params)
-        spec = self._common_spec(primitive, args)
-        if spec is not None:
-            return self._on_blocks(primitive, args, params, spec)
         operands = [
             (x.data, x.held) if type(x) is RankTracer and x.interpreter is self else self.operand(x) for x in args
         ]
@@ -228,45 +178,6 @@ class SPMD(Interpreter):
             found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
         results = [RankTracer(self, *x) for x in found]
         return results if primitive.multiple_results else results[0]
-
-    def _common_spec(self, primitive: Primitive, args: Sequence[Value]) -> PartitionSpec | None:
-        """The spec that operands share, if an elementwise operation can run on blocks.
-
-        It is None otherwise.
-        """
-        if SplitTracer not in map(type, args) or not is_elementwise(primitive):
-            return None
-        split = [x for x in args if type(x) is SplitTracer]
-        spec, shape = split[0].spec, split[0].shape
-        alike = all(x.spec == spec for x in split) and all(numpy.shape(x) in ((), shape) for x in args)
-        return spec if alike else None
-
-    def _on_blocks(self, primitive: Primitive, args: Sequence[Value], params: dict, spec: PartitionSpec) -> SplitTracer:
-        operands = [self.blocks(x, spec) if numpy.shape(x) else self.operand(x) for x in args]
-        with running(self.base):
-            return SplitTracer(self, *self.mesh.ranks.apply(primitive, operands, params), spec)
-
-    def blocks(self, x: Value, spec: PartitionSpec) -> tuple[Any, Axes]:
-        """The blocks of a value of this body, split by `spec`.
-
-        The axes of `spec` are some that the body does not map over.
-        """
-        if type(x) is SplitTracer and x.interpreter is self and x.spec == spec:
-            return x.data, x.held
-        return place(self.mesh.ranks, *self.operand(x), spec)
-
-    def enter_sharded(self, x: Value, spec: PartitionSpec) -> Value | None:
-        """Convert a sharded value to one of this body; None if that would move data."""
-        if x.spec == spec:
-            return RankTracer(self, x.data, x.held)
-        if spec.lead and x.spec.dims(x.ndim) == spec.dims(x.ndim):  # stacked blocks that a loop has carried
-            ranks = self.mesh.ranks
-            shape = ranks.block_shape(x.data, x.held)[len(spec.lead) - len(x.spec.lead) :]
-            return RankTracer(self, ranks.reshape(x.data, x.held, shape), x.held)
-        rest = spec.rest_of(x.spec)
-        if rest is None or not rest.axes.isdisjoint(self.scope.axes):
-            return None
-        return SplitTracer(self, x.data, x.held, rest)
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
         """Run a body as one compiled program on this process's data."""
@@ -306,7 +217,7 @@ class SPMD(Interpreter):
         Returns the tape, and the axes along which its results vary.
         """
         stage = Stage(None, name="jit")
-        inside = SPMD(self.mesh, self.scope.typed, tuple(self.scope.axes), base=stage)
+        inside = SPMD(self.mesh, self.scope.typed, base=stage)
         blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
         with transforming(inside), transforming(stage), running(inside):
             results = [inside.operand(x) for x in tape.apply(*blocks)]
@@ -325,9 +236,6 @@ class SPMD(Interpreter):
             results = primitive.bind(*[x for x, _ in operands], **{**params, **changed})
         return [RankTracer(self, x, held) for x, held in zip(results, helds)]
 
-    def adopt_own(self, x: Tracer) -> RankTracer:
-        return RankTracer(self, *self.outer.operand(x))
-
     def _adopt(self, x: Tracer) -> Value:
         if not isinstance(x, ShardedArray):
             return super()._adopt(x)
@@ -345,6 +253,32 @@ class SPMD(Interpreter):
         low, high = (ranks.collective(name, x.data, x.held, False, params)[0] for name in ("pmin", "pmax"))
         return RankTracer(self, low, ()) if numpy.array_equal(low, high) else x
 
+    # ------------------------------------------------ values that enter and leave the body
+
+    def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
+        """Shard an argument by a spec, and return its blocks as a value of the body."""
+        if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
+            x = Sharding(self.mesh, spec.without_sum()).resharded(
+                x
+            )  # a loop's step is compiled before the shardings are known
+        if isinstance(x, ShardedArray):
+            return RankTracer(self, x.data, x.held)
+        x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
+        return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))))
+
+    def leave(self, x: Value, spec: PartitionSpec) -> Value:
+        """Convert a result of the body to an array, plain or sharded."""
+        ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.axes)
+        data = ranks.reshard_data(*self.operand(self.across(psum_p, x, spec.summed)), wanted)
+        if not wanted:
+            return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
+        block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
+        return ShardedArray(self.mesh, spec.without_sum(), block, data)
+
+    def across(self, collective: Collective, x: Value, axes: Axes) -> Value:
+        """Apply a collective to a value that enters or leaves the body."""
+        return self.process(collective, [x], axes_and_size(self.mesh.ranks, axes)) if axes else x
+
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it, and the axes that it varies along.
 
@@ -352,11 +286,14 @@ class SPMD(Interpreter):
         """
         if type(x) is RankTracer and x.interpreter is self:
             return x.data, x.held
-        if type(x) is SplitTracer and x.interpreter is self:
-            return self.operand(x.whole())
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
         return plain_operand(x), ()
+
+
+def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:
+    """The parameters of a collective over all of these axes."""
+    return {"axes": ranks.ordered(axes), "size": ranks.size(axes)}
 
 
 #: Collectives that may produce a NaN or an infinity. The others only move or select numbers.
@@ -397,7 +334,7 @@ class CheckFiniteOnRanks(SPMD):
 
         It is returned as data, and the axes that it varies along.
         """
-        data, held = (x.data, x.held) if isinstance(x, (RankTracer, SplitTracer)) else self.operand(x)
+        data, held = self.operand(x)
         if not is_inexact(data):
             return numpy.zeros((), numpy.uint8), ()
         found = numpy.asarray(state(data))
@@ -420,7 +357,7 @@ class CompareUnmapped(SPMD):
 
     checked: dict[int, Any] | None = None  # closed-over arrays that were compared, by id; None before the body runs
 
-    def check_arguments(self, blocks: Sequence[RankTracer | SplitTracer], specs: Sequence[PartitionSpec]) -> None:
+    def check_arguments(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
         names = [spec.path or "an unmapped operand" for spec in specs]
         check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
         self.checked = {}
@@ -437,7 +374,7 @@ class CheckAll(CompareUnmapped, CheckFiniteOnRanks):
 
 
 #: Body interpreters, keyed by (whether unmapped values are compared, whether results are checked to be finite).
-CHECKED = {
+_CHECKED = {
     (False, False): SPMD,
     (True, False): CompareUnmapped,
     (False, True): CheckFiniteOnRanks,
@@ -445,13 +382,13 @@ CHECKED = {
 }
 
 
-def place(ranks: Backend, data: Any, held: Axes, spec: PartitionSpec) -> tuple[Any, Axes]:
-    """Split an array (or one for each rank along `held`) into blocks by `spec`."""
-    data = data if held else numpy.asarray(data)
-    data, held = ranks.place(data, spec.dims(len(ranks.block_shape(data, held))), held)
-    if spec.lead:
-        data = ranks.reshape(data, held, ranks.block_shape(data, held)[len(spec.lead) :])
-    return data, held
+def body_interpreter(params: dict) -> SPMD:
+    """The interpreter that runs the body of a `shard_map` with these parameters."""
+    bottom = current_interpreter()
+    kind = _CHECKED[checks_values(), isinstance(bottom, CheckFinite)]
+    interpreter = kind(params["mesh"], params["check_rep"], explicit=not params["auto_pbroadcast"])
+    interpreter.checker = bottom
+    return interpreter
 
 
 def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
@@ -461,8 +398,3 @@ def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterat
     columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]
     for r, (_, *blocks) in enumerate(zip(*columns)):
         yield place_of(mesh.shape, ranks.rank + r), [x[()] for x in blocks]
-
-
-def _is_loop(params: dict) -> bool:
-    """Whether these are the parameters of a loop that is too long to unroll."""
-    return params.get("length", 0) > UNROLLED

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from minidiff.core import ShapedArray, show_axes
 from minidiff.keywords import did_you_mean
@@ -30,7 +29,7 @@ class PartitionSpec:
     Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
     """
 
-    __slots__ = ("entries", "lead", "summed", "varying", "stays", "path", "_known_key")
+    __slots__ = ("entries", "summed", "varying", "path", "_known_key")
 
     def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
         for entry in (*entries, sum):
@@ -40,65 +39,21 @@ class PartitionSpec:
                     f"{_shown(entries, names(sum))}: {what} is None, the name of a mesh axis, or a tuple of names"
                 )
         self.entries = entries
-        self.lead: tuple[str, ...] = ()
         self.summed: tuple[str, ...] = names(sum)
         #: For an input: unmapped axes along which its blocks, though equal, are typed as varying. The transpose of
         #: `sum` has such inputs. Equality of specs ignores it; the type of the body's input shows it.
         self.varying: tuple[str, ...] = ()
-        self.stays = False  # whether blocks may be split further, along axes that the spec does not name
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
-
-    @classmethod
-    def stacked(cls, *axes: str) -> PartitionSpec:
-        """The spec of blocks that stay on their ranks.
-
-        They are stacked along new leading dimensions, one for each axis. Residuals have such specs, since these fit a
-        block of any shape, scalars included.
-        """
-        spec = cls()
-        spec.lead = axes
-        spec.stays = True
-        return spec
-
-    def split_further(self, inner: PartitionSpec) -> PartitionSpec | None:
-        """The spec of an array split by this spec, with blocks split by `inner`.
-
-        Return None if there is none: if one of the two adds leading dimensions and this one splits dimensions.
-        """
-        if not self.entries:
-            spec = PartitionSpec(*inner.entries)
-            spec.lead = (*self.lead, *inner.lead)
-            return spec
-        if self.lead or inner.lead:
-            return None
-        pairs = itertools.zip_longest(self.entries, inner.entries)
-        return PartitionSpec(*[_entry((*names(one), *names(other))) for one, other in pairs])
-
-    def rest_of(self, spec: PartitionSpec) -> PartitionSpec | None:
-        """The `inner` for which `self.split_further(inner)` is `spec`, or None."""
-        if not self.entries and spec.lead[: len(self.lead)] == self.lead:
-            inner = PartitionSpec(*spec.entries)
-            inner.lead = spec.lead[len(self.lead) :]
-            return inner
-        pairs = [(names(a), names(b)) for a, b in itertools.zip_longest(self.entries, spec.entries)]
-        if self.lead or spec.lead or any(whole[: len(own)] != own for own, whole in pairs):
-            return None
-        return PartitionSpec(*[_entry(whole[len(own) :]) for own, whole in pairs])
 
     @property
     def axes(self) -> frozenset[str]:
         """The mesh axes that dimensions are split along."""
-        return frozenset(self.lead).union(*[names(e) for e in self.entries])
+        return frozenset().union(*[names(e) for e in self.entries])
 
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
-        """For each of `ndim` dimensions, the axes it is split along.
-
-        Leading dimensions of `stacked` come first.
-        """
-        own = tuple(names(e) for e in self.entries)
-        lead = tuple((a,) for a in self.lead)
-        return (*lead, *own, *[()] * (ndim - len(lead) - len(own)))
+        """For each of `ndim` dimensions, the axes it is split along."""
+        return (*map(names, self.entries), *[()] * (ndim - len(self.entries)))
 
     @classmethod
     def of_dims(cls, dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
@@ -129,8 +84,7 @@ class PartitionSpec:
 
     def _like(self, *entries: Entry) -> PartitionSpec:
         spec = PartitionSpec(*entries)
-        spec.lead, spec.summed, spec.varying, spec.stays = self.lead, self.summed, self.varying, self.stays
-        spec.path = self.path
+        spec.summed, spec.varying, spec.path = self.summed, self.varying, self.path
         return spec
 
     def of(self, path: str) -> PartitionSpec:
@@ -144,7 +98,7 @@ class PartitionSpec:
             own = [names(e) for e in self.entries]
             while own and not own[-1]:
                 own.pop()
-            self._known_key = (self.lead, tuple(own), frozenset(self.summed))
+            self._known_key = tuple(own), frozenset(self.summed)
         return self._known_key
 
     def __eq__(self, other: object) -> bool:
@@ -160,8 +114,6 @@ class PartitionSpec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        if self.lead and not self.entries:
-            return f"P.stacked({', '.join(map(repr, self.lead))})"
         return _shown(self.entries, self.summed)
 
 
@@ -176,11 +128,6 @@ def _shown(entries: tuple, summed: tuple) -> str:
 def names(entry: Entry) -> tuple[str, ...]:
     """The axes that one entry names."""
     return entry if isinstance(entry, tuple) else () if entry is None else (entry,)
-
-
-def _entry(axes: tuple[str, ...]) -> Entry:
-    """The entry that names these axes."""
-    return axes if len(axes) > 1 else axes[0] if axes else None
 
 
 def part_count(axes: Iterable[str], sizes: Mapping[str, int]) -> int:
@@ -206,8 +153,9 @@ def check_is_spec(path: str, spec: Any) -> None:
 def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
     """Raise ValueError if a spec names an axis that the mesh lacks, or one twice.
 
-    `what` is what the message calls the spec.
+    Raise TypeError if it is not a partition spec. `what` is what the message calls it.
     """
+    check_is_spec(what, spec)
     named = [a for e in (*spec.entries, spec.summed) for a in names(e)]
     for a in named:
         if a not in sizes:
@@ -234,17 +182,15 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
         )
 
 
-def check_whole(spec: PartitionSpec, what: str) -> None:
-    """Raise ValueError if a whole array's spec has `sum=`, or is `P.stacked`.
+def check_sharding(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, int], array: str) -> None:
+    """Raise TypeError or ValueError unless a whole array of this shape can be split by `spec`.
 
-    These are for the results of bodies only.
+    Its spec has no `sum=`, which is for the results of bodies only.
     """
-    check_not_summed(spec, what)
-    if spec.lead:
-        raise ValueError(
-            f"{what} = {spec}: P.stacked stacks the blocks of a shard_map's results, and is only for its out_specs: "
-            f"write {PartitionSpec(*spec.entries)}"
-        )
+    check_spec(spec, sizes, "spec")
+    check_not_summed(spec, "spec")
+    check_ndim(spec, shape, "spec", array)
+    check_divides(spec, shape, sizes, "spec", array)
 
 
 def check_ndim(spec: PartitionSpec, shape: tuple[int, ...], what: str, array: str) -> None:
@@ -273,15 +219,9 @@ def check_divides(spec: PartitionSpec, shape: tuple[int, ...], sizes: dict[str, 
 
 
 def check_fits(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> None:
-    """Raise ValueError if an array of type `t` cannot be split by a spec.
-
-    The spec may have leading rank dimensions.
-    """
-    count, array = len(spec.lead), f"an operand of type {t}"
-    if t.shape[:count] != tuple(sizes[a] for a in spec.lead):
-        raise ValueError(f"{array} does not have a block for each rank in front, as {spec} says")
-    check_ndim(spec, t.shape[count:], "in_specs", array)
-    check_divides(spec, t.shape[count:], sizes, "in_specs", array)
+    """Raise ValueError if an array of type `t` cannot be split by a spec."""
+    check_ndim(spec, t.shape, "in_specs", f"an operand of type {t}")
+    check_divides(spec, t.shape, sizes, "in_specs", f"an operand of type {t}")
 
 
 def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
@@ -291,86 +231,16 @@ def _with_sizes(axes: Iterable[str], sizes: dict[str, int]) -> str:
 def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed: bool = True) -> ShapedArray:
     """The type of a rank's block of an array of type `t`.
 
-    Inside an enclosing body, `t` itself may vary.
+    A variance of `t`, which an array outside a body should not have, shows in the block's.
     """
-    dims = spec.dims(t.ndim)
-    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, dims)]
-    return ShapedArray(shape[len(spec.lead) :], t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
+    shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
+    return ShapedArray(shape, t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
     """The type of the array whose blocks have the type `block`."""
-    shape = (1,) * len(spec.lead) + block.shape
     return ShapedArray(
-        [n * part_count(axes, sizes) for n, axes in zip(shape, spec.dims(len(shape)))],
+        [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))],
         block.dtype,
         block.variance.difference(spec.axes, spec.summed),
     )
-
-
-class Sharding(NamedTuple):
-    """How an array is sharded over a mesh: the `sharding` of its type.
-
-    `is_element` is set for an element of a batch, which may be sharded along further axes. Operations on the element
-    are done on the whole batch.
-    """
-
-    mesh: Any
-    spec: PartitionSpec
-    is_element: bool = False
-
-    def is_like(self, other: Sharding) -> bool:
-        """Whether both are the same sharding; one may be an element's and the other not."""
-        return self.spec == other.spec and self.mesh.is_like(other.mesh)
-
-    def of_element(self, axis: int, ndim: int) -> Sharding:
-        """The sharding of a batch's elements.
-
-        The batch has `ndim` dimensions, and its batch axis is `axis`.
-        """
-        dims = self.spec.dims(ndim)
-        return Sharding(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
-
-    def of_part(self, ndim: int) -> Sharding | None:
-        """The sharding of `x[i]`; None if it is not sharded.
-
-        x has `ndim` dimensions, of which the first is whole.
-        """
-        spec = self.of_element(0, ndim).spec
-        return self._replace(spec=spec) if spec.axes else None
-
-    def of_stack(self) -> Sharding:
-        """The sharding of a stack of such arrays, along a new first dimension."""
-        return self._replace(spec=self.spec.batched())
-
-    def whole_along_first(self, ndim: int) -> Sharding:
-        """The same sharding with the first of `ndim` dimensions whole."""
-        return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
-
-    def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
-        """The spec of a batch whose elements are split by `element`.
-
-        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
-        now.
-        """
-        dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
-        return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
-
-    def resharded(self, x: Any) -> Any:
-        """Reshard `x`, a plain or sharded array, to this sharding."""
-        from spmd.arrays.reshard import resharded  # it uses shard_map, which imports this module
-
-        return resharded(x, self.mesh, self.spec)
-
-    def gathered(self, x: Any) -> Any:
-        """Gather `x`, a plain or sharded array, on every rank."""
-        return Sharding(self.mesh, P()).resharded(x)
-
-
-def with_sharding(t: ShapedArray, mesh: Any, spec: PartitionSpec) -> ShapedArray:
-    """Set the sharding of a new type, and return it.
-
-    The type object must not be shared.
-    """
-    t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes and not spec.lead else None
-    return t

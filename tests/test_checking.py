@@ -232,7 +232,6 @@ def others(v):
             yield from ((*v[:k], y, *v[k + 1 :]) for y in others(x))
     elif isinstance(v, spmd.PartitionSpec):
         yield from (P(), P("i"), P("j"), P("k"), P(None, "i"), P(BOTH), P(sum="i"), P(None, None, None, "i"), "i", None)
-        yield spmd.PartitionSpec.stacked("i")
 
 
 def run_as_typed(tape, args):

@@ -11,7 +11,7 @@ import pytest
 
 import minidiff as md
 from spmd import launch
-from spmd.environment import Process, _process, _ranges, _shared
+from spmd.environment import Process, _process, _shared
 from tests.test_failures import mpiexec
 
 HERE = [0, "here", 4, "1", ("3.11", "2.0", "0.1")]
@@ -150,11 +150,6 @@ def test_what_is_off_about_ranks(others, expected):
 def test_threads_that_are_not_limited():
     processes = [Process(*HERE)._replace(rank=r, threads="") for r in range(2)]
     assert re.search("2 ranks on here may each start threads for all 4 processors: export OMP", *_shared(processes))
-
-
-def test_ranges():
-    assert _ranges([0]) == "0"
-    assert _ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
 
 @pytest.mark.parametrize("program", ["spmd", "spmd.examples.pipeline"])

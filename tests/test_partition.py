@@ -25,7 +25,6 @@ def test_equality_ignores_how_a_spec_is_written():
     assert P("x") == P(("x",)) == P("x", None)
     assert hash(P("x")) == hash(P("x", None))
     assert P("x", "y") != P("y", "x")
-    assert P() != P.stacked("x")
 
 
 @pytest.mark.parametrize(
@@ -42,14 +41,6 @@ def test_types_of_blocks(spec, block, variance):
     assert block_type(whole, spec, SIZES) == ShapedArray(block, "float32", variance)
     assert block_type(whole, spec, SIZES, typed=False) == ShapedArray(block, "float32")
     assert global_type(block_type(whole, spec, SIZES), spec, SIZES) == whole
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3)])
-def test_stacked_blocks_may_have_any_shape(shape):
-    spec = P.stacked("x", "y")
-    whole = global_type(ShapedArray(shape, float, {"x", "y"}), spec, SIZES)
-    assert whole == ShapedArray((4, 2, *shape), float)
-    assert block_type(whole, spec, SIZES) == ShapedArray(shape, float, {"x", "y"})
 
 
 @pytest.mark.parametrize(
@@ -82,30 +73,6 @@ def test_specs_that_do_not_fit(check, message):
 def test_entries_are_names():
     with pytest.raises(TypeError, match="an entry is None, the name of a mesh axis, or a tuple of names"):
         P(3)
-
-
-@pytest.mark.parametrize(
-    "outer, inner, both",
-    [
-        (P("x"), P("y"), "P(('x', 'y'))"),
-        (P("x"), P(None, "y"), "P('x', 'y')"),
-        (P(None, "x"), P("y", ("z", "w")), "P('y', ('x', 'z', 'w'))"),
-        (P(), P("y", None), "P('y', None)"),
-        (P("x", None), P(), "P('x', None)"),
-        (P.stacked("x"), P("y"), None),
-        (P.stacked("x"), P.stacked("y"), None),
-    ],
-)
-def test_blocks_are_split_further(outer, inner, both):
-    found = outer.split_further(inner)
-    assert both is None or repr(found) == both
-    assert found.axes == outer.axes | inner.axes
-    assert outer.rest_of(found) == inner
-
-
-def test_no_spec_says_how_they_are_split_further():
-    assert P("x").split_further(P.stacked("y")) is None
-    assert P("x").rest_of(P("y")) is None and P("x").rest_of(P(("y", "x"))) is None
 
 
 # ---------------------------------------------------------------- what specs mean, rank by rank

@@ -320,7 +320,6 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
             r"spec = P\('i', sum='j'\): sum= adds up partial results .* only for its out_specs; .*: write P\('i'\)$",
         ),
         (lambda x: spmd.reshard(x, P(sum="i")), ValueError, r"spec = P\(sum='i'\): sum= adds up.* write P\(\)$"),
-        (lambda x: spmd.reshard(x, P.stacked("i")), ValueError, r"P.stacked stacks the blocks of .* write P\(\)$"),
         (
             lambda x: spmd.distribute(X[:, :6], MESH, P(None, "i")),
             ValueError,

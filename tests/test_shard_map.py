@@ -381,7 +381,7 @@ ERRORS = {
     "nested": (
         lambda: mapped(lambda x: mapped(abs)(x))(np.ones(16)),
         ValueError,
-        r"inside the body of another cannot map over {'i'}.*Let the one around map over fewer of the axes {'i'}",
+        r"names the axis 'i', but this shard_map maps over {}: the one around it maps over 'i'.*; leave it out, or",
     ),
     "writing": (lambda: mapped(lambda x: x.__setitem__(0, 1.0))(np.ones(4)), TypeError, "cannot be written into"),
     "no array": (lambda: mapped(abs)("text"), TypeError, "expected an array or a number, got str"),

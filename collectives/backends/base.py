@@ -125,16 +125,8 @@ class Backend(ABC):
         """The shape of the data for blocks of this shape."""
 
     @abstractmethod
-    def reshape(self, data: Any, held: Axes, shape: tuple[int, ...]) -> Any:
-        """Reshape every block."""
-
-    @abstractmethod
-    def place(self, x: Any, dims: Dims, held: Axes = ()) -> tuple[Any, Axes]:
-        """Shard an array, or one per rank along `held`: split dimensions along axes."""
-
-    @abstractmethod
-    def join(self, data: Any, held: Axes, dims: Dims) -> tuple[Any, Axes]:
-        """The inverse of `place`: gather along the axes of `dims`; MPI ranks communicate."""
+    def place(self, x: Any, dims: Dims) -> tuple[Any, Axes]:
+        """Shard an array: split its dimensions along axes."""
 
     @abstractmethod
     def reshard_data(self, data: Any, held: Axes, wanted: Axes) -> Any:

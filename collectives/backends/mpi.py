@@ -34,7 +34,7 @@ from collectives.backends.base import (
     split_dimension,
     unsplit_dimension,
 )
-from collectives.backends.simulated import Simulated, join_blocks
+from collectives.backends.simulated import Simulated
 from collectives.guards.deadlock import Watchdog, Watched, abandoned
 from collectives.guards.mismatch import DisagreementError, Kind, report
 from collectives.guards.notebook import Communicator, Session, is_interactive
@@ -335,20 +335,13 @@ class Ranks(Backend):
     def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
         return shape
 
-    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
-        return x.reshape(shape)
-
-    def place(self, x: numpy.ndarray, dims: Dims, held: Axes = ()) -> tuple[numpy.ndarray, Axes]:
+    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
         index = []
         for axes, n in zip(dims, numpy.shape(x)):
             length = n // self.size(axes)
             start = self.index(axes) * length
             index.append(slice(start, start + length))
-        return numpy.asarray(x)[tuple(index)], self.ordered({*held, *(a for axes in dims for a in axes)})
-
-    def join(self, x: numpy.ndarray, held: Axes, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        named = self.ordered({a for axes in dims for a in axes})
-        return join_blocks(self.gather(x, named), dims, self.sizes), tuple(a for a in held if a not in named)
+        return numpy.asarray(x)[tuple(index)], self.ordered({a for axes in dims for a in axes})
 
     def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         return x

@@ -118,9 +118,6 @@ class Simulated(Backend):
     def data_shape(self, shape: tuple[int, ...], held: Axes) -> tuple[int, ...]:
         return (self.size(held), *shape) if held else shape
 
-    def reshape(self, x: numpy.ndarray, held: Axes, shape: tuple[int, ...]) -> numpy.ndarray:
-        return x.reshape(*x.shape[:1], *shape) if held else x.reshape(shape)
-
     def _split(self, x: numpy.ndarray, held: Axes, axes: Axes) -> tuple[numpy.ndarray, Axes]:
         """Return x as (ranks along `axes`, ranks along the rest, *block), and the rest."""
         wanted = self.ordered({*held, *axes})
@@ -206,18 +203,8 @@ class Simulated(Backend):
 
     # ------------------------------------------------ in and out
 
-    def place(self, x: numpy.ndarray, dims: Dims, held: Axes = ()) -> tuple[numpy.ndarray, Axes]:
-        if not held:
-            return split_blocks(numpy.asarray(x), dims, self.sizes)
-        x = x.reshape(*[self.sizes[a] for a in held], *x.shape[1:])
-        x, after = split_blocks(x, [*[(a,) for a in held], *dims], self.sizes)
-        return x.reshape(*x.shape[:1], *x.shape[1 + len(held) :]), after
-
-    def join(self, x: numpy.ndarray, held: Axes, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        kept = tuple(a for a in held if all(a not in axes for axes in dims))
-        x = x.reshape(*x.shape[:1], *[1] * len(kept), *x.shape[1:])
-        x = join_blocks(x, [*[(a,) for a in kept], *dims], self.sizes)
-        return (x.reshape(self.size(kept), *x.shape[len(kept) :]) if kept else x), kept
+    def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
+        return split_blocks(numpy.asarray(x), dims, self.sizes)
 
     def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         extra = tuple(a for a in held if a not in wanted)

@@ -22,7 +22,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, overload
 
@@ -33,24 +33,18 @@ from collectives.backends.base import index_along
 from minidiff import tree
 from minidiff.core import Tracer, Value, current_scope, pbroadcast_to, show_axes, typeof
 from minidiff.forward import as_value
-from minidiff.ops.base import Linear
 from minidiff.text import Text
-from minidiff.vmap import BatchTracer
-from spmd.arrays.sharded_array import ShardedArray
+from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import (
     P,
     PartitionSpec,
-    Sharding,
-    check_divides,
     check_is_spec,
-    check_ndim,
-    check_spec,
-    check_whole,
+    check_sharding,
     is_spec,
     part_count,
 )
-from spmd.shard_map import everywhere, shard_map_p
+from spmd.primitive import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
 Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
@@ -113,45 +107,13 @@ def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: 
         return Route(())
     known = dict(sizes)
     every, nbytes = math.prod(known.values()), itemsize * math.prod(shape)
-    gone, back = _of_one_rank(have, known), _of_one_rank(want, known)
-    start, end = gone[-1].without if gone else have, back[-1].without if back else want
-    used = [a for a in known if any(a in split for split in (*start, *end))]
+    used = [a for a in known if any(a in split for split in (*have, *want))]
     others = [a for a in known if a not in used and known[a] > 1]
-    steps = [
-        *[_step("all_gather_invariant", (one.axis,), one.without, 0, axis=one.dim) for one in gone],
-        # The shape matters only by which axes divide a dimension; with gcds, more shapes share a cache entry.
-        *_cheapest(
-            start,
-            frozenset(used + others[: max(0, SEARCHED - len(used))]),
-            tuple(math.gcd(n, every) for n in shape),
-            sizes,
-        )[end],
-        *[_step("pscatter", (one.axis,), one.sharding, 0, axis=one.dim) for one in reversed(back)],
-    ]
+    useful = frozenset(used + others[: max(0, SEARCHED - len(used))])
+    # The shape matters only by which axes divide a dimension; with gcds, more shapes share a cache entry.
+    steps = _cheapest(have, useful, tuple(math.gcd(n, every) for n in shape), sizes)[want]
     befores = (have, *[step.after for step in steps])
     return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
-
-
-class OfOneRank(NamedTuple):
-    """An axis of size 1 in a sharding, and the same sharding `without` it."""
-
-    axis: str
-    dim: int
-    sharding: Dims
-    without: Dims
-
-
-def _of_one_rank(sharding: Dims, sizes: dict[str, int]) -> list[OfOneRank]:
-    """The axes of size 1 in a sharding, in the order of their removal.
-
-    A route removes them first, and adds them last.
-    """
-    found = []
-    for d, a in [(d, a) for d, split in enumerate(sharding) for a in split if sizes[a] == 1]:
-        without = tuple(tuple(b for b in split if b != a) for split in sharding)
-        found.append(OfOneRank(a, d, sharding, without))
-        sharding = without
-    return found
 
 
 def _of_size(step: Step, nbytes: int, every: int) -> Step:
@@ -177,7 +139,7 @@ def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Size
             continue
         found[at] = steps
         for step in _steps(at, shape, nbytes, known, useful):
-            cost = (moved + step.bytes, calls + (step.collective != "pscatter"), count + 1)
+            cost = (moved + step.bytes, calls + (step.bytes > 0), count + 1)
             if step.after not in least or cost < least[step.after]:
                 least[step.after] = cost
                 heapq.heappush(queue, (cost, next(tail), step.after, (*steps, step)))
@@ -192,10 +154,16 @@ def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int],
     dims = range(len(at))
     for a in sorted(useful - taken, key=list(sizes).index):
         for d in dims:
-            if shape[d] // ranks[d] % sizes[a] == 0:
-                yield _step("pscatter", (a,), _changed(at, {d: (*at[d], a)}), 0, axis=d)
+            # An axis of one rank may come, and go, anywhere.
+            for k in range(len(at[d]) + 1) if sizes[a] == 1 else [len(at[d])]:
+                if shape[d] // ranks[d] % sizes[a] == 0:
+                    yield _step("pscatter", (a,), _changed(at, {d: (*at[d][:k], a, *at[d][k:])}), 0, axis=d)
     for d in dims:
         for k in range(len(at[d])):
+            if sizes[at[d][k]] == 1:
+                yield _step(
+                    "all_gather_invariant", at[d][k : k + 1], _changed(at, {d: at[d][:k] + at[d][k + 1 :]}), 0, axis=d
+                )
             kept, moved = at[d][:k], at[d][k:]
             n = part_count(moved, sizes)
             yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
@@ -226,7 +194,7 @@ def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
             while rest and part_count(taken, sizes) < n:
                 taken = (*taken, rest.pop(0))
             after.append(taken)
-        if tuple(after) != at and [part_count(axes, sizes) for axes in after] == parts:
+        if not rest and tuple(after) != at and [part_count(axes, sizes) for axes in after] == parts:
             yield tuple(after)
 
 
@@ -263,38 +231,14 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
     return route(have.dims(t.ndim), want.dims(t.ndim), t.shape, t.dtype.itemsize, sizes_of(mesh))
 
 
-def redistributed(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """Reshard `x` from the spec `have` to `want`, by the cheapest route."""
-    sharding = typeof(x).sharding
-    if isinstance(x, BatchTracer) or (sharding is not None and sharding.is_element):
-        return reshard_p.bind(x, mesh=mesh, have=have, want=want)
+def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
+    """`reshard_p` as a `shard_map`, whose body is the cheapest route."""
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
         return [pbroadcast_to(steps(block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
-
-
-def _redistribute_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want):
-    """Reshard a whole batch, with elements split by `want`.
-
-    The batch axis stays split along the axes that `want` does not use.
-    """
-    t = typeof(args[0])
-    own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
-    return resharded(args[0], mesh, own.of_batch(0, t.ndim, want))
-
-
-#: Resharding of one element of a batch (perhaps under a derivative): the enclosing `vmap` reshards the whole batch.
-reshard_p = Linear(
-    "reshard",
-    lambda x, mesh, have, want: resharded(x, mesh, want),
-    lambda x, mesh, have, want: (x.shape, x.dtype),
-    lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
-    _redistribute_batch,
-)
-reshard_p.show_params = lambda params: repr(params["want"])
 
 
 # To type checkers the result is always a `ShardedArray`: they cannot tell whether a spec splits the array at all.
@@ -318,7 +262,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
     ShardedArray([0, 1, 2, 3], P('i'))
     """
     check_mesh("distribute", mesh)
-    return _map_specs("distribute", x, spec, lambda leaf, to, path: _distributed(leaf, mesh, to, path))
+    return _place("distribute", x, spec, lambda leaf: mesh)
 
 
 def reshard(x: Any, spec: Any) -> Any:
@@ -345,14 +289,11 @@ def reshard(x: Any, spec: Any) -> Any:
     shardings = [typeof(as_value(leaf)).sharding for leaf in tree.leaves(x)]
     beside = next((sharding.mesh for sharding in shardings if sharding is not None), None)
 
-    def place(leaf: Value, to: PartitionSpec, path: str) -> Value:
+    def mesh_of(leaf: Value) -> Mesh | None:
         sharding = typeof(leaf).sharding
-        mesh = beside if sharding is None else sharding.mesh
-        if mesh is None and to == P():
-            return leaf
-        return _distributed(leaf, sharding_of(leaf, path).mesh if mesh is None else mesh, to, path)
+        return beside if sharding is None else sharding.mesh
 
-    return _map_specs("reshard", x, spec, place)
+    return _place("reshard", x, spec, mesh_of)
 
 
 def gather(x: Any) -> Any:
@@ -394,8 +335,6 @@ def spec_of(x: Any) -> Any:
 
 
 def _spec_of(x: Any) -> PartitionSpec:
-    if isinstance(x, ShardedArray):
-        return x.spec
     sharding = typeof(as_value(x)).sharding
     return P() if sharding is None else sharding.spec
 
@@ -417,8 +356,7 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     """
     x = as_value(x)
     mesh, have, _ = sharding_of(x, "explain_reshard: x")
-    check_is_spec("spec", spec)
-    _check("explain_reshard: x", x, mesh, spec)
+    check_sharding(spec, typeof(x).shape, mesh.shape, "explain_reshard: x")
     steps = route_of(x, mesh, have, spec)
     head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
     return Text("\n  ".join([head, *map(str, steps.steps)]))
@@ -450,35 +388,22 @@ def specs_for(x: Any, spec: Any) -> list[PartitionSpec]:
     return tree.broadcast_prefix(spec, x, is_spec, "spec")
 
 
-def _map_specs(what: str, x: Any, spec: Any, function: Any) -> Any:
+def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]) -> Any:
+    """Shard each array of a tree by its spec, over the mesh that `mesh_of` gives for it."""
     check_no_body(what)
     leaves, structure = tree.flatten_with_paths(x, f"{what}: x")
-    specs = specs_for(x, spec)
-    return tree.unflatten(structure, [function(as_value(leaf), to, path) for (path, leaf), to in zip(leaves, specs)])
 
+    def placed(path: str, leaf: Value, to: PartitionSpec) -> Value:
+        mesh = mesh_of(leaf)
+        if mesh is None and to == P():
+            return leaf
+        mesh = mesh or sharding_of(leaf, path).mesh  # raises TypeError
+        check_sharding(to, typeof(leaf).shape, mesh.shape, path)
+        return Sharding(mesh, to).resharded(leaf)
 
-def _check(path: str, x: Value, mesh: Mesh, spec: PartitionSpec) -> None:
-    shape = typeof(x).shape
-    check_spec(spec, mesh.shape, "spec")
-    check_whole(spec, "spec")
-    check_ndim(spec, shape, "spec", path)
-    check_divides(spec, shape, mesh.shape, "spec", path)
-
-
-def _distributed(x: Value, mesh: Mesh, spec: PartitionSpec, path: str) -> Value:
-    _check(path, x, mesh, spec)
-    found = resharded(x, mesh, spec)
-    if found is not x and isinstance(x, numpy.ndarray) and numpy.may_share_memory(found.data, x):
-        found.data = found.data.copy()  # so that later writes into `x` do not change it
-    return found
-
-
-def resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
-    """Reshard `x`, a plain array or one sharded over any mesh, over `mesh` by `spec`."""
-    here, have, _ = typeof(x).sharding or Sharding(mesh, P())
-    if not here.is_like(mesh):
-        x, have = redistributed(x, here, have, P()), P()
-    return x if have == spec else redistributed(x, mesh, have, spec)
+    return tree.unflatten(
+        structure, [placed(p, as_value(leaf), to) for (p, leaf), to in zip(leaves, specs_for(x, spec))]
+    )
 
 
 def sharding_of(x: Value, path: str) -> Sharding:

@@ -2,15 +2,87 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
-from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer
+from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer, Value, typeof
+from minidiff.numpy.coverage import writing
+from minidiff.ops.base import Linear
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, global_type, with_sharding
+from spmd.partition import P, PartitionSpec, block_type, global_type
+
+
+class Sharding(NamedTuple):
+    """How an array is sharded over a mesh: the `sharding` of its type.
+
+    `is_element` is set for an element of a batch, which may be sharded along further axes. Operations on the element
+    are done on the whole batch.
+    """
+
+    mesh: Mesh
+    spec: PartitionSpec
+    is_element: bool = False
+
+    def is_like(self, other: Sharding) -> bool:
+        """Whether both are the same sharding; one may be an element's and the other not."""
+        return self.spec == other.spec and self.mesh.is_like(other.mesh)
+
+    def of_element(self, axis: int, ndim: int) -> Sharding:
+        """The sharding of a batch's elements.
+
+        The batch has `ndim` dimensions, and its batch axis is `axis`.
+        """
+        dims = self.spec.dims(ndim)
+        return Sharding(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
+
+    def of_part(self, ndim: int) -> Sharding | None:
+        """The sharding of `x[i]`; None if it is not sharded.
+
+        x has `ndim` dimensions, of which the first is whole.
+        """
+        spec = self.of_element(0, ndim).spec
+        return self._replace(spec=spec) if spec.axes else None
+
+    def of_stack(self) -> Sharding:
+        """The sharding of a stack of such arrays, along a new first dimension."""
+        return self._replace(spec=self.spec.batched())
+
+    def whole_along_first(self, ndim: int) -> Sharding:
+        """The same sharding with the first of `ndim` dimensions whole."""
+        return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
+
+    def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
+        """The spec of a batch whose elements are split by `element`.
+
+        The batch axis stays split where it can. The batch has `ndim` dimensions, `axis` among them, and this sharding
+        now.
+        """
+        dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
+        return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
+
+    def resharded(self, x: Value) -> Value:
+        """Reshard `x`, a plain array or one sharded over any mesh, to this sharding."""
+        here, have, _ = typeof(x).sharding or Sharding(self.mesh, P())
+        if not here.is_like(self.mesh):
+            x, have = reshard_p.bind(x, mesh=here, have=have, want=P()), P()
+        return x if have == self.spec else reshard_p.bind(x, mesh=self.mesh, have=have, want=self.spec)
+
+    def gathered(self, x: Value) -> Value:
+        """Gather `x`, a plain or sharded array, on every rank."""
+        return Sharding(self.mesh, P()).resharded(x)
+
+
+def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArray:
+    """Set the sharding of a new type, and return it.
+
+    The type object must not be shared.
+    """
+    t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes else None
+    return t
 
 
 class ShardedArray(Tracer):
@@ -45,27 +117,12 @@ class ShardedArray(Tracer):
     def local(self) -> Any:
         return self.mesh.ranks.local(self.data, self.held)
 
-    @property
-    def as_split(self) -> ShardedArray:
-        """The same array, with leading (`P.stacked`) dimensions as split dimensions.
-
-        Its spec is an ordinary one. Its blocks do not move, and operations on it keep its sharding.
-        """
-        ranks, lead = self.mesh.ranks, len(self.spec.lead)
-        shape = (*(1,) * lead, *ranks.block_shape(self.data, self.held))
-        spec = PartitionSpec.of_dims(self.spec.dims(self.ndim))
-        return ShardedArray(self.mesh, spec, ShapedArray(shape, self.dtype), ranks.reshape(self.data, self.held, shape))
-
     def gather(self) -> numpy.ndarray:
         """The whole array on every rank: a copy, which may be written into.
 
         Under MPI every rank must call it.
         """
-        ranks = self.mesh.ranks
-        lead = len(self.spec.lead)
-        blocks = ranks.gather(self.data, self.held)
-        count = len(self.held) > 0
-        blocks = blocks.reshape(*blocks.shape[:count], *(1,) * lead, *blocks.shape[count:])
+        blocks = self.mesh.ranks.gather(self.data, self.held)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
         return whole.copy() if numpy.may_share_memory(whole, self.data) else whole
 
@@ -99,13 +156,12 @@ class ShardedArray(Tracer):
     def __array_ufunc__(self, ufunc: numpy.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         target = inputs[:1] if method == "at" else kwargs.get("out", ())
         as_a_whole = ufunc not in NUMPY_FUNCTIONS or len(target) > 0 or kwargs.get("where", True) is not True
-        if as_a_whole and not _holds_others((inputs, kwargs)) and not any(isinstance(t, ShardedArray) for t in target):
+        if as_a_whole and not any(isinstance(t, ShardedArray) for t in target):
             return getattr(ufunc, method)(*_whole(inputs), **_whole(kwargs))
         return super().__array_ufunc__(ufunc, method, *inputs, **kwargs)
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        as_a_whole = func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs)
-        if as_a_whole and not _holds_others((args, kwargs)):
+        if func not in NUMPY_FUNCTIONS and not _writes_into_one(func, args, kwargs):
             return func(*_whole(args), **_whole(kwargs))
         found = super().__array_function__(func, types, args, kwargs)
         alike = func in _LIKE and args[0] is self and found.shape == self.shape
@@ -140,16 +196,41 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
     It would write to a gathered copy, and the values would be lost.
     """
-    from minidiff.numpy.coverage import writing  # imported here, since most programs do not need it
-
     targets = (*(args[:1] if func in writing() else ()), kwargs.get("out"))
     return any(isinstance(target, ShardedArray) for target in targets)
 
 
-def _holds_others(x: Any) -> bool:
-    """Whether x, or a container in it, has tracers other than sharded arrays."""
-    if isinstance(x, (list, tuple)):
-        return any(map(_holds_others, x))
-    if isinstance(x, dict):
-        return any(map(_holds_others, x.values()))
-    return isinstance(x, Tracer) and not isinstance(x, ShardedArray)
+# ---------------------------------------------------------------- resharding as an operation
+
+
+def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
+    """Shard a copy of an array that every rank has."""
+    if not want.axes:
+        return x
+    x = numpy.asarray(x)
+    data, _ = mesh.ranks.place(x, want.dims(x.ndim))
+    data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
+    return ShardedArray(mesh, want, block_type(ShapedArray(x.shape, x.dtype), want, mesh.shape), data)
+
+
+def _reshard_batch(primitive: Linear, args: Sequence[Value], batched: Sequence[bool], mesh: Mesh, have, want) -> Value:
+    """Reshard a whole batch, with elements split by `want`.
+
+    The batch axis stays split along the axes that `want` does not use.
+    """
+    t = typeof(args[0])
+    own = t.sharding if t.sharding is not None and t.sharding.mesh.is_like(mesh) else Sharding(mesh, P())
+    return Sharding(mesh, own.of_batch(0, t.ndim, want)).resharded(args[0])
+
+
+#: Reshard `x` from the spec `have` to the spec `want`, over one mesh. Of a sharded array it is a `shard_map`, in whose
+#: body the collectives run that `reshard.py` chooses; `vmap` reshards the whole batch.
+reshard_p = Linear(
+    "reshard",
+    _shard_whole,
+    lambda x, mesh, have, want: (x.shape, x.dtype),
+    lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
+    _reshard_batch,
+)
+reshard_p.show_params = lambda params: repr(params["want"])
+reshard_p.recorded = {}  # not recorded as an operation on plain arrays: its result is sharded

@@ -44,11 +44,11 @@ from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, 
 from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
-from spmd.arrays.reshard import Dims, Route, Sizes, redistributed, reshard_p, resharded, route, sizes_of
-from spmd.arrays.sharded_array import ShardedArray
+from spmd.arrays.reshard import Dims, Route, Sizes, redistribute, route, sizes_of
+from spmd.arrays.sharded_array import ShardedArray, reshard_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, part_count
-from spmd.shard_map import everywhere, shard_map_p
+from spmd.primitive import everywhere, shard_map_p
 
 Way = dict[Label, tuple[str, ...]]  # the axes that labels are split along; labels without an entry are whole
 
@@ -197,7 +197,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         return None  # `vmap`, beneath, runs it on all elements at once
     if primitive is reshard_p:  # its operand was found not to be batched
         with running(interpreter):
-            return resharded(*args, params["mesh"], params["want"])
+            return redistribute(*args, **params)
     if primitive.has_effect and not isinstance(interpreter, Evaluate):
         return None
     meshes = [sharding.mesh for sharding in shardings if sharding is not None]
@@ -205,15 +205,13 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         _check_alive(args)
         if primitive.has_effect:  # it sees sharded arrays as the user does
             return primitive.impl(*args, **params)
-        if not meshes:
-            return primitive.bind(*[x.as_split if isinstance(x, ShardedArray) else x for x in args], **params)
     if not meshes:
         return None
     mesh = meshes[0]
     if not all(other.is_like(mesh) for other in meshes):
         here = [t is None or t.mesh.is_like(mesh) for t in shardings]
         with running(interpreter):
-            args = [x if yes else redistributed(x, *t[:2], P()) for x, t, yes in zip(args, shardings, here)]
+            args = [x if yes else t.gathered(x) for x, t, yes in zip(args, shardings, here)]
         shardings = [t if yes else None for t, yes in zip(shardings, here)]
     types = [typeof(x) for x in args]
     specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]

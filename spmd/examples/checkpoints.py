@@ -7,8 +7,8 @@
 
 Each rank writes its own blocks: only the completion is communicated, and no rank needs memory for whole arrays. Files
 appear atomically (written under another name, then renamed), and a step is valid once its `complete.json` exists: so
-all ranks load the same step. Each file records the run, step and rank that it belongs to, and a checksum, which
-`complete.json` repeats. The last two steps are kept.
+all ranks load the same step. It has the checksums of the other files, so that one that is damaged, or of another run,
+is noticed. The last two steps are kept.
 """
 
 from __future__ import annotations
@@ -42,9 +42,7 @@ except ImportError:  # on Windows
 KEPT = 2  # steps
 
 WHOLE, COMPLETE, LOCK = "whole.npz", "complete.json", "lock"
-HEADER, NOTES = "made by", "notes"  # names of further entries in the files of arrays
-RANK, CHECKSUM, CHECKSUMS = "rank", "checksum", "checksums"  # in headers, and of all files in COMPLETE
-ALL_RANKS = "all"
+NOTES, CHECKSUMS = "notes", "checksums"  # names of further entries in WHOLE, and in COMPLETE
 
 #: Exceptions that NumPy raises for a file that was damaged after it was written.
 DAMAGE = (OSError, EOFError, ValueError, KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error)
@@ -133,19 +131,18 @@ class Checkpoints:
         """Write this rank's files, and return their checksums, by name."""
         folder, checksums = self._folder(step), {}
 
-        def write(name: str, rank: int | str, arrays: dict[str, Any]) -> None:
-            checksums[name] = checksum = _checksum(arrays)
-            header = json.dumps({**self.made_by, "step": step, RANK: rank, CHECKSUM: checksum})
-            _replace(folder / name, lambda file: np.savez(file, **{HEADER: header}, **arrays))
+        def write(name: str, arrays: dict[str, Any]) -> None:
+            checksums[name] = _checksum(arrays)
+            _replace(folder / name, lambda file: np.savez(file, **arrays))
 
         try:
             folder.mkdir(parents=True, exist_ok=True)
             mine = {name: x.data for name, x in arrays.items() if isinstance(x, ShardedArray)}
             if mine:
-                write(self._own, self.mesh.rank, mine)
+                write(self._own, mine)
             if self.mesh.rank == 0:
                 alike = {name: x for name, x in arrays.items() if name not in mine}
-                write(WHOLE, ALL_RANKS, {NOTES: json.dumps(notes), **alike})
+                write(WHOLE, {NOTES: json.dumps(notes), **alike})
         except OSError as error:
             raise CheckpointError(f"{folder}: it cannot be written: {error}") from error
         return checksums
@@ -184,46 +181,22 @@ class Checkpoints:
         checksums = complete.pop(CHECKSUMS, None)
         self._check(folder / COMPLETE, complete, step)
 
-        def arrays(name: str, rank: int | str) -> dict[str, Any]:
-            found, checksum = self._arrays(folder / name, step, rank)
-            if not isinstance(checksums, dict) or checksums.get(name) != checksum:
-                error = ValueError(f"{name} is not the file that it was written with")
-                raise CheckpointError(self._damaged(folder / COMPLETE, error))
+        def arrays(name: str) -> dict[str, Any]:
+            found = self._content(folder / name, _arrays)
+            if not isinstance(checksums, dict) or checksums.get(name) != _checksum(found):
+                raise ValueError(f"{name} is not the file that {COMPLETE} has the checksum of")
             return found
 
-        found = arrays(WHOLE, ALL_RANKS)
         try:
+            found = arrays(WHOLE)
             notes = _json_object(found[NOTES])
             if any(isinstance(x, ShardedArray) for x in like.values()):
-                found |= arrays(self._own, self.mesh.rank)
+                found |= arrays(self._own)
             if missing := [*set(names).difference(notes)]:
                 raise KeyError(*missing)
             return {name: _placed(found[name], x) for name, x in like.items()}, notes
         except (KeyError, ValueError) as error:
             raise CheckpointError(self._damaged(folder, error)) from error
-
-    def _arrays(self, file: Path, step: int, rank: int | str) -> tuple[dict[str, Any], str]:
-        """Read the arrays in a file; return them and their checksum.
-
-        The file must be of this run, step and rank.
-        """
-
-        def read(opened: BinaryIO) -> tuple[dict, dict[str, Any]]:
-            with np.load(opened, allow_pickle=False) as archive:
-                found = {name: archive[name] for name in archive.files}
-            return _json_object(found.pop(HEADER)), found
-
-        def verify(_: BinaryIO) -> None:
-            if of != rank:
-                raise ValueError(f"it has been written by rank {of}, and renamed")
-            if checksum != _checksum(found):
-                raise ValueError("its checksum is that of other arrays")
-
-        header, found = self._content(file, read)
-        of, checksum = header.pop(RANK, None), header.pop(CHECKSUM, None)
-        self._check(file, header, step)
-        self._content(file, verify)
-        return found, checksum
 
     def _content(self, file: Path, read: Callable) -> Any:
         try:
@@ -239,7 +212,7 @@ class Checkpoints:
         return f"{file} is damaged ({type(error).__name__}: {error}): remove {folder} to {before}"
 
     def _check(self, file: Path, made_by: dict[str, Any], step: int) -> None:
-        """Raise CheckpointError if a file belongs to another run, or another step."""
+        """Raise CheckpointError if a step belongs to another run, or is another step."""
         expected = {**self.made_by, "step": step}
         names = [name for name in expected | made_by if expected.get(name) != made_by.get(name)]
         if names:
@@ -277,6 +250,11 @@ class Checkpoints:
         if failures:
             raise CheckpointError(failures[0])
         return result
+
+
+def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
+    with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _json_object(text: Any) -> dict[str, Any]:

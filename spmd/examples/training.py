@@ -18,7 +18,6 @@ import numpy as np
 
 import minidiff as md
 import spmd
-from spmd.arrays.sharded_array import ShardedArray
 from spmd.examples.checkpoints import CheckpointError, Checkpoints
 from spmd.launch import end_job, ends_when_unread, first_rank_speaks, launcher_size
 from spmd.parallel import init_params, predict
@@ -144,18 +143,13 @@ def start(example: Example, mesh: spmd.Mesh, seed: int) -> Run:
     return Run(params, md.tree.map(lambda p: 0 * p, params), Batches(training, rng), held_out)
 
 
-def whole(x: Any) -> Any:
-    """The whole array, on every rank. Under MPI this is a collective if x is sharded."""
-    return x.gather() if isinstance(x, ShardedArray) else x
-
-
 def accuracy(example: Example, run: Run) -> float:
     """The fraction of held-out images that are classified correctly.
 
     Under MPI this is a collective.
     """
     images, targets = run.held_out
-    logits = predict(example.restored(md.tree.map(whole, run.params)), images)
+    logits = predict(example.restored(spmd.gather(run.params)), images)
     return float(np.mean(np.argmax(logits, axis=1) == np.argmax(targets, axis=1)))
 
 

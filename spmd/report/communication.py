@@ -14,9 +14,10 @@ from minidiff.higher_order import Cond, While, rounds
 from minidiff.location import Location, lines_of, merged
 from minidiff.staging import check_function
 from minidiff.tape import Equation, Tape, atom_type, bodies_of
+from spmd.primitive import shard_map_p
 from spmd.report.table import Tabular
 from spmd.rewritten import of_tape
-from spmd.shard_map import shard_map_p, without_types
+from spmd.shard_map import without_types
 
 ONE_BRANCH = "which branch is run is not known beforehand: the one that communicates most is counted"
 ONE_STEP = "how many steps a while_loop takes is not known beforehand: what it communicates is counted for one"

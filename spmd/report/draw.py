@@ -19,14 +19,10 @@ from spmd.mesh import Mesh
 from spmd.partition import (
     PartitionSpec,
     block_type,
-    check_divides,
-    check_is_spec,
-    check_ndim,
-    check_spec,
-    check_whole,
+    check_sharding,
     part_count,
 )
-from spmd.report.table import paragraph
+from spmd.report.table import number_ranges, paragraph
 
 CELL_WIDTH = 22  # characters of a list of ranks, before it wraps to the next line
 MOST_ACROSS = 8  # parts of a one-dimensional array that are drawn next to each other; more run down
@@ -114,13 +110,12 @@ class ShardingPicture:
         return f"{part * size}:{(part + 1) * size}"
 
     def _grids(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
-        """Yield a grid for each part of the hidden dimensions.
+        """Yield a grid for each part of the hidden dimensions, up to MOST_GRIDS.
 
-        A grid is an index, the labels down and across, and the cells.
+        A grid is a headline (its index; empty if there is one grid only), the labels down and across, and the cells.
         """
-        shown = self.shown
         down, across = self._directions()
-        others = [range(1) if d in shown else range(n) for d, n in enumerate(self.parts)]
+        hidden = [range(1) if d in self.shown else range(n) for d, n in enumerate(self.parts)]
 
         def steps(d: int | None) -> list[int | None]:
             return [0] if d is None else _few(range(self.parts[d]), MOST_STEPS, None)
@@ -128,40 +123,34 @@ class ShardingPicture:
         def labels(d: int | None) -> list[str]:
             return [""] if d is None else [LEFT_OUT if p is None else self._slice(d, p) for p in steps(d)]
 
-        for fixed in itertools.product(*others):
-            index = [":" if d in shown else self._slice(d, part) for d, part in enumerate(fixed)]
+        def cell(fixed: Block, i: int | None, j: int | None) -> str:
+            if i is None or j is None:
+                return LEFT_OUT
+            at = {down: i, across: j}
+            return self._cell(self.ranks[tuple(at.get(d, part) for d, part in enumerate(fixed))])
 
-            def cell(i: int | None, j: int | None, fixed: Block = fixed) -> str:
-                if i is None or j is None:
-                    return LEFT_OUT
-                block = list(fixed)
-                for d, part in ((down, i), (across, j)):
-                    if d is not None:
-                        block[d] = part
-                return self._cell(self.ranks[tuple(block)])
-
-            cells = [[cell(i, j) for j in steps(across)] for i in steps(down)]
-            yield f"[{', '.join(index)}]", labels(down), labels(across), cells
+        for fixed in itertools.islice(itertools.product(*hidden), MOST_GRIDS):
+            index = [":" if d in self.shown else self._slice(d, part) for d, part in enumerate(fixed)]
+            cells = [[cell(fixed, i, j) for j in steps(across)] for i in steps(down)]
+            yield f"[{', '.join(index)}]" if self._count > 1 else "", labels(down), labels(across), cells
 
     def _cell(self, ranks: list[int]) -> str:
         if self.mesh is None:
             return "here"
         return f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)}"
 
-    def _pictures(self) -> Iterator[tuple[str, list[str], list[str], list[list[str]]]]:
-        """The grids to show, each with its headline (empty if there is only one)."""
-        several = math.prod(n for d, n in enumerate(self.parts) if d not in self.shown) > 1
-        for index, *grid in itertools.islice(self._grids(), MOST_GRIDS):
-            yield (index if several else "", *grid)
+    @property
+    def _count(self) -> int:
+        """The number of grids: of parts of the hidden dimensions."""
+        return math.prod(n for d, n in enumerate(self.parts) if d not in self.shown)
 
     @property
     def _more(self) -> str:
-        grids = math.prod(n for d, n in enumerate(self.parts) if d not in self.shown)
-        return f"(and {grids - MOST_GRIDS} more)" if grids > MOST_GRIDS else ""
+        return f"(and {self._count - MOST_GRIDS} more)" if self._count > MOST_GRIDS else ""
 
     def __str__(self) -> str:
         lines = [self.title, self.remark]
-        for headline, *grid in self._pictures():
+        for headline, *grid in self._grids():
             lines += [headline, *_text_grid(*grid)]
         return "\n".join(line for line in [*lines, self._more] if line)
 
@@ -172,7 +161,7 @@ class ShardingPicture:
         for i, ranks in enumerate(self.ranks.values()):
             colours[self._cell(ranks)] = _colour(i)
         parts = [paragraph(self.title), paragraph(self.remark)]
-        for headline, *grid in self._pictures():
+        for headline, *grid in self._grids():
             parts += [paragraph(headline), _html_grid(*grid, colours)]
         return "".join([*parts, paragraph(self._more)])
 
@@ -201,9 +190,7 @@ def _listed(ranks: Sequence[int]) -> str:
     """
     if len(ranks) <= MOST_RANKS:
         return ",".join(map(str, ranks))
-    starts = [i for i, rank in enumerate(ranks) if not i or rank != ranks[i - 1] + 1]
-    runs = [(ranks[i], ranks[j - 1]) for i, j in itertools.pairwise([*starts, len(ranks)])]
-    return ",".join(_few([f"{a}-{b}" if b > a else str(a) for a, b in runs], MOST_RANKS, LEFT_OUT))
+    return ",".join(_few(number_ranges(ranks), MOST_RANKS, LEFT_OUT))
 
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
@@ -293,11 +280,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
         return ShardingPicture(shape, None, PartitionSpec(), dtype)
     if not isinstance(mesh, Mesh):
         raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is not a mesh: write ...(x, mesh, P(...))")
-    check_is_spec("spec", spec)
-    check_spec(spec, mesh.shape, "spec")
-    check_whole(spec, "spec")
-    check_ndim(spec, shape, "spec", "the array")
-    check_divides(spec, shape, mesh.shape, "spec", "the array")
+    check_sharding(spec, shape, mesh.shape, "the array")
     return ShardingPicture(shape, mesh, spec, dtype)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 from collections.abc import Sequence
 
 Lines = Sequence[Sequence[str]]
@@ -68,3 +69,14 @@ class Tabular:
 def paragraph(text: str) -> str:
     """A line of text as HTML; an empty one gives an empty string."""
     return f"<p>{html.escape(text)}</p>" if text else ""
+
+
+def number_ranges(numbers: Sequence[int]) -> list[str]:
+    """Format ascending numbers, consecutive ones as ranges.
+
+    >>> number_ranges([0, 1, 2, 5, 7, 8])
+    ['0-2', '5', '7-8']
+    """
+    starts = [i for i, n in enumerate(numbers) if not i or n != numbers[i - 1] + 1]
+    runs = [(numbers[i], numbers[j - 1]) for i, j in itertools.pairwise([*starts, len(numbers)])]
+    return [f"{first}-{last}" if last > first else str(first) for first, last in runs]

@@ -5,10 +5,7 @@ import functools
 import pytest
 
 import minidiff as md
-import minidiff.numpy as np
 import spmd
-from collectives import psum
-from spmd import P
 from tests.nested_programs import NESTED, NESTED_ARGS, one_by_one, summed, two_levels
 from tests.programs import STEPS, Program, assert_trees_close, example, run_and_count
 
@@ -58,22 +55,3 @@ def test_programs(name, typed):
         return
     second = lambda f: md.grad(lambda w, x: (md.grad(summed(f))(w, x) ** 2).sum(), (0, 1))  # noqa: E731
     assert_trees_close(second(f)(*args), second(whole)(*args), rtol=1e-7)
-
-
-@pytest.mark.parallel(4)
-def test_what_is_split_is_gathered_only_where_it_is_used_whole():
-    mesh, columns = mesh_on(), functools.partial(spmd.shard_map, in_specs=P("j"), out_specs=P("j"))
-
-    def calls(body, differentiate=False):
-        f = spmd.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P(), axis_names={"i"})
-        mesh.reset_calls()
-        (md.grad(f) if differentiate else f)(np.arange(8.0))
-        return {name: n for name, n in mesh.calls.items() if name != "psum"}
-
-    def chain(x):  # from block to block, number by number
-        y = np.sin(columns(np.sin)(x)) * x + 1.0
-        return spmd.shard_map(lambda y: psum(y.sum(), ("i", "j")), in_specs=P("j"), out_specs=P())(y)
-
-    assert calls(chain) == calls(chain, differentiate=True) == {}
-    assert calls(lambda x: psum(columns(np.sin)(x).sum(), "i")) == {"all_gather": 1}
-    assert calls(lambda x: psum(columns(np.sin)(x).sum(), "i"), differentiate=True) == {"all_gather": 1}

@@ -14,7 +14,7 @@ from spmd.agreement import check_blocks, check_copies, check_types, checks_value
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
-from spmd.partition import PartitionSpec, check_ndim, check_spec, check_whole
+from spmd.partition import PartitionSpec, check_ndim, check_not_summed, check_spec
 
 
 def from_local(block: Any, mesh: Mesh, spec: Any) -> Any:
@@ -86,7 +86,7 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
             "data, outside of jit and derivatives, and distribute(x, mesh, spec) on whole arrays"
         )
     check_spec(spec, mesh.shape, "spec")
-    check_whole(spec, "spec")
+    check_not_summed(spec, "spec")
     check_ndim(spec, type.shape, "spec", path)
     held = ranks.ordered(spec.axes)
     if mesh.backend == "simulated":

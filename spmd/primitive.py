@@ -1,0 +1,390 @@
+"""shard_map as an operation, whose parameter is a body: a function of blocks.
+
+It has the same rules as any other operation:
+
+========== =====================================================================================
+evaluate   split the inputs by `in_specs`, run the body on the ranks, assemble by `out_specs`
+jvp        the body's jvp; the tangents have the specs of their primals
+linearise  the body linearised; what the linear part needs (residuals) stays on its ranks
+transpose  the body's linear tape transposed, input and output specs swapped
+batch      the body vectorised, with one more dimension in every spec
+stage      the body on a tape of its own
+========== =====================================================================================
+
+Because types say exactly where values may differ from rank to rank, no correction is needed where values enter
+and leave: an unmapped argument is invariant, and so is its cotangent. Without types (`check_rep=False`) the
+variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
+JEP's problem statement, kept for comparison.
+
+Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. The transpose of that
+is an unmapped argument (all ranks along i get the whole) typed as varying: no communication.
+
+A body returns its results *and their specs*: the number of residuals is known only after it has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy
+
+from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
+from collectives.passes.gradient_bucket import summed_backward_pass
+from minidiff.aliasing import owner_of
+from minidiff.core import (
+    EVALUATE,
+    Interpreter,
+    LeakedTracerError,
+    Primitive,
+    Scope,
+    ShapedArray,
+    Tracer,
+    Value,
+    VarianceError,
+    current_interpreter,
+    leak_message,
+    restores_interpreter,
+    running,
+    transforming,
+    typeof,
+)
+from minidiff.forward import JVP
+from minidiff.higher_order.partial_eval import chosen, cut, names_used, placed, positions, prune_tape
+from minidiff.ops.elementwise import divide
+from minidiff.reverse import Linearize, backward_pass
+from minidiff.staging import Stage
+from minidiff.tape import Equation, Tape, has_effects
+from minidiff.vmap import Batch, BatchTracer
+from spmd.agreement import NO_CALL, checks_values, compare_call
+from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding
+from spmd.interpreter import axes_and_size, body_interpreter
+from spmd.mesh import Mesh
+from spmd.partition import (
+    P,
+    PartitionSpec,
+    block_type,
+    check_fits,
+    check_ndim,
+    check_not_summed,
+    check_spec,
+    global_type,
+)
+from spmd.residuals import LinearBody, Specs
+
+Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
+
+
+class StageBody(Stage):
+    """Record the tape of a body; values that the body closes over become inputs."""
+
+    backend = None  # nothing runs
+
+    def __init__(self, outer: Stage, mesh: Mesh, scope: Scope):
+        super().__init__(None, outer)
+        self.mesh = mesh
+        self.scope = scope
+        self.scope.bottom = self
+        self.mapped: tuple[str, ...] = ()  # the axes that the body maps over
+
+    def _adopt(self, x: Tracer) -> Value:
+        x = self.outer.adopt(x)
+        if x.interpreter.ended:
+            raise LeakedTracerError(leak_message(x))
+        return self.adopt_own(x)
+
+
+class ShardMap(Primitive):
+    """The `shard_map` operation.
+
+    Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
+    `auto_pbroadcast`; `call`, what ranks compare before the first run.
+    """
+
+    is_higher_order = True
+    binds_axes = True
+    multiple_results = True
+    commutes = True
+    per_operand = ("in_specs",)
+    operands_agree = False
+
+    def bind(self, *args: Value, **params) -> list[Value]:
+        """Apply the operation, resharding sharded arguments to their specs first."""
+        if current_interpreter() is EVALUATE:
+            compare_call(params)  # before anything is resharded
+        args = tuple(_resharded(x, params["mesh"], spec) for x, spec in zip(args, params["in_specs"]))
+        return super().bind(*args, **params)
+
+    # ------------------------------------------------ running
+
+    @restores_interpreter
+    def evaluate(self, args: Sequence[Value], params: dict) -> list[Value]:
+        compare_call(params)
+        interpreter, in_specs = body_interpreter(params), params["in_specs"]
+        blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
+        if checks_values():
+            interpreter.check_arguments(blocks, in_specs)
+        if params["check_rep"]:
+            blocks = [interpreter.across(pbroadcast_p, x, spec.varying) for x, spec in zip(blocks, in_specs)]
+        with transforming(interpreter):
+            outs, out_specs = run_body(params, blocks)
+        owners = {id(owner_of(x)) for x in args if isinstance(x, numpy.ndarray)}
+        return [_unshared(interpreter.leave(x, spec), owners) for x, spec in zip(outs, out_specs)]
+
+    # ------------------------------------------------ forward mode
+
+    def jvp_body(self, outside: JVP, args: Sequence[Value], params: dict) -> list[Value]:
+        (primals, tangents), in_specs = outside.split(args), params["in_specs"]
+        moving, out_moving = [t is not None for t in tangents], []
+
+        def body(*blocks):
+            inside = type(outside)(current_interpreter(), outer=outside)
+            block_primals, block_tangents = cut(blocks, len(args))
+            with transforming(inside):
+                outs, specs = run_body(params, list(map(inside.join, block_primals, placed(block_tangents, moving))))
+            out_primals, out_tangents = inside.split(outs)
+            out_moving.extend(t is not None for t in out_tangents)
+            return [*out_primals, *chosen(out_tangents, out_moving)], (*specs, *chosen(specs, out_moving))
+
+        specs = (*in_specs, *chosen(in_specs, moving))
+        results = self._bind_body([*primals, *chosen(tangents, moving)], params, body, specs)
+        out_primals, out_tangents = cut(results, len(out_moving))
+        return list(map(outside.join, out_primals, placed(out_tangents, out_moving)))
+
+    # ------------------------------------------------ reverse mode
+
+    def linearize_body(self, outside: Linearize, args: Sequence[Value], params: dict) -> list[Value]:
+        """Run the known part; record the linear part as one linear equation."""
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        linear = [outside.owns(x) for x in args]
+        known = [not yes for yes in linear]
+        ran: LinearBody
+
+        def body(*blocks):
+            nonlocal ran
+            inside = Linearize(current_interpreter(), outer=outside)
+            values = placed(blocks, known)
+            for i in positions(linear):
+                values[i] = inside.new_input(block_type(args[i].type, in_specs[i], mesh.shape, typed))
+            with transforming(inside):
+                outs, specs = run_body(params, values)
+                arguments = zip(chosen(args, known), chosen(in_specs, known))
+                ran = LinearBody(inside, outs, specs, dict(zip(map(id, blocks), arguments)))
+            return ran.results, ran.result_specs
+
+        results = self._bind_body(chosen(args, known), params, body, tuple(chosen(in_specs, known)))
+        known_outs, kept = cut(results, ran.linear.count(False))
+        linear_outs: list[Value] = []
+        if any(ran.linear):
+            residuals, residual_specs = ran.residuals(kept)
+            captured = _closed_over(outside, ran.captured, mesh)
+            where = {
+                **_where(params),
+                "in_specs": (*residual_specs, *chosen(in_specs, linear), *[P()] * len(captured)),
+                "out_specs": ran.linear_specs,
+            }
+            operands = [*residuals, *chosen(args, linear), *captured]
+            linear_outs = outside.record(self, operands, {**where, "body": ran.tape})
+        outs = iter(known_outs), iter(linear_outs)
+        return [next(outs[yes]) for yes in ran.linear]
+
+    def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
+        mesh, in_specs, out_specs = params["mesh"], params["in_specs"], params["out_specs"]
+        linear = [isinstance(x, ShapedArray) for x in operands]
+        known, given = [not yes for yes in linear], [ct is not None for ct in cts]
+        found: list[bool] = []
+
+        def body(*blocks):
+            values, block_cts = cut(blocks, sum(known))
+            inputs = params["body"], linear, placed(values, known)
+            if params["check_rep"]:
+                in_cts = summed_backward_pass(*inputs, placed(block_cts, given))
+            else:
+                block_cts = [_unscale(ct, spec, mesh) for ct, spec in zip(block_cts, chosen(out_specs, given))]
+                in_cts = backward_pass(*inputs, placed(block_cts, given))
+            found.extend(ct is not None for ct in in_cts)
+            in_cts, specs = chosen(in_cts, found), chosen(chosen(in_specs, linear), found)
+            if not params["check_rep"]:
+                in_cts = [_sum_unmapped(ct, spec, mesh) for ct, spec in zip(in_cts, specs)]
+            return in_cts, tuple(spec.transposed() for spec in specs)
+
+        specs = (*chosen(in_specs, known), *[spec.transposed() for spec in chosen(out_specs, given)])
+        results = self._bind_body([*chosen(operands, known), *chosen(cts, given)], params, body, specs)
+        return placed(placed(results, found), linear)
+
+    # ------------------------------------------------ vmap
+
+    def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
+        in_specs, batched = params["in_specs"], [outside.owns(x) for x in args]
+        out_batched: list[bool] = []
+
+        def body(*blocks):
+            inside = Batch(current_interpreter(), outside.size_of_batch, outer=outside)
+            with transforming(inside):
+                outs, specs = run_body(params, [BatchTracer(inside, x, 0) if b else x for x, b in zip(blocks, batched)])
+            out_batched.extend(map(inside.owns, outs))
+            results = [inside.in_front(x) for x in outs]
+            return results, tuple(s.batched() if b else s for s, b in zip(specs, out_batched))
+
+        specs = tuple(s.batched() if b else s for s, b in zip(in_specs, batched))
+        results = self._bind_body([outside.in_front(x) for x in args], params, body, specs)
+        return [BatchTracer(outside, x, 0) if b else x for x, b in zip(results, out_batched)]
+
+    # ------------------------------------------------ tapes
+
+    def stage_body(self, outside: Stage, args: Sequence[Value], params: dict) -> list[Value]:
+        mesh, in_specs, typed = params["mesh"], params["in_specs"], params["check_rep"]
+        inside = StageBody(outside, mesh, self.body_scope(params))
+        blocks = [inside.new_input(block_type(typeof(x), spec, mesh.shape, typed)) for x, spec in zip(args, in_specs)]
+        with transforming(inside):
+            outs, out_specs = run_body(params, blocks)
+        if not (outs or any(map(has_effects, inside.equations))):
+            return []
+        tape, constants = inside.tape(outs).close()
+        return outside.record(
+            self,
+            [*constants, *args, *_closed_over(outside, inside.captured, mesh)],
+            {
+                **_where(params),
+                "in_specs": (*[P()] * len(constants), *in_specs, *[P()] * len(inside.captured)),
+                "out_specs": tuple(out_specs),
+                "body": tape,
+            },
+        )
+
+    def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
+        mesh, typed, tape = params["mesh"], params["check_rep"], params["body"]
+        blocks = [block_type(typeof(t), spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
+        if blocks != tape.in_types:
+            raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
+        out_specs = params["out_specs"]
+        if len(tape.out_types) != len(out_specs):
+            raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
+        return [
+            with_sharding(global_type(t, spec, mesh.shape), mesh, spec) for t, spec in zip(tape.out_types, out_specs)
+        ]
+
+    def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
+        mesh, in_specs = params["mesh"], params["in_specs"]
+        if len(in_specs) != len(types):
+            raise ValueError(f"there are {len(types)} operands, and in_specs for {len(in_specs)}")
+        for what, specs in (("in_specs", in_specs), ("out_specs", params["out_specs"])):
+            for i, spec in enumerate(specs):
+                check_spec(spec, mesh.shape, f"{what}[{i}]")
+        for i, (x, spec) in enumerate(zip(types, in_specs)):
+            check_not_summed(spec, f"in_specs[{i}]")
+            check_fits(x, spec, mesh.shape)
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            check_ndim(spec, t.shape, "out_specs", f"a result of type {t}")
+
+    def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
+        """The shard_map with its used results only, and the arguments they need."""
+        params, body = eqn.params, eqn.params["body"]
+        if not isinstance(body, Tape):
+            return eqn
+        smaller = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
+        needed = names_used(smaller)
+        kept = [v in needed for v in body.inputs]
+        specs = {
+            "in_specs": tuple(chosen(params["in_specs"], kept)),
+            "out_specs": tuple(chosen(params["out_specs"], used)),
+        }
+        smaller = Tape(chosen(body.inputs, kept), smaller.equations, smaller.outputs)
+        params = {**params, **specs, "body": smaller}
+        return Equation(self, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
+
+    def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
+        for t, spec in zip(params["body"].out_types, params["out_specs"]):
+            if t.variance.difference(spec.axes, spec.summed):
+                raise VarianceError(
+                    f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
+                )
+
+    def show_params(self, params: dict) -> str:
+        mesh = ", ".join(f"{a}: {n}" for a, n in params["mesh"].shape.items())
+        shown = f"mesh=({mesh}), in_specs={_show(params['in_specs'])}, out_specs={_show(params['out_specs'])}"
+        return ", ".join([shown, *[f"{name}=False" for name in ("check_rep", "auto_pbroadcast") if not params[name]]])
+
+    def _bind_body(self, args: Sequence[Value], params: dict, body: Body, in_specs: Specs) -> list[Value]:
+        """The same operation with another body."""
+        return self.bind(*args, body=body, in_specs=in_specs, **_where(params))
+
+    def body_scope(self, params: dict) -> Scope:
+        """The scope in which the body is recorded, and its tape rewritten."""
+        return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
+
+    def sums(self, params: dict) -> dict[int, dict]:
+        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
+        found = {i: axes_and_size(params["mesh"].ranks, axes) for i, axes in summed.items()}
+        return {i: psum_params for i, psum_params in found.items() if psum_p.sends(psum_params)}
+
+
+shard_map_p = ShardMap("shard_map")
+
+
+def run_body(params: dict, blocks: Sequence[Value]) -> tuple[list, Specs]:
+    """Apply a body to blocks; return its results and their specs."""
+    body = params["body"]
+    return (body(*blocks), params["out_specs"]) if isinstance(body, Tape) else body(*blocks)
+
+
+def everywhere(mesh: Mesh) -> dict:
+    """Parameters of a typed shard_map over a mesh."""
+    return {"mesh": mesh, "check_rep": True, "auto_pbroadcast": True, "call": NO_CALL}
+
+
+def _where(params: dict) -> dict:
+    """The parameters that do not depend on the body."""
+    where = {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}
+    return {**where, "call": params.get("call", NO_CALL)}
+
+
+def _show(specs: Specs) -> str:
+    return f"({', '.join(map(repr, specs))}{',' if len(specs) == 1 else ''})"
+
+
+# ---------------------------------------------------------------- the old recipe: divide on entry, sum on exit
+
+
+def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """Divide a cotangent by the number of ranks with a copy of it.
+
+    Axes over which the result was summed do not count.
+    """
+    copies = mesh.ranks.size(a for a in mesh.axis_names if a not in spec.axes and a not in spec.summed)
+    return divide(ct, copies) if copies != 1 else ct
+
+
+def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
+    """Sum an unmapped input's cotangent over the ranks that got copies of it.
+
+    Axes along which it is summed on the way out are left out.
+    """
+    axes = tuple(a for a in mesh.axis_names if a not in spec.axes and a not in spec.varying)
+    return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
+
+
+# ---------------------------------------------------------------- operands and results
+
+
+def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
+    """Reshard a sharded argument by its spec; return any other argument unchanged."""
+    sharding = typeof(x).sharding
+    if sharding is None or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
+        return x
+    return Sharding(mesh, spec.without_sum()).resharded(x)
+
+
+def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:
+    """The values that a body closes over, gathered, as unmapped arguments."""
+    with running(interpreter):
+        return [_resharded(x, mesh, P()) for x in values]
+
+
+def _unshared(x: Value, owners: set[int]) -> Value:
+    """Copy a result if it is a view of memory that these owners, the arguments, hold."""
+    if type(x) is ShardedArray:
+        x.data = _unshared(x.data, owners)
+    elif isinstance(x, numpy.ndarray) and id(owner_of(x)) in owners:
+        x = x.copy()
+    return x
