@@ -1,4 +1,7 @@
-"""Arrays that are sharded: their blocks are on the ranks of a mesh."""
+"""Sharded arrays: whole arrays whose blocks are on the ranks of a mesh.
+
+`Sharding` says how, also in the types of traced values. `reshard_p` is the operation that changes it.
+"""
 
 from __future__ import annotations
 
