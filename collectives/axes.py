@@ -111,7 +111,7 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
             f"{name} over {axis_name!r} was called outside a shard_map: the axes of a mesh are bound in its body only "
             f"(and those of vmap(f, axis_name=...) in f)"
         )
-    mesh = () if scope is None else tuple(scope.axes)
+    mesh = () if scope is None else scope.bottom.mapped or tuple(scope.axes)
     if axis not in mesh and axis not in vmapped:
         bound = [f"the axes of this shard_map's mesh are {mesh}"] if mesh else []
         bound += [f"those named by a vmap are {tuple(vmapped)}"] if vmapped else []

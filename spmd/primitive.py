@@ -78,7 +78,7 @@ Body = Callable[..., tuple[list, Specs]]  # blocks -> (results, their specs)
 class StageBody(Stage):
     """Record the tape of a body; values that the body closes over become inputs."""
 
-    backend = None  # nothing runs
+    base = None  # nothing runs
 
     def __init__(self, outer: Stage, mesh: Mesh, scope: Scope):
         super().__init__(None, outer)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,6 +24,7 @@ from collectives.ops import times
 from minidiff import tree
 from minidiff.compiler.jit import key_of
 from minidiff.core import (
+    EVALUATE,
     Scope,
     Value,
     VarianceError,
@@ -182,9 +184,9 @@ class _Mapped:
             options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
             results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **options)
         else:
-            if scope.bottom.backend is not None:
+            if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
-            results = _inside_another(scope, body, values, specs)
+            results = _inside_another(scope, body, values, specs, _mapping(scope, name_of(self.f), where))
         return tree.unflatten(out_structure, results)
 
     def where(self, scope: Scope | None) -> dict:
@@ -259,9 +261,11 @@ def _mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
         bottom.mapped, scope.function, scope.explicit = before
 
 
-def _inside_another(scope: Scope, body: Callable, values: Sequence[Value], specs: Specs) -> list[Value]:
+def _inside_another(
+    scope: Scope, body: Callable, values: Sequence[Value], specs: Specs, mapping: AbstractContextManager
+) -> list[Value]:
     """Run a body in that of an enclosing `shard_map`, whose values are whole along its axes."""
-    with checking(scope, False):
+    with checking(scope, False), mapping:
         results, result_specs = body(*map(_split, values, specs))
         return list(map(_whole, results, result_specs))
 
