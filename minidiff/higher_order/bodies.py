@@ -88,8 +88,8 @@ class HigherOrder(Primitive):
 class BodyOperation(HigherOrder):
     """An operation with tapes as parameters: branches, or the step of a loop.
 
-    Its first `leading(params)` operands it reads itself; the others are those of its `alternatives(params)`, the tapes of
-    which each run executes one. `groups(params)` says how these take their operands, and give their results.
+    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`, the tapes
+    of which each run executes one. `groups(params)` says how these take their operands, and give their results.
     `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
     """
 
