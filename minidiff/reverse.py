@@ -283,10 +283,8 @@ def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> 
             if isinstance(a, Var) and last[a] == i and a not in needed:
                 env.pop(a, None)
 
-    def value(a: Any) -> Any:
-        return env.get(a, a) if isinstance(a, Var) else a
-
-    equations = [Equation(e.primitive, list(map(value, e.inputs)), e.params, e.outputs, e.source) for e in rest]
+    operands = [[env.get(a, a) if isinstance(a, Var) else a for a in e.inputs] for e in rest]
+    equations = [Equation(e.primitive, xs, e.params, e.outputs, e.source) for e, xs in zip(rest, operands)]
     inputs = [v for v, yes in zip(tape.inputs, linear) if yes]
     out = Tape(inputs, equations, [a if isinstance(a, Var) and a in linear_vars else None for a in tape.outputs])
     out.linear = True

@@ -89,8 +89,8 @@ class HigherOrder(Primitive):
 class BodyOperation(HigherOrder):
     """An operation with tapes as parameters: branches, or the step of a loop.
 
-    Its operands are `leading(params)` values that it reads itself, then those of the `alternatives(params)`: the
-    tapes of which each run takes one. `groups(params)` says how these take their operands, and give their results.
+    It reads its first `leading(params)` operands itself. The others are those of its `alternatives(params)`, the tapes
+    of which each run executes one. `groups(params)` says how these take their operands, and give their results.
     `with_bodies(params, tapes, operands)` returns the parameters with other tapes, for these operands.
     """
 
@@ -225,8 +225,8 @@ class BodyOperation(HigherOrder):
     def split(self, args: Sequence[Any], linear: Sequence[bool], params: dict) -> tuple[dict[int, Value], LinearPart]:
         """Run the part that does not depend on `linear` operands: results by index, the rest.
 
-        Linear operands may be types, or names on a linear tape. What the rest needs of the known part is passed to it
-        as it is, if it is known outside the body, and else is a further result: its residuals.
+        Linear operands may be types, or names on a linear tape. The rest takes residuals: values that are known outside
+        the body are passed on as they are, the others are further results of the known part.
         """
         own, args = cut(args, self.leading(params))
         results = self.groups(params)[1]

@@ -64,7 +64,7 @@ class KnownTracer(RecordedTracer):
     __repr__, __str__, __format__ = JVPTracer.__repr__, JVPTracer.__str__, JVPTracer.__format__
 
 
-class Known(Continued, Stage):
+class Known(Stage):
     """Run operations below and record them; keep results that the policy saves."""
 
     name = "checkpoint"

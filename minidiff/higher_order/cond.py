@@ -54,10 +54,6 @@ class Cond(BodyOperation):
         self.choose = choose
         self.matches = matches
 
-    def branch(self, selector: Value, branches: Sequence) -> Any:
-        """The branch that a concrete selector chooses."""
-        return branches[self.choose(concrete_value(selector, SELECTORS[self.name]))]
-
     def select(self, selector: Value, results: Sequence[Sequence[Value]]) -> list[Value]:
         """Select among the branches' results element by element."""
         *others, outs = results
@@ -67,7 +63,8 @@ class Cond(BodyOperation):
         return list(outs)
 
     def evaluate(self, args, params):
-        return self.branch(args[0], tapes_of(params))(*args[1:])
+        selector = concrete_value(args[0], SELECTORS[self.name])
+        return tapes_of(params)[self.choose(selector)](*args[1:])
 
     def check_fits(self, types, params, scope):
         if types[0].shape:

@@ -87,9 +87,9 @@ class Guard(Interpreter):
         with running(self.below):
             return primitive.apply(self.below, args, params)
 
-    def adopt(self, x: Value) -> Value:
+    def knows(self, x: Tracer) -> bool:
         self.check(x)
-        return super().adopt(x)
+        return super().knows(x)
 
     def check(self, x: Value) -> None:
         if isinstance(x, Tracer):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy
 
@@ -56,17 +56,8 @@ _NO_REVERSE = (
 )
 
 
-class ForwardOnly(Linear):
-    """The identity on results of `while_loop`; its transpose raises TypeError."""
-
-    shares_memory = True
-
-    def __init__(self):
-        batch = lambda primitive, args, batched: primitive.bind(*args)  # noqa: E731
-        super().__init__("while_loop", lambda x: x, lambda x: (x.shape, x.dtype), None, batch, sharding=elementwise)
-
-    def transpose(self, ct, operands, params):
-        raise TypeError(_NO_REVERSE)
+def _no_reverse(*_: Any) -> NoReturn:
+    raise TypeError(_NO_REVERSE)
 
 
 class While(BodyOperation):
@@ -131,7 +122,7 @@ class While(BodyOperation):
         return dict(zip(positions(known), outs)), part
 
     def transpose(self, cts, operands, params):
-        raise TypeError(_NO_REVERSE)
+        _no_reverse()
 
     def vectorised(self, outside, own, batched, params):
         """If elements may finish at different steps, keep those that have finished."""
@@ -161,7 +152,11 @@ class While(BodyOperation):
 
 
 CONDITION = "the condition of while_loop"
-forward_only_p = ForwardOnly()
+#: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
+forward_only_p = Linear(
+    "while_loop", lambda x: x, lambda x: (x.shape, x.dtype), _no_reverse, lambda p, args, _: p.bind(*args)
+)
+forward_only_p.shares_memory = True
 while_p = While("while_loop")
 
 # ---------------------------------------------------------------- public functions
