@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.ops import pbroadcast_p, psum_p
+from collectives.passes.fuse_psums import SETTINGS
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
-from collectives.passes.simplify_collectives import SETTINGS
 from collectives.primitives import variadic
 from minidiff import reverse
 from minidiff.compiler.fusion import filled
