@@ -138,8 +138,8 @@ class Formulas:
 def _formulas(
     steps: str, bytes: str, reduced: str = "0", *, sent: str = "", received: str = "", ports: int = 1
 ) -> Formulas:
-    """A row of the table. By default every rank sends and receives `bytes`."""
-    texts = steps, bytes, sent or bytes, received or bytes, reduced
+    """A row of the table. By default every rank sends `bytes`, and receives as many as it sends."""
+    texts = steps, bytes, sent or bytes, received or sent or bytes, reduced
     return Formulas(*map(Formula, texts), ports)
 
 
@@ -148,40 +148,32 @@ _AROUND = "(N - 1)*K/N"
 #: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
     "ring_all_gather": _formulas("N - 1", _AROUND),
-    "bidirectional_ring_all_gather": _formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, received=_AROUND, ports=2),
+    "bidirectional_ring_all_gather": _formulas("N - 1", "(N - 1)*K/(2*N)", sent=_AROUND, ports=2),
     "recursive_doubling_all_gather": _formulas("log2(N)", _AROUND),
     "bruck_all_gather": _formulas("log2(C)", _AROUND),
     "ring_reduce_scatter": _formulas("N - 1", _AROUND, _AROUND),
-    "bidirectional_ring_reduce_scatter": _formulas(
-        "N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, received=_AROUND, ports=2
-    ),
+    "bidirectional_ring_reduce_scatter": _formulas("N - 1", "(N - 1)*K/(2*N)", _AROUND, sent=_AROUND, ports=2),
     "recursive_halving_reduce_scatter": _formulas("log2(N)", _AROUND, _AROUND),
     "ring_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K/N", _AROUND),
-    "bidirectional_ring_all_reduce": _formulas(
-        "2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", received="2*(N - 1)*K/N", ports=2
-    ),
+    "bidirectional_ring_all_reduce": _formulas("2*(N - 1)", _AROUND, _AROUND, sent="2*(N - 1)*K/N", ports=2),
     "recursive_doubling_all_reduce": _formulas(
         "log2(P) + 2*(P < N)",
         "K*(log2(P) + 2*(P < N))",
         "K*(log2(P) + (P < N))",
         sent="K*(log2(P) + (P < N))",
-        received="K*(log2(P) + (P < N))",
     ),
     "halving_doubling_all_reduce": _formulas(
         "2*log2(P) + 2*(P < N)",
         "2*(P - 1)*K/P + 2*K*(P < N)",
         "(P - 1)*K/P + K*(P < N)",
         sent="2*(P - 1)*K/P + K*(P < N)",
-        received="2*(P - 1)*K/P + K*(P < N)",
     ),
-    "tree_all_reduce": _formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)", received="K*log2(C)"),
-    "parameter_server_all_reduce": _formulas(
-        "2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K", received="(N - 1)*K"
-    ),
+    "tree_all_reduce": _formulas("2*log2(C)", "2*K*log2(C)", "K*log2(C)", sent="K*log2(C)"),
+    "parameter_server_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K"),
     "binomial_tree_broadcast": _formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
-    "binomial_tree_reduce": _formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)"),
+    "binomial_tree_reduce": _formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)", received="K*log2(C)"),
     "binomial_tree_scatter": _formulas("log2(C)", "(C - 1)*K/N", received="(N > 1)*C/2*K/N"),
-    "binomial_tree_gather": _formulas("log2(C)", "(C - 1)*K/N", sent="(N > 1)*C/2*K/N"),
+    "binomial_tree_gather": _formulas("log2(C)", "(C - 1)*K/N", sent="(N > 1)*C/2*K/N", received="(C - 1)*K/N"),
     "pairwise_all_to_all": _formulas("N - 1", _AROUND),
     "point_to_point": _formulas("1", "K"),
 }

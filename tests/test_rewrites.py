@@ -13,14 +13,11 @@ from hypothesis import given, settings
 import minidiff as md
 import spmd
 from collectives import (
-    all_gather,
-    all_gather_invariant,
     at_root,
     axis_index,
     pbroadcast,
     pscatter,
     psum,
-    psum_scatter,
 )
 from collectives.ops import psum_p, untyped_psum_p
 from collectives.passes import SETTINGS
@@ -79,12 +76,6 @@ CASES = {
         {"psum": 2},
         {"psum": 1},
     ),
-    "a scattered sum of copies": (
-        "sum of copies",
-        lambda x: psum_scatter(pbroadcast(psum(x, "i"), "i"), "i", tiled=True),
-        {"psum": 1, "psum_scatter": 1},
-        {"psum_scatter": 1},
-    ),
     "a sum, then the local slice": (
         "delay psums",
         lambda x: pscatter(psum(x, "i"), "i", tiled=True),
@@ -108,24 +99,6 @@ CASES = {
         lambda x: at_root(psum(x, IJ), ("j", "i"), root=1),
         {"psum": 1},
         {"reduce": 1},
-    ),
-    "gathered, then the local slice": (
-        "local slice of gathered",
-        lambda x: pscatter(all_gather_invariant(x, "i", axis=1, tiled=True), "i", axis=1, tiled=True),
-        {"all_gather_invariant": 1},
-        {},
-    ),
-    "local slices, gathered": (
-        "gathered local slices",
-        lambda x: all_gather_invariant(pscatter(psum(x, "i") ** 2, "i", tiled=True), "i", tiled=True),
-        {"psum": 1, "all_gather_invariant": 1},
-        {"psum": 1},
-    ),
-    "local slices, gathered as varying": (
-        "gathered local slices",
-        lambda x: all_gather(pscatter(psum(x, "i") ** 2, "i", tiled=True), "i", tiled=True),
-        {"psum": 1, "all_gather": 1},
-        {"psum": 1},
     ),
     "sums apart, in groups": (
         "fuse psums",

@@ -519,14 +519,6 @@ def _threads() -> bool:
     return threads
 
 
-def leave(code: int = 0) -> None:
-    """Tell the watchdog that the program ends, and wait for all ranks to end.
-
-    `code` is the exit code.
-    """
-    WATCHDOG.leave(code)
-
-
 _SESSION: list[Session] = []  # the session, if this process is interactive and has a mesh
 
 
@@ -631,3 +623,4 @@ def end(text: str, code: int, patience: float = 1.0) -> None:
 
 
 WATCHDOG = Watchdog(end)
+leave = WATCHDOG.leave

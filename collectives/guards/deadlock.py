@@ -281,8 +281,8 @@ class Watchdog:
 
     # ------------------------------------------------ the end of the program
 
-    def leave(self, code: int) -> None:
-        """Report the end of the program.
+    def leave(self, code: int = 0) -> None:
+        """Report the end of the program, with its exit code.
 
         A rank that others report to waits until all of them have ended, as MPI_Finalize does anyway.
         """

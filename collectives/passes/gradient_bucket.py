@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.ops import pbroadcast_p, psum_p
+from collectives.passes.fuse_psums import SETTINGS
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
-from collectives.passes.simplify_collectives import SETTINGS
 from collectives.primitives import variadic
 from minidiff.compiler.fusion import filled
 from minidiff.core import Value, current_scope
@@ -50,7 +50,7 @@ def summed_backward_pass(
         pbroadcasts, terms = zip(*buckets.pop(0))
         # sum for the source lines of all pbroadcasts in the bucket
         eqn = Equation(psum_p, (), pbroadcasts[0].params, (), joined([pbroadcast.source for pbroadcast in pbroadcasts]))
-        for pbroadcast, total in zip(pbroadcasts, _psums(terms, eqn.params)):
+        for pbroadcast, total in zip(pbroadcasts, variadic(psum_p).bind(*terms, **eqn.params)):
             own = totals[pbroadcast.inputs[0]]
             totals[pbroadcast.inputs[0]] = total if own is None else own + total
     return list(totals.values())
@@ -75,10 +75,6 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
 
 def _size(term: tuple[Equation, Value]) -> int:
     return atom_type(term[0].inputs[0]).nbytes
-
-
-def _psums(terms: Sequence[Value], params: dict) -> list[Value]:
-    return [psum_p.bind(*terms, **params)] if len(terms) == 1 else variadic(psum_p).bind(*terms, **params)
 
 
 def backward_pass_in_body(

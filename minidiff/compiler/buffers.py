@@ -26,10 +26,7 @@ def sharing(tape: Tape) -> dict[Any, frozenset]:
     roots: dict[Any, frozenset] = {v: frozenset([v]) for v in tape.inputs}
     for eqn in tape.equations:
         p, own = eqn.primitive, eqn.outputs[:1]
-        if not (p.shares_memory or p.is_higher_order):
-            roots.update((v, frozenset([v])) for v in eqn.outputs)
-            continue
-        if p.is_higher_order and _bodies_make_all(eqn):
+        if _bodies_make_all(eqn) if p.is_higher_order else not p.shares_memory:
             roots.update((v, frozenset([v])) for v in eqn.outputs)
             continue
         reached = frozenset(own).union(*[roots_of(a, roots) for a in eqn.inputs])

@@ -256,9 +256,10 @@ class Source:
         return self._bind("result", numpy.asarray(a)[()]) if is_scalar_constant(a) else self.names[id(a)]
 
 
-def _reserved(tape: Tape) -> frozenset:
+def _reserved(tape: Tape) -> frozenset[str]:
     """Names that values must not take: those of functions in the source."""
-    return frozenset(e.primitive.name for e in _all_equations(tape)) | {"add", "inf", "nan"}
+    bodies = [_reserved(body) for eqn in tape.equations for body in bodies_of(eqn)]
+    return frozenset({"add", "inf", "nan"}).union({eqn.primitive.name for eqn in tape.equations}, *bodies)
 
 
 def _types(outputs: Sequence[Var]) -> str:
@@ -271,13 +272,6 @@ def _comment(eqn: Equation) -> str:
     if all(map(_is_shown, params.values())) or eqn.primitive in SOURCES:
         return _types(eqn.outputs)
     return "; ".join(filter(None, [_types(eqn.outputs), textwrap.shorten(eqn.primitive.show_params(params), 80)]))
-
-
-def _all_equations(tape: Tape) -> Iterator[Equation]:
-    for eqn in tape.equations:
-        yield eqn
-        for body in bodies_of(eqn):
-            yield from _all_equations(body)
 
 
 def _is_shown(value: Any) -> bool:

@@ -154,7 +154,12 @@ class While(BodyOperation):
 CONDITION = "the condition of while_loop"
 #: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
 forward_only_p = Linear(
-    "while_loop", lambda x: x, lambda x: (x.shape, x.dtype), _no_reverse, lambda p, args, _: p.bind(*args)
+    "while_loop",
+    lambda x: x,
+    lambda x: (x.shape, x.dtype),
+    _no_reverse,
+    lambda primitive, args, batched: primitive.bind(*args),
+    sharding=elementwise,
 )
 forward_only_p.shares_memory = True
 while_p = While("while_loop")

@@ -1,15 +1,7 @@
-"""Rewrites of tapes with collectives: fewer collectives for the same result.
+"""Fewer psums for the same result: fuse those that do not wait for each other.
 
-============================================== ==================================
-psum, psum_scatter of pbroadcast, over the     a multiplication (of a local slice)
-same axes
-all_gather_invariant, then a local slice       nothing
-pscatter, then all_gather                      nothing
-psums that do not depend on each other         one psum of several values
-============================================== ==================================
-
-`delay_psums.py` fuses psums that are added, and psums with a local slice taken of them.
-`collectives/passes/__init__.py` lists all passes in order.
+A psum of copies, of a pbroadcast over the same axes, is a multiplication. `delay_psums.py` fuses psums that are added,
+and psums with a local slice taken of them; `collectives/passes/__init__.py` lists all passes in order.
 """
 
 from __future__ import annotations
@@ -18,12 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from collectives.ops import (
-    all_gather_invariant_p,
     as_factor,
     pbroadcast_p,
-    pscatter_p,
     psum_p,
-    psum_scatter_p,
     untyped_psum_p,
 )
 from collectives.primitives import grouped, variadic
@@ -32,8 +21,7 @@ from minidiff.compiler.simplify import Program
 from minidiff.core import Scope
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import multiply
-from minidiff.ops.shape import reshape_p
-from minidiff.tape import Atom, Equation, Tape, atom_type, with_equations
+from minidiff.tape import Equation, Tape, atom_type, with_equations
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
@@ -42,53 +30,15 @@ VARIADIC = tuple(map(variadic, PSUMS))
 #: few enough for the first sum to begin before the last gradient is ready.
 SETTINGS = {"bucket_bytes": 25 << 20}
 
-# ---------------------------------------------------------------- collectives of invariant values
+# ---------------------------------------------------------------- psums of invariant values
 
 
 def sum_of_copies(program: Program, eqn: Equation) -> Equation | None:
     before = program.made_by(eqn.inputs[0], pbroadcast_p)
     if before is None or set(before.params["axes"]) != set(eqn.params["axes"]):
         return None
-    (x,), t = before.inputs, eqn.outputs[0].type
-    if eqn.primitive is psum_scatter_p:
-        x = program.add(pscatter_p, [x], eqn.params)
-    return Equation(multiply.primitive, [x, as_factor(eqn.params["size"], t)], {}, eqn.outputs)
-
-
-# ---------------------------------------------------------------- gather and slice
-
-
-def _undoes(eqn: Equation, before: Equation | None) -> bool:
-    """Whether one equation slices what the other gathers, over the same axes.
-
-    If one is tiled and the other is not, what remains is a reshape.
-    """
-    return before is not None and all(before.params[k] == eqn.params[k] for k in ("axes", "axis"))
-
-
-def _reshaped(program: Program, a: Atom, eqn: Equation) -> Atom | None:
-    """Reshape a value to an equation's result, which has the same entries in order."""
-    t, own = eqn.outputs[0].type, atom_type(a)
-    if t.variance != own.variance:
-        return None
-    return a if t.shape == own.shape else program.add(reshape_p, [a], {"shape": t.shape})
-
-
-def local_slice_of_gathered(program: Program, eqn: Equation) -> Atom | None:
-    before = program.made_by(eqn.inputs[0], all_gather_invariant_p)
-    return _reshaped(program, before.inputs[0], eqn) if _undoes(eqn, before) else None
-
-
-def gathered_local_slices(program: Program, eqn: Equation) -> Any:
-    before = program.made_by(eqn.inputs[0], pscatter_p)
-    if not _undoes(eqn, before):
-        return None
-    (x,), shape = before.inputs, eqn.outputs[0].type.shape
-    if eqn.primitive is all_gather_invariant_p:
-        return _reshaped(program, x, eqn)
-    if atom_type(x).shape != shape:
-        x = program.add(reshape_p, [x], {"shape": shape})
-    return Equation(pbroadcast_p, [x], {k: eqn.params[k] for k in ("axes", "size")}, eqn.outputs)
+    factor = as_factor(eqn.params["size"], eqn.outputs[0].type)
+    return Equation(multiply.primitive, [before.inputs[0], factor], {}, eqn.outputs)
 
 
 # ---------------------------------------------------------------- variadic psums
@@ -134,17 +84,13 @@ def fuse_psums(tape: Tape, _: Scope | None, settings: Mapping[str, Any]) -> Tape
     return with_equations(tape, [_variadic_psum(bucket) for bucket in buckets])
 
 
-def _over(eqn: Equation) -> Any:
-    """A psum's primitive, axes and groups; ungrouped axes have no order."""
-    axes, groups = eqn.params["axes"], eqn.params.get("groups")
-    return eqn.primitive, frozenset(axes) if groups is None else axes, groups
-
-
 def _summed_alike(eqn: Equation) -> Any:
     """The key that psums must share to be fused; None for others and free ones."""
     if eqn.primitive not in PSUMS or not eqn.primitive.sends(eqn.params):
         return None
-    return _over(eqn), atom_type(eqn.inputs[0]).dtype
+    axes, groups = eqn.params["axes"], eqn.params.get("groups")
+    over = frozenset(axes) if groups is None else axes  # groups count ranks in the order of the axes
+    return eqn.primitive, over, groups, atom_type(eqn.inputs[0]).dtype
 
 
 def _size(eqn: Equation) -> int:
