@@ -14,8 +14,8 @@ import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import REFUSED
 from minidiff.ops.elementwise import elementwise
-from tests import test_ops
 from tests.table.rows import complex_, real, row
+from tests.test_ops import check_rows, checks_of
 
 INF, NAN = np.inf, np.nan
 OTHERS = ("matvec", "vecdot", "vecmat", "matmul")  # products of matrices
@@ -28,16 +28,6 @@ def test_every_ufunc_is_there():
 
 # ---------------------------------------------------------------- a function from outside, in one line
 
-CHECKS = [
-    *(
-        test_ops.test_derivatives,
-        test_ops.test_values_types_and_memory_under_derivatives_are_numpys,
-        test_ops.test_tapes,
-    ),
-    *(test_ops.test_float32_stays, test_ops.test_tapes_of_derivatives, test_ops.test_vmap),
-    test_ops.test_vmap_of_derivatives,
-]
-
 
 def plain_softsign(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.abs(x))
@@ -49,10 +39,8 @@ def softsign() -> Iterator[Callable]:
     del NUMPY_FUNCTIONS[plain_softsign]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("x", [real(2, 3), 0.7, real(0, 2)], ids=np.shape)
-def test_a_function_is_added_in_one_line(softsign, check, x):
-    check(row(softsign, x))
+def test_a_function_is_added_in_one_line(softsign):
+    check_rows([row(softsign, x) for x in (real(2, 3), 0.7, real(0, 2))], checks_of)
 
 
 # ---------------------------------------------------------------- edges
