@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 from collections import ChainMap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -40,7 +40,7 @@ def check_each(checks: Iterable[tuple[str, Callable[[], Any]]]) -> None:
         raise AssertionError("\n  ".join([f"{len(errors)} of {number} {verb}:", *lines])) from errors[0][1]
 
 
-def each(names: str, samples: Iterable, ids: Callable | Iterable[str] | None = None) -> Callable:
+def each(names: str | Sequence[str], samples: Iterable, ids: Callable | Iterable[str] | None = None) -> Callable:
     """Decorate a test as `pytest.mark.parametrize` does, so that one case of it checks all samples.
 
     Several such decorators make the product of their samples. Fixtures are set up once for all of them.
@@ -54,16 +54,18 @@ def each(names: str, samples: Iterable, ids: Callable | Iterable[str] | None = N
     AssertionError: 1 of 6 fails:
       3, 20: ZeroDivisionError: division by zero
     """
-    arguments = [name.strip() for name in names.split(",")]
+    arguments = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
     samples = list(samples)
-    values = [s if len(arguments) > 1 else (s,) for s in samples]
+    values = samples if len(arguments) > 1 else [(s,) for s in samples]
     axis = [
         (label, dict(zip(arguments, value, strict=True)))
         for label, value in zip(_labels(samples, ids), values, strict=True)
     ]
 
     def decorate(test: Callable) -> Callable:
-        return _looping(getattr(test, "of_one", test), [axis, *getattr(test, "axes", [])])
+        looping = _looping(getattr(test, "of_one", test), [axis, *getattr(test, "axes", [])])
+        looping.pytestmark = getattr(test, "pytestmark", [])
+        return looping
 
     return decorate
 

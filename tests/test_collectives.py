@@ -57,6 +57,7 @@ from tests.collective_checks import (
     random,
     size_of,
 )
+from tests.samples import each
 
 NAMES = ("x", "y", "z")
 
@@ -89,14 +90,14 @@ def test_values(mesh, axes):
 
 
 @placements
-@pytest.mark.parametrize("layout", sorted({*LAYOUTS} - {"plain"}))
+@each("layout", sorted({*LAYOUTS} - {"plain"}))
 def test_values_of_each_layout(mesh, axes, layout):
     for case in one_case_each(size_of(mesh, axes)):
         check_value(mesh, case, axes, layout=layout)
 
 
 @placements
-@pytest.mark.parametrize("dtype", DTYPES)
+@each("dtype", DTYPES)
 def test_values_of_each_dtype(mesh, axes, dtype):
     check_dtype(mesh, axes, dtype)
 
@@ -209,7 +210,7 @@ def test_transposes(mesh, axes):
 
 
 @placed([m for m in MESHES if len(m.axis_names) < 3])
-@pytest.mark.parametrize("dtype", ["complex128", "float32", "complex64"])
+@each("dtype", ["complex128", "float32", "complex64"])
 def test_transposes_of_each_dtype(mesh, axes, dtype):
     for case in one_case_each(size_of(mesh, axes)):
         if case.name in TRANSPOSES:
@@ -217,8 +218,8 @@ def test_transposes_of_each_dtype(mesh, axes, dtype):
 
 
 @placed(in_order=True)  # the order does not matter to these
-@pytest.mark.parametrize("check_rep", [True, False])
-@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
+@each("check_rep", [True, False])
+@each("name", ["psum", "pmean", "pmax", "pmin"])
 def test_derivatives(mesh, axes, name, check_rep):
     check_derivatives(mesh, Case(name, (2,)), axes, check_rep)
 
@@ -442,7 +443,7 @@ def variance_on_ij(body):
 ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 
 
-@pytest.mark.parametrize(("body", "expected"), [row[1:] for row in TYPES], ids=[row[0] for row in TYPES])
+@each(("body", "expected"), [row[1:] for row in TYPES], ids=[row[0] for row in TYPES])
 def test_types(body, expected):
     f = on_ij(lambda *blocks: body(*blocks).reshape(-1), P(variance_on_ij(body)))  # nothing is lifted at the end
     found = [
@@ -659,7 +660,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("body", "error", "text"), [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS])
+@each(("body", "error", "text"), [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS])
 def test_errors(body, error, text):
     f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P())
     with pytest.raises(error) as raised:
@@ -691,7 +692,7 @@ def test_errors_where_pbroadcasts_are_written(body, what, instead):
     assert what in str(raised.value) and instead in str(raised.value)
 
 
-@pytest.mark.parametrize("case", one_case_each(1), ids=lambda case: case.name)
+@each("case", one_case_each(1), ids=lambda case: case.name)
 def test_outside_a_shard_map(case):
     with pytest.raises(md.UnboundAxisError, match=f"{case.name} over 'i' was called outside a shard_map"):
         case(numpy.ones(case.shape), "i")

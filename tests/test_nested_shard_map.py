@@ -13,6 +13,7 @@ from collectives import axis_index, pbroadcast, psum
 from spmd import P
 from tests.nested_programs import NESTED, NESTED_ARGS, one_by_one, summed, two_levels
 from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 CUBE = spmd.make_mesh((2, 1, 3), ("i", "j", "k"), backend="simulated")
@@ -233,8 +234,8 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["", "staged"])
-@pytest.mark.parametrize("name", ERRORS)
+@each("staged", [False, True], ids=["", "staged"])
+@each("name", ERRORS)
 def test_errors(name, staged):
     wrong, message = ERRORS[name]
     if staged and name == "a rank's own way":
