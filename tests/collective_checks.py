@@ -6,6 +6,7 @@ they compute with is the same on all.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import tempfile
@@ -22,6 +23,7 @@ from collectives.axes import most
 from collectives.primitives import Collective
 from collectives.reference import collective_ref
 from spmd import P
+from tests.samples import check_each
 
 INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
 INVARIANT_RESULT = {"psum", "pmean", "pmax", "pmin", "all_gather_invariant", "broadcast"}
@@ -239,14 +241,62 @@ def on_blocks(mesh, body, held, out_held=None, check_rep=True) -> Callable:
     )
 
 
-def every_rank(mesh, result) -> list[numpy.ndarray]:
-    """Each rank's entry of `on_blocks`'s result.
+def every_rank(mesh, results) -> list[list[numpy.ndarray]]:
+    """Of each result of `on_blocks`, each rank's entry.
 
     Under MPI all processes look at those of all, sent without the help of what is tested: so a wrong one is
     an error everywhere, and none goes on to wait for those that have stopped.
     """
-    blocks = result.local if mesh.backend == "simulated" else mesh.ranks.comm.allgather(result.local)
-    return [block[0] for block in blocks]
+    found = [result.local for result in results]
+    if mesh.backend != "simulated":
+        found = zip(*mesh.ranks.comm.allgather(found))
+    return [[block[0] for block in blocks] for blocks in found]
+
+
+class Sample(NamedTuple):
+    """A collective, and the blocks it is applied to: one for each rank along `held`, stacked."""
+
+    case: Case
+    axes: tuple[str, ...]
+    stacked: numpy.ndarray
+    held: tuple[str, ...]
+
+    def __str__(self) -> str:
+        given = f"{md.typeof(self.stacked[0])}{{{','.join(self.held)}}}"
+        return f"{self.case.name} of {given} over {self.axes}, {self.case.options}"
+
+    def results(self, mesh, stacked=None) -> list[numpy.ndarray]:
+        """What each rank's result is to be, of these blocks or of others."""
+        blocks = self.stacked if stacked is None else stacked
+        return reference(mesh, self.case, self.axes, ranks_blocks(mesh, blocks, self.held))
+
+
+def sample(mesh, case, axes, dtype="float64", held=None, batch=()) -> Sample:
+    """Random blocks. `held` are the axes along which the operand varies, if not all that it may."""
+    held = operand_axes(mesh, case, axes) if held is None else held
+    return Sample(case, axes, random((size_of(mesh, held), *case.shape, *batch), dtype), held)
+
+
+def on_ranks(mesh, samples, apply, check_rep=True) -> list[list[numpy.ndarray]]:
+    """Of each sample, what each rank has of `apply(sample, block)`: all are computed in one body."""
+
+    def body(*xs):
+        results = []
+        for s, x in zip(samples, xs, strict=True):
+            try:
+                results.append(apply(s, x[0])[None])
+            except Exception as error:
+                raise AssertionError(f"{s} fails") from error
+        return results
+
+    specs = {"in_specs": tuple(P(s.held) for s in samples), "out_specs": P(mesh.axis_names)}
+    f = spmd.shard_map(body, mesh=mesh, check_rep=check_rep, **specs)
+    return every_rank(mesh, f(*[s.stacked for s in samples]))
+
+
+def assert_ranks_have(blocks, expected, case) -> None:
+    for block, e in zip(blocks, expected, strict=True):
+        assert_same(block, e, exact=case.name not in ADDS)
 
 
 def whole(x) -> numpy.ndarray:
@@ -330,26 +380,20 @@ def check_stored(mesh, axes, kind) -> None:
 
 def check_kept(mesh, case, axes, result, stacked, held) -> None:
     """Each rank's result of a collective, against the reference; its dtype is of this machine."""
-    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert block.dtype.isnative
-        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    (blocks,) = every_rank(mesh, [result])
+    assert all(block.dtype.isnative for block in blocks)
+    assert_ranks_have(blocks, Sample(case, axes, stacked, held).results(mesh), case)
 
 
-def check_value(mesh, case, axes, dtype="float64", layout="plain", held=None, check_rep=True) -> None:
-    """Each rank's result against the reference. `held` are the axes along which the operand varies, if not all."""
-    held = operand_axes(mesh, case, axes) if held is None else held
-    check_blocks(mesh, case, axes, random((size_of(mesh, held), *case.shape), dtype), held, layout, check_rep)
-
-
-def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True) -> None:
-    """Each rank's result against the reference, for given blocks: one for each rank along `held`."""
+def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
+    """Each rank's results against the reference."""
     store, read = LAYOUTS[layout]
-    stored = numpy.stack([store(block) for block in stacked])
-    result = on_blocks(mesh, lambda x: case(read(x), axes), held, check_rep=check_rep)(stored)
-    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    stored = [s._replace(stacked=numpy.stack([store(block) for block in s.stacked])) for s in samples]
+    found = on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep)
+    check_each(
+        (str(s), functools.partial(assert_ranks_have, blocks, s.results(mesh), s.case))
+        for s, blocks in zip(samples, found, strict=True)
+    )
 
 
 def check_compiled(mesh, case, axes) -> None:
@@ -357,38 +401,43 @@ def check_compiled(mesh, case, axes) -> None:
     held = operand_axes(mesh, case, axes)
     stacked = random((size_of(mesh, held), *case.shape), "float64")
     result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
-    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    (blocks,) = every_rank(mesh, [result])
+    assert_ranks_have(blocks, Sample(case, axes, stacked, held).results(mesh), case)
     if case.name != "axis_index":
         gradient = md.grad(loss_of(mesh, case, axes))
         assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
 
 
-def check_dtype(mesh, axes, dtype) -> None:
-    """All collectives on blocks of a dtype; where they are ordered, also the extrema."""
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name in ("pmax", "pmin") and numpy.dtype(dtype).kind == "c":
-            continue
-        check_value(mesh, case, axes, dtype)
+def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
+    """All collectives on blocks of each dtype; where they are ordered, also the extrema."""
+    check_values(
+        mesh,
+        [
+            sample(mesh, case, axes, dtype)
+            for dtype in dtypes
+            for case in one_case_each(size_of(mesh, axes))
+            if case.name not in ("pmax", "pmin") or numpy.dtype(dtype).kind != "c"
+        ],
+    )
 
 
-def check_vmapped(mesh, case, axes) -> None:
-    """A collective vectorised along a batch axis that is the last: applied to each entry."""
-    held = operand_axes(mesh, case, axes)
-    stacked = random((size_of(mesh, held), *case.shape, 2), "float64")
-    result = on_blocks(mesh, md.vmap(lambda x: case(x, axes), in_axes=-1), held)(stacked)
-    entries = [reference(mesh, case, axes, ranks_blocks(mesh, stacked[..., k], held)) for k in range(2)]
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert_same(block, numpy.stack([entry[rank] for entry in entries]), exact=case.name not in ADDS)
+def check_vmapped(mesh, cases, axes) -> None:
+    """Collectives vectorised along a batch axis that is the last: applied to each entry."""
+    samples = [sample(mesh, case, axes, batch=(2,)) for case in cases if case.name != "axis_index"]
+    found = on_ranks(mesh, samples, lambda s, x: md.vmap(lambda x: s.case(x, s.axes), in_axes=-1)(x))
+    entries = [[s.results(mesh, s.stacked[..., k]) for k in range(2)] for s in samples]
+    check_each(
+        (str(s), functools.partial(assert_ranks_have, blocks, list(map(numpy.stack, zip(*results))), s.case))
+        for s, blocks, results in zip(samples, found, entries, strict=True)
+    )
 
 
 def check_nan(mesh, axes) -> None:
     """A NaN that one rank has is the extremum on all ranks: which rank has it makes no difference."""
     stacked = random((mesh.size, mesh.size), "float64")
     numpy.fill_diagonal(stacked, numpy.nan)
-    for name in ("pmax", "pmin"):
-        check_blocks(mesh, Case(name, (mesh.size,)), axes, stacked, mesh.axis_names)
+    cases = [Case(name, (mesh.size,)) for name in ("pmax", "pmin")]
+    check_values(mesh, [Sample(case, axes, stacked, mesh.axis_names) for case in cases])
 
 
 def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:

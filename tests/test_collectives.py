@@ -36,7 +36,6 @@ from collectives.reference import REFERENCES
 from spmd import P
 from tests.collective_checks import (
     DTYPES,
-    INVARIANT_OPERAND,
     LAYOUTS,
     TRANSPOSES,
     Case,
@@ -46,15 +45,17 @@ from tests.collective_checks import (
     check_compiled,
     check_counts,
     check_derivatives,
-    check_dtype,
+    check_dtypes,
     check_extremum,
     check_nan,
     check_transpose,
-    check_value,
+    check_values,
     check_vmapped,
     collectives_in,
     one_case_each,
+    operand_axes,
     random,
+    sample,
     size_of,
 )
 from tests.samples import each
@@ -85,21 +86,18 @@ placements = placed()
 
 @placements
 def test_values(mesh, axes):
-    for case in cases(size_of(mesh, axes)):
-        check_value(mesh, case, axes)
+    check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))])
 
 
 @placements
 @each("layout", sorted({*LAYOUTS} - {"plain"}))
 def test_values_of_each_layout(mesh, axes, layout):
-    for case in one_case_each(size_of(mesh, axes)):
-        check_value(mesh, case, axes, layout=layout)
+    check_values(mesh, [sample(mesh, case, axes) for case in one_case_each(size_of(mesh, axes))], layout)
 
 
 @placements
-@each("dtype", DTYPES)
-def test_values_of_each_dtype(mesh, axes, dtype):
-    check_dtype(mesh, axes, dtype)
+def test_values_of_each_dtype(mesh, axes):
+    check_dtypes(mesh, axes)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
@@ -136,17 +134,18 @@ def test_over_no_axes():
 
 @placements
 def test_vectorised_values(mesh, axes):
-    for case in cases(size_of(mesh, axes)):
-        if case.name != "axis_index":
-            check_vmapped(mesh, case, axes)
+    check_vmapped(mesh, cases(size_of(mesh, axes)), axes)
 
 
 @placements
 def test_values_of_operands_that_vary_along_fewer_axes(mesh, axes):
+    samples = []
     for case in one_case_each(size_of(mesh, axes)):
-        may_vary = [a for a in mesh.axis_names if case.name not in INVARIANT_OPERAND or a not in axes]
+        may_vary = operand_axes(mesh, case, axes)
         for held in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
-            check_value(mesh, case, axes, "int64", held=held)
+            samples.append(sample(mesh, case, axes, "int64", held))
+    if samples:
+        check_values(mesh, samples)
 
 
 @pytest.mark.parametrize(("mesh", "axes"), [(MESHES[1], ("x",)), (MESHES[2], ("y", "x"))], ids=str)
@@ -703,8 +702,7 @@ def test_outside_a_shard_map(case):
 
 @placements
 def test_values_without_types(mesh, axes):
-    for case in cases(size_of(mesh, axes)):
-        check_value(mesh, case, axes, check_rep=False)
+    check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))], check_rep=False)
 
 
 @placements
@@ -776,7 +774,7 @@ def test_any_value(placed, dtype, layout, check_rep):
     mesh, axes, case = placed
     if case.name in ("pmax", "pmin"):
         dtype = dtype.replace("complex128", "float64").replace("complex64", "float32")
-    check_value(mesh, case, axes, dtype, layout, check_rep=check_rep)
+    check_values(mesh, [sample(mesh, case, axes, dtype)], layout, check_rep)
 
 
 @settings(deadline=None, max_examples=40)
