@@ -467,6 +467,15 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
         assert md.transpose(back) == tape
 
 
+def check_transposes(mesh, cases, axes, dtype="float64", check_rep=True) -> None:
+    """`check_transpose` of those of the collectives that are linear."""
+    check_each(
+        (str(case), functools.partial(check_transpose, mesh, case, axes, dtype, check_rep))
+        for case in cases
+        if case.name in TRANSPOSES
+    )
+
+
 def check_counts(mesh, f, *args) -> None:
     """What a run counts is what `communication` reads from the tape."""
     reported = spmd.communication(f)(*args)

@@ -49,6 +49,7 @@ from tests.collective_checks import (
     check_extremum,
     check_nan,
     check_transpose,
+    check_transposes,
     check_values,
     check_vmapped,
     collectives_in,
@@ -203,17 +204,13 @@ def test_collectives_take_trees():
 @placements
 def test_transposes(mesh, axes):
     n = size_of(mesh, axes)
-    for case in cases(n) if len(mesh.axis_names) < 3 else one_case_each(n):
-        if case.name in TRANSPOSES:
-            check_transpose(mesh, case, axes)
+    check_transposes(mesh, cases(n) if len(mesh.axis_names) < 3 else one_case_each(n), axes)
 
 
 @placed([m for m in MESHES if len(m.axis_names) < 3])
 @each("dtype", ["complex128", "float32", "complex64"])
 def test_transposes_of_each_dtype(mesh, axes, dtype):
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name in TRANSPOSES:
-            check_transpose(mesh, case, axes, dtype)
+    check_transposes(mesh, one_case_each(size_of(mesh, axes)), axes, dtype)
 
 
 @placed(in_order=True)  # the order does not matter to these
@@ -707,9 +704,7 @@ def test_values_without_types(mesh, axes):
 
 @placements
 def test_transposes_without_types(mesh, axes):
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name in TRANSPOSES:
-            check_transpose(mesh, case, axes, check_rep=False)
+    check_transposes(mesh, one_case_each(size_of(mesh, axes)), axes, check_rep=False)
 
 
 def test_without_types_psum_transposes_to_psum():

@@ -13,7 +13,6 @@ from spmd import P
 from tests.collective_checks import (
     LAYOUTS,
     STORED,
-    TRANSPOSES,
     Case,
     axes_of,
     cases,
@@ -24,7 +23,7 @@ from tests.collective_checks import (
     check_extremum,
     check_nan,
     check_stored,
-    check_transpose,
+    check_transposes,
     check_values,
     check_vmapped,
     one_case_each,
@@ -141,9 +140,7 @@ def test_nan_is_the_extremum_everywhere():
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])
 def test_transposes(dtype):
     for mesh, axes in backwards():
-        for case in one_case_each(size_of(mesh, axes)):
-            if case.name in TRANSPOSES:
-                check_transpose(mesh, case, axes, dtype)
+        check_transposes(mesh, one_case_each(size_of(mesh, axes)), axes, dtype)
 
 
 @on_ranks
@@ -170,10 +167,9 @@ def test_counts():
 @on_ranks
 def test_without_types():
     for mesh, axes in backwards():
-        check_values(mesh, [sample(mesh, case, axes) for case in one_case_each(size_of(mesh, axes))], check_rep=False)
-        for case in one_case_each(size_of(mesh, axes)):
-            if case.name in TRANSPOSES:
-                check_transpose(mesh, case, axes, check_rep=False)
+        found = one_case_each(size_of(mesh, axes))
+        check_values(mesh, [sample(mesh, case, axes) for case in found], check_rep=False)
+        check_transposes(mesh, found, axes, check_rep=False)
 
 
 @on_ranks
