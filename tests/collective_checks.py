@@ -508,17 +508,19 @@ def loss_of(mesh, case, axes) -> Callable:
     return spmd.shard_map(body, mesh=mesh, in_specs=P(operand_axes(mesh, case, axes)), out_specs=P())
 
 
-def check_derivatives(mesh, case, axes, check_rep=True) -> None:
-    """First and second derivatives in both modes, of a function of an array that every rank has whole."""
+def check_derivatives(mesh, cases, axes, check_rep=True) -> None:
+    """First and second derivatives in both modes, of functions of an array that every rank has whole."""
     everything = mesh.axis_names
 
     def body(x):
-        own = x[collectives.axis_index(everything)]
-        y = md.numpy.sin(case(md.numpy.sin(own) * x[0], axes))
-        return collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
+        own, results = x[collectives.axis_index(everything)], {}
+        for case in cases:
+            y = md.numpy.sin(case(md.numpy.sin(own) * x[0], axes))
+            results[str(case)] = collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
+        return results
 
     f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
-    md.testing.check_grads(f, (random((mesh.size, *case.shape), "float64"),), order=2)
+    md.testing.check_grads(f, (random((mesh.size, *cases[0].shape), "float64"),), order=2)
 
 
 def check_extremum(mesh, name, axes, check_rep=True) -> None:

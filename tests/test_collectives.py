@@ -213,11 +213,14 @@ def test_transposes_of_each_dtype(mesh, axes, dtype):
     check_transposes(mesh, one_case_each(size_of(mesh, axes)), axes, dtype)
 
 
-@placed(in_order=True)  # the order does not matter to these
-@each("check_rep", [True, False])
-@each("name", ["psum", "pmean", "pmax", "pmin"])
-def test_derivatives(mesh, axes, name, check_rep):
-    check_derivatives(mesh, Case(name, (2,)), axes, check_rep)
+#: The order of the axes does not matter to these.
+REDUCTIONS = [Case(name, (2,)) for name in ("psum", "pmean", "pmax", "pmin")]
+
+
+@placed(in_order=True)
+@pytest.mark.parametrize("check_rep", [True, False])
+def test_derivatives(mesh, axes, check_rep):
+    check_derivatives(mesh, REDUCTIONS, axes, check_rep)
 
 
 @pytest.mark.parametrize("extremum", [pmax, pmin])

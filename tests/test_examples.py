@@ -121,13 +121,14 @@ def test_a_checkpoint_without_a_name(path, capsys):
 # ---------------------------------------------------------------- killed and interrupted, on MPI ranks
 
 SUICIDE = """
-import os, signal, sys
+import os, signal, sys, time
 from mpi4py import MPI
 from spmd.examples import training
 from spmd.examples.fsdp_tp import EXAMPLE
 advance = training.Run.advance
 def dying(run, *args):
     if run.step == 3 and MPI.COMM_WORLD.rank == 2:
+        time.sleep(0.5)  # until the first rank has shown how far they are
         os.kill(os.getpid(), signal.SIGKILL)
     advance(run, *args)
 training.Run.advance = dying
