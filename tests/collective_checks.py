@@ -365,35 +365,38 @@ STORED: dict[str, Callable[[numpy.ndarray], numpy.ndarray]] = {
 
 def check_stored(mesh, axes, kind) -> None:
     """All collectives of arrays of a kind in `STORED`: of arguments, and of arrays that the body closes over."""
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name == "axis_index" or (case.name in ("pmax", "pmin") and kind.startswith("complex")):
-            continue
-        held = operand_axes(mesh, case, axes)
-        stored = STORED[kind](random((size_of(mesh, held), *case.shape), "float64"))
-        numbers = stored.astype(stored.dtype.newbyteorder("="))
-        check_kept(mesh, case, axes, on_blocks(mesh, lambda x, case=case: case(x, axes), held)(stored), numbers, held)
-        if case.name not in ("pmax", "pmin"):  # of what all ranks have, they are that itself, without MPI
-            closed = STORED[kind](numpy.array(numbers[0]))
-            body = on_blocks(mesh, lambda x, case=case, closed=closed: case(closed, axes), mesh.axis_names)
-            check_kept(mesh, case, axes, body(numpy.zeros(mesh.size)), numbers[:1], ())
+    extrema, cases = ("pmax", "pmin"), one_case_each(size_of(mesh, axes))
+    cases = [c for c in cases if c.name != "axis_index" and not (c.name in extrema and kind.startswith("complex"))]
+    given = [s._replace(stacked=STORED[kind](s.stacked)) for s in (sample(mesh, case, axes) for case in cases)]
+    numbers = [s._replace(stacked=s.stacked.astype(s.stacked.dtype.newbyteorder("="))) for s in given]
+    check_kept(mesh, numbers, on_ranks(mesh, given, lambda s, x: s.case(x, s.axes)))
+    # Of what all ranks have, an extremum is that itself, without MPI.
+    alike = [s._replace(stacked=s.stacked[:1], held=()) for s in numbers if s.case.name not in extrema]
+    closed = {str(s.case): STORED[kind](numpy.array(s.stacked[0])) for s in alike}
+    nothing = [s._replace(stacked=numpy.zeros(mesh.size), held=mesh.axis_names) for s in alike]
+    check_kept(mesh, alike, on_ranks(mesh, nothing, lambda s, x: s.case(closed[str(s.case)], s.axes)))
 
 
-def check_kept(mesh, case, axes, result, stacked, held) -> None:
-    """Each rank's result of a collective, against the reference; its dtype is of this machine."""
-    (blocks,) = every_rank(mesh, [result])
-    assert all(block.dtype.isnative for block in blocks)
-    assert_ranks_have(blocks, Sample(case, axes, stacked, held).results(mesh), case)
+def check_kept(mesh, samples, found) -> None:
+    """Each rank's results against the reference; their dtypes are of this machine."""
+    for s, blocks in zip(samples, found, strict=True):
+        assert all(block.dtype.isnative for block in blocks), s
+    check_found(mesh, samples, found)
+
+
+def check_found(mesh, samples, found) -> None:
+    """Each rank's results against the reference."""
+    check_each(
+        (str(s), functools.partial(assert_ranks_have, blocks, s.results(mesh), s.case))
+        for s, blocks in zip(samples, found, strict=True)
+    )
 
 
 def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
     """Each rank's results against the reference."""
     store, read = LAYOUTS[layout]
     stored = [s._replace(stacked=numpy.stack([store(block) for block in s.stacked])) for s in samples]
-    found = on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep)
-    check_each(
-        (str(s), functools.partial(assert_ranks_have, blocks, s.results(mesh), s.case))
-        for s, blocks in zip(samples, found, strict=True)
-    )
+    check_found(mesh, samples, on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep))
 
 
 def check_compiled(mesh, case, axes) -> None:
