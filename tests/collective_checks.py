@@ -381,14 +381,13 @@ def check_kept(mesh, samples, found) -> None:
     """Each rank's results against the reference; their dtypes are of this machine."""
     for s, blocks in zip(samples, found, strict=True):
         assert all(block.dtype.isnative for block in blocks), s
-    check_found(mesh, samples, found)
+    check_found(samples, found, [s.results(mesh) for s in samples])
 
 
-def check_found(mesh, samples, found) -> None:
-    """Each rank's results against the reference."""
+def check_found(samples, found, expected) -> None:
     check_each(
-        (str(s), functools.partial(assert_ranks_have, blocks, s.results(mesh), s.case))
-        for s, blocks in zip(samples, found, strict=True)
+        (str(s), functools.partial(assert_ranks_have, blocks, results, s.case))
+        for s, blocks, results in zip(samples, found, expected, strict=True)
     )
 
 
@@ -396,7 +395,8 @@ def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
     """Each rank's results against the reference."""
     store, read = LAYOUTS[layout]
     stored = [s._replace(stacked=numpy.stack([store(block) for block in s.stacked])) for s in samples]
-    check_found(mesh, samples, on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep))
+    found = on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep)
+    check_found(samples, found, [s.results(mesh) for s in samples])
 
 
 def check_compiled(mesh, case, axes) -> None:
@@ -429,10 +429,7 @@ def check_vmapped(mesh, cases, axes) -> None:
     samples = [sample(mesh, case, axes, batch=(2,)) for case in cases if case.name != "axis_index"]
     found = on_ranks(mesh, samples, lambda s, x: md.vmap(lambda x: s.case(x, s.axes), in_axes=-1)(x))
     entries = [[s.results(mesh, s.stacked[..., k]) for k in range(2)] for s in samples]
-    check_each(
-        (str(s), functools.partial(assert_ranks_have, blocks, list(map(numpy.stack, zip(*results))), s.case))
-        for s, blocks, results in zip(samples, found, entries, strict=True)
-    )
+    check_found(samples, found, [list(map(numpy.stack, zip(*of_both))) for of_both in entries])
 
 
 def check_nan(mesh, axes) -> None:

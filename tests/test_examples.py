@@ -165,7 +165,7 @@ def contents(file):
         return {name: archive[name].tobytes() for name in archive.files}
 
 
-@pytest.mark.parametrize("ranks", [None, 4])
+@pytest.mark.parametrize("ranks", [None, 2])
 @pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGINT])
 def test_interrupted(tmp_path, ranks, which):
     """The launcher is told to end: so does the job, soon, without a traceback, and with a hint."""
