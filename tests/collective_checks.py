@@ -6,6 +6,7 @@ they compute with is the same on all.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import tempfile
@@ -22,6 +23,7 @@ from collectives.axes import most
 from collectives.primitives import Collective
 from collectives.reference import collective_ref
 from spmd import P
+from tests.samples import check_each
 
 INVARIANT_OPERAND = {"pbroadcast", "pscatter", "at_root"}
 INVARIANT_RESULT = {"psum", "pmean", "pmax", "pmin", "all_gather_invariant", "broadcast"}
@@ -239,14 +241,62 @@ def on_blocks(mesh, body, held, out_held=None, check_rep=True) -> Callable:
     )
 
 
-def every_rank(mesh, result) -> list[numpy.ndarray]:
-    """Each rank's entry of `on_blocks`'s result.
+def every_rank(mesh, results) -> list[list[numpy.ndarray]]:
+    """Of each result of `on_blocks`, each rank's entry.
 
     Under MPI all processes look at those of all, sent without the help of what is tested: so a wrong one is
     an error everywhere, and none goes on to wait for those that have stopped.
     """
-    blocks = result.local if mesh.backend == "simulated" else mesh.ranks.comm.allgather(result.local)
-    return [block[0] for block in blocks]
+    found = [result.local for result in results]
+    if mesh.backend != "simulated":
+        found = zip(*mesh.ranks.comm.allgather(found))
+    return [[block[0] for block in blocks] for blocks in found]
+
+
+class Sample(NamedTuple):
+    """A collective, and the blocks it is applied to: one for each rank along `held`, stacked."""
+
+    case: Case
+    axes: tuple[str, ...]
+    stacked: numpy.ndarray
+    held: tuple[str, ...]
+
+    def __str__(self) -> str:
+        given = f"{md.typeof(self.stacked[0])}{{{','.join(self.held)}}}"
+        return f"{self.case.name} of {given} over {self.axes}, {self.case.options}"
+
+    def results(self, mesh, stacked=None) -> list[numpy.ndarray]:
+        """What each rank's result is to be, of these blocks or of others."""
+        blocks = self.stacked if stacked is None else stacked
+        return reference(mesh, self.case, self.axes, ranks_blocks(mesh, blocks, self.held))
+
+
+def sample(mesh, case, axes, dtype="float64", held=None, batch=()) -> Sample:
+    """Random blocks. `held` are the axes along which the operand varies, if not all that it may."""
+    held = operand_axes(mesh, case, axes) if held is None else held
+    return Sample(case, axes, random((size_of(mesh, held), *case.shape, *batch), dtype), held)
+
+
+def on_ranks(mesh, samples, apply, check_rep=True) -> list[list[numpy.ndarray]]:
+    """Of each sample, what each rank has of `apply(sample, block)`: all are computed in one body."""
+
+    def body(*xs):
+        results = []
+        for s, x in zip(samples, xs, strict=True):
+            try:
+                results.append(apply(s, x[0])[None])
+            except Exception as error:
+                raise AssertionError(f"{s} fails") from error
+        return results
+
+    specs = {"in_specs": tuple(P(s.held) for s in samples), "out_specs": P(mesh.axis_names)}
+    f = spmd.shard_map(body, mesh=mesh, check_rep=check_rep, **specs)
+    return every_rank(mesh, f(*[s.stacked for s in samples]))
+
+
+def assert_ranks_have(blocks, expected, case) -> None:
+    for block, e in zip(blocks, expected, strict=True):
+        assert_same(block, e, exact=case.name not in ADDS)
 
 
 def whole(x) -> numpy.ndarray:
@@ -315,41 +365,38 @@ STORED: dict[str, Callable[[numpy.ndarray], numpy.ndarray]] = {
 
 def check_stored(mesh, axes, kind) -> None:
     """All collectives of arrays of a kind in `STORED`: of arguments, and of arrays that the body closes over."""
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name == "axis_index" or (case.name in ("pmax", "pmin") and kind.startswith("complex")):
-            continue
-        held = operand_axes(mesh, case, axes)
-        stored = STORED[kind](random((size_of(mesh, held), *case.shape), "float64"))
-        numbers = stored.astype(stored.dtype.newbyteorder("="))
-        check_kept(mesh, case, axes, on_blocks(mesh, lambda x, case=case: case(x, axes), held)(stored), numbers, held)
-        if case.name not in ("pmax", "pmin"):  # of what all ranks have, they are that itself, without MPI
-            closed = STORED[kind](numpy.array(numbers[0]))
-            body = on_blocks(mesh, lambda x, case=case, closed=closed: case(closed, axes), mesh.axis_names)
-            check_kept(mesh, case, axes, body(numpy.zeros(mesh.size)), numbers[:1], ())
+    extrema, cases = ("pmax", "pmin"), one_case_each(size_of(mesh, axes))
+    cases = [c for c in cases if c.name != "axis_index" and not (c.name in extrema and kind.startswith("complex"))]
+    given = [s._replace(stacked=STORED[kind](s.stacked)) for s in (sample(mesh, case, axes) for case in cases)]
+    numbers = [s._replace(stacked=s.stacked.astype(s.stacked.dtype.newbyteorder("="))) for s in given]
+    check_kept(mesh, numbers, on_ranks(mesh, given, lambda s, x: s.case(x, s.axes)))
+    # Of what all ranks have, an extremum is that itself, without MPI.
+    alike = [s._replace(stacked=s.stacked[:1], held=()) for s in numbers if s.case.name not in extrema]
+    closed = {str(s.case): STORED[kind](numpy.array(s.stacked[0])) for s in alike}
+    nothing = [s._replace(stacked=numpy.zeros(mesh.size), held=mesh.axis_names) for s in alike]
+    check_kept(mesh, alike, on_ranks(mesh, nothing, lambda s, x: s.case(closed[str(s.case)], s.axes)))
 
 
-def check_kept(mesh, case, axes, result, stacked, held) -> None:
-    """Each rank's result of a collective, against the reference; its dtype is of this machine."""
-    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert block.dtype.isnative
-        assert_same(block, expected[rank], exact=case.name not in ADDS)
+def check_kept(mesh, samples, found) -> None:
+    """Each rank's results against the reference; their dtypes are of this machine."""
+    for s, blocks in zip(samples, found, strict=True):
+        assert all(block.dtype.isnative for block in blocks), s
+    check_found(samples, found, [s.results(mesh) for s in samples])
 
 
-def check_value(mesh, case, axes, dtype="float64", layout="plain", held=None, check_rep=True) -> None:
-    """Each rank's result against the reference. `held` are the axes along which the operand varies, if not all."""
-    held = operand_axes(mesh, case, axes) if held is None else held
-    check_blocks(mesh, case, axes, random((size_of(mesh, held), *case.shape), dtype), held, layout, check_rep)
+def check_found(samples, found, expected) -> None:
+    check_each(
+        (str(s), functools.partial(assert_ranks_have, blocks, results, s.case))
+        for s, blocks, results in zip(samples, found, expected, strict=True)
+    )
 
 
-def check_blocks(mesh, case, axes, stacked, held, layout="plain", check_rep=True) -> None:
-    """Each rank's result against the reference, for given blocks: one for each rank along `held`."""
+def check_values(mesh, samples, layout="plain", check_rep=True) -> None:
+    """Each rank's results against the reference."""
     store, read = LAYOUTS[layout]
-    stored = numpy.stack([store(block) for block in stacked])
-    result = on_blocks(mesh, lambda x: case(read(x), axes), held, check_rep=check_rep)(stored)
-    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    stored = [s._replace(stacked=numpy.stack([store(block) for block in s.stacked])) for s in samples]
+    found = on_ranks(mesh, stored, lambda s, x: s.case(read(x), s.axes), check_rep)
+    check_found(samples, found, [s.results(mesh) for s in samples])
 
 
 def check_compiled(mesh, case, axes) -> None:
@@ -357,38 +404,40 @@ def check_compiled(mesh, case, axes) -> None:
     held = operand_axes(mesh, case, axes)
     stacked = random((size_of(mesh, held), *case.shape), "float64")
     result = md.jit(on_blocks(mesh, lambda x: case(x, axes) + 0, held))(stacked)
-    expected = reference(mesh, case, axes, ranks_blocks(mesh, stacked, held))
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert_same(block, expected[rank], exact=case.name not in ADDS)
+    (blocks,) = every_rank(mesh, [result])
+    assert_ranks_have(blocks, Sample(case, axes, stacked, held).results(mesh), case)
     if case.name != "axis_index":
         gradient = md.grad(loss_of(mesh, case, axes))
         assert_allclose(whole(md.jit(gradient)(stacked)), whole(gradient(stacked)), rtol=1e-9, atol=1e-12)
 
 
-def check_dtype(mesh, axes, dtype) -> None:
-    """All collectives on blocks of a dtype; where they are ordered, also the extrema."""
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name in ("pmax", "pmin") and numpy.dtype(dtype).kind == "c":
-            continue
-        check_value(mesh, case, axes, dtype)
+def check_dtypes(mesh, axes, dtypes=DTYPES) -> None:
+    """All collectives on blocks of each dtype; where they are ordered, also the extrema."""
+    check_values(
+        mesh,
+        [
+            sample(mesh, case, axes, dtype)
+            for dtype in dtypes
+            for case in one_case_each(size_of(mesh, axes))
+            if case.name not in ("pmax", "pmin") or numpy.dtype(dtype).kind != "c"
+        ],
+    )
 
 
-def check_vmapped(mesh, case, axes) -> None:
-    """A collective vectorised along a batch axis that is the last: applied to each entry."""
-    held = operand_axes(mesh, case, axes)
-    stacked = random((size_of(mesh, held), *case.shape, 2), "float64")
-    result = on_blocks(mesh, md.vmap(lambda x: case(x, axes), in_axes=-1), held)(stacked)
-    entries = [reference(mesh, case, axes, ranks_blocks(mesh, stacked[..., k], held)) for k in range(2)]
-    for rank, block in enumerate(every_rank(mesh, result)):
-        assert_same(block, numpy.stack([entry[rank] for entry in entries]), exact=case.name not in ADDS)
+def check_vmapped(mesh, cases, axes) -> None:
+    """Collectives vectorised along a batch axis that is the last: applied to each entry."""
+    samples = [sample(mesh, case, axes, batch=(2,)) for case in cases if case.name != "axis_index"]
+    found = on_ranks(mesh, samples, lambda s, x: md.vmap(lambda x: s.case(x, s.axes), in_axes=-1)(x))
+    entries = [[s.results(mesh, s.stacked[..., k]) for k in range(2)] for s in samples]
+    check_found(samples, found, [list(map(numpy.stack, zip(*of_both))) for of_both in entries])
 
 
 def check_nan(mesh, axes) -> None:
     """A NaN that one rank has is the extremum on all ranks: which rank has it makes no difference."""
     stacked = random((mesh.size, mesh.size), "float64")
     numpy.fill_diagonal(stacked, numpy.nan)
-    for name in ("pmax", "pmin"):
-        check_blocks(mesh, Case(name, (mesh.size,)), axes, stacked, mesh.axis_names)
+    cases = [Case(name, (mesh.size,)) for name in ("pmax", "pmin")]
+    check_values(mesh, [Sample(case, axes, stacked, mesh.axis_names) for case in cases])
 
 
 def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
@@ -402,19 +451,29 @@ def check_transpose(mesh, case, axes, dtype="float64", check_rep=True) -> None:
     fx = whole(f(x))
     y = random(fx.shape, dtype, seed=1)
 
+    transposed = md.linear_transpose(f, x)
+
     def f_t(ct):
-        return md.linear_transpose(f, x)(ct)[0]
+        return transposed(ct)[0]
 
-    def f_tt(ct):
-        return md.linear_transpose(f_t, y)(ct)[0]
-
+    (f_tt_x,) = md.linear_transpose(f_t, y)(x)
     tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype in ("float32", "complex64") else {"rtol": 1e-10, "atol": 1e-10}
     assert_allclose((fx * y).sum(), (x * whole(f_t(y))).sum(), **tolerance)
-    assert_allclose(whole(f_tt(x)), fx, **tolerance)
+    assert_allclose(whole(f_tt_x), fx, **tolerance)
     if check_rep:
-        assert [eqn.primitive.name for eqn in collectives_in(f_t, y)] == [case.transposed]
         tape = md.make_tape(f)(x)
-        assert md.transpose(md.transpose(tape)) == tape
+        back = md.transpose(tape)
+        assert [eqn.primitive.name for eqn in collectives_on(back)] == [case.transposed]
+        assert md.transpose(back) == tape
+
+
+def check_transposes(mesh, cases, axes, dtype="float64", check_rep=True) -> None:
+    """`check_transpose` of those of the collectives that are linear."""
+    check_each(
+        (str(case), functools.partial(check_transpose, mesh, case, axes, dtype, check_rep))
+        for case in cases
+        if case.name in TRANSPOSES
+    )
 
 
 def check_counts(mesh, f, *args) -> None:
@@ -449,17 +508,19 @@ def loss_of(mesh, case, axes) -> Callable:
     return spmd.shard_map(body, mesh=mesh, in_specs=P(operand_axes(mesh, case, axes)), out_specs=P())
 
 
-def check_derivatives(mesh, case, axes, check_rep=True) -> None:
-    """First and second derivatives in both modes, of a function of an array that every rank has whole."""
+def check_derivatives(mesh, cases, axes, check_rep=True) -> None:
+    """First and second derivatives in both modes, of functions of an array that every rank has whole."""
     everything = mesh.axis_names
 
     def body(x):
-        own = x[collectives.axis_index(everything)]
-        y = md.numpy.sin(case(md.numpy.sin(own) * x[0], axes))
-        return collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
+        own, results = x[collectives.axis_index(everything)], {}
+        for case in cases:
+            y = md.numpy.sin(case(md.numpy.sin(own) * x[0], axes))
+            results[str(case)] = collectives.psum(y * (1.0 + collectives.axis_index(everything)), everything)
+        return results
 
     f = spmd.shard_map(body, mesh=mesh, in_specs=P(), out_specs=P(), check_rep=check_rep)
-    md.testing.check_grads(f, (random((mesh.size, *case.shape), "float64"),), order=2)
+    md.testing.check_grads(f, (random((mesh.size, *cases[0].shape), "float64"),), order=2)
 
 
 def check_extremum(mesh, name, axes, check_rep=True) -> None:
@@ -493,7 +554,11 @@ def check_extremum(mesh, name, axes, check_rep=True) -> None:
 
 def collectives_in(f, *args) -> list:
     """The equations of collectives in the bodies of the shard_maps that `f` runs, in order."""
-    tapes = [eqn.params["body"] for eqn in md.make_tape(f)(*args).equations if eqn.primitive.name == "shard_map"]
-    for tape in tapes:
-        tape.check(typed=False)
-    return [eqn for tape in tapes for eqn in tape.equations if isinstance(eqn.primitive, Collective)]
+    return collectives_on(md.make_tape(f)(*args))
+
+
+def collectives_on(tape) -> list:
+    tapes = [eqn.params["body"] for eqn in tape.equations if eqn.primitive.name == "shard_map"]
+    for body in tapes:
+        body.check(typed=False)
+    return [eqn for body in tapes for eqn in body.equations if isinstance(eqn.primitive, Collective)]

@@ -1,6 +1,7 @@
 """What holds for all tests: every tape that is made is checked, and of ranks that say the same, one speaks."""
 
 import functools
+import gc
 import io
 import sys
 
@@ -42,6 +43,15 @@ for _module, _name, _tape_of in WATCHED:
     for _other in [m for name, m in sys.modules.items() if name.split(".")[0] in ("minidiff", "spmd", "collectives")]:
         if vars(_other).get(_name) is _make:
             setattr(_other, _name, _watched(_make, _tape_of))
+
+
+# ---------------------------------------------------------------- garbage collection
+
+
+def pytest_collection_finish(session):
+    """Leave what was imported and collected, which stays, to no garbage collection: each would go through all of it."""
+    gc.collect()
+    gc.freeze()
 
 
 # ---------------------------------------------------------------- under mpiexec, every rank runs pytest

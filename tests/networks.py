@@ -1,5 +1,6 @@
 """The networks of `spmd.parallel`, and what their documentation says they communicate: on simulated and real ranks."""
 
+import functools
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -84,12 +85,18 @@ def example(error=squared_error, sizes=SIZES, examples=EXAMPLES):
     return params, (inputs, md.nn.softmax(targets) if error is cross_entropy else targets)
 
 
+@functools.cache
+def of_whole_network(error):
+    params, batch = example(error)
+    return md.value_and_grad(partial(loss, error=error))(params, batch)
+
+
 def check_numbers(name, shape, backend=None):
     """Loss and gradients are those of the network that is not distributed: of two errors; without types too."""
     parallelism = PARALLELISMS[name]
     for error, typed in ((squared_error, True), (cross_entropy, True), (squared_error, False)):
         params, batch = example(error)
-        expected = md.value_and_grad(partial(loss, error=error))(params, batch)
+        expected = of_whole_network(error)
         distributed = parallelism(shape, backend, error=error, check_rep=typed)
         value, gradients = md.value_and_grad(distributed)(parallelism.arranged(params), batch)
         gradients = md.tree.map(whole, gradients)

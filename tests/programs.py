@@ -208,7 +208,7 @@ def run_and_count(f: Callable, mesh: spmd.Mesh, *args: Any) -> Any:
     if "scan(" in str(tape):
         mesh.reset_calls()
         tape(*md.tree.leaves(args))
-    report, sent = spmd.communication(f)(*args), sum(mesh.bytes.values())
+    report, sent = spmd.communication(tape), sum(mesh.bytes.values())
     if report.notes:
         assert sent <= report.bytes
     else:

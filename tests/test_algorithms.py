@@ -13,6 +13,7 @@ import spmd
 from collectives import algorithms, all_gather, all_gather_invariant, psum
 from spmd import P
 from tests.algorithm_checks import ALGORITHMS, Case, cases, check_derivatives, check_types, check_value, mapped, runs_on
+from tests.samples import each
 
 COUNTS = range(1, 9)
 
@@ -22,7 +23,7 @@ def mesh_of(n):
     return spmd.make_mesh((n,), ("i",), backend="simulated")
 
 
-every = pytest.mark.parametrize("name", algorithms.__all__)
+every = each("name", algorithms.__all__)
 
 
 def test_the_checks_know_all_algorithms():
@@ -30,14 +31,14 @@ def test_the_checks_know_all_algorithms():
 
 
 @every
-@pytest.mark.parametrize("n", COUNTS)
+@each("n", COUNTS)
 def test_values(name, n):
     for case in cases(name, n):
         check_value(mesh_of(n), case)
 
 
 @every
-@pytest.mark.parametrize("n", COUNTS)
+@each("n", COUNTS)
 def test_derivatives(name, n):
     for case in cases(name, n)[: 2 if n == 3 else 1]:
         check_derivatives(mesh_of(n), case)
@@ -74,7 +75,7 @@ def test_types(name):
 
 
 @every
-@pytest.mark.parametrize("dtype", ["bool", "int32", "float32", "complex128"])
+@each("dtype", ["bool", "int32", "float32", "complex128"])
 def test_dtypes(name, dtype):
     check_value(mesh_of(4), cases(name, 4)[0], dtype=dtype)
 
@@ -164,8 +165,8 @@ def test_dimensions_that_cannot_be_split(name):
 ROOTED = [n for n in algorithms.__all__ if "tree" in n or "server" in n]
 
 
-@pytest.mark.parametrize("name", ROOTED)
-@pytest.mark.parametrize("root", [-1, 2])
+@each("name", ROOTED)
+@each("root", [-1, 2])
 def test_roots_that_are_none(name, root):
     f = functools.partial(getattr(algorithms, name), axis_name="i", root=root)
     with pytest.raises(ValueError, match=f"{name}: the root {root} is not an index along 'i', which has 2 ranks"):

@@ -10,6 +10,7 @@ from collectives import pmax
 from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import arrays, check_apart
+from tests.samples import each
 from tests.table import indexing, rearranging, replaced, shape
 from tests.test_ops import check_values_and_memory
 
@@ -65,9 +66,9 @@ TRANSFORMATIONS: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("copying", COPIES)
-@pytest.mark.parametrize("transformation", TRANSFORMATIONS)
-@pytest.mark.parametrize("size", [1, 3])
+@each("copying", COPIES)
+@each("transformation", TRANSFORMATIONS)
+@each("size", [1, 3])
 def test_what_numpy_copies_is_a_copy(copying, transformation, size):
     x = np.arange(1.0, 1.0 + size)
     check_apart(TRANSFORMATIONS[transformation](COPIES[copying], x), x)

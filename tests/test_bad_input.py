@@ -15,6 +15,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from tests.collective_checks import STORED, check_stored
+from tests.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0])
@@ -68,10 +69,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(
-    "transformation", ["grad", "grad of grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"]
-)
-@pytest.mark.parametrize("name", SHAPES)
+@each("transformation", ["grad", "grad of grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"])
+@each("name", SHAPES)
 def test_shapes_that_do_not_fit(name, transformation):
     """The error names the operation and both shapes: those of the values that the function sees."""
     f, operation, *shapes = SHAPES[name]
@@ -103,8 +102,8 @@ CONCRETE = {
 }
 
 
-@pytest.mark.parametrize("transformation", ["make_tape", "jit", "vmap"])
-@pytest.mark.parametrize("name", [k for k in CONCRETE if CONCRETE[k][1]])
+@each("transformation", ["make_tape", "jit", "vmap"])
+@each("name", [k for k in CONCRETE if CONCRETE[k][1]])
 def test_what_needs_a_concrete_value(name, transformation):
     f, use, advice = CONCRETE[name]
     with pytest.raises(md.TracerError, match=rf"{use} needs (a|one) concrete value.*{advice}"):
@@ -130,8 +129,8 @@ def test_python_sees_the_values_under_a_derivative(transformation):
     assert md.grad(f)(X)[0] == 2.0
 
 
-@pytest.mark.parametrize("transformation", KNOWN)
-@pytest.mark.parametrize("use", [float, math.sin, math.floor, complex])
+@each("transformation", KNOWN)
+@each("use", [float, math.sin, math.floor, complex])
 def test_what_would_lose_a_derivative(use, transformation):
     with pytest.raises(md.TracerError, match=r"would lose its derivative.*x\.item\(\).*instead of math\.sin, np\.sin"):
         RUN[transformation](lambda x: use(x[0]))
@@ -160,8 +159,8 @@ def test_pickling(transformation):
 # ---------------------------------------------------------------- writing
 
 
-@pytest.mark.parametrize("transformation", RUN)
-@pytest.mark.parametrize("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
+@each("transformation", RUN)
+@each("write", [operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow])
 def test_in_place_operators_bind_the_name_anew(write, transformation):
     def f(x):
         y = x
@@ -211,8 +210,8 @@ WRITES = {
 }
 
 
-@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit", "checkpoint", "shard_map"])
-@pytest.mark.parametrize("name", WRITES)
+@each("transformation", ["grad", "vmap", "jit", "checkpoint", "shard_map"])
+@each("name", WRITES)
 def test_writing(name, transformation):
     f, kind, message = WRITES[name]
     with pytest.raises(kind, match=message):
@@ -243,8 +242,8 @@ UNSUPPORTED = {
 }
 
 
-@pytest.mark.parametrize("transformation", ["grad", "vmap", "jit"])
-@pytest.mark.parametrize("name", UNSUPPORTED)
+@each("transformation", ["grad", "vmap", "jit"])
+@each("name", UNSUPPORTED)
 def test_what_is_not_supported(name, transformation):
     f, message = UNSUPPORTED[name]
     with pytest.raises((TypeError, ValueError), match=message):
@@ -405,7 +404,7 @@ AXES = {
 }
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@each("name", INTEGERS)
 def test_integers_carry_no_derivative(name):
     f, message = INTEGERS[name]
     with pytest.raises(TypeError, match=message):
@@ -419,7 +418,7 @@ def test_complex_derivatives_are_asked_for(name):
         f()
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@each("name", MISFITS)
 def test_what_does_not_match(name):
     f, message = MISFITS[name]
     with pytest.raises(TypeError, match=message):
@@ -564,7 +563,7 @@ MEETINGS = {
 }
 
 
-@pytest.mark.parametrize("entrance", ENTRANCES)
+@each("entrance", ENTRANCES)
 def test_values_that_are_not_plain_are_refused(entrance):
     for value, (x, message) in NOT_PLAIN.items():
         if (entrance, value) != ("array", "large"):  # numbers stand beside arrays in no list
@@ -583,7 +582,7 @@ class Settings:
 NO_TREES = ("array", "softmax", "pred")
 
 
-@pytest.mark.parametrize("entrance", [e for e in ENTRANCES if e not in NO_TREES])
+@each("entrance", [e for e in ENTRANCES if e not in NO_TREES])
 def test_values_of_unknown_classes_say_what_trees_are_made_of(entrance):
     expected = re.escape(f"got Settings: Settings(a=1) (trees are made of {', '.join(md.tree.class_names())})")
     with pytest.raises(TypeError, match=expected):
@@ -641,7 +640,7 @@ def test_a_result_of_a_step_that_is_not_an_array_is_named(loop):
             call()
 
 
-@pytest.mark.parametrize("transformation", RESULTS)
+@each("transformation", RESULTS)
 def test_a_result_that_is_not_an_array_is_named(transformation):
     def step(x):
         return {"loss": x * 2, "log": [x, "done"]}
@@ -652,8 +651,8 @@ def test_a_result_that_is_not_an_array_is_named(transformation):
         RESULTS[transformation](step)
 
 
-@pytest.mark.parametrize("meeting", MEETINGS)
-@pytest.mark.parametrize("transformation", ["grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"])
+@each("meeting", MEETINGS)
+@each("transformation", ["grad", "jvp", "vmap", "make_tape", "checkpoint", "shard_map"])
 def test_traced_values_meet_no_values_that_are_not_plain(transformation, meeting):
     for value, (x, message) in NOT_PLAIN.items():
         if value != "large":  # a Python number promotes weakly
@@ -801,7 +800,7 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("name", LEAKS)
+@each("name", LEAKS)
 def test_values_that_leaked_are_told_with_the_function(name):
     origin, run = LEAKS[name]
     kept.clear()
@@ -838,9 +837,9 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("wrong", [of_the_wrong_size, of_the_programs_own])
-@pytest.mark.parametrize("outside", ["grad", "jvp", "vmap", "jit", "make_tape"])
-@pytest.mark.parametrize("body", BODIES)
+@each("wrong", [of_the_wrong_size, of_the_programs_own])
+@each("outside", ["grad", "jvp", "vmap", "jit", "make_tape"])
+@each("body", BODIES)
 def test_the_line_in_the_body_is_in_the_traceback(body, outside, wrong):
     f, x = BODIES[body](wrong), numpy.ones(8 if "shard_map" in body else 4)
     runs = {

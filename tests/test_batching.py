@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from tests.samples import each
 
 X = np.arange(24.0).reshape(2, 3, 4)
 
 
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
-@pytest.mark.parametrize("out", [0, 1, -1])
+@each("axis", [0, 1, 2, -1, -3])
+@each("out", [0, 1, -1])
 def test_axes_in_and_out(axis, out):
     expected = np.stack([np.take(X, i, axis) * 2 for i in range(X.shape[axis])], out)
     np.testing.assert_array_equal(md.vmap(lambda x: x * 2, in_axes=axis, out_axes=out)(X), expected)

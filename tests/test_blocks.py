@@ -9,6 +9,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
+from tests.samples import each
 from tests.tree_classes import CLASSES, parts
 
 MESH = spmd.make_mesh((4, 2), ("i", "j"), backend="simulated")
@@ -28,7 +29,7 @@ def test_from_local_and_local_are_inverse(spec, dtype, seed):
     numpy.testing.assert_array_equal(y.local, x.local)
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@each("name", CLASSES)
 def test_trees_of_blocks(name):
     make, cls = CLASSES[name]
     blocks = [make(numpy.full(2, rank), numpy.ones(3)) for rank in range(8)]
@@ -89,7 +90,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("blocks, spec, error, message", ERRORS.values(), ids=ERRORS)
+@each("blocks, spec, error, message", ERRORS.values(), ids=ERRORS)
 def test_blocks_that_make_no_array(blocks, spec, error, message):
     with pytest.raises(error, match=message):
         spmd.from_local(blocks, MESH, spec)
@@ -121,7 +122,7 @@ def test_no_mesh():
 # ---------------------------------------------------------------- what is plain or replicated
 
 
-@pytest.mark.parametrize("name", CLASSES)
+@each("name", CLASSES)
 def test_trees_that_are_sharded_in_parts(name):
     make, cls = CLASSES[name]
     x = make(spmd.distribute(X, MESH, P("i")), X)

@@ -26,6 +26,7 @@ from collectives import (
 )
 from minidiff.tape import Equation, Var, atom_type, bodies_of
 from spmd import P
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 TYPE = r"(?:f|i|c|bool)\d*\[[\d,]*\](?:\{[^}]*\})?"
@@ -263,7 +264,7 @@ def with_others(eqn):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", [*COLLECTIVES, *LOCAL, *CONTROL])
+@each("name", [*COLLECTIVES, *LOCAL, *CONTROL])
 def test_with_other_parameters_a_tape_is_refused_or_runs(name):
     """What passes the check runs, to the types that it says. What does not is refused, and the operation named."""
     of = {**LOCAL, **CONTROL}.get(name)
@@ -283,7 +284,7 @@ def test_with_other_parameters_a_tape_is_refused_or_runs(name):
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("name", [*LOCAL, *CONTROL])
+@each("name", [*LOCAL, *CONTROL])
 def test_with_more_operands_or_fewer_a_tape_is_refused_or_runs(name):
     """NumPy takes one operand too many for the array that it is to write into."""
     tape = md.make_tape({**LOCAL, **CONTROL}[name])(X)
@@ -402,7 +403,7 @@ MISFITS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", MISFITS)
+@each("case", MISFITS)
 def test_parameters_that_do_not_fit_are_named(case):
     name, operation, changes, message = MISFITS[case]
     tape = tape_of_collective(name)

@@ -12,6 +12,7 @@ from collectives import all_gather, psum
 from minidiff.checks.testing import check_grads
 from spmd import P
 from tests import sharded_network
+from tests.samples import each
 
 X = np.array([0.3, -0.7, 1.1])
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
@@ -177,8 +178,8 @@ def closing_sharded(c, check_rep=True):
     return program
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("policy", POLICIES)
+@each("name", PROGRAMS)
 def test_nothing_changes(name, policy):
     program = PROGRAMS[name]
     expected = program(same)(X, X**2)

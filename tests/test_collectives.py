@@ -36,7 +36,6 @@ from collectives.reference import REFERENCES
 from spmd import P
 from tests.collective_checks import (
     DTYPES,
-    INVARIANT_OPERAND,
     LAYOUTS,
     TRANSPOSES,
     Case,
@@ -46,17 +45,21 @@ from tests.collective_checks import (
     check_compiled,
     check_counts,
     check_derivatives,
-    check_dtype,
+    check_dtypes,
     check_extremum,
     check_nan,
     check_transpose,
-    check_value,
+    check_transposes,
+    check_values,
     check_vmapped,
     collectives_in,
     one_case_each,
+    operand_axes,
     random,
+    sample,
     size_of,
 )
+from tests.samples import each
 
 NAMES = ("x", "y", "z")
 
@@ -84,21 +87,18 @@ placements = placed()
 
 @placements
 def test_values(mesh, axes):
-    for case in cases(size_of(mesh, axes)):
-        check_value(mesh, case, axes)
+    check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))])
 
 
 @placements
-@pytest.mark.parametrize("layout", sorted({*LAYOUTS} - {"plain"}))
+@each("layout", sorted({*LAYOUTS} - {"plain"}))
 def test_values_of_each_layout(mesh, axes, layout):
-    for case in one_case_each(size_of(mesh, axes)):
-        check_value(mesh, case, axes, layout=layout)
+    check_values(mesh, [sample(mesh, case, axes) for case in one_case_each(size_of(mesh, axes))], layout)
 
 
 @placements
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_values_of_each_dtype(mesh, axes, dtype):
-    check_dtype(mesh, axes, dtype)
+def test_values_of_each_dtype(mesh, axes):
+    check_dtypes(mesh, axes)
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
@@ -135,17 +135,18 @@ def test_over_no_axes():
 
 @placements
 def test_vectorised_values(mesh, axes):
-    for case in cases(size_of(mesh, axes)):
-        if case.name != "axis_index":
-            check_vmapped(mesh, case, axes)
+    check_vmapped(mesh, cases(size_of(mesh, axes)), axes)
 
 
 @placements
 def test_values_of_operands_that_vary_along_fewer_axes(mesh, axes):
+    samples = []
     for case in one_case_each(size_of(mesh, axes)):
-        may_vary = [a for a in mesh.axis_names if case.name not in INVARIANT_OPERAND or a not in axes]
+        may_vary = operand_axes(mesh, case, axes)
         for held in itertools.chain(*(itertools.combinations(may_vary, k) for k in range(len(may_vary)))):
-            check_value(mesh, case, axes, "int64", held=held)
+            samples.append(sample(mesh, case, axes, "int64", held))
+    if samples:
+        check_values(mesh, samples)
 
 
 @pytest.mark.parametrize(("mesh", "axes"), [(MESHES[1], ("x",)), (MESHES[2], ("y", "x"))], ids=str)
@@ -203,24 +204,23 @@ def test_collectives_take_trees():
 @placements
 def test_transposes(mesh, axes):
     n = size_of(mesh, axes)
-    for case in cases(n) if len(mesh.axis_names) < 3 else one_case_each(n):
-        if case.name in TRANSPOSES:
-            check_transpose(mesh, case, axes)
+    check_transposes(mesh, cases(n) if len(mesh.axis_names) < 3 else one_case_each(n), axes)
 
 
 @placed([m for m in MESHES if len(m.axis_names) < 3])
-@pytest.mark.parametrize("dtype", ["complex128", "float32", "complex64"])
+@each("dtype", ["complex128", "float32", "complex64"])
 def test_transposes_of_each_dtype(mesh, axes, dtype):
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name in TRANSPOSES:
-            check_transpose(mesh, case, axes, dtype)
+    check_transposes(mesh, one_case_each(size_of(mesh, axes)), axes, dtype)
 
 
-@placed(in_order=True)  # the order does not matter to these
+#: The order of the axes does not matter to these.
+REDUCTIONS = [Case(name, (2,)) for name in ("psum", "pmean", "pmax", "pmin")]
+
+
+@placed(in_order=True)
 @pytest.mark.parametrize("check_rep", [True, False])
-@pytest.mark.parametrize("name", ["psum", "pmean", "pmax", "pmin"])
-def test_derivatives(mesh, axes, name, check_rep):
-    check_derivatives(mesh, Case(name, (2,)), axes, check_rep)
+def test_derivatives(mesh, axes, check_rep):
+    check_derivatives(mesh, REDUCTIONS, axes, check_rep)
 
 
 @pytest.mark.parametrize("extremum", [pmax, pmin])
@@ -442,7 +442,7 @@ def variance_on_ij(body):
 ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 
 
-@pytest.mark.parametrize(("body", "expected"), [row[1:] for row in TYPES], ids=[row[0] for row in TYPES])
+@each(("body", "expected"), [row[1:] for row in TYPES], ids=[row[0] for row in TYPES])
 def test_types(body, expected):
     f = on_ij(lambda *blocks: body(*blocks).reshape(-1), P(variance_on_ij(body)))  # nothing is lifted at the end
     found = [
@@ -659,7 +659,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(("body", "error", "text"), [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS])
+@each(("body", "error", "text"), [row[1:] for row in ERRORS], ids=[row[0] for row in ERRORS])
 def test_errors(body, error, text):
     f = spmd.shard_map(body, mesh=IJ, in_specs=P("i"), out_specs=P())
     with pytest.raises(error) as raised:
@@ -691,7 +691,7 @@ def test_errors_where_pbroadcasts_are_written(body, what, instead):
     assert what in str(raised.value) and instead in str(raised.value)
 
 
-@pytest.mark.parametrize("case", one_case_each(1), ids=lambda case: case.name)
+@each("case", one_case_each(1), ids=lambda case: case.name)
 def test_outside_a_shard_map(case):
     with pytest.raises(md.UnboundAxisError, match=f"{case.name} over 'i' was called outside a shard_map"):
         case(numpy.ones(case.shape), "i")
@@ -702,15 +702,12 @@ def test_outside_a_shard_map(case):
 
 @placements
 def test_values_without_types(mesh, axes):
-    for case in cases(size_of(mesh, axes)):
-        check_value(mesh, case, axes, check_rep=False)
+    check_values(mesh, [sample(mesh, case, axes) for case in cases(size_of(mesh, axes))], check_rep=False)
 
 
 @placements
 def test_transposes_without_types(mesh, axes):
-    for case in one_case_each(size_of(mesh, axes)):
-        if case.name in TRANSPOSES:
-            check_transpose(mesh, case, axes, check_rep=False)
+    check_transposes(mesh, one_case_each(size_of(mesh, axes)), axes, check_rep=False)
 
 
 def test_without_types_psum_transposes_to_psum():
@@ -775,7 +772,7 @@ def test_any_value(placed, dtype, layout, check_rep):
     mesh, axes, case = placed
     if case.name in ("pmax", "pmin"):
         dtype = dtype.replace("complex128", "float64").replace("complex64", "float32")
-    check_value(mesh, case, axes, dtype, layout, check_rep=check_rep)
+    check_values(mesh, [sample(mesh, case, axes, dtype)], layout, check_rep)
 
 
 @settings(deadline=None, max_examples=40)

@@ -16,6 +16,7 @@ from minidiff.compiler.codegen import CompiledTape
 from spmd import P
 from tests.control_programs import ARGS, BODIES, RANKS, Unrolled, branch_by_values, on_ranks, stepwise_gradients
 from tests.programs import assert_trees_close
+from tests.samples import each
 
 # ---------------------------------------------------------------- programs
 
@@ -174,7 +175,7 @@ CASES = {
     "while_loop in scan": Case(while_in_scan, (abs(X), abs(XS)), reverse=False),
 }
 REVERSIBLE = {name: case for name, case in CASES.items() if case.reverse}
-BOTH = pytest.mark.parametrize("staged", [False, True], ids=["eager", "staged"])
+BOTH = each("staged", [False, True], ids=["eager", "staged"])
 
 
 def program(name: str, staged: bool) -> tuple[Callable, Callable, tuple]:
@@ -206,7 +207,7 @@ def random_like(x, seed=7):
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_values(name, staged):
     case = CASES[name]
     out, expected = (case.staged() if staged else case.of(md))(*case.args), case.of(Unrolled)(*case.args)
@@ -217,7 +218,7 @@ def test_values(name, staged):
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_forward_mode(name, staged):
     f, meaning, args = program(name, staged)
     tangents = random_like(args)
@@ -233,7 +234,7 @@ def test_forward_mode(name, staged):
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_linearize(name, staged):
     f, meaning, args = program(name, staged)
     tangents = random_like(args)
@@ -254,7 +255,7 @@ def loss(f):
 
 
 @BOTH
-@pytest.mark.parametrize("name", REVERSIBLE)
+@each("name", REVERSIBLE)
 def test_reverse_mode(name, staged):
     f, meaning, args = program(name, staged)
     numbers = tuple(range(len(args)))
@@ -268,7 +269,7 @@ def test_reverse_mode(name, staged):
 
 
 @BOTH
-@pytest.mark.parametrize("name", REVERSIBLE)
+@each("name", REVERSIBLE)
 def test_second_order(name, staged):
     f, meaning, args = program(name, staged)
     numbers, tangents = tuple(range(len(args))), random_like(args)
@@ -300,7 +301,7 @@ def loop_over(f, *args):
 
 
 @BOTH
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_vmap(name, staged):
     f, meaning, args = program(name, staged)
     rng = np.random.default_rng(5)
@@ -319,7 +320,7 @@ def test_vmap(name, staged):
 
 
 @BOTH
-@pytest.mark.parametrize("name", REVERSIBLE)
+@each("name", REVERSIBLE)
 def test_vmap_and_grad(name, staged):
     f, meaning, args = program(name, staged)
     numbers = tuple(range(len(args)))
@@ -338,8 +339,8 @@ MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 
 
 @BOTH
-@pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])
-@pytest.mark.parametrize("name", RANKS)
+@each("check_rep", [True, False], ids=["typed", "untyped"])
+@each("name", RANKS)
 def test_in_a_body(name, staged, check_rep):
     args = ARGS
     f = on_ranks(RANKS[name], md, MESH, check_rep=check_rep)
@@ -667,7 +668,7 @@ INIT = {"n": 0.0, "m": np.ones(2)}
 
 
 @BOTH
-@pytest.mark.parametrize("name", CONDITIONS)
+@each("name", CONDITIONS)
 def test_types_that_cannot_be_lifted(name, staged):
     body, message = CONDITIONS[name]
     f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
@@ -994,7 +995,7 @@ CARRIES = {
 }
 
 
-@pytest.mark.parametrize("case", CARRIES)
+@each("case", CARRIES)
 def test_types_that_do_not_fit(case):
     f, message = CARRIES[case]
     for run in both_ways(f, X):

@@ -11,6 +11,7 @@ from minidiff.checks.testing import check_grads
 from minidiff.core import EVALUATE, Primitive, ShapedArray, current_interpreter, running
 from minidiff.ops.base import Elementwise
 from minidiff.tape import Recorder
+from tests.samples import each
 
 # ---------------------------------------------------------------- types
 
@@ -30,7 +31,7 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize("type, shown", TYPES, ids=[shown for _, shown in TYPES])
+@each("type, shown", TYPES, ids=[shown for _, shown in TYPES])
 def test_types_print_in_the_grammar(type, shown):
     assert repr(type) == shown
 

@@ -11,6 +11,7 @@ from collectives import algorithms, all_gather, cost, ops, ppermute, psum, roote
 from collectives.cost import ALGORITHMS, GATHERS, PRICED_AS, Cost, Formula, counted, price
 from spmd import P
 from tests.algorithm_checks import ITEM, call, run_divisible, runs_on, whole_and_block
+from tests.samples import each
 
 
 def tape_of(n, f, shape):
@@ -25,7 +26,7 @@ def body_of(tape):
     return eqn.params["body"]
 
 
-every = pytest.mark.parametrize("name", algorithms.__all__)
+every = each("name", algorithms.__all__)
 
 
 def test_every_algorithm_has_formulas():
@@ -40,7 +41,7 @@ def test_every_collective_that_communicates_has_a_price():
 
 
 @every
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 6, 7, 8])
+@each("n", [1, 2, 3, 4, 5, 6, 7, 8])
 def test_formulas_are_what_is_counted(name, n):
     if not runs_on(name, n):
         return
@@ -64,8 +65,8 @@ def test_formulas_are_what_is_run(name):
     assert mesh.bytes == {"ppermute": formulas.bytes(n, whole) * formulas.ports}
 
 
-@pytest.mark.parametrize("name", [name for name in algorithms.__all__ if name.endswith("all_reduce")])
-@pytest.mark.parametrize("size", [0, 1, 5, 7])
+@each("name", [name for name in algorithms.__all__ if name.endswith("all_reduce")])
+@each("size", [0, 1, 5, 7])
 def test_arrays_that_are_filled_up(name, size):
     """Of an array that cannot be cut into equal parts, K is the size of what it is filled up to."""
     n, formulas = 4, ALGORITHMS[name]
@@ -77,7 +78,7 @@ def test_arrays_that_are_filled_up(name, size):
 
 
 @every
-@pytest.mark.parametrize("n", [2, 4])
+@each("n", [2, 4])
 def test_the_way_back_is_as_dear(name, n):
     """Each message is sent back: as many steps, as many bytes, and ranks that sent most receive most."""
     shape, _ = whole_and_block(name, n)
@@ -189,7 +190,7 @@ def test_one_rank_costs_nothing(name):
     assert ALGORITHMS[name](1, 1000) == Cost()
 
 
-@pytest.mark.parametrize("collective", PRICED_AS)
+@each("collective", PRICED_AS)
 def test_prices_are_in_proportion_to_bytes(collective):
     once, thrice = price(collective, 6, 100), price(collective, 6, 300)
     assert thrice.steps == once.steps

@@ -15,6 +15,7 @@ from minidiff.checks.testing import check_grads
 from spmd import P
 from tests import control_programs
 from tests.programs import assert_trees_close
+from tests.samples import each
 
 X = np.array([0.3, -0.7, 1.1])
 MESH = spmd.make_mesh((3,), ("i",), backend="simulated")
@@ -68,7 +69,7 @@ by_both = md.custom_vjp(plain)
 by_both.defvjp(both_fwd, by_vjp_bwd)
 by_both.defjvp(by_jvp_rule)
 
-ALL = pytest.mark.parametrize("f", [by_jvp, by_jvps, by_vjp, by_both], ids=["jvp", "jvps", "vjp", "both"])
+ALL = each("f", [by_jvp, by_jvps, by_vjp, by_both], ids=["jvp", "jvps", "vjp", "both"])
 
 
 def total(f):
@@ -120,7 +121,7 @@ USES = {
 
 
 @ALL
-@pytest.mark.parametrize("use", USES)
+@each("use", USES)
 def test_rules_hold_everywhere(f, use):
     if f is by_vjp and use in ("hvp", "hessian"):
         pytest.skip("the forward rule calls the function itself, which forward mode cannot take")
@@ -173,7 +174,7 @@ def in_steps(f, x, y):
     return md.scan(lambda c, _: (f(c, y), None), x, length=2)[0]
 
 
-@pytest.mark.parametrize("use", FORWARD)
+@each("use", FORWARD)
 def test_vjp_rules_do_not_serve_forward_mode(use):
     with pytest.raises(TypeError, match=r"by_vjp has a backward rule only .*forward mode.*by_vjp\.defjvp.*custom_jvp"):
         FORWARD[use]()
@@ -279,8 +280,8 @@ def compare(f, bodies, composition):
         np.testing.assert_allclose(np.asarray(a), np.asarray(e), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("composition", ["jit of grad", "grad of jit", "tape of grad", "grad of checkpoint"])
-@pytest.mark.parametrize("body", BODIES)
+@each("composition", ["jit of grad", "grad of jit", "tape of grad", "grad of checkpoint"])
+@each("body", BODIES)
 def test_backward_rules_serve_in_bodies(body, composition):
     compare(step_by_vjp, [body], REVERSE[composition])
 
@@ -504,11 +505,11 @@ def in_a_body(f):
     return spmd.shard_map(f, mesh=PLANE, in_specs=P("i"), out_specs=P("i"))(BLOCKS)
 
 
-KINDS = pytest.mark.parametrize("kind", ["jvp", "vjp"])
+KINDS = each("kind", ["jvp", "vjp"])
 
 
 @KINDS
-@pytest.mark.parametrize(
+@each(
     "use",
     [
         lambda kind: md.grad(lambda y: closing(kind, y)(2.0))(3.0),
@@ -547,8 +548,8 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("what", CLOSING)
-@pytest.mark.parametrize("transform", TRANSFORMS)
+@each("what", CLOSING)
+@each("transform", TRANSFORMS)
 def test_rules_in_loops_do_not_differentiate_what_they_close_over(what, transform):
     """They say so, wherever the loop is, and whichever of the three closes over it: no term is lost in silence."""
 
@@ -685,7 +686,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_name_the_rule_the_leaf_and_both_types(case):
     use, message = ERRORS[case]
     with pytest.raises(TypeError, match=message):

@@ -13,6 +13,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum, psum_scatter
 from spmd import P
+from tests.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 0.0, 2.0, 3.0])
@@ -75,7 +76,7 @@ BACKWARD = {
 }
 
 
-@pytest.mark.parametrize("name", FORWARD)
+@each("name", FORWARD)
 def test_forward(name):
     transformation, f, message = FORWARD[name]
     ranks = "shard_map" in name or name == "untyped"
@@ -86,7 +87,7 @@ def test_forward(name):
     assert "test_debug_nans.py:" in str(e.value) and line in str(e.value)
 
 
-@pytest.mark.parametrize("name", BACKWARD)
+@each("name", BACKWARD)
 def test_backward(name):
     ranks = "shard" in name
     where = r", on rank 1 at mesh coordinates \(i,\) = \(1,\)$" if ranks else ""

@@ -12,6 +12,7 @@ import minidiff as md
 import spmd
 from collectives import psum
 from spmd import P
+from tests.samples import each
 
 LA: Any = np.linalg
 X = np.array([[2.0, 1.0], [0.5, 3.0]])
@@ -89,11 +90,9 @@ def test_what_is_taken_apart_moves_as_the_whole(name, data, seed, is_complex):
     np.testing.assert_allclose(moved, expected, atol=1e-7 * scale**2)
 
 
-@pytest.mark.parametrize("is_complex", [False, True])
-@pytest.mark.parametrize(
-    "f", [lambda x: LA.svd(x)[0], lambda x: LA.svd(x)[2], lambda x: LA.qr(x, "complete")[0]], ids=["u", "vh", "q"]
-)
-@pytest.mark.parametrize("shape", [(3, 3), (5, 2), (2, 4)])
+@each("is_complex", [False, True])
+@each("f", [lambda x: LA.svd(x)[0], lambda x: LA.svd(x)[2], lambda x: LA.qr(x, "complete")[0]], ids=["u", "vh", "q"])
+@each("shape", [(3, 3), (5, 2), (2, 4)])
 def test_unitary_matrices_stay_unitary(f, shape, is_complex):
     x, t = draw(0, is_complex, *shape), draw(1, is_complex, *shape)
     moved = md.jvp(lambda x: adjoint(f(x)) @ f(x), (x,), (t,))[1]
@@ -253,7 +252,7 @@ ERRORS: dict[str, tuple[Callable, type, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_does_not_fit(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=message):

@@ -8,6 +8,7 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import at_root, axis_index, ppermute, pscatter, psum
 from spmd import P
+from tests.samples import each
 from tests.test_rewrites import ALONE, IJ, check_derivatives, communicating, data, mapped
 
 BIG = np.random.default_rng(0).normal(size=(100, 100))
@@ -51,8 +52,8 @@ PSUMS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "complex128"])
-@pytest.mark.parametrize("case", PSUMS)
+@each("dtype", ["float64", "complex128"])
+@each("case", PSUMS)
 def test_psums(case, dtype):
     body, count = PSUMS[case]
     x, f = data(dtype), mapped(body, out_specs=P(("i", "j")))

@@ -14,8 +14,9 @@ import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import REFUSED
 from minidiff.ops.elementwise import elementwise
-from tests import test_ops
+from tests.samples import each
 from tests.table.rows import complex_, real, row
+from tests.test_ops import check_rows, checks_of
 
 INF, NAN = np.inf, np.nan
 OTHERS = ("matvec", "vecdot", "vecmat", "matmul")  # products of matrices
@@ -28,16 +29,6 @@ def test_every_ufunc_is_there():
 
 # ---------------------------------------------------------------- a function from outside, in one line
 
-CHECKS = [
-    *(
-        test_ops.test_derivatives,
-        test_ops.test_values_types_and_memory_under_derivatives_are_numpys,
-        test_ops.test_tapes,
-    ),
-    *(test_ops.test_float32_stays, test_ops.test_tapes_of_derivatives, test_ops.test_vmap),
-    test_ops.test_vmap_of_derivatives,
-]
-
 
 def plain_softsign(x: np.ndarray) -> np.ndarray:
     return x / (1 + np.abs(x))
@@ -49,10 +40,8 @@ def softsign() -> Iterator[Callable]:
     del NUMPY_FUNCTIONS[plain_softsign]
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("x", [real(2, 3), 0.7, real(0, 2)], ids=np.shape)
-def test_a_function_is_added_in_one_line(softsign, check, x):
-    check(row(softsign, x))
+def test_a_function_is_added_in_one_line(softsign):
+    check_rows([row(softsign, x) for x in (real(2, 3), 0.7, real(0, 2))], checks_of)
 
 
 # ---------------------------------------------------------------- edges
@@ -111,7 +100,7 @@ EDGES: list[tuple[Callable, tuple, tuple]] = [
 ]
 
 
-@pytest.mark.parametrize("f, args, expected", EDGES, ids=lambda x: getattr(x, "__name__", str(x)))
+@each("f, args, expected", EDGES, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_derivatives_at_edges(f, args, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -246,15 +235,15 @@ def compare_with_numpy(f: Callable, *args: Any) -> None:
         np.testing.assert_array_equal(np.signbit(actual), np.signbit(expected))
 
 
-@pytest.mark.parametrize("f", ONE, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [float, np.float32, int], ids=lambda d: d.__name__)
+@each("f", ONE, ids=lambda f: f.__name__)
+@each("dtype", [float, np.float32, int], ids=lambda d: d.__name__)
 def test_functions_of_special_numbers(f, dtype):
     with np.errstate(all="ignore"):
         compare_with_numpy(f, (np.arange(4) if dtype is int else SPECIAL).astype(dtype))
 
 
-@pytest.mark.parametrize("f", TWO, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("dtype", [float, int], ids=lambda d: d.__name__)
+@each("f", TWO, ids=lambda f: f.__name__)
+@each("dtype", [float, int], ids=lambda d: d.__name__)
 def test_functions_of_pairs_of_special_numbers(f, dtype):
     x = SPECIAL if dtype is float else np.arange(4)
     compare_with_numpy(f, x[:, None], x)
@@ -339,8 +328,8 @@ REAL_BINARY = sorted(
 )
 
 
-@pytest.mark.parametrize("dtype", INTEGERS)
-@pytest.mark.parametrize("ufunc", REAL_BINARY)
+@each("dtype", INTEGERS)
+@each("ufunc", REAL_BINARY)
 def test_beside_integers_derivatives_are_those_beside_floats(ufunc, dtype):
     n, x = np.array([0, 1, 0, 1, 2, 7]).astype(dtype), np.array([0.3, 0.7, 25.0, 1.3, 2.2, 0.4])
     for of_x in (lambda n: lambda x: ufunc(x, n), lambda n: lambda x: ufunc(n, x)):
@@ -354,9 +343,9 @@ def test_beside_integers_derivatives_are_those_beside_floats(ufunc, dtype):
         np.testing.assert_allclose(actual, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.float64, np.complex64])
-@pytest.mark.parametrize("low", [None, -300, 1.0, np.float32(1), np.arange(2, dtype=np.int8)])
-@pytest.mark.parametrize("high", [None, 300, np.uint8(2), np.complex64(2)])
+@each("dtype", [np.uint8, np.int16, np.float16, np.float64, np.complex64])
+@each("low", [None, -300, 1.0, np.float32(1), np.arange(2, dtype=np.int8)])
+@each("high", [None, 300, np.uint8(2), np.complex64(2)])
 def test_clip_has_the_dtype_of_all_its_arguments(dtype, low, high):
     x = np.array([0, 5], dtype)
     expected = np.clip(x, low, high)
@@ -366,8 +355,8 @@ def test_clip_has_the_dtype_of_all_its_arguments(dtype, low, high):
 TENSOR_PRODUCT = functools.partial(np.tensordot, axes=0)
 
 
-@pytest.mark.parametrize("number", [True, 2, 2.0, 2j])
-@pytest.mark.parametrize("f", [np.outer, np.multiply.outer, np.kron, np.inner, np.dot, TENSOR_PRODUCT])
+@each("number", [True, 2, 2.0, 2j])
+@each("f", [np.outer, np.multiply.outer, np.kron, np.inner, np.dot, TENSOR_PRODUCT])
 def test_products_with_python_numbers_can_be_recorded(f, number):
     x = np.ones(2, np.float16)
     for g in (lambda x: f(x, number), lambda x: f(number, x)):

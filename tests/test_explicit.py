@@ -33,6 +33,7 @@ from collectives import (
 from spmd import P
 from tests.explicit_programs import replayed, without_one
 from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example
+from tests.samples import each
 from tests.table import TABLE
 from tests.test_programs import MESHES, placements, programs
 
@@ -73,9 +74,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("operation", [np.add, np.multiply, np.matmul, np.maximum, np.less])
-@pytest.mark.parametrize("left, right, message", BINARY)
+@each("way", WAYS)
+@each("operation", [np.add, np.multiply, np.matmul, np.maximum, np.less])
+@each("left, right, message", BINARY)
 def test_operands_that_disagree(left, right, message, operation, way):
     args = [np.ones(2 * 2 ** len(v)) for v in (left, right)]
     f = explicit(lambda x, y: operation(x, y).reshape(-1) * 1.0, (SPECS[left], SPECS[right]), P(("i", "j")))
@@ -124,9 +125,9 @@ DISAGREEMENTS = {
 }
 
 
-@pytest.mark.parametrize("way", ["run", "make_tape", "vmap"])
-@pytest.mark.parametrize("around", [lambda f: f, in_a_scan], ids=["", "in a scan"])
-@pytest.mark.parametrize("name", DISAGREEMENTS)
+@each("way", ["run", "make_tape", "vmap"])
+@each("around", [lambda f: f, in_a_scan], ids=["", "in a scan"])
+@each("name", DISAGREEMENTS)
 def test_disagreements(name, around, way):
     f, message = DISAGREEMENTS[name]
     with pytest.raises(md.VarianceError, match=message):
@@ -165,8 +166,8 @@ COLLECTIVES = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", COLLECTIVES)
+@each("way", WAYS)
+@each("name", COLLECTIVES)
 def test_collectives_of_the_wrong_variance(name, way):
     f, message = COLLECTIVES[name]
     with pytest.raises(md.VarianceError, match=message):
@@ -586,7 +587,7 @@ def test_programs_written_out(program, placement):
     check_written_out(program, *placement, closed_over=False)
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("closed_over", [False, True])
+@each("name", STEPS)
+@each("closed_over", [False, True])
 def test_each_step_written_out(name, closed_over):
     check_written_out(Program([name, "scale by a parameter"]), MESHES[3], ("j", "i"), closed_over)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from collectives.guards.deadlock import Call, State, stuck
 from collectives.guards.mismatch import LINE, Kind, agree, disagreement
+from tests.samples import each
 
 
 def launching(ranks, *command):
@@ -50,7 +51,7 @@ def call(number, *ranks, on="a", method="Allreduce", what="psum"):
     return Call((on,), number, method, ranks, what)
 
 
-@pytest.mark.parametrize(
+@each(
     "states, expected",
     [
         ([(0, call(5, 0, 1), {"a": 5})], []),  # 1 computes

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import fuzz
+from tests.samples import each
 
 #: As Hypothesis does it: where a change is judged (CI), the same programs each time; else new ones.
 SEED = "CI" if os.environ.get("CI") else str(time.time_ns())
@@ -50,8 +51,8 @@ def test_the_same_seed_is_the_same_program():
     assert (one, one.arguments(), one.arguments(1)) == (two, two.arguments(), two.arguments(1))
 
 
-@pytest.mark.parametrize("layout", fuzz.LAYOUTS)
-@pytest.mark.parametrize("dtype", fuzz.DTYPES)
+@each("layout", fuzz.LAYOUTS)
+@each("dtype", fuzz.DTYPES)
 def test_arguments_have_their_dtypes_and_layouts(dtype, layout):
     (x,) = fuzz.evaluated(fuzz.Program({"a": fuzz.Input(dtype, (2, 3), layout)}, {}, (), "0").arguments())
     assert (x.dtype.newbyteorder("="), x.shape) == (np.dtype(dtype), (2, 3))

@@ -10,6 +10,7 @@ from hypothesis import example, given, settings
 import minidiff as md
 import minidiff.numpy as mnp
 from tests.indices import indices
+from tests.samples import each
 
 X = np.arange(6.0).reshape(2, 3)
 
@@ -131,7 +132,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_is_not_possible(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=message):

@@ -1,8 +1,11 @@
 """Ranks of an interactive session: one that fails is an error on all that wait for it, and the next cell works."""
 
+import itertools
 import json
 import subprocess
 import sys
+
+import pytest
 
 from tests.test_failures import mpiexec
 
@@ -64,10 +67,10 @@ def waited_for(rank, error):
     return f"OtherRankError: rank {rank} failed, and this rank waited for it. There it was {error}"
 
 
-def test_one_that_fails_is_an_error_on_all_that_wait_for_it():
+def one_that_fails_is_an_error_on_all_that_wait_for_it():
     in_a_body = "_ = on_ranks(lambda x: psum(fail_on(2, x), 'i'), P('j'))"
     outside = "fail_on(1, 0)\n" + ALL
-    found = run(ALL, in_a_body, ALL, outside, "if rank == 3: undefined", "# silent\n" + ALL, ALL)
+    found = yield [ALL, in_a_body, ALL, outside, "if rank == 3: undefined", "# silent\n" + ALL, ALL]
     assert found[0] == found[2] == found[6] == [SUMS] * RANKS and found[5] == ["None"] * RANKS
     # Only rank 0 waits for rank 2 along i; the others get what they came for.
     assert found[1] == [waited_for(2, "OSError: mistake on 2"), "None", "OSError: mistake on 2", "None"]
@@ -76,19 +79,18 @@ def test_one_that_fails_is_an_error_on_all_that_wait_for_it():
     assert found[4] == ["None"] * 3 + ["NameError: name 'undefined' is not defined"]
 
 
-def test_a_mistake_that_all_make():
+def a_mistake_that_all_make():
     """Before anything was sent; then of one alone, where ranks are in the middle of going over to new communicators."""
     only_one = "_ = on_ranks(lambda x: psum(fail_on(1, x), 'i'), P('j'))"
-    found = run(
-        "on_ranks(lambda x: x)", ALL, "on_ranks(lambda x: ppermute(x, both, [(0, 9)]))", only_one, only_one, ALL
-    )
+    out_of_range = "on_ranks(lambda x: ppermute(x, both, [(0, 9)]))"
+    found = yield ["on_ranks(lambda x: x)", ALL, out_of_range, only_one, only_one, ALL]
     assert all(x.startswith("VarianceError") for x in found[0]) and all(x.startswith("ValueError") for x in found[2])
     assert found[1] == found[5] == [SUMS] * RANKS
     waiting = waited_for(1, "OSError: mistake on 1")
     assert found[3] == found[4] == [waiting, "OSError: mistake on 1", waiting, waiting]
 
 
-def test_what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
+def what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
     """A dtype, a collective, and the order of two that were called before."""
     sums = "[float(on_ranks(lambda x: psum(x.astype(t), both))[0]) for t in "
     differ = [
@@ -96,7 +98,7 @@ def test_what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
         "_ = on_ranks(lambda x: pmax(x, both) if rank == 1 else psum(x, both))",
         sums + "('f4', 'i4')]\n_ = " + sums + "(('i4', 'f4') if rank == 1 else ('f4', 'i4'))]\n" + ALL,
     ]
-    found = run(ALL, *[cell for d in differ for cell in (d, ALL)])
+    found = yield [ALL, *[cell for d in differ for cell in (d, ALL)]]
     assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
     said = [
         ("psum", "i32[1]", "psum", "f32[1]"),
@@ -109,7 +111,7 @@ def test_what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works():
         assert f"\n  rank 1: {other} over 'i', 'j' of {another}; line " in errors[0]
 
 
-def test_what_waits_can_be_interrupted():
+def what_waits_can_be_interrupted():
     """Rank 3 does not come the second time. (Of the permutation, it is the source: nobody but rank 0 waits.)"""
     interrupt = """
 _ = on_ranks(lambda x: {}, {})
@@ -120,11 +122,30 @@ if rank != 3:
 """
     calls = [("psum(x, both)", "P()"), ("pmax(x, both)", "P()"), ("ppermute(x, both, [(3, 0)])", "P(both)")]
     cells = [cell for call in calls for cell in (interrupt.format(*call, *call), ALL)]
-    found = run(ALL, *cells)
+    found = yield [ALL, *cells]
     assert found[0] == found[2] == found[4] == found[6] == [SUMS] * RANKS
     waiting = waited_for(0, "KeyboardInterrupt: ")
     assert found[1] == found[3] == ["KeyboardInterrupt: ", waiting, waiting, "None"]
     assert found[5] == ["KeyboardInterrupt: ", "None", "None", "None"]
+
+
+#: Each says which cells to run, and looks at what they give.
+CHECKS = [
+    one_that_fails_is_an_error_on_all_that_wait_for_it,
+    a_mistake_that_all_make,
+    what_is_not_the_same_is_an_error_on_all_and_the_next_cell_works,
+    what_waits_can_be_interrupted,
+]
+
+
+def test_the_next_cell_works():
+    """Whatever happened in those before: all of them are of one session."""
+    checks = {check.__name__: check() for check in CHECKS}
+    cells = {name: next(check) for name, check in checks.items()}
+    results = iter(run(*itertools.chain.from_iterable(cells.values())))
+    for name, check in checks.items():
+        with pytest.raises(StopIteration):  # it has come to its end
+            check.send(list(itertools.islice(results, len(cells[name]))))
 
 
 def test_without_ipython_an_interrupted_mesh_says_so():

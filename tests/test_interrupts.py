@@ -11,6 +11,7 @@ import pytest
 import minidiff as md
 from minidiff.core import EVALUATE, become, current_interpreter
 from spmd import P, make_mesh, shard_map
+from tests.samples import each
 
 X = np.linspace(0.1, 1.0, 4)
 
@@ -61,7 +62,7 @@ def interrupts():
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there is no such timer")
-@pytest.mark.parametrize("name", CALLS)
+@each("name", CALLS)
 def test_an_interrupt_leaves_no_interpreter_current(interrupts, name):
     call = CALLS[name]
     expected = call(X)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import minidiff as md
+from tests.samples import each
 
 X = np.array([0.3, -0.7, 1.1])
-BOTH = pytest.mark.parametrize("jacobian", [md.jacfwd, md.jacrev])
+BOTH = each("jacobian", [md.jacfwd, md.jacrev])
 
 
 def one_by_one(f, x, eps=1e-6):
@@ -32,7 +33,7 @@ FUNCTIONS = {
 
 
 @BOTH
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_jacobians(name, jacobian):
     f, x = FUNCTIONS[name]
     actual = jacobian(f)(x)

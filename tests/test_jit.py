@@ -15,11 +15,8 @@ from minidiff.compiler import codegen as source
 from minidiff.compiler.simplify import copy_p, optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import check_apart
-from tests.table import DISCRETE, TABLE
-from tests.test_ops import agree, random_like
-
-ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
-DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)
+from tests.table import DISCRETE
+from tests.test_ops import OPERATIONS, agree, check_rows, random_like
 
 
 def same(actual, expected):
@@ -28,38 +25,40 @@ def same(actual, expected):
         agree(a, e)
 
 
-@ROWS
-def test_values(row):
-    compiled = md.jit(row.f)
+def check_values(row):
+    compiled, expected = md.jit(row.f), row.f(*row.args)
     results = [compiled(*row.args) for _ in range(2)]
     for out in results:
-        same(out, row.f(*row.args))
+        same(out, expected)
     check_apart(results, row.args)
 
 
-@DIFFERENTIABLE
-def test_derivatives(row):
+def check_derivatives(row):
+    """Compiled derivatives are the same, as are the types of the simplified tape."""
     f, args = row.closed()
     ct = random_like(f(*args))
+
+    def pulled_back(*xs):
+        return md.vjp(f, *xs)[1](ct)
 
     def derivatives(*xs):
-        return md.jvp(f, xs, args), md.vjp(f, *xs)[1](ct)
+        return md.jvp(f, xs, args), pulled_back(*xs)
 
     compiled, before = md.jit(derivatives), [np.copy(x) for x in args]
+    expected = derivatives(*args)
     for _ in range(2):
-        same(compiled(*args), derivatives(*args))
+        same(compiled(*args), expected)
     assert all(np.array_equal(x, y, equal_nan=True) for x, y in zip(args, before, strict=True))
-
-
-@DIFFERENTIABLE
-def test_optimized_tapes_have_the_same_types(row):
-    f, args = row.closed()
-    ct = random_like(f(*args))
-    tape = md.make_tape(lambda *xs: md.vjp(f, *xs)[1](ct))(*args)
+    tape = md.make_tape(pulled_back)(*args)
     smaller = optimize(tape)
     smaller.check()
     assert (smaller.in_types, smaller.out_types) == (tape.in_types, tape.out_types)
     assert sum(e.primitive is not copy_p for e in smaller.equations) <= len(tape.equations)
+
+
+@OPERATIONS
+def test_operation(rows):
+    check_rows(rows, lambda row: [check_values] if row.function in DISCRETE else [check_values, check_derivatives])
 
 
 @pytest.mark.parametrize("same", [lambda x: md.checkpoint_name(x, "a"), md.stop_gradient])

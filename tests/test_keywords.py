@@ -17,6 +17,7 @@ import spmd
 from collectives import psum
 from minidiff.keywords import INSTEAD
 from spmd import P
+from tests.samples import each
 
 MESH = spmd.make_mesh((2,), ("i",), backend="simulated")
 X = numpy.array([1.0, 2.0, 3.0, 4.0])
@@ -232,7 +233,7 @@ def test_the_table_is_of_functions_that_exist():
         assert not set(rows) & set(keywords_of(FUNCTIONS[name])), name
 
 
-@pytest.mark.parametrize("name, keyword", [(name, keyword) for name, rows in INSTEAD.items() for keyword in rows])
+@each("name, keyword", [(name, keyword) for name, rows in INSTEAD.items() for keyword in rows])
 def test_keywords_of_other_libraries_are_refused_with_what_to_write(name, keyword):
     advice = INSTEAD[name][keyword]
     for call in (
@@ -245,7 +246,7 @@ def test_keywords_of_other_libraries_are_refused_with_what_to_write(name, keywor
         assert written in keywords_of(FUNCTIONS[name])
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("name", FUNCTIONS)
 def test_misspelled_keywords_name_the_nearest(name):
     for keyword in keywords_of(FUNCTIONS[name]):
         if len(keyword) > 4:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidiff as md
+from tests.samples import each
 
 X, Y = np.arange(6.0).reshape(2, 3), np.arange(12.0).reshape(3, 4)
 modest = settings(max_examples=60, deadline=None)
@@ -100,8 +101,8 @@ def test_einsum_path_is_numpys():
     assert seen == [np.einsum_path("ij,jk,k", X, Y, np.ones(4))]
 
 
-@pytest.mark.parametrize("subscripts", ["ij->", "ij,ij->i", "ij,kl->jl", "ii", "i...->..."])
-@pytest.mark.parametrize("dtype", [bool, np.int8, np.float32])
+@each("subscripts", ["ij->", "ij,ij->i", "ij,kl->jl", "ii", "i...->..."])
+@each("dtype", [bool, np.int8, np.float32])
 def test_types_are_numpys(subscripts, dtype):
     xs = [np.array([[1, 0], [1, 100]], dtype)] * (subscripts.count(",") + 1)
     expected = np.einsum(subscripts, *xs)
@@ -119,9 +120,9 @@ def test_einsum_takes_a_dtype():
 # ---------------------------------------------------------------- convolve
 
 
-@pytest.mark.parametrize("function", [np.convolve, np.correlate])
-@pytest.mark.parametrize("mode", ["full", "same", "valid"])
-@pytest.mark.parametrize("n, m", list(itertools.product((1, 2, 3, 5), repeat=2)))
+@each("function", [np.convolve, np.correlate])
+@each("mode", ["full", "same", "valid"])
+@each("n, m", list(itertools.product((1, 2, 3, 5), repeat=2)))
 def test_convolutions_of_all_lengths(function, mode, n, m):
     xs, y = np.random.default_rng(0).standard_normal((3, n)), np.ones(m) + 1j * np.arange(m)
     f = functools.partial(function, mode=mode)
@@ -174,7 +175,7 @@ ERRORS: dict[str, tuple[Callable, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_does_not_fit(case):
     f, message = ERRORS[case]
     with pytest.raises(ValueError, match=message):

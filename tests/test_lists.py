@@ -10,6 +10,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import public_callables
+from tests.samples import each
 from tests.table import DISCRETE, TABLE
 
 X = np.array([0.5, 2.0, -1.0, 3.0])
@@ -143,7 +144,7 @@ def check_alike(actual, expected):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@each("name", CALLS)
 def test_lists_are_arrays(name):
     def of(a):
         return lambda x, m: as_results(CALLS[name](a, x, m))
@@ -187,7 +188,7 @@ def _rows_of_lists():
 LISTS = _rows_of_lists()
 
 
-@pytest.mark.parametrize("row", LISTS, ids=lambda row: row.key)
+@each("row", LISTS, ids=lambda row: row.key)
 def test_functions_of_lists_are_those_of_arrays(row):
     own = functools.partial(_own(row.function), **row.f.keywords)
     arrays, args = row.closed()

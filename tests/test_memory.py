@@ -5,14 +5,13 @@ import gc
 import tracemalloc
 import weakref
 
-import pytest
-
 import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import psum
 from minidiff.ops.base import Linear
 from spmd import P
+from tests.samples import each
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 
@@ -84,11 +83,10 @@ with_vjp = md.custom_vjp(plain)
 with_vjp.defvjp(lambda w, x: (plain(w, x), (w, x)), lambda wx, ct: md.vjp(plain, *wx)[1](ct))
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("name", PROGRAMS)
 def test_arguments_are_let_go(name):
     w, x = np.ones((3, 3)), np.ones((8, 3))
     held = [weakref.ref(w), weakref.ref(x)]
-    gc.collect()
     gc.disable()
     try:
         PROGRAMS[name](w, x)

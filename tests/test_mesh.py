@@ -11,6 +11,7 @@ import spmd
 from collectives import axis_index
 from collectives.backends.base import LauncherError
 from spmd import P, launch
+from tests.samples import each
 
 WITHOUT_MPI4PY = """
 import sys
@@ -40,8 +41,8 @@ BODIES = {
 }
 
 
-@pytest.mark.parametrize("wrap", [lambda f: f, md.jit, lambda f: md.grad(lambda x: np.sum(f(x)))])
-@pytest.mark.parametrize("how", BODIES)
+@each("wrap", [lambda f: f, md.jit, lambda f: md.grad(lambda x: np.sum(f(x)))])
+@each("how", BODIES)
 def test_the_rank_of_a_mesh_in_a_body(how, wrap):
     """It has no type that says that it differs from rank to rank: `axis_index` has."""
     mesh = spmd.make_mesh((2, 2), ("x", "y"), backend="simulated")
@@ -54,7 +55,7 @@ def test_the_rank_of_a_mesh_in_a_body(how, wrap):
     assert g(np.ones(2)).gather().tolist() == [0.0, 1.0]
 
 
-@pytest.mark.parametrize(
+@each(
     "arguments, error, message",
     [
         (((4, 2), ("x",)), ValueError, r"2 sizes for 1 axis names: \(4, 2\) and \('x',\)"),

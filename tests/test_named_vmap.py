@@ -21,6 +21,7 @@ from collectives import (
 from minidiff.checks.testing import check_grads
 from spmd import P
 from tests.collective_checks import cases, one_case_each
+from tests.samples import each
 
 N = 3
 X = np.arange(24.0).reshape(4, 3, 2)
@@ -31,8 +32,8 @@ def numbers(case, dtype=float):
     return np.random.default_rng(0).standard_normal((N, *case.shape)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", [float, np.float32, complex, np.int8, bool])
-@pytest.mark.parametrize("case", list(cases(N)), ids=str)
+@each("dtype", [float, np.float32, complex, np.int8, bool])
+@each("case", list(cases(N)), ids=str)
 def test_values(case, dtype):
     x = (10 * numbers(case)).astype(dtype)
     if case.name in ("pmax", "pmin") and dtype is complex:
@@ -43,12 +44,12 @@ def test_values(case, dtype):
     assert actual.dtype == expected.dtype
 
 
-@pytest.mark.parametrize("case", [c for c in cases(N) if c.name != "axis_index"], ids=str)
+@each("case", [c for c in cases(N) if c.name != "axis_index"], ids=str)
 def test_derivatives(case):
     check_grads(md.vmap(lambda x: case(x, "v"), axis_name="v"), (numbers(case),))
 
 
-@pytest.mark.parametrize("case", [c for c in one_case_each(N) if c.name != "axis_index"], ids=str)
+@each("case", [c for c in one_case_each(N) if c.name != "axis_index"], ids=str)
 def test_derivatives_inside(case):
     """All elements together have one derivative, wherever it is taken: collectives are transposed to one another."""
     x = numbers(case)
@@ -61,7 +62,7 @@ def test_derivatives_inside(case):
     np.testing.assert_allclose(inside(x, ct), md.vjp(f, x)[1](ct)[0])
 
 
-@pytest.mark.parametrize("case", one_case_each(N), ids=str)
+@each("case", one_case_each(N), ids=str)
 def test_staged(case):
     x = numbers(case)
     f = md.vmap(lambda x: case(x, "v") * 1.0, axis_name="v")
@@ -140,7 +141,7 @@ NESTED = {
 }
 
 
-@pytest.mark.parametrize("name", NESTED)
+@each("name", NESTED)
 def test_nested(name):
     f, expected = NESTED[name]
     np.testing.assert_allclose(nested(f)(X), expected(X))

@@ -13,6 +13,7 @@ from collectives import axis_index, pbroadcast, psum
 from spmd import P
 from tests.nested_programs import NESTED, NESTED_ARGS, one_by_one, summed, two_levels
 from tests.programs import STEPS, Program, assert_trees_close, example
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 CUBE = spmd.make_mesh((2, 1, 3), ("i", "j", "k"), backend="simulated")
@@ -49,23 +50,25 @@ def test_one_axis_after_the_other(program, placement, closed_over):
     size = math.prod(mesh.shape[a] for a in axes)
     args = example(program, rows=size, seed=len(program.steps))
     expected = md.value_and_grad(program.whole(size), (0, 1))(*args)
+    expected_tangents = md.jvp(program.whole(size), args, args)
     for typed in (True, False):
         flat = program.sharded(mesh, axes, closed_over, check_rep=typed)
         nested = program.sharded(mesh, axes, closed_over, one_by_one(*levels), check_rep=typed)
         gradient = md.value_and_grad(nested, (0, 1))
         assert_trees_close(gradient(*args), expected)
-        assert_trees_close(md.jvp(nested, args, args), md.jvp(program.whole(size), args, args))
+        assert_trees_close(md.jvp(nested, args, args), expected_tangents)
         tape = md.make_tape(gradient)(*args)
         tape.check()
         assert_trees_close(tape(*md.tree.leaves(args)), md.tree.leaves(expected))
-        if (
-            typed
-        ):  # as many sums as all at once (without types, each body has its own); values in the outer body are whole
-            assert sums_of(gradient, args) == sums_of(md.value_and_grad(flat, (0, 1)), args)
+        if typed:  # as many sums as all at once (without types, each body has its own); gathers come on top
+            assert without_gathers(spmd.communication(tape).counts) == without_gathers(communication_of(flat, args))
 
 
-def sums_of(f, args):
-    counts = spmd.communication(f)(*args).counts
+def communication_of(f, args):
+    return spmd.communication(md.value_and_grad(f, (0, 1)))(*args).counts
+
+
+def without_gathers(counts):
     return {name: n for name, n in counts.items() if name != "all_gather_invariant"}
 
 
@@ -255,8 +258,8 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("staged", [False, True], ids=["", "staged"])
-@pytest.mark.parametrize("name", ERRORS)
+@each("staged", [False, True], ids=["", "staged"])
+@each("name", ERRORS)
 def test_errors(name, staged):
     wrong, message = ERRORS[name]
     if staged and name == "a rank's own way":

@@ -14,6 +14,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 N = 3
@@ -301,7 +302,7 @@ def check(base, names):
     return absent
 
 
-@pytest.mark.parametrize("name", LAYERS)
+@each("name", LAYERS)
 def test_each_layer_alone(name):
     assert check("products", [name]) == {"custom_vjp": {"tangent"}, "while_loop": {"gradient"}}.get(name, set())
 
@@ -366,8 +367,8 @@ def derivative(f):
 D = {"grad": md.grad, "jvp": derivative, "jacfwd": md.jacfwd, "jacrev": md.jacrev}
 
 
-@pytest.mark.parametrize("outer", D)
-@pytest.mark.parametrize("inner", D)
+@each("outer", D)
+@each("inner", D)
 def test_perturbations_are_not_confused(outer, inner):
     outer, inner = D[outer], D[inner]
     assert outer(lambda x: x * inner(lambda y: x + y)(1.0))(1.0) == 1.0
@@ -389,7 +390,7 @@ def test_a_curried_derivative(outer):
 # ---------------------------------------------------------------- second derivatives where there are ties
 
 
-@pytest.mark.parametrize(
+@each(
     "f, at, second",
     [
         (lambda x: np.where(x > 0, x**3, x**2), 0.0, 2.0),
@@ -402,8 +403,8 @@ def test_a_curried_derivative(outer):
         (lambda x: md.cond(x > 0, lambda: x**3, lambda: x**2), 0.0, 2.0),
     ],
 )
-@pytest.mark.parametrize("outer", D)
-@pytest.mark.parametrize("inner", D)
+@each("outer", D)
+@each("inner", D)
 def test_second_derivatives_at_ties(f, at, second, outer, inner):
     assert D[outer](D[inner](f))(at) == second
 
@@ -438,8 +439,8 @@ CAPTURES = {
 }
 
 
-@pytest.mark.parametrize("name", CAPTURES)
-@pytest.mark.parametrize("staged", [False, True])
+@each("name", CAPTURES)
+@each("staged", [False, True])
 def test_derivatives_in_captured_values(name, staged):
     """To the second order, in both modes, eagerly and on tapes."""
     f, x = CAPTURES[name], 0.6

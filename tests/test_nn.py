@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff import nn
+from tests.samples import each
 
 INF = np.inf
 
@@ -41,8 +42,8 @@ FAR = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("f, x, value, slope", FAR, ids=lambda x: getattr(x, "__name__", str(x)))
+@each("dtype", [np.float64, np.float32])
+@each("f, x, value, slope", FAR, ids=lambda x: getattr(x, "__name__", str(x)))
 def test_far_out(f, x, value, slope, dtype):
     check_far_out(f, x, value, slope, dtype)
 

@@ -113,21 +113,24 @@ def test_sections_count_up_without_gaps(path):
 
 def test_drawings_stay_while_their_text_does(tmp_path):
     path = tmp_path / "drawing.ipynb"
-    cell = nbformat.v4.new_code_cell(metadata={"tags": ["varies"], "editor": {}})
+    notebook = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(metadata={"tags": ["varies"], "editor": {}}) for _ in range(2)]
+    )
 
-    def shown(picture, text):
-        cell.source = f"""
+    def shown(*drawings):
+        for cell, (picture, text) in zip(notebook.cells, drawings, strict=True):
+            cell.source = f"""
 class Drawing:
     def _repr_mimebundle_(self, **kwargs):
         return {{"image/svg+xml": "{picture}", "text/plain": "{text}"}}
 Drawing()"""
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), path)
+        nbformat.write(notebook, path)
         notebook_execution.rewrite(path)
-        (written,) = nbformat.read(path, as_version=4).cells
-        assert written.metadata == {"tags": ["varies"]}
-        cell.outputs = written.outputs
-        return written.outputs[0].data
+        written = nbformat.read(path, as_version=4).cells
+        assert all(cell.metadata == {"tags": ["varies"]} for cell in written)
+        for cell, new in zip(notebook.cells, written):
+            cell.outputs = new.outputs
+        return [(cell.outputs[0].data["image/svg+xml"], cell.outputs[0].data["text/plain"]) for cell in written]
 
-    assert shown("wide", "a -> b") == {"image/svg+xml": "wide", "text/plain": "a -> b"}
-    assert shown("narrow", "a -> b") == {"image/svg+xml": "wide", "text/plain": "a -> b"}
-    assert shown("narrow", "a -> c") == {"image/svg+xml": "narrow", "text/plain": "a -> c"}
+    assert shown(("wide", "a -> b"), ("wide", "a -> b")) == [("wide", "a -> b"), ("wide", "a -> b")]
+    assert shown(("narrow", "a -> b"), ("narrow", "a -> c")) == [("wide", "a -> b"), ("narrow", "a -> c")]

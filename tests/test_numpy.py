@@ -18,6 +18,7 @@ from minidiff.numpy import replaced
 from minidiff.numpy.coverage import CREATION, FROM_VALUES, REFUSED, public_callables
 from minidiff.numpy.dispatch import unsupported
 from minidiff.ops import ufunc_methods
+from tests.samples import each
 from tests.table import coverage
 
 X = np.array([[1.0, 2.0], [3.0, 4.0]])
@@ -243,9 +244,9 @@ DTYPES = [np.bool_, np.int8, np.uint32, np.float16, np.float32, np.complex64]
 BINARY = [f for f in NUMPY_FUNCTIONS if isinstance(f, np.ufunc) and (f.nin, f.nout, f.signature) == (2, 1, None)]
 
 
-@pytest.mark.parametrize("ufunc", sorted(BINARY, key=lambda f: f.__name__))
-@pytest.mark.parametrize("method", ["reduce", "accumulate"])
-@pytest.mark.parametrize("asked", [None, np.int8, np.float32])
+@each("ufunc", sorted(BINARY, key=lambda f: f.__name__))
+@each("method", ["reduce", "accumulate"])
+@each("asked", [None, np.int8, np.float32])
 def test_methods_of_ufuncs_have_numpys_dtypes(ufunc, method, asked):
     def f(x):
         return getattr(ufunc, method)(x, 0, asked)
@@ -290,8 +291,8 @@ def test_points_of_an_integral_may_have_more_axes(shape):
     np.testing.assert_array_equal(md.make_tape(f)(y)(y)[0], f(y), strict=True)
 
 
-@pytest.mark.parametrize("ufunc", [np.hypot, np.gcd, np.bitwise_and, np.copysign, np.logaddexp])
-@pytest.mark.parametrize("shape", [(), (1,), (1, 2), (3,)])
+@each("ufunc", [np.hypot, np.gcd, np.bitwise_and, np.copysign, np.logaddexp])
+@each("shape", [(), (1,), (1, 2), (3,)])
 def test_reductions_begin_with_the_identity(ufunc, shape):
     x = np.full(shape, -7)
     np.testing.assert_array_equal(md.make_tape(lambda x: ufunc.reduce(x))(x)(x)[0], ufunc.reduce(x), strict=True)
@@ -311,8 +312,8 @@ OPERATORS = [operator.add, operator.sub, operator.mul, operator.truediv, operato
 OPERATORS += [operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]
 
 
-@pytest.mark.parametrize("other", [2, 2.5, np.float64(2.5), np.float32(2), np.array(3.0), X], ids=repr)
-@pytest.mark.parametrize("op", OPERATORS, ids=lambda f: f.__name__)
+@each("other", [2, 2.5, np.float64(2.5), np.float32(2), np.array(3.0), X], ids=repr)
+@each("op", OPERATORS, ids=lambda f: f.__name__)
 def test_operators_with_whatever_is_on_the_other_side(op, other):
     def both(x):
         return op(x, other), op(other, x)
@@ -422,7 +423,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_is_not_possible(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=re.escape(message)) as caught:
@@ -478,8 +479,8 @@ def test_whole_numbers_are_converted_where_there_is_a_value(kind):
         np.testing.assert_array_equal(actual, expected, strict=True)
 
 
-@pytest.mark.parametrize("around", [lambda f: md.jit(f), lambda f: md.vmap(f), lambda f: md.make_tape(f)])
-@pytest.mark.parametrize("kind", [np.int64, np.bool_, np.float32, np.complex128])
+@each("around", [lambda f: md.jit(f), lambda f: md.vmap(f), lambda f: md.make_tape(f)])
+@each("kind", [np.int64, np.bool_, np.float32, np.complex128])
 def test_conversions_of_names_say_how_to_convert(kind, around):
     with pytest.raises(
         md.TracerError, match=rf"plain NumPy array of dtype .* write x\.astype\('{np.dtype(kind).name}'\)"
@@ -562,9 +563,9 @@ DEFERRED = [operator.add, operator.sub, operator.mul, operator.truediv, operator
 DEFERRED += [operator.floordiv, divmod, operator.lt, operator.eq]
 
 
-@pytest.mark.parametrize("x", [X, 2.0], ids=["array", "number"])
-@pytest.mark.parametrize("around", [lambda f: md.grad(f), lambda f: md.jit(f), lambda f: md.grad(md.checkpoint(f))])
-@pytest.mark.parametrize("cls", [Labelled, Opaque, Prior])
+@each("x", [X, 2.0], ids=["array", "number"])
+@each("around", [lambda f: md.grad(f), lambda f: md.jit(f), lambda f: md.grad(md.checkpoint(f))])
+@each("cls", [Labelled, Opaque, Prior])
 def test_operators_are_left_to_classes_that_numpy_leaves_them_to(cls, around, x):
     for op in DEFERRED:
         if op in (operator.matmul, divmod) and x is not X:

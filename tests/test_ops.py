@@ -1,5 +1,6 @@
 """Every operation: its values, derivatives, batching, types and transposes, all driven from one table."""
 
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,15 +14,27 @@ from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.ops.base import convert
 from minidiff.tape import Var
 from tests.aliasing_checks import arrays, check_apart, check_as_numpys
+from tests.samples import check_each
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE
-from tests.table.rows import random
+from tests.table.rows import Row, random
 
 #: They answer at once, from the type: nothing is traced.
 STATIC = {np.shape: (2, 3), np.ndim: 2, np.size: 6}
 STATIC |= {np.result_type: np.dtype(float), np.min_scalar_type: np.dtype(float), np.common_type: np.float64}
 
-ROWS = pytest.mark.parametrize("row", TABLE, ids=lambda r: r.key)
-DIFFERENTIABLE = pytest.mark.parametrize("row", [r for r in TABLE if r.function not in DISCRETE], ids=lambda r: r.key)
+ROWS: dict[Any, list[Row]] = {}
+for _row in TABLE:
+    ROWS.setdefault(_row.function, []).append(_row)
+
+#: One case of pytest for an operation, with all its rows.
+OPERATIONS = pytest.mark.parametrize("rows", list(ROWS.values()), ids=[rows[0].name for rows in ROWS.values()])
+
+
+def check_rows(rows: list[Row], checks_of: Callable[[Row], list[Callable]]) -> None:
+    """Run the checks that hold for a row, for every row."""
+    check_each(
+        (f"{check.__name__} of {row.key}", functools.partial(check, row)) for row in rows for check in checks_of(row)
+    )
 
 
 def agree(actual: Any, expected: Any, rtol: float = 1e-10) -> None:
@@ -39,9 +52,6 @@ def inner(xs: Any, ys: Any) -> float:
     return sum(float(np.real(np.sum(x * y))) for x, y in zip(xs, ys, strict=True))
 
 
-# ---------------------------------------------------------------- the checks
-
-
 #: As they are before doctests and tests add some.
 FUNCTIONS = frozenset(NUMPY_FUNCTIONS)
 
@@ -57,8 +67,10 @@ def test_static_functions_answer_from_the_type(function):
     assert seen == [STATIC[function]]
 
 
-@DIFFERENTIABLE
-def test_derivatives(row):
+# ---------------------------------------------------------------- the checks of a row
+
+
+def check_derivatives(row):
     check_grads(*row.closed())
 
 
@@ -67,7 +79,7 @@ def check_type_and_value(actual: Any, expected: Any) -> None:
     agree(actual, expected)
 
 
-def check_values_and_memory(row: Any, order: str) -> None:
+def check_values_and_memory(row: Row, order: str = "C") -> None:
     """What `jvp`, `vjp` and the tape of a row of the table return, for arrays laid out in this order."""
     f, args = row.closed()
     args = [np.array(x, order=order) if isinstance(x, np.ndarray) else x for x in args]
@@ -92,21 +104,14 @@ def check_values_and_memory(row: Any, order: str) -> None:
         np.testing.assert_array_equal(x, e)
 
 
-@ROWS
-def test_values_types_and_memory_under_derivatives_are_numpys(row):
-    check_values_and_memory(row, "C")
-
-
-@pytest.mark.parametrize("row", [r for r in TABLE if r.function in DISCRETE], ids=lambda r: r.key)
-def test_discrete_results_carry_no_derivative(row):
+def check_no_derivative(row):
     f, args = row.closed()
     value, pullback = md.vjp(f, *args)
     assert value.dtype.kind in "bi"
     assert all(not np.any(ct) for ct in pullback(value))
 
 
-@DIFFERENTIABLE
-def test_float32_stays(row):
+def check_float32_stays(row):
     f, args = row.closed()
     args = [np.asarray(x, np.complex64 if np.iscomplexobj(x) else np.float32)[()] for x in args]
     dtype = f(*args).dtype  # float64 only if a float64 takes part that is no Python number, as NumPy has it
@@ -132,8 +137,7 @@ def check_what_shares_memory_says_so(tape: Any, args: list) -> None:
             assert all(y.flags.writeable for y in outs if isinstance(y, np.ndarray)), eqn.primitive
 
 
-@ROWS
-def test_tapes(row):
+def check_tape(row):
     tape = md.make_tape(row.f)(*row.args)
     tape.check()
     expected = row.f(*row.args)
@@ -142,8 +146,7 @@ def test_tapes(row):
     check_what_shares_memory_says_so(tape, row.args)
 
 
-@DIFFERENTIABLE
-def test_tapes_of_derivatives(row):
+def check_tape_of_derivatives(row):
     f, args = row.closed()
     ct = random_like(f(*args))
 
@@ -171,8 +174,7 @@ def check_vmap(f: Callable, args: list, mapped: tuple[bool, ...], axis: int = 0)
     check_apart(actual, args)
 
 
-@ROWS
-def test_vmap(row):
+def check_vmap_of_row(row):
     tape = md.make_tape(row.f)(*row.args)  # its operations take plain arrays beside batched ones, wherever they stand
     for mapped in itertools.product([True, False], repeat=len(row.args)):
         if any(mapped):
@@ -180,8 +182,7 @@ def test_vmap(row):
     check_vmap(row.f, row.args, (True,) * len(row.args), axis=-1)
 
 
-@DIFFERENTIABLE
-def test_vmap_of_derivatives(row):
+def check_vmap_of_derivatives(row):
     f, args = row.closed()
     for i, x in enumerate(args):
 
@@ -193,8 +194,7 @@ def test_vmap_of_derivatives(row):
         check_vmap(derivatives, [x], (True,))
 
 
-@pytest.mark.parametrize("row", [r for r in TABLE if r.function in LINEAR], ids=lambda r: r.key)
-def test_transposes_of_linear_operations(row):
+def check_transposes(row):
     for group in LINEAR[row.function] or [tuple(range(len(row.args)))]:
         group = [i for i in group if i in row.active]
 
@@ -207,6 +207,21 @@ def test_transposes_of_linear_operations(row):
         cts = md.linear_transpose(f, *xs)(y)
         assert [md.typeof(ct) for ct in cts] == [md.typeof(x) for x in xs]
         np.testing.assert_allclose(inner(cts, xs), inner([f(*xs)], [y]), rtol=1e-10, atol=1e-10)
+
+
+CHECKS = [check_values_and_memory, check_tape, check_vmap_of_row]
+DIFFERENTIABLE = [check_derivatives, check_float32_stays, check_tape_of_derivatives, check_vmap_of_derivatives]
+
+
+def checks_of(row: Row) -> list[Callable]:
+    """The checks that hold for a row."""
+    derivatives = [check_no_derivative] if row.function in DISCRETE else DIFFERENTIABLE
+    return CHECKS + derivatives + [check_transposes] * (row.function in LINEAR)
+
+
+@OPERATIONS
+def test_operation(rows):
+    check_rows(rows, checks_of)
 
 
 # ---------------------------------------------------------------- what a table of smooth points cannot say

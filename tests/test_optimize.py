@@ -13,6 +13,7 @@ from minidiff.compiler import simplify as optimizer
 from minidiff.compiler.simplify import copy_p, optimize
 from spmd import P, make_mesh, shard_map
 from tests import linear_programs
+from tests.samples import each
 
 x = np.array([0.5, 2.0])
 
@@ -39,7 +40,7 @@ REWRITES = {
 }
 
 
-@pytest.mark.parametrize("name", REWRITES)
+@each("name", REWRITES)
 def test_rewrites(name):
     f, expected = REWRITES[name]
     tape = md.make_tape(f)(x)
@@ -53,8 +54,8 @@ def test_rewrites(name):
     assert len(names) <= len(tape.equations)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "complex64", "int8", "float64"])
-@pytest.mark.parametrize("f", [lambda x: 2 * (3 * x), lambda x: 100 * (x * 100), lambda x: x.dtype.type(2) * (3 * x)])
+@each("dtype", ["float32", "complex64", "int8", "float64"])
+@each("f", [lambda x: 2 * (3 * x), lambda x: 100 * (x * 100), lambda x: x.dtype.type(2) * (3 * x)])
 def test_numbers_in_a_row_keep_the_dtype(f, dtype):
     x = np.ones(2, dtype)
     tape = optimize(md.make_tape(f)(x))
@@ -225,7 +226,7 @@ EXACT = {
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@each("name", EXACT)
 def test_types_and_values_are_preserved(name):
     check_as_eager(*EXACT[name])
 

@@ -11,9 +11,10 @@ from minidiff.tape import bodies_of
 from spmd import P
 from spmd.parallel import matmul
 from tests.matmul_programs import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
+from tests.samples import each
 
-NAMES = pytest.mark.parametrize("name", PRODUCTS)
-RANKS = pytest.mark.parametrize("n", [1, 2, 3, 4])
+NAMES = each("name", PRODUCTS)
+RANKS = each("n", [1, 2, 3, 4])
 OPTIONS = {"typed": {}, "untyped": {"check_rep": False}, "explicit": {"auto_pbroadcast": False}}
 
 
@@ -31,7 +32,7 @@ def test_every_one_is_here():
 
 @NAMES
 @RANKS
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@each("options", OPTIONS.values(), ids=OPTIONS)
 def test_values_and_gradients_are_those_of_the_plain_product(name, n, options):
     product, args = sharded(name, mesh_of(n), **options), operands(n)
     np.testing.assert_allclose(np.asarray(product(*args)), plain(*args), rtol=1e-12)
@@ -40,7 +41,7 @@ def test_values_and_gradients_are_those_of_the_plain_product(name, n, options):
 
 
 @NAMES
-@pytest.mark.parametrize("dtype", ["f4", "c16"])
+@each("dtype", ["f4", "c16"])
 def test_other_numbers(name, dtype):
     args = operands(2, dtype)
     actual = sharded(name, mesh_of(2))(*args)

@@ -12,10 +12,11 @@ from collectives import pbroadcast, psum
 from spmd import P
 from tests.partial_sum_programs import PROGRAMS, W, X, of_whole, sharded
 from tests.programs import assert_trees_close
+from tests.samples import each
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
-TYPED = pytest.mark.parametrize("check_rep", [True, False], ids=["typed", "untyped"])
+TYPED = each("check_rep", [True, False], ids=["typed", "untyped"])
 
 
 def mapped(f, in_specs=P("i"), out_specs=P(sum="i"), mesh=MESH, **options):
@@ -50,7 +51,7 @@ def inner(x, y):
 
 
 @TYPED
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("name", PROGRAMS)
 def test_values_and_derivatives(name, check_rep):
     f, whole = sharded(name, MESH2, check_rep=check_rep), PROGRAMS[name][3]
     value = f(X, W)
@@ -77,7 +78,7 @@ def test_values_and_derivatives(name, check_rep):
 
 
 @TYPED
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("name", PROGRAMS)
 def test_vectorised(name, check_rep):
     f, whole = sharded(name, MESH2, check_rep=check_rep), PROGRAMS[name][3]
     xs, ws = np.stack([X, 2 * X, X - 1]), np.stack([W, W, 3 * W])

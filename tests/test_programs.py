@@ -3,7 +3,6 @@
 import math
 
 import hypothesis.strategies as st
-import pytest
 from hypothesis import example as known_failure
 from hypothesis import given, settings
 
@@ -11,6 +10,7 @@ import minidiff as md
 import spmd
 from spmd import P
 from tests.programs import STEPS, SUMS_IN_STEPS, Program, assert_trees_close, example
+from tests.samples import each
 
 MESHES = [
     spmd.make_mesh(shape, names, backend="simulated")
@@ -58,8 +58,8 @@ def test_sharded_equals_whole(program, placement, closed_over, seed):
     check_program(program, *placement, closed_over, seed)
 
 
-@pytest.mark.parametrize("name", STEPS)
-@pytest.mark.parametrize("closed_over", [False, True])
+@each("name", STEPS)
+@each("closed_over", [False, True])
 def test_each_step(name, closed_over):
     check_program(Program([name, "scale by a parameter"]), MESHES[3], ("j", "i"), closed_over, seed=1)
 

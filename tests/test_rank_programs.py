@@ -12,6 +12,7 @@ import spmd
 from minidiff.compiler.simplify import optimize
 from tests.programs import assert_trees_close
 from tests.rank_programs import COLLECTIVE, CONTROL, FURTHER, LOCAL, random_program
+from tests.samples import each
 
 seeds = st.integers(0, 10**6)
 CLOSE = {"rtol": 1e-7, "atol": 1e-9}
@@ -69,7 +70,7 @@ def test_delayed_psums_are_never_more(seed):
     assert sum(fewer.values()) <= sum(counts.values())
 
 
-@pytest.mark.parametrize("seed", range(60))
+@each("seed", range(60))
 def test_types_do_not_cost_an_all_reduce(seed):
     """As compiled: each sum for itself; and with as many in one call as can be."""
     typed, untyped, _, args = losses(seed)
@@ -111,7 +112,7 @@ def test_types_save_all_reduces_where_nothing_is_compiled():
     assert typed < 0.55 * untyped
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_second_derivatives(seed):
     typed, _, whole, args = losses(seed)
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
+from tests.samples import each
 
 X = np.arange(6.0).reshape(2, 3)
 
@@ -181,7 +182,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_does_not_fit(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=message):

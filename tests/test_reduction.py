@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import minidiff as md
 import spmd
 from minidiff.ops.reduction import recurrence_p
+from tests.samples import each
 
 modest = settings(max_examples=25, deadline=None)
 #: Small integers, so that zeros and ties are common and sums and products exact.
@@ -144,8 +145,8 @@ def test_nans_spread_where_nothing_leaves_them_out(f):
 # ---------------------------------------------------------------- dtypes
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64])
-@pytest.mark.parametrize("f", [np.sum, np.mean, np.prod, np.var, np.std, np.cumsum, np.cumprod, np.max, np.median])
+@each("dtype", [np.float16, np.float32, np.float64, np.complex64])
+@each("f", [np.sum, np.mean, np.prod, np.var, np.std, np.cumsum, np.cumprod, np.max, np.median])
 def test_dtypes_are_numpys(f, dtype):
     x = np.arange(1, 6).astype(dtype)
     value, _ = md.jvp(f, (x,), (x,))
@@ -153,8 +154,8 @@ def test_dtypes_are_numpys(f, dtype):
     np.testing.assert_allclose(value, f(x), rtol=1e-2)
 
 
-@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint16, np.int64])
-@pytest.mark.parametrize("f", [np.sum, np.mean, np.prod, np.var, np.cumsum, np.max, np.ptp, np.median, np.nansum])
+@each("dtype", [bool, np.int8, np.uint16, np.int64])
+@each("f", [np.sum, np.mean, np.prod, np.var, np.cumsum, np.max, np.ptp, np.median, np.nansum])
 def test_integers_are_reduced_as_numpy_reduces_them(f, dtype):
     x = np.arange(5).astype(dtype)
     if dtype is bool and f is np.ptp:
@@ -171,8 +172,8 @@ def test_a_dtype_can_be_asked_for(f):
     assert (value.dtype, g.dtype) == (np.float64, np.float32)
 
 
-@pytest.mark.parametrize("dtype", [bool, np.int8, np.uint16, np.float16])
-@pytest.mark.parametrize("f", [np.sum, np.prod, np.cumsum, np.cumprod])
+@each("dtype", [bool, np.int8, np.uint16, np.float16])
+@each("f", [np.sum, np.prod, np.cumsum, np.cumprod])
 def test_a_small_dtype_that_is_asked_for_is_given(f, dtype):
     x = np.array([100, 27, 3], np.int8)
     expected = f(x, dtype=dtype)
@@ -277,7 +278,7 @@ if hasattr(np, "cumulative_sum"):  # of NumPy 2.1
     ERRORS["cumulative_sum"] = (np.cumulative_sum, ValueError, r"cumulative_sum: give an axis for f64\[2,3\]")
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_does_not_fit(case):
     f, error, message = ERRORS[case]
     with pytest.raises(error, match=message):
@@ -295,8 +296,8 @@ ALONG_NO_AXIS += [lambda x, axis: np.take(x, 0, axis=axis), lambda x, axis: np.r
 ALONG_NO_AXIS += [lambda x, axis: np.partition(x, 0, axis=axis), lambda x, axis: np.bitwise_or.reduce(x > 0, axis=axis)]
 
 
-@pytest.mark.parametrize("axis", [0, -1, 1, -2, None, ()])
-@pytest.mark.parametrize("f", ALONG_NO_AXIS, ids=lambda f: f.__name__)
+@each("axis", [0, -1, 1, -2, None, ()])
+@each("f", ALONG_NO_AXIS, ids=lambda f: f.__name__)
 def test_axes_of_numbers_are_as_in_numpy(f, axis):
     def run(x):
         return f(x, axis=axis)

@@ -12,6 +12,7 @@ import minidiff.numpy as np
 import spmd
 from spmd import P
 from spmd.arrays.reshard import route, sizes_of
+from tests.samples import each
 
 SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k"), (2, 1, 2): ("i", "j", "k")}
 
@@ -237,9 +238,9 @@ def test_derivatives(have, want):
     md.make_tape(md.grad(f))(x).check()
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("want", [P(), P("i"), P("j"), P(("j", "i"))], ids=str)
-@pytest.mark.parametrize("have", [P("i", "j"), P("i"), P(None, "i"), P(("i", "j"))], ids=str)
+@each("axis", [0, 1])
+@each("want", [P(), P("i"), P("j"), P(("j", "i"))], ids=str)
+@each("have", [P("i", "j"), P("i"), P(None, "i"), P(("i", "j"))], ids=str)
 def test_elements_of_a_batch(have, want, axis):
     """Under vmap: elements are split as it says; they stay where they are, but along the axes that this takes."""
     a, mesh = numpy.arange(16.0).reshape(4, 4), mesh_of((2, 2))
@@ -291,7 +292,7 @@ def test_a_shard_map_takes_its_arguments_by_the_cheapest_way():
     assert MESH.calls == {"all_to_all": 1}
 
 
-@pytest.mark.parametrize(
+@each(
     "call, error, message",
     [
         (lambda x: spmd.reshard(X, P("i")), TypeError, r"is on no mesh.*write distribute\(x, mesh, spec\)"),

@@ -10,6 +10,7 @@ import pytest
 import minidiff as md
 from minidiff.forward import float0
 from minidiff.ops.base import Linear
+from tests.samples import each
 
 X = np.array([0.5, 2.0, 3.0])
 
@@ -261,7 +262,7 @@ ERRORS: dict[str, tuple[Callable, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@each("case", ERRORS)
 def test_errors_say_what_is_wrong(case):
     use, message = ERRORS[case]
     with pytest.raises(TypeError, match=message):

@@ -28,6 +28,7 @@ from minidiff.tape import bodies_of
 from spmd import P
 from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs
+from tests.samples import each
 from tests.test_programs import placements, programs
 
 SIZES = {"i": 2, "j": 2}
@@ -124,8 +125,8 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "int64"])
-@pytest.mark.parametrize("case", CASES)
+@each("dtype", ["float64", "float32", "complex128", "int64"])
+@each("case", CASES)
 def test_each_rewrite(case, dtype):
     name, body, before, after = CASES[case]
     x, f = data(dtype), mapped(body)
@@ -179,9 +180,9 @@ WIDER = {
 }
 
 
-@pytest.mark.parametrize("wider", ["float64", "int64"])
-@pytest.mark.parametrize("dtype", ["int8", "uint8", "uint32", "float16", "float32"])
-@pytest.mark.parametrize("name", WIDER)
+@each("wider", ["float64", "int64"])
+@each("dtype", ["int8", "uint8", "uint32", "float16", "float32"])
+@each("name", WIDER)
 def test_sums_stay_in_their_dtype(name, dtype, wider):
     """They wrap around, or overflow, where they did."""
     x = np.array([60, 50, 40, 30, 20, 10, 5, 100], dtype) * (200 if dtype == "float16" else 1)

@@ -10,6 +10,7 @@ import spmd
 from collectives import axis_index, pbroadcast, pmean, psum
 from spmd import P
 from tests.programs import assert_trees_close
+from tests.samples import each
 
 MESH = spmd.make_mesh((4,), ("i",), backend="simulated")
 MESH2 = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
@@ -408,7 +409,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", ERRORS)
+@each("name", ERRORS)
 def test_errors(name):
     wrong, error, message = ERRORS[name]
     with pytest.raises(error, match=message):

@@ -17,6 +17,7 @@ from minidiff.compiler.jit import Jitted
 from minidiff.core import Primitive
 from spmd import P
 from tests.optimisers import adam, momentum, sgd
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 X = np.arange(4 * 6.0).reshape(4, 6)
@@ -81,7 +82,7 @@ def test_derivatives_through_operations_outside():
 A, B = numpy.sin(X), numpy.cos(np.arange(6 * 8.0)).reshape(6, 8)
 
 
-@pytest.mark.parametrize(
+@each(
     "f, specs, expected, counts",
     [
         # number by number
@@ -270,8 +271,8 @@ def test_fully_sharded_parameters_are_gathered_and_their_gradients_scattered():
     assert report.counts == {"all_gather": 1, "psum_scatter": 1}
 
 
-@pytest.mark.parametrize("spec", [P("i"), P(None, "j"), P("i", "j"), P(("j", "i"))])
-@pytest.mark.parametrize(
+@each("spec", [P("i"), P(None, "j"), P("i", "j"), P(("j", "i"))])
+@each(
     "f",
     [
         lambda x, v: x[2] * v[0],
@@ -716,8 +717,8 @@ EACH = {
 }
 
 
-@pytest.mark.parametrize("f", [_of_one, _of_one_resharded, _of_one_mapped])
-@pytest.mark.parametrize("name", EACH)
+@each("f", [_of_one, _of_one_resharded, _of_one_mapped])
+@each("name", EACH)
 def test_derivatives_of_each_element_of_a_batch_that_is_split(name, f):
     """As of the whole; what is counted is done; and of what depends on its element alone, no batch is gathered."""
     each, (b, w) = EACH[name](f), (B[:6, :6], numpy.sin(B[:6, :6]))

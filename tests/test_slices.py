@@ -12,6 +12,7 @@ from collectives import axis_index
 from minidiff import slices
 from minidiff.core import TracerError, VarianceError
 from spmd import P
+from tests.samples import each
 from tests.table import TABLE
 
 X = np.arange(12.0).reshape(3, 4)
@@ -197,7 +198,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+@each("case", ERRORS.values(), ids=ERRORS)
 def test_errors(case):
     call, error, message = case
     with pytest.raises(error, match=message):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.ops.sorting import permute_p
+from tests.samples import each
 
 modest = settings(max_examples=60, deadline=None)
 vectors = st.lists(st.integers(-3, 3), min_size=1, max_size=8).map(lambda x: np.array(x, float))
@@ -60,8 +61,8 @@ SEARCHES: dict[str, Callable] = {
 }
 
 
-@pytest.mark.parametrize("name", SEARCHES)
-@pytest.mark.parametrize("in_axes", [(0, 0), (0, None), (None, 0)])
+@each("name", SEARCHES)
+@each("in_axes", [(0, 0), (0, None), (None, 0)])
 def test_searches_of_many_tables_under_vmap(name, in_axes):
     f, rng = SEARCHES[name], np.random.default_rng(0)
     a, v = rng.integers(0, 5, (3, 4)), rng.integers(0, 5, (3, 2))

@@ -9,6 +9,7 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from minidiff import location, staging
+from tests.samples import each
 
 X = np.ones((2, 3))
 
@@ -117,7 +118,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", SIZES)
+@each("name", SIZES)
 def test_sizes_are_static_arguments(name):
     with pytest.raises(md.TracerError, match=r"a size, .* name the argument .* in static_argnums or static_argnames"):
         md.jit(lambda n: SIZES[name](n))(2)

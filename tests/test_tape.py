@@ -11,6 +11,7 @@ from minidiff.core import ShapedArray
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
 from minidiff.tape import Equation, Var
+from tests.samples import each
 
 TABLE = np.arange(3.0)
 
@@ -191,13 +192,13 @@ def test_functions_with_rules():
     assert tapes[2] != tapes[3]
 
 
-@pytest.mark.parametrize("name", LIKE)
+@each("name", LIKE)
 def test_equal_programs(name):
     one, two = (md.make_tape(f)(np.ones((2, 3)), np.ones((2, 3))) for f in LIKE[name])
     assert one == two
 
 
-@pytest.mark.parametrize("name", DIFFERENT)
+@each("name", DIFFERENT)
 def test_different_programs(name):
     one, two = (md.make_tape(f)(np.ones((2, 3)), np.ones((2, 3))) for f in DIFFERENT[name])
     assert one != two

@@ -7,6 +7,7 @@ import minidiff.numpy as np
 from minidiff.core import Primitive
 from minidiff.forward import float0
 from minidiff.show.trace_table import pad, show_value, width
+from tests.samples import each
 
 
 def f(x1, x2):
@@ -92,7 +93,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@each("name", PROGRAMS)
 def test_tables_agree_with_the_transformations(name):
     f, args = PROGRAMS[name]
     reverse, forward = md.trace_table(f, *args, mode="reverse"), md.trace_table(f, *args)
@@ -219,7 +220,7 @@ def test_wrong_use(call, error, message):
         call()
 
 
-@pytest.mark.parametrize(
+@each(
     "value, shown",
     [
         (2.0, "2"),

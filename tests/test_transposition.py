@@ -12,6 +12,7 @@ from minidiff.tape import bodies_of
 from spmd import P
 from tests import linear_programs
 from tests.programs import assert_trees_close
+from tests.samples import each
 
 X, V, W = np.arange(6.0).reshape(2, 3), np.arange(3.0), np.arange(9.0).reshape(3, 3) + 1
 Z = X + 1j
@@ -183,7 +184,7 @@ OTHERWISE = {
 }
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@each("name", OPERATIONS)
 def test_operations(name):
     f, args, *linear = OPERATIONS[name]
     tape, _, back = check(f, *args, linear=linear[0] if linear else None)
@@ -255,7 +256,7 @@ V16 = np.arange(16.0)
 SEVERAL = linear_programs.several(MESH, MESH2)
 
 
-@pytest.mark.parametrize("name", SEVERAL)
+@each("name", SEVERAL)
 def test_of_several(name):
     check(SEVERAL[name], V16)
 

@@ -19,11 +19,12 @@ import spmd
 from collectives import psum
 from minidiff import tree
 from spmd import P
+from tests.samples import each
 from tests.tree_classes import CLASSES, Frozen, Given, Inherited, Plain, parts
 
 W, B, X = np.array([0.5, 2.0, 1.0, -1.0]), np.array([1.0, -1.0, 0.5, 3.0]), np.array([1.0, 2.0, 3.0, 4.0])
 GRAD = X * np.cos(W * X), np.ones(4)
-every = pytest.mark.parametrize("name", CLASSES)
+every = each("name", CLASSES)
 
 
 def loss(p):
@@ -112,7 +113,7 @@ TRANSFORMATIONS = {
 
 
 @every
-@pytest.mark.parametrize("how", TRANSFORMATIONS)
+@each("how", TRANSFORMATIONS)
 def test_every_class_through_every_transformation(how, name):
     if (how, name) == ("hessian", "derived field"):
         pytest.skip("its __init__ computes with its fields, which in a Hessian are trees")

@@ -77,6 +77,7 @@ from collectives import all_gather, all_gather_invariant, all_to_all, ppermute, 
 from minidiff import VarianceError
 from spmd import P, distribute, reshard, shard_map
 from spmd.parallel import matmul
+from tests.samples import each
 from tests.tutorial_collectives import EXAMPLES, psum_scatter_by_steps, text_of
 
 make_mesh = partial(spmd.make_mesh, backend="simulated")
@@ -341,7 +342,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+@each("case", ERRORS.values(), ids=ERRORS)
 def test_errors_that_the_tutorial_speaks_of(case):
     call, error, message = case
     with pytest.raises(error, match=message):
@@ -399,7 +400,7 @@ def test_without_collectives_it_is_a_loop_over_blocks():
     np.testing.assert_array_equal(shard_map(f, ROW, in_specs=P("i"), out_specs=P("i"))(x), y)
 
 
-@pytest.mark.parametrize("name", [name for name, example in EXAMPLES.items() if example.meaning])
+@each("name", [name for name, example in EXAMPLES.items() if example.meaning])
 def test_what_collectives_mean(name):
     """On the list of all blocks: of other numbers than the tutorial's, too."""
     example = EXAMPLES[name]
@@ -463,7 +464,7 @@ def test_printing_looks_like_this(capsys):
     )
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@each("name", EXAMPLES)
 def test_compiled_and_on_tapes(name):
     example = EXAMPLES[name]
     f = example.mapped(example.mesh(backend="simulated"))
@@ -513,8 +514,8 @@ RANDOM = np.random.default_rng(0)
 LHS, RHS = RANDOM.standard_normal((8, 8)), RANDOM.standard_normal((8, 4))
 
 
-@pytest.mark.parametrize("name", matmul.__all__)
-@pytest.mark.parametrize("compiled", [False, True])
+@each("name", matmul.__all__)
+@each("compiled", [False, True])
 def test_matrix_products(name, compiled):
     lhs_spec = P("i", None) if "all_gather" in name else P(None, "i")
     rhs_spec = P("i", None)

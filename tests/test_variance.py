@@ -7,6 +7,7 @@ import minidiff.numpy as np
 import spmd
 from collectives import psum
 from spmd import P
+from tests.samples import each
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 SPECS = {"": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j"))}
@@ -34,8 +35,8 @@ BINARY = [
 ]
 
 
-@pytest.mark.parametrize("operation", [np.add, np.multiply, np.divide, np.matmul, np.maximum, np.less])
-@pytest.mark.parametrize("left, right, result, lifts", BINARY)
+@each("operation", [np.add, np.multiply, np.divide, np.matmul, np.maximum, np.less])
+@each("left, right, result, lifts", BINARY)
 def test_operands_are_lifted_to_their_union(operation, left, right, result, lifts):
     tape = body_of(operation, left, right)
     tape.check()
@@ -45,8 +46,8 @@ def test_operands_are_lifted_to_their_union(operation, left, right, result, lift
     assert [set(e.params["axes"]) for e in before if e.primitive.name == "pbroadcast"] == [set(x) for x in lifts]
 
 
-@pytest.mark.parametrize("variance", SPECS)
-@pytest.mark.parametrize("operation", [np.sin, np.negative, lambda x: x * 2.0, lambda x: 1 / x, lambda x: x[0], np.sum])
+@each("variance", SPECS)
+@each("operation", [np.sin, np.negative, lambda x: x * 2.0, lambda x: 1 / x, lambda x: x[0], np.sum])
 def test_one_operand_keeps_its_variance(operation, variance):
     """Numbers agree with any variance: nothing is lifted for them."""
     tape = body_of(operation, variance)

@@ -12,6 +12,7 @@ import minidiff as md
 from minidiff.compiler.simplify import rewrites
 from minidiff.forward import float0
 from spmd import P, make_mesh, shard_map
+from tests.samples import each
 
 MESH = make_mesh((2,), ("i",), backend="simulated")
 DTYPES = ["?", "i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8", "f2", "f4", "f8", "c8", "c16"]
@@ -164,8 +165,8 @@ def test_derivatives_have_the_dtypes_of_arguments_and_results(expression, s, dty
 X = np.array([1.0, 2.0, 3.0], "f4")
 
 
-@pytest.mark.parametrize("name", TRANSFORMED)
-@pytest.mark.parametrize("s", [0.1, 3, True, 2**24 + 1])
+@each("name", TRANSFORMED)
+@each("s", [0.1, 3, True, 2**24 + 1])
 def test_a_number_beside_float32(name, s):
     for f in (lambda s, x: s * x, lambda s, x: (s**2 - 1) * x, lambda s, x: np.where(x > s, x, s)):
         same(TRANSFORMED[name](f, s, X), f(s, X))
@@ -180,8 +181,8 @@ def test_what_is_called_with_python_numbers_and_with_numpys():
     assert md.vmap(f, (None, 0))(np.float64(2.0), X).dtype == "f8"
 
 
-@pytest.mark.parametrize("name", TRANSFORMED)
-@pytest.mark.parametrize(
+@each("name", TRANSFORMED)
+@each(
     "f",
     [
         lambda s, x: np.where(x, s, 1),
@@ -203,7 +204,7 @@ def test_constants_of_the_dtype_of_a_condition_stay_what_they_are():
     same(md.jit(f)(c, x), f(c, x))
 
 
-@pytest.mark.parametrize("name", TRANSFORMED)
+@each("name", TRANSFORMED)
 def test_what_is_clipped_is_an_array_and_limits_are_numbers(name):
     for f in (lambda s, x: np.clip(s, -1, x), lambda s, x: np.clip(x, s, 9), lambda s, x: np.clip(s, x, None)):
         same(TRANSFORMED[name](f, 0.3, X), f(0.3, X))

@@ -1,34 +1,13 @@
 """`md.debug.print` on MPI ranks: each prints its own lines, in the order of the program."""
 
-import contextlib
-import io
-
 import pytest
 from mpi4py import MPI
 
 import minidiff as md
 import minidiff.numpy as np
 import spmd
-from collectives import pmean, psum
 from spmd import P
-
-
-def printed(f, *args):
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        f(*args)
-    return out.getvalue().splitlines()
-
-
-def body(w, x):
-    md.debug.print("x = {}", x)
-    total = psum((w * x).sum(), "i")
-    md.debug.print("total = {}", total)
-
-    def step(c, e):
-        md.debug.print("c = {:.1f}, e = {:.1f}", c, e)
-        return pmean(c * e, "i"), None
-
-    return md.scan(step, total, x)[0]
+from tests.test_debug_print import body, printed
 
 
 @pytest.mark.parallel(2)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from spmd.examples import training
+from spmd.examples import data_parallel, training
 from spmd.examples.checkpoints import CheckpointError
 from tests.runs import EXAMPLES, assert_same_run, run_program_of_the_readme, train, train_until
 
@@ -35,6 +35,16 @@ def test_killed_and_taken_up_again(path, name):
     simulated = train(name, RANKS, backend="simulated", steps=4)
     np.testing.assert_allclose(whole.losses, simulated.losses, rtol=0, atol=1e-10)
     assert training.accuracy(EXAMPLES[name], whole) == training.accuracy(EXAMPLES[name], simulated)
+
+
+@pytest.mark.parallel([3, 8])
+def test_losses_do_not_depend_on_ranks():
+    """Of the example as it is, with the network that it trains."""
+    mesh = data_parallel.EXAMPLE.mesh(RANKS)
+    losses = training.train(data_parallel.EXAMPLE, mesh, 20).losses
+    assert mesh.backend == "mpi" and mesh.calls == {"psum": 2 * len(losses)}
+    alone = training.train(data_parallel.EXAMPLE, data_parallel.EXAMPLE.mesh(1, "simulated"), 20).losses
+    np.testing.assert_allclose(losses, alone, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parallel(4)

@@ -41,9 +41,12 @@ class Row(NamedTuple):
     note: str
 
     @property
+    def name(self) -> str:
+        return self.function if isinstance(self.function, str) else self.function.__name__
+
+    @property
     def key(self) -> str:
-        name = self.function if isinstance(self.function, str) else self.function.__name__
-        return f"{name}({self.note})"
+        return f"{self.name}({self.note})"
 
     @property
     def active(self) -> tuple[int, ...]:
