@@ -1,6 +1,6 @@
 """Compiler passes for collectives: fewer of them, and earlier."""
 
-from collectives.ops import psum_p
+from collectives.ops import pscatter_p, psum_p
 from collectives.passes.delay_psums import delay_psums
 from collectives.passes.fuse_psums import (
     SETTINGS,
@@ -8,15 +8,14 @@ from collectives.passes.fuse_psums import (
     split_variadic_psums,
     sum_of_copies,
 )
+from collectives.passes.local_slices import local_slice_of_gathered
 from collectives.passes.overlap import overlap_communication
 from minidiff.compiler.simplify import Passes
 
 #: All passes, in the order in which they run: `jit` uses them once `spmd` has installed them.
 PASSES = Passes(
     first=(split_variadic_psums,),
-    rules={
-        psum_p: (sum_of_copies,),
-    },
+    rules={psum_p: (sum_of_copies,), pscatter_p: (local_slice_of_gathered,)},
     last=(delay_psums, fuse_psums, overlap_communication),
     settings=SETTINGS,
 )
