@@ -10,7 +10,7 @@ from collectives import at_root, axis_index, ppermute, pscatter, psum
 from spmd import P
 from tests.test_rewrites import ALONE, IJ, check_derivatives, communicating, data, mapped
 
-BIG = np.random.default_rng(0).normal(size=(100, 100))
+BIG = np.random.default_rng(0).normal(size=(100, 100))  # no short message
 
 
 def both(x):
