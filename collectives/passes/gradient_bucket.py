@@ -78,7 +78,7 @@ def _size(term: tuple[Equation, Value]) -> int:
     return atom_type(term[0].inputs[0]).nbytes
 
 
-def _backward_pass_in_body(
+def backward_pass_in_body(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:
     """`summed_backward_pass` of a tape of the running body; hoist pbroadcasts first."""
@@ -88,4 +88,4 @@ def _backward_pass_in_body(
     return summed_backward_pass(hoisted, linear, values, cts, consume)
 
 
-reverse.backward_pass_on_ranks = _backward_pass_in_body
+reverse.backward_pass_on_ranks = backward_pass_in_body
