@@ -11,7 +11,7 @@ from spmd import P
 from tests.samples import each
 from tests.test_rewrites import ALONE, IJ, check_derivatives, communicating, data, mapped
 
-BIG = np.random.default_rng(0).normal(size=(100, 100))
+BIG = np.random.default_rng(0).normal(size=(100, 100))  # no short message
 
 
 def both(x):

@@ -2,12 +2,7 @@
 
 from collectives.ops import pscatter_p, psum_p
 from collectives.passes.delay_psums import delay_psums
-from collectives.passes.fuse_psums import (
-    SETTINGS,
-    fuse_psums,
-    split_variadic_psums,
-    sum_of_copies,
-)
+from collectives.passes.fuse_psums import SETTINGS, fuse_psums, split_variadic_psums, sum_of_copies
 from collectives.passes.local_slices import local_slice_of_gathered
 from collectives.passes.overlap import overlap_communication
 from minidiff.compiler.simplify import Passes

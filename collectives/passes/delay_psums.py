@@ -12,8 +12,8 @@ commutes with linear operations:
     at_root(psum(x))    = reduce(x)
 
 A psum is delayed until another one over the same axes is added to it, or a local slice of it is taken; if neither
-happens, it stays where it was. It moves only past values that are used once, and only if no more bytes are sent: so
-there are never more psums than before.
+happens, it stays where it was. It moves only past values that are used once, and only if the message is short or no
+longer than before: so there are never more psums.
 
 The terms are added in another order, so rounding may differ; each sum keeps its dtype.
 """
@@ -38,6 +38,8 @@ from minidiff.tape import Atom, Equation, Tape, Var, atom_type, operand_type, wi
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
 
+SHORT_MESSAGE = 1 << 16  # a message of this many bytes takes about as long as one of a single number
+
 
 class Delayed(NamedTuple):
     """A value as a delayed psum of `operand`, in place of psums of `nbytes` in total."""
@@ -52,9 +54,9 @@ class Delayed(NamedTuple):
     def of(psum: Equation) -> Delayed:
         return Delayed(psum.inputs[0], frozenset(psum.params["axes"]), 1, psum.outputs[0].type.nbytes, psum.source)
 
-    def is_shorter(self) -> bool:
-        """Whether one collective sends no more bytes than those psums."""
-        return atom_type(self.operand).nbytes <= self.nbytes
+    def is_no_longer(self) -> bool:
+        """Whether one collective takes no longer than those psums."""
+        return atom_type(self.operand).nbytes <= max(SHORT_MESSAGE, self.nbytes)
 
 
 def delay_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
@@ -84,7 +86,7 @@ class _Delaying:
     def _rewritten(self, eqn: Equation) -> Equation:
         """Return the equation, or the collective that replaces it if psums meet in it."""
         p, sums = eqn.primitive, [self._delayed(a) for a in eqn.inputs]
-        before = sums[0] if sums and sums[0] and sums[0].is_shorter() else None
+        before = sums[0] if sums and sums[0] and sums[0].is_no_longer() else None
         if p in _FUSED_WITH_PSUM and before and before.axes == {*eqn.params["axes"]}:
             return Equation(_FUSED_WITH_PSUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
         if p is psum_p:
@@ -93,7 +95,7 @@ class _Delaying:
                 eqn = self._psum(both, eqn.outputs[0], merged([before.source, eqn.source]))
             self.delayed[eqn.outputs[0]] = Delayed.of(eqn)
         elif after := self._after(eqn, sums):
-            if after.psums > 1 and after.is_shorter():
+            if after.psums > 1 and after.is_no_longer():
                 eqn = self._psum(after, eqn.outputs[0], after.source)
                 after = Delayed.of(eqn)
             self.delayed[eqn.outputs[0]] = after
