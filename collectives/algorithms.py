@@ -72,8 +72,9 @@ from collectives.ops import (
     shifted,
     varying_over,
 )
-from minidiff.core import Value, typeof
+from minidiff.core import Value
 from minidiff.ops.shape import normalize_axis
+from minidiff.types import typeof
 
 __all__ = [
     "bidirectional_ring_all_gather",

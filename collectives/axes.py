@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core import Scope, Tracer, UnboundAxisError, Value, current_interpreter, current_scope, show_axes, typeof
+from minidiff.core import Scope, Tracer, Value, current_interpreter, current_scope
+from minidiff.errors import UnboundAxisError, show_axes
 from minidiff.keywords import did_you_mean
+from minidiff.types import typeof
 from minidiff.vmap import named_axes
 
 AxisName = str | tuple[str, ...]

@@ -41,7 +41,8 @@ from typing import Any
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
 from minidiff.higher_order import rounds
-from minidiff.tape import Equation, Tape, Var, atom_type, bodies_of
+from minidiff.tape import Equation, Tape, bodies_of
+from minidiff.types import Var, typeof
 
 Number = int | float
 
@@ -242,10 +243,10 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
     for eqn in tape.equations:
         start = max((ready.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
         if eqn.primitive.name == "ppermute":
-            nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+            nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             start = messages.send(eqn.params["axes"], eqn.params["perm"], nbytes, start)
         elif eqn.primitive.communicates:
-            nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+            nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
             total += price(eqn.primitive.name, eqn.params["size"], nbytes)
         else:
             total += _cost_of_bodies(eqn, ports)

@@ -68,23 +68,13 @@ from collectives.primitives import (
     scattered_shape,
 )
 from minidiff import tree
-from minidiff.core import (
-    Primitive,
-    Scope,
-    ShapedArray,
-    Tracer,
-    Value,
-    VarianceError,
-    current_scope,
-    enter,
-    is_scalar_constant,
-    plain,
-    running,
-    typeof,
-)
-from minidiff.forward import as_value
+from minidiff.arguments import as_value
+from minidiff.core import Primitive, Scope, Tracer, Value, current_scope, enter, running
+from minidiff.dtypes import is_scalar_constant, plain
+from minidiff.errors import VarianceError
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- the table
 

@@ -22,12 +22,14 @@ from collectives.axes import (
     size_of,
 )
 from collectives.backends.simulated import Simulated
-from minidiff.core import Primitive, Scope, ShapedArray, UnboundAxisError, Value, VarianceError, show_axes, typeof
+from minidiff.core import Primitive, Scope, Value
+from minidiff.errors import UnboundAxisError, VarianceError, show_axes
 from minidiff.location import joined, parted
 from minidiff.ops.base import Linear
 from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.tape import Equation
 from minidiff.typecheck import check_call
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import Batch, BatchTracer
 
 _ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array

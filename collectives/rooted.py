@@ -55,9 +55,10 @@ from collectives.primitives import (
     gathered_shape,
     scattered_shape,
 )
-from minidiff.core import Value, typeof
+from minidiff.core import Value
 from minidiff.ops.elementwise import where
 from minidiff.ops.shape import concatenate, stack
+from minidiff.types import typeof
 
 # ---------------------------------------------------------------- the table
 

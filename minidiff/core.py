@@ -22,39 +22,27 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import location
-from minidiff.dtypes import (  # noqa: F401
-    NATIVE,
+from minidiff.dtypes import (
     PLAIN,
-    check_dtype,
     dtype_name,
-    float0,
-    is_differentiable,
     is_scalar_constant,
-    plain,
 )
-from minidiff.errors import (  # noqa: F401
+from minidiff.errors import (
     LeakedTracerError,
     MisfitError,
     TracerError,
-    UnboundAxisError,
     VarianceError,
     check_operands,
     disagreement,
     is_misfit,
     leak_message,
-    show_axes,
 )
-from minidiff.types import (  # noqa: F401
+from minidiff.types import (
     INVARIANT,
-    PYTHON_NUMBERS,
     ShapedArray,
     Typed,
-    Var,
-    array_type,
-    operand_type,
     plain_operand,
     typeof,
-    zeros_like,
 )
 
 Value = Any  # an array, a scalar, or a Tracer that stands for one

@@ -9,7 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import Flat, as_named_value, as_value, as_values, result_values  # noqa: F401
+from minidiff.arguments import Flat, as_value, as_values
 from minidiff.core import (
     Interpreter,
     Primitive,

@@ -22,7 +22,7 @@ from minidiff.dtypes import PLAIN, is_scalar_constant
 from minidiff.errors import LeakedTracerError, TracerError, leak_message
 from minidiff.location import Location, here, replays
 from minidiff.show.colours import types_as_html
-from minidiff.show.program import letters, names_of, text_of  # noqa: F401
+from minidiff.show.program import text_of
 from minidiff.typecheck import check_tape
 from minidiff.types import PYTHON_NUMBERS, ShapedArray, Var, operand_type, plain_operand, typeof
 
@@ -90,7 +90,7 @@ class Tape:
 
     @property
     def out_types(self) -> list[ShapedArray]:
-        return [atom_type(a) for a in self.outputs]
+        return [typeof(a) for a in self.outputs]
 
     @property
     def constants(self) -> list[Value]:
@@ -151,10 +151,6 @@ def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
     out = Tape(tape.inputs, equations, tape.outputs)
     out.linear = tape.linear
     return out
-
-
-def atom_type(a: Atom) -> ShapedArray:
-    return a.type if isinstance(a, Var) else typeof(a)
 
 
 def show_params(primitive: Primitive, params: dict) -> str:

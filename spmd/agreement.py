@@ -16,8 +16,8 @@ import numpy
 from collectives.backends.base import coordinates_of
 from collectives.guards.mismatch import DisagreementError, report, who_says
 from minidiff import tree
-from minidiff.core import ShapedArray
 from minidiff.location import here
+from minidiff.types import ShapedArray
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import P

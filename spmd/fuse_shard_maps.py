@@ -11,7 +11,8 @@ from typing import Any
 from collectives.ops import psum_p, untyped_psum_p
 from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Passes
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, with_equations
+from minidiff.tape import Atom, Equation, Tape, bodies_of, with_equations
+from minidiff.types import Var, typeof
 from spmd.agreement import fused_call
 from spmd.primitive import shard_map_p
 
@@ -33,7 +34,7 @@ def _summed_inside(eqn: Equation) -> Equation:
     for x, spec in zip(body.outputs, params["out_specs"]):
         if spec.summed:
             over = {"axes": ranks.ordered(spec.summed), "size": ranks.size(spec.summed)}
-            sums.append(Equation(psum, [x], over, [Var(t) for t in psum.typecheck([atom_type(x)], over)], eqn.source))
+            sums.append(Equation(psum, [x], over, [Var(t) for t in psum.typecheck([typeof(x)], over)], eqn.source))
             (x,) = sums[-1].outputs
         results.append(x)
     specs = tuple(spec.without_sum() for spec in params["out_specs"])

@@ -19,29 +19,22 @@ from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core import (
     EVALUATE,
-    INVARIANT,
     Interpreter,
-    LeakedTracerError,
-    MisfitError,
     Primitive,
     Scope,
-    ShapedArray,
     Tracer,
-    TracerError,
     Value,
-    VarianceError,
-    check_dtype,
     current_interpreter,
-    leak_message,
-    plain_operand,
     running,
     transforming,
-    typeof,
 )
 from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
+from minidiff.dtypes import check_dtype
+from minidiff.errors import LeakedTracerError, MisfitError, TracerError, VarianceError, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.staging import Stage
 from minidiff.tape import Tape
+from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
 from spmd.agreement import check_blocks, checks_values
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh

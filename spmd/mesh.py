@@ -9,7 +9,8 @@ from typing import Any
 
 from collectives.backends.base import Backend, LauncherError
 from collectives.backends.simulated import Simulated
-from minidiff.core import VarianceError, current_scope
+from minidiff.core import current_scope
+from minidiff.errors import VarianceError
 from minidiff.keywords import explains_keywords
 from spmd.launch import import_mpi, launcher_size, other_launcher
 

@@ -6,8 +6,9 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from minidiff.core import ShapedArray, show_axes
+from minidiff.errors import show_axes
 from minidiff.keywords import did_you_mean
+from minidiff.types import ShapedArray
 
 Entry = Any  # None, an axis's name, or a tuple of names
 

@@ -35,26 +35,23 @@ from minidiff.aliasing import owner_of
 from minidiff.core import (
     EVALUATE,
     Interpreter,
-    LeakedTracerError,
     Primitive,
     Scope,
-    ShapedArray,
     Tracer,
     Value,
-    VarianceError,
     current_interpreter,
-    leak_message,
     restores_interpreter,
     running,
     transforming,
-    typeof,
 )
+from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.forward import JVP
 from minidiff.higher_order.partial_eval import chosen, cut, names_used, placed, positions, prune_tape
 from minidiff.ops.elementwise import divide
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, has_effects
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import Batch, BatchTracer
 from spmd.agreement import NO_CALL, checks_values, compare_call
 from spmd.arrays.sharded_array import ShardedArray, Sharding, with_sharding

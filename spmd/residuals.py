@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
-from minidiff.core import Tracer, Value, is_scalar_constant, typeof
+from minidiff.core import Tracer, Value
+from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.partial_eval import chosen
-from minidiff.ops.shape import reshape, reshape_p
+from minidiff.ops.base import reshape_p
+from minidiff.ops.shape import reshape
 from minidiff.reverse import Linearize
-from minidiff.tape import Equation, Tape, Var
+from minidiff.tape import Equation, Tape
+from minidiff.types import Var, typeof
 from spmd.partition import P, PartitionSpec
 
 Specs = tuple[PartitionSpec, ...]

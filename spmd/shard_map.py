@@ -22,26 +22,16 @@ from collectives import all_gather_invariant, pscatter, psum
 from collectives.axes import size_of
 from collectives.ops import times
 from minidiff import tree
+from minidiff.arguments import as_values, result_values
 from minidiff.compiler.jit import key_of
-from minidiff.core import (
-    EVALUATE,
-    Scope,
-    Value,
-    VarianceError,
-    checking,
-    current_scope,
-    enter,
-    is_scalar_constant,
-    name_of,
-    pbroadcast_to,
-    show_axes,
-    typeof,
-)
-from minidiff.forward import as_values, result_values
+from minidiff.core import EVALUATE, Scope, Value, checking, current_scope, enter, name_of, pbroadcast_to
+from minidiff.dtypes import is_scalar_constant
+from minidiff.errors import VarianceError, show_axes
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
-from minidiff.ops.elementwise import convert
+from minidiff.ops.base import convert
 from minidiff.promotion import are_weak, weak_where
+from minidiff.types import typeof
 from spmd.agreement import NO_CALL, Call, compare_call, described
 from spmd.mesh import Mesh
 from spmd.partition import (

@@ -29,8 +29,7 @@ import numpy
 import minidiff as md
 from minidiff.compiler import codegen as source
 from minidiff.compiler.simplify import optimize
-from minidiff.core import is_differentiable
-from minidiff.forward import float0
+from minidiff.dtypes import float0, is_differentiable
 from minidiff.numpy.coverage import full_name
 from minidiff.promotion import WEAK_TYPES
 from tests.table import TABLE, decomposition, linalg, polynomial

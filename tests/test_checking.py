@@ -24,7 +24,8 @@ from collectives import (
     reduce,
     scatter,
 )
-from minidiff.tape import Equation, Var, atom_type, bodies_of
+from minidiff.tape import Equation, bodies_of
+from minidiff.types import Var, typeof
 from spmd import P
 from tests.samples import each
 
@@ -375,7 +376,7 @@ def test_with_operands_of_other_types_an_operation_is_refused_or_runs(name):
                 inputs[k] = Var(t)
                 given = [b for b in inputs if isinstance(b, Var)]
                 try:  # the type of the result is that of the rules, if they have one
-                    outputs = [Var(u) for u in eqn.primitive.typecheck([*map(atom_type, inputs)], eqn.params)]
+                    outputs = [Var(u) for u in eqn.primitive.typecheck([*map(typeof, inputs)], eqn.params)]
                     alone = md.Tape(given, [Equation(eqn.primitive, inputs, eqn.params, outputs)], outputs)
                     alone.check()
                 except (TypeError, ValueError, IndexError):

@@ -8,9 +8,10 @@ import pytest
 
 import minidiff as md
 from minidiff.checks.testing import check_grads
-from minidiff.core import EVALUATE, Primitive, ShapedArray, current_interpreter, running
+from minidiff.core import EVALUATE, Primitive, current_interpreter, running
 from minidiff.ops.base import Elementwise
 from minidiff.tape import Recorder
+from minidiff.types import ShapedArray
 from tests.samples import each
 
 # ---------------------------------------------------------------- types

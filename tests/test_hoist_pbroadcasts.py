@@ -13,7 +13,8 @@ from collectives import all_gather, pbroadcast, pmean, psum
 from collectives.ops import pbroadcast_p
 from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.ops.elementwise import add
-from minidiff.tape import Equation, Tape, Var
+from minidiff.tape import Equation, Tape
+from minidiff.types import Var
 from spmd import P
 from tests.programs import assert_trees_close, run_and_count
 

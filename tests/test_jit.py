@@ -12,7 +12,8 @@ import pytest
 import minidiff as md
 from collectives import axis_index, psum
 from minidiff.compiler import codegen as source
-from minidiff.compiler.simplify import copy_p, optimize
+from minidiff.compiler.buffers import copy_p
+from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import check_apart
 from tests.table import DISCRETE

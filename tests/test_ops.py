@@ -12,7 +12,7 @@ import minidiff as md
 from minidiff.checks.testing import check_grads
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.ops.base import convert
-from minidiff.tape import Var
+from minidiff.types import Var
 from tests.aliasing_checks import arrays, check_apart, check_as_numpys
 from tests.samples import check_each
 from tests.table import CONCRETE, DISCRETE, LINEAR, TABLE

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import minidiff as md
 from collectives import pbroadcast, psum
 from minidiff.compiler import simplify as optimizer
-from minidiff.compiler.simplify import copy_p, optimize
+from minidiff.compiler.buffers import copy_p
+from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
 from tests import linear_programs
 from tests.samples import each

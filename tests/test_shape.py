@@ -10,7 +10,8 @@ from hypothesis.extra import numpy as hnp
 
 import minidiff as md
 import minidiff.numpy as mnp
-from minidiff.ops.base import match, match_arrays, repeated
+from minidiff.fastpath import match_arrays
+from minidiff.ops.base import match, repeated
 from tests.table import TABLE
 
 X = np.arange(6.0).reshape(2, 3)

@@ -10,7 +10,7 @@ import minidiff.numpy as mnp
 import spmd
 from collectives import axis_index
 from minidiff import slices
-from minidiff.core import TracerError, VarianceError
+from minidiff.errors import TracerError, VarianceError
 from spmd import P
 from tests.samples import each
 from tests.table import TABLE

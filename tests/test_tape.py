@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import minidiff as md
-from minidiff.core import ShapedArray
 from minidiff.ops.elementwise import add
 from minidiff.show.program import WIDTH
-from minidiff.tape import Equation, Var
+from minidiff.tape import Equation
+from minidiff.types import ShapedArray, Var
 from tests.samples import each
 
 TABLE = np.arange(3.0)

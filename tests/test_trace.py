@@ -5,7 +5,7 @@ import pytest
 import minidiff as md
 import minidiff.numpy as np
 from minidiff.core import Primitive
-from minidiff.forward import float0
+from minidiff.dtypes import float0
 from minidiff.show.trace_table import pad, show_value, width
 from tests.samples import each
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import minidiff as md
 from minidiff.compiler.simplify import rewrites
-from minidiff.forward import float0
+from minidiff.dtypes import float0
 from spmd import P, make_mesh, shard_map
 from tests.samples import each
 

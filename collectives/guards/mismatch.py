@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core import ShapedArray
 from minidiff.location import here
+from minidiff.types import ShapedArray
 
 OFTEN = 64  # compare after this many small calls
 LARGE = 2**17  # this many bytes count as one more call

@@ -28,12 +28,14 @@ from collectives.axes import axes_in_scope
 from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p, varying_type
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
-from minidiff.core import Scope, is_differentiable, is_scalar_constant
+from minidiff.core import Scope
+from minidiff.dtypes import is_differentiable, is_scalar_constant
 from minidiff.higher_order.partial_eval import prune_tape
 from minidiff.location import Location, merged
 from minidiff.ops.base import Linear, Multilinear
 from minidiff.ops.elementwise import Divide, Sum
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, operand_type, with_equations
+from minidiff.tape import Atom, Equation, Tape, with_equations
+from minidiff.types import Var, operand_type, typeof
 
 #: Operations that take a local part of an invariant value, and the collective that each forms with a psum before it.
 _FUSED_WITH_PSUM = {pscatter_p: psum_scatter_p, at_root_p: reduce_p}
@@ -56,7 +58,7 @@ class Delayed(NamedTuple):
 
     def is_no_longer(self) -> bool:
         """Whether one collective takes no longer than those psums."""
-        return atom_type(self.operand).nbytes <= max(SHORT_MESSAGE, self.nbytes)
+        return typeof(self.operand).nbytes <= max(SHORT_MESSAGE, self.nbytes)
 
 
 def delay_psums(tape: Tape, scope: Scope | None, settings: Mapping[str, Any]) -> Tape:
@@ -119,7 +121,7 @@ class _Delaying:
             return None
         inputs = [d.operand if d else self._broadcast(a, axes) for a, d in zip(eqn.inputs, sums)]
         (type,) = eqn.primitive.typecheck([operand_type(a) for a in inputs], eqn.params)
-        if any(atom_type(d.operand).dtype != type.dtype for d in delayed):
+        if any(typeof(d.operand).dtype != type.dtype for d in delayed):
             return None  # a sum in a smaller dtype might overflow
         out = Var(type)
         self.equations.append(Equation(eqn.primitive, inputs, eqn.params, [out], eqn.source))
@@ -132,7 +134,7 @@ class _Delaying:
             return a
         key = a if isinstance(a, Var) else id(a), axes
         if key not in self.broadcast:
-            self.broadcast[key] = Var(varying_type(atom_type(a), axes))
+            self.broadcast[key] = Var(varying_type(typeof(a), axes))
             params = axes_in_scope(self.scope, axes).params
             self.equations.append(Equation(pbroadcast_p, [a], params, [self.broadcast[key]]))
         return self.broadcast[key]

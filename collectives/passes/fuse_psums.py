@@ -21,7 +21,8 @@ from minidiff.compiler.simplify import Program
 from minidiff.core import Scope
 from minidiff.location import joined, parted
 from minidiff.ops.elementwise import multiply
-from minidiff.tape import Equation, Tape, atom_type, with_equations
+from minidiff.tape import Equation, Tape, with_equations
+from minidiff.types import typeof
 
 PSUMS = (psum_p, untyped_psum_p, grouped(untyped_psum_p))
 VARIADIC = tuple(map(variadic, PSUMS))
@@ -90,8 +91,8 @@ def _summed_alike(eqn: Equation) -> Any:
         return None
     axes, groups = eqn.params["axes"], eqn.params.get("groups")
     over = frozenset(axes) if groups is None else axes  # groups count ranks in the order of the axes
-    return eqn.primitive, over, groups, atom_type(eqn.inputs[0]).dtype
+    return eqn.primitive, over, groups, typeof(eqn.inputs[0]).dtype
 
 
 def _size(eqn: Equation) -> int:
-    return atom_type(eqn.inputs[0]).nbytes
+    return typeof(eqn.inputs[0]).nbytes

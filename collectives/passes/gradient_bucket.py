@@ -14,7 +14,8 @@ from minidiff.compiler.fusion import filled
 from minidiff.core import Value, current_scope
 from minidiff.location import joined, transposes
 from minidiff.reverse import backward_pass
-from minidiff.tape import Equation, Tape, Var, atom_type
+from minidiff.tape import Equation, Tape
+from minidiff.types import Var, typeof
 
 
 @transposes
@@ -64,7 +65,7 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
     alike: dict[Any, list] = defaultdict(list)
     for pbroadcast, ct in reversed(terms):
         if ct is not None:
-            alike[pbroadcast.params["axes"], atom_type(pbroadcast.inputs[0]).dtype].append((pbroadcast, ct))
+            alike[pbroadcast.params["axes"], typeof(pbroadcast.inputs[0]).dtype].append((pbroadcast, ct))
     buckets = []
     for rest in alike.values():
         while rest:
@@ -74,7 +75,7 @@ def _buckets(terms: Sequence[tuple[Equation, Value | None]]) -> list[list[tuple[
 
 
 def _size(term: tuple[Equation, Value]) -> int:
-    return atom_type(term[0].inputs[0]).nbytes
+    return typeof(term[0].inputs[0]).nbytes
 
 
 def backward_pass_in_body(

@@ -21,7 +21,8 @@ from collectives.ops import pbroadcast_p, varying_type
 from minidiff.higher_order import scan_p
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+from minidiff.tape import Atom, Equation, Tape
+from minidiff.types import Var, typeof
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
@@ -91,7 +92,7 @@ def _hoisted(eqn: Equation) -> list[Equation]:
             continue
         inputs, types = [_look_up(outside, a) for a in e.inputs], [v.type for v in e.outputs]
         if broadcast:
-            types = [varying_type(atom_type(inputs[0]), e.params["axes"])]
+            types = [varying_type(typeof(inputs[0]), e.params["axes"])]
             if e.inputs[0] in elements:
                 elements.add(e.outputs[0])
         results = list(map(Var, types))

@@ -20,8 +20,9 @@ import numpy
 from collectives.backends.base import Axes, Backend
 from collectives.ops import ppermute_p, psum_p, untyped_psum_p
 from collectives.primitives import Collective, grouped
-from minidiff.core import Primitive, ShapedArray
-from minidiff.tape import Equation, Tape, Var, atom_type, with_equations
+from minidiff.core import Primitive
+from minidiff.tape import Equation, Tape, with_equations
+from minidiff.types import ShapedArray, Var, typeof
 
 
 class Lowered(Primitive):
@@ -202,7 +203,7 @@ class _Overlapped:
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
         primitive = start_p(eqn.params["collective"], eqn.params["ranks"].at_once)
-        (type,) = primitive.typecheck([atom_type(a) for a in eqn.inputs], eqn.params)
+        (type,) = primitive.typecheck([typeof(a) for a in eqn.inputs], eqn.params)
         start = Equation(primitive, eqn.inputs, eqn.params, (Var(type),), eqn.source)
         self.equations.append(start)
         self.under_way.update((v, (eqn, start)) for v in eqn.outputs)

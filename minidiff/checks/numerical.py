@@ -19,8 +19,10 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.core import is_differentiable, typeof
-from minidiff.forward import as_value, jvp
+from minidiff.arguments import as_value
+from minidiff.dtypes import is_differentiable
+from minidiff.forward import jvp
+from minidiff.types import typeof
 
 #: By scheme: pairs (offset from x in steps, weight), and the order of the truncation error.
 SCHEMES = {

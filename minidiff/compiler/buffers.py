@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from minidiff.core import ShapedArray, is_scalar_constant
+from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order import while_p
 from minidiff.ops import elementwise, rearranging, shape
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of
+from minidiff.tape import Atom, Equation, Tape, bodies_of
+from minidiff.types import ShapedArray, Var, typeof
 
 # ---------------------------------------------------------------- aliasing
 
@@ -76,7 +77,7 @@ def with_results_copied(tape: Tape) -> Tape:
     """Copy results that share memory with other values: callers may write into any of them."""
     equations, outputs = list(tape.equations), list(tape.outputs)
     for k in _shared_results(tape):
-        copied = Var(atom_type(outputs[k]))
+        copied = Var(typeof(outputs[k]))
         equations.append(Equation(copy_p, [outputs[k]], {}, [copied]))
         outputs[k] = copied
     out = Tape(tape.inputs, equations, outputs)

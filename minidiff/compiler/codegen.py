@@ -18,20 +18,15 @@ import numpy
 from minidiff import tree
 from minidiff.compiler.buffers import Memory, copy_p
 from minidiff.compiler.simplify import optimize
-from minidiff.core import (
-    EVALUATE,
-    Primitive,
-    ShapedArray,
-    Value,
-    current_interpreter,
-    is_scalar_constant,
-    typeof,
-)
+from minidiff.core import EVALUATE, Primitive, Value, current_interpreter
+from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
+from minidiff.show.program import letters, names_of
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Tape, Var, bodies_of, letters, names_of
+from minidiff.tape import Atom, Equation, Tape, bodies_of
+from minidiff.types import ShapedArray, Var, typeof
 
 # ---------------------------------------------------------------- source of single operations
 

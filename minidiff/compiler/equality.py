@@ -9,11 +9,12 @@ from typing import Any
 import numpy
 
 from minidiff.compiler.simplify import hashable, simplified
-from minidiff.core import Primitive, ShapedArray, Tracer, typeof
+from minidiff.core import Primitive, Tracer
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.ops.elementwise import Sum
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type
+from minidiff.tape import Atom, Equation, Tape
+from minidiff.types import ShapedArray, Var, typeof
 
 
 def same(one: Tape, two: object) -> bool:
@@ -88,7 +89,7 @@ class _ValueNumbers:
         """The number of a sum, with nested sums flattened and terms in any order."""
         terms: Counter = Counter()
         for a, n, sign in zip(eqn.inputs, operands, signs):
-            whole = n not in self.terms or atom_type(a) != eqn.outputs[0].type  # not a sum, or broadcast or converted
+            whole = n not in self.terms or typeof(a) != eqn.outputs[0].type  # not a sum, or broadcast or converted
             for (s, m), count in ({(1, n): 1} if whole else self.terms[n]).items():
                 terms[sign * s, m] += count
         number = self.number("sum", eqn.outputs[0].type, frozenset(terms.items()))

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from minidiff.tape import Atom, Equation, Tape, Var, has_effects
+from minidiff.tape import Atom, Equation, Tape, has_effects
+from minidiff.types import Var
 
 
 def _nothing(*args: Any) -> int:

@@ -30,16 +30,8 @@ import numpy
 
 from minidiff import core
 from minidiff.compiler.buffers import copy_p, with_results_copied
-from minidiff.core import (
-    EVALUATE,
-    Primitive,
-    Scope,
-    ShapedArray,
-    is_scalar_constant,
-    restores_interpreter,
-    running,
-    transforming,
-)
+from minidiff.core import EVALUATE, Primitive, Scope, restores_interpreter, running, transforming
+from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.checkpoint import recompute_p
 from minidiff.higher_order.partial_eval import prune_tape
@@ -47,7 +39,8 @@ from minidiff.location import Location
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, bodies_of, operand_type, with_equations
+from minidiff.tape import Atom, Equation, Tape, bodies_of, with_equations
+from minidiff.types import ShapedArray, Var, operand_type, typeof
 
 #: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
 #: replaces it (see `Program.results`), or None if it does not apply.
@@ -237,7 +230,7 @@ class Program:
         A replacement must have exactly the same types; the result of a rule that changes them is discarded.
         """
         folded = _folded(eqn) if self.merges else None
-        if folded is not None and [*map(atom_type, folded)] == [v.type for v in eqn.outputs]:
+        if folded is not None and [*map(typeof, folded)] == [v.type for v in eqn.outputs]:
             return folded
         for rule in self.rules.get(eqn.primitive, ()):
             found = rule(self, eqn)
@@ -245,7 +238,7 @@ class Program:
                 continue
             types = [v.type for v in eqn.outputs]
             if not isinstance(found, Equation):
-                if [atom_type(found)] == types:
+                if [typeof(found)] == types:
                     return [found]
             elif _types_of(found.primitive, found.inputs, found.params) == types:
                 return self.results(found)
@@ -357,7 +350,7 @@ def narrow_operands(program, eqn):
         smaller = _before_broadcasting(program, a) if isinstance(a, Var) else _number(a)
         if smaller is None or smaller is a or is_scalar_constant(other):
             continue
-        if atom_type(other).shape == eqn.outputs[0].type.shape:
+        if typeof(other).shape == eqn.outputs[0].type.shape:
             inputs = [smaller, other] if i == 0 else [other, smaller]
             return Equation(eqn.primitive, inputs, eqn.params, eqn.outputs)
     return None
@@ -404,7 +397,7 @@ def times_minus_one(program, eqn):
     dtype = eqn.outputs[0].type.dtype
     for x, y in _orders(eqn) if dtype.kind in "fi" else ():
         number = _number(y)
-        if number is not None and number == -1 and atom_type(x).dtype == dtype:
+        if number is not None and number == -1 and typeof(x).dtype == dtype:
             return Equation(negative_p, [x], eqn.params, eqn.outputs)
     return None
 
@@ -456,10 +449,10 @@ def broadcast_of_reshape(program, eqn):
     The reshape only adds leading axes of size 1, as broadcasting does by itself.
     """
     (x,), out = eqn.inputs, eqn.outputs[0].type
-    if atom_type(x).size == out.size:
+    if typeof(x).size == out.size:
         return Equation(shape.reshape_p, [x], {"shape": out.shape}, eqn.outputs)
     smaller = _before_broadcasting(program, x)
-    if smaller is None or atom_type(smaller).ndim > out.ndim:
+    if smaller is None or typeof(smaller).ndim > out.ndim:
         return None
     return Equation(eqn.primitive, [smaller], eqn.params, eqn.outputs)
 
@@ -472,7 +465,7 @@ def _before_broadcasting(program, a):
     (x,) = made.inputs
     if made.primitive is shape.broadcast_to_p:
         return x
-    sizes = [tuple(itertools.dropwhile(lambda n: n == 1, atom_type(y).shape)) for y in (x, a)]
+    sizes = [tuple(itertools.dropwhile(lambda n: n == 1, typeof(y).shape)) for y in (x, a)]
     return x if sizes[0] == sizes[1] else None
 
 
@@ -490,9 +483,9 @@ def sum_divided(program, eqn):
     """A sum divided by its number of terms is a mean."""
     x, y = eqn.inputs
     before = program.made_by(x, reduction.sum_p)
-    if before is None or atom_type(before.inputs[0]).dtype.kind not in "fc":
+    if before is None or typeof(before.inputs[0]).dtype.kind not in "fc":
         return None
-    sizes = atom_type(before.inputs[0]).shape
+    sizes = typeof(before.inputs[0]).shape
     if _number(y) != math.prod([sizes[a] for a in before.params["axes"]]):
         return None
     return Equation(reduction.mean_p, before.inputs, before.params, eqn.outputs)

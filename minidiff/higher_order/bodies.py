@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from minidiff.arguments import resharded
-from minidiff.core import Primitive, ShapedArray, Value, running, typeof
+from minidiff.core import Primitive, Value, running
 from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.partial_eval import (
     CARRIED,
@@ -46,6 +46,7 @@ from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
 from minidiff.tape import Equation, Tape, has_effects, tapes_of
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import Batch, BatchTracer
 
 

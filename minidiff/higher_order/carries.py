@@ -12,26 +12,24 @@ from typing import Any
 import numpy
 
 from minidiff import tree
+from minidiff.arguments import as_named_value, as_value
 from minidiff.core import (
-    ShapedArray,
-    TracerError,
     Value,
-    VarianceError,
     WeakTracer,
     current_interpreter,
     current_scope,
     enter,
-    is_scalar_constant,
     joint_variance,
     name_of,
     pbroadcast_to,
-    typeof,
 )
-from minidiff.forward import as_named_value, as_value
+from minidiff.dtypes import is_scalar_constant
+from minidiff.errors import TracerError, VarianceError
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
 from minidiff.ops.base import convert_number
 from minidiff.promotion import WEAK_TYPES, promoting, python_type
 from minidiff.staging import Stage
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- checks and casts
 

@@ -13,18 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.core import (
-    Interpreter,
-    Primitive,
-    ShapedArray,
-    Tracer,
-    Value,
-    name_of,
-    running,
-    transforming,
-    typeof,
-)
-from minidiff.forward import JVP, Flat, JVPTracer, as_value
+from minidiff.arguments import Flat, as_value
+from minidiff.core import Interpreter, Primitive, Tracer, Value, name_of, running, transforming
+from minidiff.forward import JVP, JVPTracer
 from minidiff.higher_order.bodies import Call
 from minidiff.higher_order.partial_eval import (
     Continued,
@@ -43,7 +34,8 @@ from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
 from minidiff.reverse import Linearize, Sweep
 from minidiff.staging import Stage, check_function
-from minidiff.tape import Atom, Equation, RecordedTracer, Tape, Var
+from minidiff.tape import Atom, Equation, RecordedTracer, Tape
+from minidiff.types import ShapedArray, Var, typeof
 
 Policy = Callable[..., bool]
 

@@ -8,18 +8,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import (
-    ShapedArray,
-    Tracer,
-    Value,
-    checking,
-    current_scope,
-    joint_variance,
-    name_of,
-    running,
-    typeof,
-)
-from minidiff.forward import as_values
+from minidiff.arguments import as_values
+from minidiff.core import Tracer, Value, checking, current_scope, joint_variance, name_of, running
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     as_type,
@@ -37,6 +27,7 @@ from minidiff.keywords import explains_keywords
 from minidiff.ops.elementwise import equal, maximum, minimum, not_equal, where
 from minidiff.promotion import are_weak, weak_where
 from minidiff.tape import tapes_of
+from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import BatchTracer
 
 # ---------------------------------------------------------------- the operation

@@ -19,23 +19,21 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
+from minidiff.arguments import as_named_value, as_value, result_values
 from minidiff.core import (
     Interpreter,
-    LeakedTracerError,
     Primitive,
-    ShapedArray,
     Tracer,
     Value,
-    VarianceError,
     checking,
     current_interpreter,
-    is_differentiable,
     name_of,
     pbroadcast_to,
     running,
-    typeof,
 )
-from minidiff.forward import JVP, as_named_value, as_value, instantiate, result_values
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import LeakedTracerError, VarianceError
+from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
     batched_body,
@@ -46,12 +44,13 @@ from minidiff.higher_order.partial_eval import (
     present,
 )
 from minidiff.ops import reduction
-from minidiff.ops.elementwise import convert
+from minidiff.ops.base import convert
 from minidiff.ops.elementwise import stop_gradient as constant
 from minidiff.promotion import are_weak, weak_where
 from minidiff.reverse import Linearize
 from minidiff.staging import Stage
 from minidiff.tape import Tape
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- stop_gradient
 

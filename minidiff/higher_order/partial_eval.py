@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from minidiff.arguments import as_value
 from minidiff.core import (
     Interpreter,
-    ShapedArray,
     Tracer,
     Value,
     current_interpreter,
@@ -21,15 +21,14 @@ from minidiff.core import (
     restores_interpreter,
     running,
     transforming,
-    typeof,
 )
-from minidiff.forward import JVP, as_value, push_forward
+from minidiff.forward import JVP, push_forward
 from minidiff.global_random import random_state, warn_if_random
-from minidiff.ops.base import zeros_like
 from minidiff.ops.shape import broadcast_to, expand_dims
 from minidiff.reverse import Linearize
 from minidiff.staging import CONSTANTS, Stage
-from minidiff.tape import Atom, Equation, Tape, Var, has_effects, with_equations, without_effects
+from minidiff.tape import Atom, Equation, Tape, has_effects, with_equations, without_effects
+from minidiff.types import ShapedArray, Var, typeof, zeros_like
 from minidiff.vmap import Batch, BatchTracer
 
 # ---------------------------------------------------------------- recording

@@ -9,8 +9,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import ShapedArray, Tracer, Value, enter, typeof
-from minidiff.forward import result_values
+from minidiff.arguments import result_values
+from minidiff.core import Tracer, Value, enter
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import Carry, as_carried, check_functions, staging
 from minidiff.higher_order.partial_eval import (
@@ -26,6 +26,7 @@ from minidiff.higher_order.partial_eval import (
 from minidiff.keywords import explains_keywords
 from minidiff.ops.shape import stack_p, unstack_p
 from minidiff.tape import Equation
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- unstacking and stacking elements
 

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import numpy
 
 from minidiff import tree
-from minidiff.core import ShapedArray, Tracer, Value, checking, current_scope, typeof
-from minidiff.forward import as_value
+from minidiff.arguments import as_value
+from minidiff.core import Tracer, Value, checking, current_scope
 from minidiff.higher_order.bodies import BodyOperation, LinearPart
 from minidiff.higher_order.carries import (
     Carry,
@@ -43,7 +43,8 @@ from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
-from minidiff.tape import Equation, Tape, Var, without_effects
+from minidiff.tape import Equation, Tape, without_effects
+from minidiff.types import ShapedArray, Var, typeof
 from minidiff.vmap import BatchTracer
 
 # ---------------------------------------------------------------- the operation

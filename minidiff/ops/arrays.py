@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, plain_operand, strong
+from minidiff.core import Tracer, Value, strong
+from minidiff.types import plain_operand
 
 
 def as_array(x: Any) -> Value:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements, is_differentiable, typeof
+from minidiff.core import Tracer, Value, implements
+from minidiff.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing, reduction, shape
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
@@ -17,6 +18,7 @@ from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
 from minidiff.ops.sorting import batch_unless
 from minidiff.promotion import promoting
+from minidiff.types import typeof
 
 # ---------------------------------------------------------------- arithmetic
 

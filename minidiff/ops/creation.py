@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Value, implements, typeof
+from minidiff.core import Value, implements
 from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import convert
 from minidiff.ops.elementwise import floor
 from minidiff.ops.shape import moveaxis
 from minidiff.promotion import promoting
+from minidiff.types import typeof
 
 
 @implements(numpy.linspace)

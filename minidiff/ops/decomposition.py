@@ -26,17 +26,19 @@ from typing import Any
 import numpy
 from numpy.linalg import LinAlgError
 
-from minidiff.core import Primitive, ShapedArray, Value, implements, typeof
+from minidiff.core import Primitive, Value, implements
 from minidiff.ops import dimensions, reduction
 from minidiff.ops.base import align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
 from minidiff.ops.elementwise import absolute, equal, greater, imag, not_equal, real, real_dtype, root, square, where
 from minidiff.ops.indexing import getitem
-from minidiff.ops.linalg import adjoint, conj, diagonal, matmul, matrix_transpose
+from minidiff.ops.linalg import adjoint, conj, matmul
+from minidiff.ops.rearranging import diagonal
 from minidiff.ops.shape import (
     broadcast_to,
     concatenate,
     expand_dims,
+    matrix_transpose,
     moveaxis,
     normalize_axes,
     ravel,
@@ -44,6 +46,7 @@ from minidiff.ops.shape import (
     squeeze,
     transpose,
 )
+from minidiff.types import ShapedArray, typeof
 
 
 @functools.cache

@@ -12,9 +12,10 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import Primitive, Tracer, Value, implements, typeof
+from minidiff.core import Primitive, Tracer, Value, implements
 from minidiff.ops.base import General, batch_leading, no_tangent
 from minidiff.ops.dimensions import gather
+from minidiff.types import typeof
 
 # ---------------------------------------------------------------- operations
 

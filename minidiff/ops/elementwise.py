@@ -22,17 +22,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import (
-    EVALUATE,
-    NO_PARAMS,
-    Primitive,
-    ShapedArray,
-    Value,
-    current_interpreter,
-    implements,
-    strong,
-    typeof,
-)
+from minidiff.core import EVALUATE, NO_PARAMS, Primitive, Value, current_interpreter, implements, strong
 from minidiff.fastpath import Recording
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import lists_as_arrays
@@ -48,6 +38,7 @@ from minidiff.ops.base import (
     elementwise_shape,
     match,
 )
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- declaring operations
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy
 
-from minidiff.core import ShapedArray, Tracer, TracerError, Value, VarianceError, implements, plain_operand, typeof
+from minidiff.core import Tracer, Value, implements
+from minidiff.errors import TracerError, VarianceError
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear
 from minidiff.ops.dimensions import Dimensions, Labels, Types, aligned, products
@@ -26,6 +27,7 @@ from minidiff.ops.shape import (
     transpose,
 )
 from minidiff.promotion import WEAK_TYPES, promoting
+from minidiff.types import ShapedArray, plain_operand, typeof
 
 # ---------------------------------------------------------------- slices: the index is known
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Value, implements, typeof
+from minidiff.core import Value, implements
 from minidiff.ops.arrays import as_array, lists_as_arrays
 from minidiff.ops.base import Multilinear, align, convert, defers_to, match, reshape_p
 from minidiff.ops.dimensions import Dimensions, Types, aligned, gather, products
@@ -34,6 +34,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.types import ShapedArray, typeof
 
 
 def conj(x: Value) -> Value:

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.core import Tracer, Value, implements
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, convert, zeros_like
+from minidiff.ops.base import General, convert
 from minidiff.ops.elementwise import copy
 from minidiff.ops.linalg import convolve
 from minidiff.ops.shape import expand_dims, stack
+from minidiff.types import typeof, zeros_like
 
 
 def _row(p: Any) -> Value:

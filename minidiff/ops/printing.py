@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from minidiff import tree
-from minidiff.core import PLAIN, Primitive, Tracer, Value, strong
+from minidiff.core import Primitive, Tracer, Value, strong
+from minidiff.dtypes import PLAIN
 from minidiff.ops.dimensions import gather
 
 #: Maps operands on all ranks of this process to the name of each rank and its local operands.

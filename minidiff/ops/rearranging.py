@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import ShapedArray, Tracer, Value, implements, typeof
+from minidiff.core import Tracer, Value, implements
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import Linear, axes_fit, convert
@@ -28,6 +28,7 @@ from minidiff.ops.shape import (
     stack,
     transpose,
 )
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- flip, roll
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Primitive, ShapedArray, Tracer, Value, implements, is_differentiable, typeof
+from minidiff.core import Primitive, Tracer, Value, implements
+from minidiff.dtypes import is_differentiable
 from minidiff.ops import dimensions, elementwise, indexing
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import (
@@ -39,6 +40,7 @@ from minidiff.ops.shape import (
     transpose,
 )
 from minidiff.ops.sorting import INTP
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- helpers of reductions
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Tracer, Value, implements, typeof
+from minidiff.core import Tracer, Value, implements
 from minidiff.ops import dimensions, elementwise, indexing, reduction
 from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, axes_fit, reduced_shape
@@ -18,6 +18,7 @@ from minidiff.ops.reduction import bind_reduction, count_of, inexact, mean, merg
 from minidiff.ops.shape import broadcast_to, concatenate, normalize_axes, ravel, reshape, transpose
 from minidiff.ops.sorting import INTP, searchsorted, sort
 from minidiff.promotion import WEAK_TYPES
+from minidiff.types import typeof
 
 # ---------------------------------------------------------------- average
 

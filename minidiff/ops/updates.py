@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import EVALUATE, ShapedArray, Tracer, Value, running, typeof
+from minidiff.core import EVALUATE, Tracer, Value, running
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import General, Linear, add_all, convert, zeros_like
+from minidiff.ops.base import General, Linear, add_all, convert
 from minidiff.ops.dimensions import Dimensions, Types
 from minidiff.ops.elementwise import (
     add,
@@ -47,6 +47,7 @@ from minidiff.ops.indexing import (
 )
 from minidiff.ops.shape import broadcast_to, concatenate, expand_dims, reshape, squeeze
 from minidiff.ops.sorting import argsort
+from minidiff.types import ShapedArray, typeof, zeros_like
 
 # ---------------------------------------------------------------- set
 

@@ -23,12 +23,14 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import is_scalar_constant
+from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order import While, rounds
 from minidiff.location import Location, lines_of
 from minidiff.show.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
+from minidiff.show.program import letters, names_of
 from minidiff.staging import check_function, make_tape
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, letters, names_of, show_params
+from minidiff.tape import Atom, Equation, Tape, show_params
+from minidiff.types import Var, typeof
 
 NO_PROGRAM = (
     "Graphviz's program `dot`, which makes the picture, was not found, nor the package pygraphviz, which needs no "
@@ -223,7 +225,7 @@ class _Drawer:
     ) -> str:
         """Add a node for a collective, with the bytes per rank."""
         self.communicates = True
-        nbytes = sum(atom_type(a).nbytes for a in operands)
+        nbytes = sum(typeof(a).nbytes for a in operands)
         often = f", {self.times:,} times" if self.times > 1 else ""
         often += ", in each step" if self.steps else ""
         lines = [f"{_SENDS} {text}", *named, f"{nbytes:,} bytes per rank{often}"]
@@ -243,7 +245,7 @@ class _Drawer:
         self, graph: Any, look: str, lines: Sequence[str], values: Sequence[Atom], source: Location | None = None
     ) -> str:
         """Add a node with these lines for these values; its tooltip is the source."""
-        node, variance = next(self.nodes), frozenset().union(*[atom_type(a).variance for a in values])
+        node, variance = next(self.nodes), frozenset().union(*[typeof(a).variance for a in values])
         self.axes.update(map(str, variance))
         self.untyped = self.untyped or not self.typed
         label = "\\n".join(_wrapped(line, _LABEL_WIDTH) for line in lines)
@@ -263,7 +265,7 @@ class _Drawer:
     def name(self, a: Atom) -> str:
         """Name a value; return the name with the type."""
         self.known[_key(a)] = next(self.names)
-        return f"{self.known[_key(a)]}:{atom_type(a)}"
+        return f"{self.known[_key(a)]}:{typeof(a)}"
 
     def show(self, a: Atom) -> str:
         return self.known.get(_key(a)) or repr(a.item() if isinstance(a, numpy.generic) else a)

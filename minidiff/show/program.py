@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import typeof
 from minidiff.dtypes import is_scalar_constant
-from minidiff.types import ShapedArray, Var
+from minidiff.types import ShapedArray, Var, typeof
 
 WIDTH = 112  # of the lines of a printed tape, before bodies are indented
 

@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import tree
-from minidiff.core import Primitive, Tracer, TracerError, Value, is_differentiable, typeof
-from minidiff.forward import as_value, jvp
+from minidiff.arguments import as_value
+from minidiff.core import Primitive, Tracer, Value
+from minidiff.dtypes import is_differentiable
+from minidiff.errors import TracerError
+from minidiff.forward import jvp
 from minidiff.ops.base import Elementwise
 from minidiff.reverse import vjp
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Tape, Var, atom_type, evaluate_equation, read, show_params
+from minidiff.tape import Atom, Equation, Tape, evaluate_equation, read, show_params
+from minidiff.types import Var, typeof
 
 DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them
 LONGEST = 60  # columns of a formula; a longer derivative is written as a Jacobian
@@ -297,7 +301,7 @@ class Local:
         return self._stage(names, step, self.results, bars)
 
     def _stage(self, names: _Names, step: Callable, like: Sequence[Var], texts: list[_Text]) -> tuple[Tape, dict]:
-        types = [[atom_type(a) for a in atoms] for atoms in (self.others, self.active)]
+        types = [[typeof(a) for a in atoms] for atoms in (self.others, self.active)]
         tape, _, _ = stage_flat(step, (*types, [v.type for v in like]))
         known = [_Text(names[a], _NAME) for a in [*self.others, *self.active]] + texts
         found = {a: _Text(names[v], _NAME) for a, v in zip(tape.outputs, self.results) if isinstance(a, Var)}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import ShapedArray, Tracer, Value, typeof
-from minidiff.forward import as_named_value, as_value
+from minidiff.arguments import as_named_value, as_value
+from minidiff.core import Tracer, Value
+from minidiff.types import ShapedArray, typeof
 from spmd.agreement import check_blocks, check_copies, check_types, checks_values, digest_of
 from spmd.arrays.reshard import check_mesh, check_no_body, specs_for
 from spmd.arrays.sharded_array import ShardedArray

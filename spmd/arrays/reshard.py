@@ -31,9 +31,11 @@ import numpy
 import collectives
 from collectives.backends.base import index_along
 from minidiff import tree
-from minidiff.core import Tracer, Value, current_scope, pbroadcast_to, show_axes, typeof
-from minidiff.forward import as_value
+from minidiff.arguments import as_value
+from minidiff.core import Tracer, Value, current_scope, pbroadcast_to
+from minidiff.errors import show_axes
 from minidiff.text import Text
+from minidiff.types import typeof
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import (

@@ -12,9 +12,10 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
-from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, ShapedArray, Tracer, Value, typeof
+from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, Tracer, Value
 from minidiff.numpy.coverage import writing
 from minidiff.ops.base import Linear
+from minidiff.types import ShapedArray, typeof
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, block_type, global_type
 

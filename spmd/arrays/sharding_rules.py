@@ -22,21 +22,9 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
-from minidiff.core import (
-    Evaluate,
-    Interpreter,
-    LeakedTracerError,
-    Primitive,
-    ShapedArray,
-    Tracer,
-    Value,
-    current_scope,
-    is_scalar_constant,
-    leak_message,
-    pbroadcast_to,
-    running,
-    typeof,
-)
+from minidiff.core import Evaluate, Interpreter, Primitive, Tracer, Value, current_scope, pbroadcast_to, running
+from minidiff.dtypes import is_scalar_constant
+from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.forward import JVP
 from minidiff.ops import elementwise
 from minidiff.ops.dimensions import Dimensions, Label, Labels
@@ -44,6 +32,7 @@ from minidiff.ops.elementwise import add, equal, greater_equal, less, multiply, 
 from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
+from minidiff.types import ShapedArray, typeof
 from spmd.arrays.reshard import Dims, Route, Sizes, redistribute, route, sizes_of
 from spmd.arrays.sharded_array import ShardedArray, reshard_p
 from spmd.mesh import Mesh

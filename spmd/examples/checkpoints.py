@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import spmd
-from minidiff.core import ShapedArray
+from minidiff.types import ShapedArray
 from spmd.agreement import everyone
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.partition import block_type

@@ -44,7 +44,8 @@ from collectives import all_gather, axis_index, axis_size, psum_scatter
 from collectives.axes import AxisName
 from collectives.ops import shifted
 from minidiff import dynamic_slice_in_dim, typeof
-from minidiff.core import ShapedArray, Value
+from minidiff.core import Value
+from minidiff.types import ShapedArray
 
 __all__ = [
     "matmul_all_gather",

@@ -9,11 +9,12 @@ from typing import Any
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.forward import as_value
+from minidiff.arguments import as_value
 from minidiff.higher_order import Cond, While, rounds
 from minidiff.location import Location, lines_of, merged
 from minidiff.staging import check_function
-from minidiff.tape import Equation, Tape, atom_type, bodies_of
+from minidiff.tape import Equation, Tape, bodies_of
+from minidiff.types import typeof
 from spmd.primitive import shard_map_p
 from spmd.report.table import Tabular
 from spmd.rewritten import of_tape
@@ -164,7 +165,7 @@ def _report(tape: Tape) -> Communication:
 def _of_equation(eqn: Equation) -> Communication:
     primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
     if primitive.sends(eqn.params):
-        nbytes = sum(atom_type(a).nbytes for a in eqn.inputs)
+        nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
         source = merged([eqn.source])
         return Communication([Row(primitive.name, eqn.params["axes"], 1, nbytes, source, eqn.params["size"])])
     if isinstance(primitive, Cond):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import index_along
-from minidiff.core import ShapedArray, Tracer
+from minidiff.core import Tracer
+from minidiff.types import ShapedArray
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import (

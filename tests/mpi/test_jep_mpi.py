@@ -11,7 +11,8 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from tests import linear_programs
-from tests.jep_examples import EXAMPLES, check_on, whole
+from tests.collective_checks import whole
+from tests.jep_examples import EXAMPLES, check_on
 from tests.programs import assert_trees_close
 
 #: How MPI's names of collective operations begin -> the collective that they are called for.
