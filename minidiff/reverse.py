@@ -202,6 +202,7 @@ class Cotangents:
                 owned.discard(a)
 
 
+@transposes
 def backward_pass(
     tape: Tape, linear: Sequence[bool], values: Sequence[Value], cts: Sequence[Value | None], consume: bool = False
 ) -> list[Value | None]:

@@ -146,7 +146,7 @@ def test_killed_by_the_system(tmp_path):
     """One of four ranks is killed; started again, the job goes on, and ends as one that nobody killed."""
     script = ["-m", "spmd.examples.fsdp_tp", "--steps", "4", "--every", "2"]
     killed = mpiexec(4, "-c", SUICIDE, *script[2:], "--checkpoint", str(tmp_path / "killed"))
-    assert killed.returncode != 0 and "3/4" in killed.stderr
+    assert killed.returncode != 0 and "/4 [" in killed.stderr
     assert [f.name for f in (tmp_path / "killed").glob("step*")] == ["step-00000002"]
     again = mpiexec(4, *script, "--checkpoint", str(tmp_path / "killed"))
     whole = mpiexec(4, *script, "--checkpoint", str(tmp_path / "whole"))

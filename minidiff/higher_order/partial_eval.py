@@ -78,7 +78,9 @@ def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
 
 def zeros(t: ShapedArray) -> Value:
     """Zeros of this type."""
-    return pbroadcast_to(zeros_like(t), t.variance)
+    return pbroadcast_to(
+        zeros_like(t)[()], t.variance
+    )  # a number is written into tapes, an array is a constant of them
 
 
 def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:
