@@ -41,7 +41,7 @@ from typing import Any
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
 from minidiff.higher_order import rounds
-from minidiff.tape import Equation, Tape, bodies_of
+from minidiff.tape import Equation, Tape
 from minidiff.types import Var, typeof
 
 Number = int | float
@@ -255,11 +255,11 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
 
 
 def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
-    costs = [counted(body, ports) for body in bodies_of(eqn)]
+    costs = [counted(body, ports) for body in eqn.bodies]
     costs = [c for c in costs if c != Cost()] if len(costs) > 1 else costs
     if not costs:
         return Cost()
-    if len(costs) > 1 or len(bodies_of(eqn)) > 1:
+    if len(costs) > 1 or len(eqn.bodies) > 1:
         raise ValueError(
             f"{eqn.primitive} communicates an amount that depends on values: count the tapes of its branches or steps"
         )

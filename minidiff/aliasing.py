@@ -18,7 +18,7 @@ from typing import Any
 import numpy
 
 from minidiff.core import EVALUATE, Value, current_interpreter
-from minidiff.tape import Equation, Tape, bodies_of
+from minidiff.tape import Equation, Tape
 
 
 def apart(results: Sequence[Value], held: Sequence[Value] = ()) -> Sequence[Value]:
@@ -73,7 +73,7 @@ def _equations(tape: Tape) -> Iterator[Equation]:
     for eqn in tape.equations:
         yield eqn
         if eqn.primitive.is_higher_order:
-            for body in bodies_of(eqn):
+            for body in eqn.bodies:
                 yield from _equations(body)
 
 

@@ -68,17 +68,9 @@ class Scope:
         self.bottom: Interpreter | None = None
         self.function = ""  # the name of the function that is the body
         self.views: dict = {}  # id of value -> (values, primitive, operand, params): see `remember`
-        self.transposed = 0  # the number of transpositions in this body: see `transposes`
-
-    def transposes(self) -> None:
-        """Count a transposition in this body and in the enclosing ones.
-
-        Its result depends on types: the cotangent of a value that is the same on all ranks is a sum over the ranks.
-        """
-        self.transposed += 1
-        outer = self.bottom.outer if self.bottom is not None else None
-        if outer is not None and outer.scope is not None:
-            outer.scope.transposes()
+        #: The number of transpositions in this body, whose results depend on types: the cotangent of a value that is
+        #: the same on all ranks is a sum over the ranks.
+        self.transposed = 0
 
     def remember(self, outs: Sequence[Value], primitive: Primitive, operand: Value, params: dict) -> None:
         """Record how views of a value that does not vary along all axes were made.

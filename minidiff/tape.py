@@ -35,7 +35,7 @@ class Equation:
     __slots__ = ("primitive", "inputs", "params", "outputs", "source")
 
     bodies = property(lambda self: tapes_of(self.params))
-    settings = property(lambda self: without_tapes(self.params))
+    settings = property(lambda self: {k: v for k, v in self.params.items() if not isinstance(v, Tape)})
 
     def __init__(
         self,
@@ -153,29 +153,14 @@ def with_equations(tape: Tape, equations: list[Equation]) -> Tape:
     return out
 
 
-def show_params(primitive: Primitive, params: dict) -> str:
-    """The parameters as printed after the operands, without bodies."""
-    return primitive.show_params(without_tapes(params))
-
-
-def bodies_of(eqn: Equation) -> list[Tape]:
-    """The tapes among an equation's parameters."""
-    return tapes_of(eqn.params)
-
-
 def tapes_of(params: dict) -> list[Tape]:
     """The tapes among an operation's parameters."""
     return [x for x in params.values() if isinstance(x, Tape)]
 
 
-def without_tapes(params: dict) -> dict:
-    """An operation's parameters without its bodies."""
-    return {k: v for k, v in params.items() if not isinstance(v, Tape)}
-
-
 def has_effects(eqn: Equation) -> bool:
     """Whether an equation or one in its bodies has a side effect, so must be kept."""
-    return eqn.primitive.has_effect or any(has_effects(e) for body in bodies_of(eqn) for e in body.equations)
+    return eqn.primitive.has_effect or any(has_effects(e) for body in eqn.bodies for e in body.equations)
 
 
 def without_effects(eqn: Equation) -> Equation:

@@ -95,7 +95,7 @@ def _refused(eqn: Any, types: Sequence[Any], error: Exception) -> TypeError:
         return error
     given = _listed(types)
     if not isinstance(error, ValueError):  # a parameter may be of the wrong type
-        given += "".join(f", {k}={v!r}" for k, v in eqn.params.items() for k, v in eqn.settings.items())
+        given += "".join(f", {k}={v!r}" for k, v in eqn.settings.items())
     return TypeError(f"{eqn.primitive}: the rules do not allow operands of types {given}: {error}")
 
 

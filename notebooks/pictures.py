@@ -23,7 +23,7 @@ from PIL import Image
 import minidiff as md
 import minidiff.numpy as np
 from collectives import axis_index, pbroadcast
-from minidiff.tape import Tape, bodies_of
+from minidiff.tape import Tape
 from spmd import Mesh, P, shard_map
 from spmd.report.table import Tabular
 
@@ -280,7 +280,7 @@ def _names(tape: Tape) -> Iterator[str]:
     for eqn in tape.equations:
         if eqn.primitive.on_ranks:
             yield eqn.primitive.name
-        for body in bodies_of(eqn):
+        for body in eqn.bodies:
             yield from _names(body)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from collectives.ops import psum_p, untyped_psum_p
 from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Passes
-from minidiff.tape import Atom, Equation, Tape, bodies_of, with_equations
+from minidiff.tape import Atom, Equation, Tape, with_equations
 from minidiff.types import Var, typeof
 from spmd.agreement import fused_call
 from spmd.primitive import shard_map_p
@@ -65,7 +65,7 @@ def _alike(eqn: Equation) -> Any:
         return None
     params = eqn.params
     options = tuple(params[name] for name in ("mesh", "check_rep", "auto_pbroadcast"))
-    return (*options, any(bodies_of(e) for e in params["body"].equations))
+    return (*options, any(e.bodies for e in params["body"].equations))
 
 
 def _stays(made: Equation, a: Atom, taken: Equation) -> bool:

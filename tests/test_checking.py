@@ -24,7 +24,7 @@ from collectives import (
     reduce,
     scatter,
 )
-from minidiff.tape import Equation, bodies_of
+from minidiff.tape import Equation
 from minidiff.types import Var, typeof
 from spmd import P
 from tests.samples import each
@@ -55,14 +55,14 @@ def names_on(tape):
     yield from tape.inputs
     for eqn in tape.equations:
         yield from eqn.outputs
-        for body in bodies_of(eqn):
+        for body in eqn.bodies:
             yield from names_on(body)
 
 
 def equations_on(tape):
     for eqn in tape.equations:
         yield eqn
-        for body in bodies_of(eqn):
+        for body in eqn.bodies:
             yield from equations_on(body)
 
 
@@ -103,7 +103,7 @@ def test_the_error_names_the_operation_and_both_types():
                 with pytest.raises(TypeError) as error:
                     tape.check()
                 text = str(error.value)
-                if not bodies_of(eqn):  # else the error may be found in the body, or where its result goes in
+                if not eqn.bodies:  # else the error may be found in the body, or where its result goes in
                     assert text.startswith(f"{eqn.primitive.name}: ") and f"the tape says {v.type}" in text
                     assert f"the rules say {right}" in text
             v.type = right
@@ -128,7 +128,7 @@ def test_a_wrong_body_is_found():
 
 def test_equations_in_disorder_are_found():
     tape = tape_of_program()
-    for part in (tape, *[body for eqn in equations_on(tape) for body in bodies_of(eqn)]):
+    for part in (tape, *[body for eqn in equations_on(tape) for body in eqn.bodies]):
         if len(part.equations) > 1:
             part.equations.append(part.equations.pop(0))
             with pytest.raises(TypeError, match="is used before it is defined"):
@@ -301,7 +301,7 @@ def test_with_more_operands_or_fewer_a_tape_is_refused_or_runs(name):
                     tape.check()
                 except TypeError as error:
                     refused += 1
-                    assert str(error).startswith(f"{eqn.primitive}: ") or bodies_of(eqn), error
+                    assert str(error).startswith(f"{eqn.primitive}: ") or eqn.bodies, error
                 else:
                     run_if_in_bounds(tape, [X])
         eqn.inputs = inputs

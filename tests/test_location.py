@@ -6,7 +6,7 @@ import minidiff as md
 import minidiff.numpy as np
 from minidiff import location
 from minidiff.location import Location
-from minidiff.tape import Equation, bodies_of
+from minidiff.tape import Equation
 
 
 def lines(tape):
@@ -14,7 +14,7 @@ def lines(tape):
     found = []
     for eqn in tape.equations:
         found.append((eqn.source.text, eqn.source.backward))
-        found += [line for body in bodies_of(eqn) for line in lines(body)]
+        found += [line for body in eqn.bodies for line in lines(body)]
     return found
 
 

@@ -7,7 +7,6 @@ import minidiff as md
 import minidiff.numpy as mnp
 import spmd
 from minidiff.compiler.codegen import CompiledTape
-from minidiff.tape import bodies_of
 from spmd import P
 from spmd.parallel import matmul
 from tests.matmul_programs import PRODUCTS, K, M, N, operands, plain, plain_loss, sharded, sharded_loss
@@ -81,7 +80,7 @@ def test_the_collectives_and_their_bytes_are_what_theory_says(name, n):
 def sizes_of_values(tape):
     for eqn in tape.equations:
         yield from (v.type.size for v in eqn.outputs)
-        for body in bodies_of(eqn):
+        for body in eqn.bodies:
             yield from sizes_of_values(body)
 
 
@@ -91,7 +90,7 @@ def test_step_by_step_no_rank_holds_the_whole(name):
     n = 8
     mesh, one = mesh_of(n), PRODUCTS[name]
     args = np.ones((n * M, n * K)), np.ones((n * K, 60 * N))
-    (body,) = bodies_of(md.make_tape(sharded(name, mesh))(*args).equations[0])
+    (body,) = md.make_tape(sharded(name, mesh))(*args).equations[0].bodies
     block = 60 * N * (K if "gather" in name else M)
     largest = max(sizes_of_values(body))
     if one.collective == "ppermute":

@@ -24,7 +24,6 @@ from collectives.passes import SETTINGS
 from collectives.primitives import variadic
 from minidiff.compiler.codegen import CompiledTape
 from minidiff.compiler.simplify import optimize, rewrites
-from minidiff.tape import bodies_of
 from spmd import P
 from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs
@@ -42,7 +41,7 @@ def equations(tape):
     """All equations, also of bodies."""
     for eqn in tape.equations:
         yield eqn
-        for body in bodies_of(eqn):
+        for body in eqn.bodies:
             yield from equations(body)
 
 

@@ -8,7 +8,6 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from collectives import all_gather_invariant, pbroadcast, psum
-from minidiff.tape import bodies_of
 from spmd import P
 from tests import linear_programs
 from tests.programs import assert_trees_close
@@ -32,7 +31,7 @@ def inner(xs, ys):
 
 def equations(tape):
     """How many equations there are, those of bodies too."""
-    return sum(1 + sum(map(equations, bodies_of(eqn))) for eqn in tape.equations)
+    return sum(1 + sum(map(equations, eqn.bodies)) for eqn in tape.equations)
 
 
 def random_of(types, seed):

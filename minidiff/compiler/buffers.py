@@ -8,7 +8,7 @@ from typing import Any
 from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order import while_p
 from minidiff.ops import elementwise, rearranging, shape
-from minidiff.tape import Atom, Equation, Tape, bodies_of
+from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof
 
 # ---------------------------------------------------------------- aliasing
@@ -39,7 +39,7 @@ def sharing(tape: Tape) -> dict[Any, frozenset]:
 
 def _bodies_make_all(eqn: Equation) -> bool:
     """Whether the bodies of an operation allocate each result separately."""
-    bodies = bodies_of(eqn)
+    bodies = eqn.bodies
     may_not_run = eqn.primitive is while_p or eqn.params.get("length") == 0  # then it returns its operands
     return bool(bodies) and not may_not_run and not any(map(_shared_results, bodies))
 

@@ -25,7 +25,7 @@ from minidiff.location import ASKED_FOR, Location
 from minidiff.ops import elementwise, indexing, linalg, reduction, shape
 from minidiff.show.program import letters, names_of
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Tape, bodies_of
+from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof
 
 # ---------------------------------------------------------------- source of single operations
@@ -253,7 +253,7 @@ class Source:
 
 def _reserved(tape: Tape) -> frozenset[str]:
     """Names that values must not take: those of functions in the source."""
-    bodies = [_reserved(body) for eqn in tape.equations for body in bodies_of(eqn)]
+    bodies = [_reserved(body) for eqn in tape.equations for body in eqn.bodies]
     return frozenset({"add", "inf", "nan"}).union({eqn.primitive.name for eqn in tape.equations}, *bodies)
 
 

@@ -126,7 +126,7 @@ class Inlined:
 
     def __call__(self, values: list[Value]) -> Any:
         if self.transposes:
-            current_scope().transposes()
+            current_scope().transposed += 1
         return tree.unflatten(self.out_structure, self.tape(*values))
 
     @property

@@ -39,7 +39,7 @@ from minidiff.location import Location
 from minidiff.ops import elementwise, reduction, shape
 from minidiff.ops.base import Differential
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, Tape, bodies_of, with_equations
+from minidiff.tape import Atom, Equation, Tape, with_equations
 from minidiff.types import ShapedArray, Var, operand_type, typeof
 
 #: A rule takes the program so far and an equation, and returns an Atom that replaces its result, an Equation that
@@ -133,7 +133,7 @@ def simplified(tape: Tape) -> Tape:
       b:f64[2,3] = add(a, a)
       return b
     """
-    tape = with_equations(tape, [_with_bodies(e, simplified) if bodies_of(e) else e for e in tape.equations])
+    tape = with_equations(tape, [_with_bodies(e, simplified) if e.bodies else e for e in tape.equations])
     return prune_tape(Program(tape, RULES, merges=False).simplified())
 
 
@@ -160,7 +160,7 @@ def _bodies_optimized(tape: Tape, scope: Scope | None, passes: Passes) -> Tape:
     """Apply `_optimized` to the bodies. A loop and its body share a scope."""
     equations = []
     for eqn in tape.equations:
-        if bodies_of(eqn):
+        if eqn.bodies:
             inner = eqn.primitive.body_scope(eqn.params) or scope
             eqn = _with_bodies(eqn, lambda body: _optimized(body, inner, passes))  # noqa: B023
         equations.append(eqn)

@@ -29,7 +29,7 @@ from minidiff.location import Location, lines_of
 from minidiff.show.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.show.program import letters, names_of
 from minidiff.staging import check_function, make_tape
-from minidiff.tape import Atom, Equation, Tape, show_params
+from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import Var, typeof
 
 NO_PROGRAM = (
@@ -183,7 +183,7 @@ class _Drawer:
     def equation(self, graph: Any, eqn: Equation) -> None:
         named = [self.name(v) for v in eqn.outputs]
         bodies = [(name, x) for name, x in eqn.params.items() if isinstance(x, Tape)]
-        shown = [*map(self.show, eqn.inputs), show_params(eqn.primitive, eqn.params)]
+        shown = [*map(self.show, eqn.inputs), eqn.primitive.show_params(eqn.settings)]
         text = f"{eqn.primitive}({', '.join(filter(None, shown))})"
         if len(bodies) == 1 and _fits(eqn, bodies[0][1]):
             self.through(graph, eqn, text, bodies[0][1], named)

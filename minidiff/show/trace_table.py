@@ -17,14 +17,14 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.core import Primitive, Tracer, Value
+from minidiff.core import Tracer, Value
 from minidiff.dtypes import is_differentiable
 from minidiff.errors import TracerError
 from minidiff.forward import jvp
 from minidiff.ops.base import Elementwise
 from minidiff.reverse import vjp
 from minidiff.staging import stage_flat
-from minidiff.tape import Atom, Equation, Tape, evaluate_equation, read, show_params
+from minidiff.tape import Atom, Equation, Tape, evaluate_equation, read
 from minidiff.types import Var, typeof
 
 DOT, BAR = "\u0307", "\u0304"  # combining characters, shown over the letter before them
@@ -372,7 +372,7 @@ class _Names:
 
     def equation_steps(self, eqn: Equation, env: dict) -> list[Step]:
         operands = [_Text(self[a], _NAME) for a in eqn.inputs]
-        text = _apply(eqn.primitive, operands, eqn.params).text
+        text = _apply(eqn, operands).text
         several = eqn.primitive.multiple_results
         return [Step(self.of[v], f"{text}[{i}]" if several else text, env[v]) for i, v in enumerate(eqn.outputs)]
 
@@ -413,7 +413,7 @@ def _formula(tape: Tape, names: dict[Var, _Text], atom: Atom) -> str | None:
 
     for eqn in tape.equations:
         operands = [text(a) for a in eqn.inputs]
-        whole = _TOO_LONG if _TOO_LONG in operands else _apply(eqn.primitive, operands, eqn.params)
+        whole = _TOO_LONG if _TOO_LONG in operands else _apply(eqn, operands)
         if width(whole.text) > LONGEST:
             whole = _TOO_LONG
         for i, v in enumerate(eqn.outputs):
@@ -429,14 +429,14 @@ def _constant(a: Value) -> str:
     return str(typeof(a))
 
 
-def _apply(primitive: Primitive, operands: Sequence[_Text], params: dict) -> _Text:
+def _apply(eqn: Equation, operands: Sequence[_Text]) -> _Text:
     """Write an operation in mathematical notation."""
     linear = any(t.linear for t in operands)
-    shown = show_params(primitive, params)
-    name = primitive.name
+    primitive = eqn.primitive
+    shown, name = primitive.show_params(eqn.settings), primitive.name
     if name in _INFIX and len(operands) == 2 and not shown:
         return _infix(name, *operands)
-    if name == "transpose" and params["axes"] == (1, 0):
+    if name == "transpose" and eqn.params["axes"] == (1, 0):
         return _Text(f"{operands[0].within(_NAME)}ᵀ", _NAME, linear)
     if name == "negative":
         return _Text(f"-{operands[0].within(_SIGN)}", _SIGN, linear)

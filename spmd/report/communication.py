@@ -13,7 +13,7 @@ from minidiff.arguments import as_value
 from minidiff.higher_order import Cond, While, rounds
 from minidiff.location import Location, lines_of, merged
 from minidiff.staging import check_function
-from minidiff.tape import Equation, Tape, bodies_of
+from minidiff.tape import Equation, Tape
 from minidiff.types import typeof
 from spmd.primitive import shard_map_p
 from spmd.report.table import Tabular
@@ -163,7 +163,7 @@ def _report(tape: Tape) -> Communication:
 
 
 def _of_equation(eqn: Equation) -> Communication:
-    primitive, bodies = eqn.primitive, [_report(body) for body in bodies_of(eqn)]
+    primitive, bodies = eqn.primitive, [_report(body) for body in eqn.bodies]
     if primitive.sends(eqn.params):
         nbytes = sum(typeof(a).nbytes for a in eqn.inputs)
         source = merged([eqn.source])
@@ -303,7 +303,7 @@ def meshes_of(tape: Tape) -> Iterator[Any]:
     for eqn in tape.equations:
         if eqn.primitive is shard_map_p:
             yield eqn.params["mesh"]
-        for body in bodies_of(eqn):
+        for body in eqn.bodies:
             yield from meshes_of(body)
 
 
