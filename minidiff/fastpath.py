@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy
 
-from minidiff.core import Interpreter, Primitive
+from minidiff.core import EVALUATE, Interpreter, Primitive, Tracer
 from minidiff.dtypes import PLAIN, converted
 from minidiff.forward import JVPTracer
 from minidiff.location import transposes
@@ -57,8 +57,19 @@ class RecordedSteps(Interpreter):
     with a known `Recording`.
     """
 
-    on_arrays: bool  # whether no value is a tracer of an interpreter below
-    equations: list
+    def __init__(self, below: Any, outer: Interpreter | None = None):
+        super().__init__(below, outer)
+        self.on_arrays = below.below is EVALUATE  # whether no value is sharded, or a tracer of an interpreter below
+        self.equations = below.equations
+
+    def interpret(self, primitive, args, params):
+        out = super().interpret(primitive, args, params)
+        if self.on_arrays:
+            found = out if primitive.multiple_results else (out,)
+            primals = [x.primal if type(x) is JVPTracer else x for x in found]
+            # A shard_map's operands may get sharded cotangents.
+            self.on_arrays = not (primitive.binds_axes or any(isinstance(x, Tracer) for x in primals))
+        return out
 
     def process(self, primitive, args, params):
         recorded, other, forms = None, None, primitive.recorded

@@ -29,7 +29,6 @@ from minidiff.arguments import (
 )
 from minidiff.core import (
     EVALUATE,
-    Interpreter,
     Tracer,
     Value,
     become,
@@ -47,7 +46,7 @@ from minidiff.forward import JVP, JVPTracer, checked_tangent, instantiate
 from minidiff.keywords import transformation
 from minidiff.location import transposes
 from minidiff.promotion import are_weak
-from minidiff.tape import Equation, LocatedStep, RecordedTracer, Recorder, Step, Tape, evaluate_equation
+from minidiff.tape import Equation, RecordedTracer, Recorder, Tape, evaluate_equation
 from minidiff.types import ShapedArray, Var, array_type, typeof
 
 
@@ -66,34 +65,19 @@ class Linearize(Recorder):
         return self.below.process(primitive, args, params)
 
 
-_new = object.__new__
-
-
-class Sweep(fastpath.RecordedSteps, JVP):
+class Sweep(JVP):
     """Forward mode on top of a `Linearize`: compute values, and record tangents.
 
     Every operation under `grad` goes through it. A tangent is a variable on the tape. If possible, an operation's
     derivative is recorded as one equation, whose factors are computed only when it is transposed or applied.
     """
 
-    def __init__(self, below: Linearize, outer: Interpreter | None = None):
-        super().__init__(below, outer)
-        self.on_arrays = below.below is EVALUATE
-        self.equations = below.equations
-
     def interpret(self, primitive, args, params):
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
-            out = super().interpret(primitive, args, params)
-            for x in out if primitive.multiple_results else (out,):
-                if type(x) is JVPTracer and isinstance(x.primal, Tracer):
-                    self.on_arrays = False  # the result is sharded over a mesh
-            if primitive.binds_axes:
-                self.on_arrays = False  # a shard_map's results, or its operands' cotangents, may be sharded
-            return out
+            return super().interpret(primitive, args, params)
         out = core.ranks.dispatch(self, primitive, args, params)
         if out is not None:
-            self.on_arrays = False  # the result is sharded
             return out
         recorder = self.below
         primals = [x.primal if yes else x for x, yes in zip(args, mine)]
@@ -107,13 +91,7 @@ class Sweep(fastpath.RecordedSteps, JVP):
             active = tuple([i for i, yes in enumerate(mine) if yes])
             linear = primitive.linearized(out, type_, primals, active, names, params)
         if type(linear) is tuple:
-            source = None if self.on_arrays else recorder.source()
-            step = Step(type_) if source is None else LocatedStep(type_)
-            if source is not None:
-                step.source = source
-            step.primitive, step.inputs, step.params = linear
-            recorder.equations.append(step)
-            return JVPTracer(self, out, step)
+            return JVPTracer(self, out, recorder.add_step(type_, *linear))
         if linear is not None:
             return JVPTracer(self, out, linear)
         with running(recorder):
@@ -131,6 +109,10 @@ class Sweep(fastpath.RecordedSteps, JVP):
         return self.join(self.below.adopt(x.primal), self.below.adopt(RecordedTracer(x.interpreter.below, x.tangent)))
 
 
+class FastSweep(fastpath.RecordedSteps, Sweep):
+    """The same, and faster on plain arrays."""
+
+
 def linearize_flat(
     f: Callable, primals: Sequence[Value], active: Sequence[bool], origin: tuple[str, str] | None = None
 ) -> tuple[list[Value], Tape]:
@@ -140,21 +122,16 @@ def linearize_flat(
     transformation and the function in errors.
     """
     recorder = Linearize(current_interpreter())
-    sweep = Sweep(recorder)
+    sweep = FastSweep(recorder)
     recorder.origin = sweep.origin = origin
     recorder.below.watch_sweep(sweep)
-    inputs, args = recorder.inputs, []
+    args = []
     for p, yes in zip(primals, active):
         if yes:
-            name = _new(Var)
-            if type(p) is numpy.ndarray:
-                name.type = array_type(p.shape, p.dtype)
-            else:
-                name.type = typeof(p)
-                sweep.on_arrays = sweep.on_arrays and not isinstance(p, Tracer)
-            inputs.append(name)
-            value, p = p, _new(JVPTracer)
-            p.interpreter, p.primal, p.tangent = sweep, value, name
+            name = Var(array_type(p.shape, p.dtype) if type(p) is numpy.ndarray else typeof(p))
+            sweep.on_arrays = sweep.on_arrays and not isinstance(p, Tracer)
+            recorder.inputs.append(name)
+            p = JVPTracer(sweep, p, name)
         args.append(p)
     try:  # as `with running(sweep)`, but faster, and an interrupt cannot leave `sweep` current
         become(sweep)
@@ -269,7 +246,8 @@ def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> 
     """
     linear_vars = {v for v, yes in zip(tape.inputs, linear) if yes}
     env = {v: x for v, x, yes in zip(tape.inputs, values, linear) if not yes}
-    known, rest, needed = [], [], set()
+    known, rest = [], []
+    needed: set[Var] = set()
     for eqn in tape.equations:
         if any(isinstance(a, Var) and a in linear_vars for a in eqn.inputs):
             linear_vars.update(eqn.outputs)

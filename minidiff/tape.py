@@ -56,6 +56,9 @@ class Step(Var):
     """An equation with one result that is also its own output variable."""
 
     __slots__ = ("primitive", "inputs", "params")
+    primitive: Primitive
+    inputs: Sequence[Atom]
+    params: dict
 
     source: Location | None = None
     bodies, settings = Equation.bodies, Equation.settings
@@ -236,7 +239,7 @@ class Recorder(Interpreter):
     def __init__(self, below: Interpreter | None, outer: Interpreter | None = None):
         super().__init__(below, outer)
         self.inputs: list[Var] = []
-        self.equations: list[Equation] = []
+        self.equations: list[Any] = []  # an `Equation` or a `Step` each
         self.captured: list[Tracer] = []  # outer tracers that became inputs, in the order of those inputs
 
     def new_input(self, type: ShapedArray) -> RecordedTracer:
@@ -255,6 +258,17 @@ class Recorder(Interpreter):
         if primitive.multiple_results:
             return [RecordedTracer(self, v) for v in outputs]
         return RecordedTracer(self, outputs[0])
+
+    def add_step(self, type: ShapedArray, primitive: Primitive, inputs: Sequence[Atom], params: dict) -> Step:
+        """Record an operation with a result of this type, as a step."""
+        source = self.source()
+        step = Step(type)
+        if source is not None:
+            step = LocatedStep(type)
+            step.source = source
+        step.primitive, step.inputs, step.params = primitive, inputs, params
+        self.equations.append(step)
+        return step
 
     def source(self) -> Location | None:
         """The current source line, if this or a lower interpreter keeps sources."""

@@ -32,7 +32,7 @@ from minidiff.higher_order.partial_eval import (
 from minidiff.keywords import transformation
 from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
-from minidiff.reverse import Linearize, Sweep
+from minidiff.reverse import FastSweep, Linearize, Sweep
 from minidiff.staging import Stage, check_function
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.types import ShapedArray, Var, typeof
@@ -112,7 +112,7 @@ class LinearInside(Continued, Linearize):
         return x.variable if self.owns(x) else self.below.adopt(x).variable
 
 
-class SweepInside(Continued, Sweep):
+class SweepInside(Continued, FastSweep):
     """The forward sweep of reverse mode, continued inside a checkpointed function."""
 
     def process(self, primitive, args, params):
