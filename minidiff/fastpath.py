@@ -116,7 +116,8 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
     """Transpose equations on plain arrays, from the last: by compiled functions where there are some."""
     known = cotangents.known
     for eqn in reversed(equations):
-        pulls, inputs = eqn.primitive.pulls, eqn.inputs
+        primitive, inputs = eqn.primitive, eqn.inputs
+        pulls = primitive.pulls
         if pulls is None:
             transpose_equation(eqn, cotangents, consume)
             continue
@@ -126,7 +127,7 @@ def walk_back(equations: Sequence[Equation], cotangents: Any, transpose_equation
         out_ct = known.pop(name, None)
         if out_ct is None:
             continue
-        i, type_, params = eqn.primitive.count, name.type, eqn.params
+        i, type_, params = primitive.count, name.type, eqn.params
         for pull in pulls:
             a, ct = inputs[i], out_ct
             i += 1

@@ -194,7 +194,6 @@ def backward_pass(
         if scope.checks:
             with checking(scope, False):
                 return backward_pass(tape, linear, values, cts, consume)
-    wanted = [v for v, yes in zip(tape.inputs, linear) if yes]
     if not tape.linear:
         tape, consume = linear_part(tape, linear, values), True
         tape.may_be_sharded = any(isinstance(x, Tracer) for x in (*values, *cts))
@@ -202,12 +201,12 @@ def backward_pass(
     for a, ct in zip(tape.outputs, cts):
         if ct is not None and isinstance(a, Var):
             cotangents.add(a, ct)
-    if tape.linear and not tape.may_be_sharded and current_interpreter() is EVALUATE:
+    if not tape.may_be_sharded and current_interpreter() is EVALUATE:
         fastpath.walk_back(tape.equations, cotangents, transpose_equation, consume)
     else:
         for eqn in reversed(tape.equations):
             transpose_equation(eqn, cotangents, consume)
-    return [cotangents.known.get(v) for v in wanted]
+    return [cotangents.known.get(v) for v in tape.inputs]
 
 
 @transposes
