@@ -10,11 +10,11 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import Tracer, Value, current_interpreter, enter, name_of, strong
-from minidiff.dtypes import NATIVE, float0, is_differentiable, plain
-from minidiff.errors import LeakedTracerError, leak_message
+from minidiff.core import Tracer, Value, current_interpreter, current_scope, enter, name_of, pbroadcast_to, strong
+from minidiff.dtypes import NATIVE, float0, is_differentiable, is_scalar_constant, plain
+from minidiff.errors import LeakedTracerError, disagreement, leak_message
 from minidiff.promotion import weak_where
-from minidiff.types import ShapedArray, typeof
+from minidiff.types import INVARIANT, ShapedArray, typeof
 
 # ---------------------------------------------------------------- leaves
 
@@ -101,6 +101,14 @@ class Flat:
         return leaves[:count], *aux
 
 
+def check_function(name: str, f: Any, args: tuple = ()) -> None:
+    """Raise TypeError if a call is not of the form `name(f)(*args)`."""
+    if not callable(f):
+        raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {name}(f)(x), not {name}(f(x))")
+    if args:
+        raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
+
+
 # ---------------------------------------------------------------- arguments that are differentiated
 
 
@@ -143,6 +151,56 @@ def not_differentiable(argument: str, x: Value) -> str:
     )
 
 
+def check_sequences(what: str, primals: Any, tangents: Any) -> None:
+    """Raise TypeError unless both are sequences: a bare array would be iterated."""
+    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
+        raise TypeError(
+            f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
+            f"got {type(primals).__name__} and {type(tangents).__name__}"
+        )
+
+
+def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
+    """Validate a tangent against the primal at `path`; None for an integer's."""
+    tangent, p = as_value(tangent), typeof(primal)
+    t = typeof(tangent)
+    if not is_differentiable(p.dtype):
+        if t.dtype == float0:
+            return None
+        raise TypeError(
+            f"jvp: {path} has type {p}, which carries no derivative; convert it with float(), an array with "
+            ".astype(float), or give it a tangent of dtype float0"
+        )
+    if t.shape != p.shape:
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
+    if t.dtype != p.dtype:
+        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
+    return pbroadcast_to(tangent, p.variance)
+
+
+def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
+    """Validate the positions of the linear inputs, and sort them."""
+    count = len(tape.inputs)
+    try:
+        positions = tuple(sorted(map(operator.index, linear if isinstance(linear, Sequence) else [linear])))
+    except TypeError:
+        raise TypeError(f"transpose: linear must be an int or a tuple of ints, got {linear!r}") from None
+    for i in positions:
+        if not 0 <= i < count:
+            raise ValueError(f"transpose: linear names input {i}, but the tape has {count}, counted from 0")
+    if len(set(positions)) != len(positions):
+        raise ValueError(f"transpose: linear names an input twice: {positions}")
+    if count and not positions:
+        raise ValueError("transpose: linear names no input; a tape is transposed in one or more of its inputs")
+    varying = next((t for t in tape.in_types if t.variance), None)
+    if varying is not None and current_scope() is None:
+        raise TypeError(
+            f"transpose: the tape takes {varying}, so it is the body of a shard_map: transpose the tape around it, "
+            "which transposes the body too"
+        )
+    return positions
+
+
 # ---------------------------------------------------------------- results and their cotangents
 
 
@@ -180,3 +238,17 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     if t.shape != out.shape or (t.dtype != out.dtype and is_differentiable(out.dtype)):
         raise TypeError(f"pullback: the result has type {out}, but its cotangent {path} has type {t}")
     return ct if is_differentiable(out.dtype) else None
+
+
+def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) -> frozenset:
+    """The union of the variances of values or types.
+
+    Raise VarianceError in an explicit scope where they disagree, since the user must write the pbroadcasts there.
+    Numbers agree with any variance. `what` and `labels` are as in `disagreement`.
+    """
+    scope = current_scope()
+    if scope is not None and scope.checks:
+        arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
+        if len({t.variance for _, t in arrays}) > 1:
+            raise disagreement(what, *zip(*arrays))
+    return INVARIANT.union(*[typeof(x).variance for x in values])

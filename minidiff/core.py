@@ -33,7 +33,6 @@ from minidiff.errors import (
     TracerError,
     VarianceError,
     check_operands,
-    disagreement,
     is_misfit,
     leak_message,
 )
@@ -357,29 +356,6 @@ def agree(args: Sequence[Value]) -> Sequence[Value]:
     return [x if v is None or v == union else ranks.insert_pbroadcast(x, union - v) for x, v in zip(args, variances)]
 
 
-def agree_as_written(operation: Primitive, args: Sequence[Value]) -> Sequence[Value]:
-    """As `agree`, in an explicit scope: insert pbroadcasts for constants only.
-
-    Raise VarianceError where traced values disagree.
-    """
-    check_operands(operation.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-    return agree(args)
-
-
-def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) -> frozenset:
-    """The union of the variances of values or types.
-
-    Raise VarianceError in an explicit scope where they disagree, since the user must write the pbroadcasts there.
-    Numbers agree with any variance. `what` and `labels` are as in `disagreement`.
-    """
-    scope = current_scope()
-    if scope is not None and scope.checks:
-        arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
-        if len({t.variance for _, t in arrays}) > 1:
-            raise disagreement(what, *zip(*arrays))
-    return INVARIANT.union(*[typeof(x).variance for x in values])
-
-
 # ---------------------------------------------------------------- operations
 
 
@@ -480,7 +456,8 @@ class Primitive:
             with running(EVALUATE):  # the result of constants is a constant
                 return self.bind(*args, **params)
         if self.operands_agree and len(args) > 1:
-            args = agree_as_written(self, args)
+            check_operands(self.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
+            args = agree(args)  # inserts pbroadcasts for constants only
         if not self.is_higher_order:
             arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)

@@ -9,7 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import Flat, as_value, as_values
+from minidiff.arguments import Flat, as_value, as_values, check_sequences, checked_tangent
 from minidiff.core import (
     Interpreter,
     Primitive,
@@ -128,15 +128,6 @@ def push_forward(f: Callable, primals: Sequence[Value], tangents: Sequence[Value
     return forward.split(outs)
 
 
-def check_sequences(what: str, primals: Any, tangents: Any) -> None:
-    """Raise TypeError unless both are sequences: a bare array would be iterated."""
-    if not (isinstance(primals, (tuple, list)) and isinstance(tangents, (tuple, list))):
-        raise TypeError(
-            f"{what}: primals and tangents are tuples with an entry for each argument, as in {what}(f, (x,), (t,)); "
-            f"got {type(primals).__name__} and {type(tangents).__name__}"
-        )
-
-
 def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: bool = False) -> tuple:
     """The value and directional derivative: `(f(*primals), df(*primals) · tangents)`.
 
@@ -166,24 +157,6 @@ def jvp(f: Callable, primals: Sequence[Any], tangents: Sequence[Any], has_aux: b
     out_tangents = [instantiate(t, x) for x, t in zip(outs, out_tangents)]
     out_tangents = apart(out_tangents, [*flat_primals, *flat_tangents, *outs])
     return tree.unflatten(flat.out_structure, outs), tree.unflatten(flat.out_structure, out_tangents), *aux
-
-
-def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
-    """Validate a tangent against the primal at `path`; None for an integer's."""
-    tangent, p = as_value(tangent), typeof(primal)
-    t = typeof(tangent)
-    if not is_differentiable(p.dtype):
-        if t.dtype == float0:
-            return None
-        raise TypeError(
-            f"jvp: {path} has type {p}, which carries no derivative; convert it with float(), an array with "
-            ".astype(float), or give it a tangent of dtype float0"
-        )
-    if t.shape != p.shape:
-        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
-    if t.dtype != p.dtype:
-        raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
-    return pbroadcast_to(tangent, p.variance)
 
 
 def instantiate(tangent: Value | None, like: Value) -> Value:

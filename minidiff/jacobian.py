@@ -9,10 +9,10 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import Flat, arguments_of, as_values, chosen_arguments, named_argument
+from minidiff.arguments import Flat, arguments_of, as_values, check_sequences, chosen_arguments, named_argument
 from minidiff.core import Value, name_of, pbroadcast_to
 from minidiff.dtypes import is_differentiable
-from minidiff.forward import check_sequences, instantiate, jvp
+from minidiff.forward import instantiate, jvp
 from minidiff.keywords import transformation
 from minidiff.promotion import are_weak
 from minidiff.reverse import grad, linearize_flat, pull_back

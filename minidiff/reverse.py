@@ -22,6 +22,7 @@ from minidiff.arguments import (
     as_values,
     check_scalar,
     checked_cotangents,
+    checked_tangent,
     chosen_arguments,
     named_argument,
     not_differentiable,
@@ -42,7 +43,7 @@ from minidiff.core import (
 )
 from minidiff.dtypes import is_differentiable
 from minidiff.errors import VarianceError, show_axes
-from minidiff.forward import JVP, JVPTracer, checked_tangent, instantiate
+from minidiff.forward import JVP, JVPTracer, instantiate
 from minidiff.keywords import transformation
 from minidiff.location import transposes
 from minidiff.promotion import are_weak

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from minidiff import core, tree
-from minidiff.arguments import as_value, result_values
+from minidiff.arguments import as_value, check_function, result_values
 from minidiff.core import (
     EVALUATE,
     Interpreter,
@@ -68,14 +68,6 @@ def stage_flat(f: Callable, examples: tuple, name: str = "make_tape") -> tuple[T
         warn_if_random(before, origin, CONSTANTS)
         tape = stage.tape(result_values([origin], outs, out_structure))
     return tape, structure, out_structure
-
-
-def check_function(name: str, f: Any, args: tuple = ()) -> None:
-    """Raise TypeError if a call is not of the form `name(f)(*args)`."""
-    if not callable(f):
-        raise TypeError(f"{name} takes a function, got {type(f).__name__}: write {name}(f)(x), not {name}(f(x))")
-    if args:
-        raise TypeError(f"{name}(f) is a function of the arguments of f: write {name}(f)(*args)")
 
 
 @transformation

@@ -6,15 +6,14 @@ To transpose a tape is to run the backward sweep of reverse mode on variables in
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import checked_cotangents, resharded
+from minidiff.arguments import checked_cotangents, linear_positions, resharded
 from minidiff.compiler.simplify import simplified
-from minidiff.core import current_interpreter, current_scope, pbroadcast_to, restores_interpreter, transforming
+from minidiff.core import current_interpreter, pbroadcast_to, restores_interpreter, transforming
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate
 from minidiff.reverse import agreeing, backward_pass
@@ -55,7 +54,7 @@ def transpose(tape: Tape, linear: int | Sequence[int] | None = None) -> Tape:
             f"transpose: expected a Tape, got {type(tape).__name__}; that of a function f is make_tape(f)(*args), and "
             "its transpose as a function linear_transpose(f, *args)"
         )
-    chosen = _checked(tape, range(len(tape.inputs)) if linear is None else linear)
+    chosen = linear_positions(tape, range(len(tape.inputs)) if linear is None else linear)
     return _transposed(tape, [i in chosen for i in range(len(tape.inputs))])
 
 
@@ -78,29 +77,6 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
         found = backward_pass(tape, linear, values, cts)
         zeros = [pbroadcast_to(zeros_like(t), t.variance) if ct is None else ct for ct, t in zip(found, wanted)]
         return simplified(stage.tape(zeros))
-
-
-def _checked(tape: Tape, linear: Any) -> tuple[int, ...]:
-    """Validate the positions of the linear inputs, and sort them."""
-    count = len(tape.inputs)
-    try:
-        positions = tuple(sorted(map(operator.index, linear if isinstance(linear, Sequence) else [linear])))
-    except TypeError:
-        raise TypeError(f"transpose: linear must be an int or a tuple of ints, got {linear!r}") from None
-    for i in positions:
-        if not 0 <= i < count:
-            raise ValueError(f"transpose: linear names input {i}, but the tape has {count}, counted from 0")
-    if len(set(positions)) != len(positions):
-        raise ValueError(f"transpose: linear names an input twice: {positions}")
-    if count and not positions:
-        raise ValueError("transpose: linear names no input; a tape is transposed in one or more of its inputs")
-    varying = next((t for t in tape.in_types if t.variance), None)
-    if varying is not None and current_scope() is None:
-        raise TypeError(
-            f"transpose: the tape takes {varying}, so it is the body of a shard_map: transpose the tape around it, "
-            "which transposes the body too"
-        )
-    return positions
 
 
 def linear_transpose(f: Callable, *examples: Any) -> Callable:

@@ -9,7 +9,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.aliasing import apart
-from minidiff.arguments import as_values, result_values
+from minidiff.arguments import as_values, check_function, result_values
 from minidiff.core import (
     SIZE,
     Interpreter,
@@ -27,7 +27,6 @@ from minidiff.errors import MisfitError, TracerError
 from minidiff.keywords import transformation
 from minidiff.ops.shape import broadcast_to, expand_dims, moveaxis, normalize_axis
 from minidiff.promotion import are_weak, weak_where
-from minidiff.staging import check_function
 from minidiff.types import ShapedArray, plain_operand, typeof
 
 AxisName = Hashable

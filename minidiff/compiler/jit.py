@@ -26,13 +26,13 @@ from typing import Any, NamedTuple
 import numpy
 
 from minidiff import core, tree
-from minidiff.arguments import as_value
+from minidiff.arguments import as_value, check_function
 from minidiff.compiler.codegen import Program
 from minidiff.compiler.simplify import check_options, settings_of_passes
 from minidiff.core import EVALUATE, Tracer, Value, current_interpreter, current_scope, name_of
 from minidiff.keywords import check_keywords, did_you_mean, named_like, transformation
 from minidiff.promotion import are_weak
-from minidiff.staging import check_function, stage_flat
+from minidiff.staging import stage_flat
 from minidiff.text import Text
 from minidiff.types import typeof
 

@@ -12,17 +12,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_named_value, as_value
-from minidiff.core import (
-    Value,
-    WeakTracer,
-    current_interpreter,
-    current_scope,
-    enter,
-    joint_variance,
-    name_of,
-    pbroadcast_to,
-)
+from minidiff.arguments import as_named_value, as_value, joint_variance
+from minidiff.core import Value, WeakTracer, current_interpreter, current_scope, enter, name_of, pbroadcast_to
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import TracerError, VarianceError
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered

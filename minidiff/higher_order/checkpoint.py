@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from minidiff import tree
-from minidiff.arguments import Flat, as_value
+from minidiff.arguments import Flat, as_value, check_function
 from minidiff.core import Interpreter, Primitive, Tracer, Value, name_of, running, transforming
 from minidiff.forward import JVP, JVPTracer
 from minidiff.higher_order.bodies import Call
@@ -33,7 +33,7 @@ from minidiff.keywords import transformation
 from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
 from minidiff.reverse import FastSweep, Linearize, Sweep
-from minidiff.staging import Stage, check_function
+from minidiff.staging import Stage
 from minidiff.tape import Atom, Equation, RecordedTracer, Tape
 from minidiff.types import ShapedArray, Var, typeof
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_values
-from minidiff.core import Tracer, Value, checking, current_scope, joint_variance, name_of, running
+from minidiff.arguments import as_values, joint_variance
+from minidiff.core import Tracer, Value, checking, current_scope, name_of, running
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
     as_type,

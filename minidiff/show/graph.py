@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy
 
+from minidiff.arguments import check_function
 from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order import While, rounds
 from minidiff.location import Location, lines_of
 from minidiff.show.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.show.program import letters, names_of
-from minidiff.staging import check_function, make_tape
+from minidiff.staging import make_tape
 from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import Var, typeof
 

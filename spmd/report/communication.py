@@ -9,10 +9,9 @@ from typing import Any
 import numpy
 
 from minidiff import make_tape, tree
-from minidiff.arguments import as_value
+from minidiff.arguments import as_value, check_function
 from minidiff.higher_order import Cond, While, rounds
 from minidiff.location import Location, lines_of, merged
-from minidiff.staging import check_function
 from minidiff.tape import Equation, Tape
 from minidiff.types import typeof
 from spmd.primitive import shard_map_p
