@@ -7,7 +7,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from tests.test_debug_print import body, printed
+from tests.minidiff.test_debug_print import body, printed
 
 
 @pytest.mark.parallel(2)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pytest
 
 from spmd.launch import launcher_size
-from tests.test_failures import launching
+from tests.collectives.guards.test_failures import launching
 
 pytestmark = pytest.mark.skipif(launcher_size() is not None, reason="it launches ranks itself")
 

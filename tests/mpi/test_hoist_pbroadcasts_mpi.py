@@ -7,8 +7,8 @@ import pytest
 import minidiff as md
 import spmd
 from spmd import P
+from tests.collectives.passes.test_hoist_pbroadcasts import IJ, SUMS, WS, W, X, averaged
 from tests.programs import assert_trees_close, run_and_count
-from tests.test_hoist_pbroadcasts import IJ, SUMS, WS, W, X, averaged
 
 
 @functools.cache

@@ -21,9 +21,9 @@ from collectives import (
 )
 from collectives.passes import SETTINGS
 from spmd import P
+from tests.collectives.passes.test_rewrites import data, data_parallel, lowered, parameters
 from tests.programs import assert_trees_close
 from tests.rewrite_programs import INSTRUCTIONS
-from tests.test_rewrites import data, data_parallel, lowered, parameters
 
 RANKS = pytest.mark.parallel([2, 4])
 REDUCING = ("Allreduce", "Iallreduce", "Reduce_scatter_block")

@@ -11,7 +11,7 @@ import spmd
 from collectives import pmean, psum
 from spmd import P
 from tests.programs import STEPS, Program, assert_trees_close, example, run_and_count
-from tests.test_shard_map import check_numbers
+from tests.spmd.test_shard_map import check_numbers
 
 RANKS = MPI.COMM_WORLD.size
 SHAPES = {1: [(1,)], 2: [(2,)], 3: [(3,)], 4: [(4,), (2, 2)], 8: [(4, 2), (2, 2, 2)]}

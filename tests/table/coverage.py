@@ -1,8 +1,8 @@
 """Write the guide's table of functions from the table of tests: `python -m tests.table.coverage`.
 
-A function that has rows in `tests/table` has passed every check of `tests/test_ops.py`: derivatives to second order
-against numbers, in forward and in reverse mode, and `vmap` of the values and of the derivatives. Those listed as
-discrete have passed all that makes sense for them; those that need values have tests of their own.
+A function that has rows in `tests/table` has passed every check of `tests/minidiff/ops/test_ops.py`: derivatives to
+second order against numbers, in forward and in reverse mode, and `vmap` of the values and of the derivatives. Those
+listed as discrete have passed all that makes sense for them; those that need values have tests of their own.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.test_failures import mpiexec
+from tests.collectives.guards.test_failures import mpiexec
 
 #: Runs cells on every rank as a Jupyter engine does; as the client does, all of them end before the next begins.
 ENGINE = """

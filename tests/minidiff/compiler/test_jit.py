@@ -16,8 +16,8 @@ from minidiff.compiler.buffers import copy_p
 from minidiff.compiler.simplify import optimize
 from spmd import P, make_mesh, shard_map
 from tests.aliasing_checks import check_apart
+from tests.minidiff.ops.test_ops import OPERATIONS, agree, check_rows, random_like
 from tests.table import DISCRETE
-from tests.test_ops import OPERATIONS, agree, check_rows, random_like
 
 
 def same(actual, expected):

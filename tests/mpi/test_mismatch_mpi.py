@@ -46,8 +46,8 @@ def fails(do, ours, theirs):
         do(WORLD.rank == OTHER)
     said = WORLD.allgather(str(error.value))
     assert said == [said[0]] * RANKS
-    assert re.search(rf"^  {others}: {re.escape(ours)}; test_lockstep_mpi.py:\d+: ", said[0], re.M), said[0]
-    assert re.search(rf"^  rank {OTHER}: {re.escape(theirs)}; test_lockstep_mpi.py:\d+: ", said[0], re.M), said[0]
+    assert re.search(rf"^  {others}: {re.escape(ours)}; test_mismatch_mpi.py:\d+: ", said[0], re.M), said[0]
+    assert re.search(rf"^  rank {OTHER}: {re.escape(theirs)}; test_mismatch_mpi.py:\d+: ", said[0], re.M), said[0]
     name, _, of = ours.partition(" of ")
     alike = theirs.startswith(f"{name} of ") and "(" not in of + theirs
     assert ("An array has another shape or dtype there" in said[0]) == alike, said[0]

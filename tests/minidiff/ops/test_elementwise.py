@@ -14,9 +14,9 @@ import minidiff as md
 from minidiff.core import NUMPY_FUNCTIONS
 from minidiff.numpy.coverage import REFUSED
 from minidiff.ops.elementwise import elementwise
+from tests.minidiff.ops.test_ops import check_rows, checks_of
 from tests.samples import each
 from tests.table.rows import complex_, real, row
-from tests.test_ops import check_rows, checks_of
 
 INF, NAN = np.inf, np.nan
 OTHERS = ("matvec", "vecdot", "vecmat", "matmul")  # products of matrices

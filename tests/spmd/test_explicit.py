@@ -34,8 +34,8 @@ from spmd import P
 from tests.explicit_programs import replayed, without_one
 from tests.programs import LOOPS, STEPS, Program, assert_trees_close, example
 from tests.samples import each
+from tests.spmd.test_programs import MESHES, placements, programs
 from tests.table import TABLE
-from tests.test_programs import MESHES, placements, programs
 
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
 SPECS = {"": P(), "i": P("i"), "j": P("j"), "ij": P(("i", "j"))}

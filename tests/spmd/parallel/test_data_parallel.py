@@ -9,7 +9,7 @@ import pytest
 
 from spmd.examples import training
 from spmd.examples.data_parallel import EXAMPLE
-from tests.test_failures import mpiexec
+from tests.collectives.guards.test_failures import mpiexec
 
 STEPS = 20
 

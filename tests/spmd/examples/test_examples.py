@@ -18,8 +18,8 @@ import minidiff as md
 from spmd.examples import training
 from spmd.examples.checkpoints import CheckpointError
 from spmd.parallel import cross_entropy, init_params, loss
+from tests.collectives.guards.test_failures import launching, mpiexec
 from tests.runs import EXAMPLES, run_program_of_the_readme, train
-from tests.test_failures import launching, mpiexec
 
 
 def alone(example, steps):

@@ -21,7 +21,7 @@ from collectives import psum
 from minidiff import tracebacks
 from spmd import P
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # ---------------------------------------------------------------- six mistakes
 

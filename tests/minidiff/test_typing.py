@@ -12,7 +12,7 @@ import pytest
 import minidiff
 from minidiff import core
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PACKAGES = ["minidiff", "collectives", "spmd"]
 PUBLIC = [*PACKAGES, "collectives.algorithms", "minidiff.nn", "minidiff.tree", "spmd.parallel"]
 

@@ -28,7 +28,7 @@ from spmd import P
 from tests.programs import LOOPS, SUMS_IN_STEPS, assert_trees_close, example
 from tests.rewrite_programs import SIDE, RandomProgram, random_programs
 from tests.samples import each
-from tests.test_programs import placements, programs
+from tests.spmd.test_programs import placements, programs
 
 SIZES = {"i": 2, "j": 2}
 MESH = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")

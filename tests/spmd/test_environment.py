@@ -12,7 +12,7 @@ import pytest
 import minidiff as md
 from spmd import launch
 from spmd.environment import Process, _process, _shared
-from tests.test_failures import mpiexec
+from tests.collectives.guards.test_failures import mpiexec
 
 HERE = [0, "here", 4, "1", ("3.11", "2.0", "0.1")]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+NOTEBOOKS = Path(__file__).parents[3] / "notebooks"
 SOURCE = """
 import logging, sys
 import ipyparallel as ipp

@@ -13,7 +13,7 @@ from minidiff.errors import VarianceError
 from spmd import P
 
 pytest.importorskip("matplotlib")
-sys.path.append(str(Path(__file__).parent.parent / "notebooks"))  # where the notebooks import it from
+sys.path.append(str(Path(__file__).parents[3] / "notebooks"))  # where the notebooks import it from
 from pictures import Table, draw, draw_collective, on_ranks
 from PIL import Image
 
