@@ -64,7 +64,7 @@ def run(*command, **environment):
     """What a program prints to stdout and stderr."""
     command = [sys.executable, *map(str, command)]
     names = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    done = subprocess.run(command, env=names, capture_output=True, text=True, timeout=100, cwd=ROOT / "tests")
+    done = subprocess.run(command, env=names, capture_output=True, text=True, timeout=100, cwd=ROOT / "notebooks")
     return re.sub(r"\x1b\[[0-9;]*m", "", done.stdout + done.stderr)
 
 
