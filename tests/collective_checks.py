@@ -314,7 +314,7 @@ def assert_same(actual, expected, exact: bool) -> None:
         assert_allclose(actual, expected, rtol=32 * eps, atol=32 * eps, strict=True)
 
 
-# Blocks that do not lie in memory as their shape says: how one is stored, and how the body reads it.
+# Blocks that are not contiguous in memory: how one is stored, and how the body reads it.
 LAYOUTS: dict[str, tuple[Callable, Callable]] = {
     "plain": (lambda block: block, lambda x: x),
     "transposed": (lambda block: block.T, lambda x: x.T),

@@ -118,7 +118,7 @@ STEPS |= {
     "a scan": Step(
         lambda x, w, axes, size: _scanned(_over(axes))(x, w), lambda x, w, size: _scanned(lambda y: y)(x, w)
     ),
-    "a carry that is lifted": Step(
+    "a carry that is pbroadcast": Step(
         lambda x, w, axes, size: _repeated(_over(axes))(x, w / 4),
         lambda x, w, size: _repeated(lambda y: size * y)(x, w / 4),
     ),
@@ -131,7 +131,7 @@ STEPS |= {
     ),
 }
 
-LOOPS = {"a scan", "a carry that is lifted", "layers", "a carry that ranks share"}
+LOOPS = {"a scan", "a carry that is pbroadcast", "layers", "a carry that ranks share"}
 #: Loops that sum in each step, on the way back: of elements and carries, they compute what is to vary.
 SUMS_IN_STEPS = {"layers", "a carry that ranks share"}
 

@@ -24,8 +24,9 @@ TERMS = {
     r"\bas (it|they) (lie|lies)\b": "as it is sharded",
     r"\bjoin(ed)? shard_?maps?\b": "fuse shard maps",
 }
-FOLDERS = ("minidiff", "collectives", "spmd", "docs", "notebooks")
-PAGES = [*(p for folder in FOLDERS for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".md", ".ipynb"))]
+FOLDERS = ("minidiff", "collectives", "spmd", "docs", "notebooks", "tests")
+PAGES = [p for folder in FOLDERS for p in (ROOT / folder).rglob("*") if p.suffix in (".py", ".md", ".ipynb")]
+PAGES.remove(Path(__file__))
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 
 

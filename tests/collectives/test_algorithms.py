@@ -134,7 +134,7 @@ def test_explicit_programs(name):
 
 
 @every
-def test_explicit_programs_lift_operands_themselves(name):
+def test_explicit_programs_pbroadcast_operands_themselves(name):
     case = cases(name, 2)[0]
     f = spmd.shard_map(
         lambda x: case.ours(x, "i"), mesh=mesh_of(2), in_specs=P(), out_specs=P("i"), auto_pbroadcast=False

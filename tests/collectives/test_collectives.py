@@ -314,29 +314,29 @@ TYPES = [
         lambda x, u, w: all_to_all(x, ("i", "j"), 0, 0, tiled=True, axis_index_groups=PAIRS),
         ["all_to_all i,j: f64[6]{i,j} -> f64[6]{i,j}"],
     ),
-    # An operand that does not vary is lifted for the collectives that take varying ones, ...
+    # An operand that does not vary is varying for the collectives that take varying ones, ...
     (
-        "lifted: all_gather",
+        "pbroadcast: all_gather",
         lambda x, u, w: all_gather(w, "i"),
         ["pbroadcast i: f64[6] -> f64[6]{i}", "all_gather i: f64[6]{i} -> f64[2,6]{i}"],
     ),
     (
-        "lifted: psum_scatter",
+        "pbroadcast: psum_scatter",
         lambda x, u, w: psum_scatter(u, ("j", "i")),
         ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "psum_scatter j,i: f64[6]{i,j} -> f64[]{i,j}"],
     ),
     (
-        "lifted: all_to_all",
+        "pbroadcast: all_to_all",
         lambda x, u, w: all_to_all(w, "j", 0, 0, tiled=True),
         ["pbroadcast j: f64[6] -> f64[6]{j}", "all_to_all j: f64[6]{j} -> f64[6]{j}"],
     ),
     (
-        "lifted: ppermute",
+        "pbroadcast: ppermute",
         lambda x, u, w: ppermute(w, "i", [(0, 1)]),
         ["pbroadcast i: f64[6] -> f64[6]{i}", "ppermute i: f64[6]{i} -> f64[6]{i}"],
     ),
     (
-        "lifted: all_gather_invariant",
+        "pbroadcast: all_gather_invariant",
         lambda x, u, w: all_gather_invariant(w, "i"),
         ["pbroadcast i: f64[6] -> f64[6]{i}", "all_gather_invariant i: f64[6]{i} -> f64[2,6]"],
     ),
@@ -354,7 +354,7 @@ TYPES = [
         lambda x, u, w: broadcast(u, ("i", "j"), 4),
         ["pbroadcast i: f64[6]{j} -> f64[6]{i,j}", "broadcast i,j: f64[6]{i,j} -> f64[6]"],
     ),
-    ("lifted: broadcast_varying", lambda x, u, w: broadcast_varying(w, "i"), ["pbroadcast i: f64[6] -> f64[6]{i}"]),
+    ("pbroadcast: broadcast_varying", lambda x, u, w: broadcast_varying(w, "i"), ["pbroadcast i: f64[6] -> f64[6]{i}"]),
     ("reduce of an invariant", lambda x, u, w: reduce(w, "i"), ["at_root i: f64[6] -> f64[6]{i}"]),
     (
         "reduce of a half invariant",
@@ -380,7 +380,7 @@ TYPES = [
         ["pbroadcast j: f64[6] -> f64[6]{j}", "psum j: f64[6]{j} -> f64[6]{j}"],
     ),
     ("pmin in groups of an invariant", lambda x, u, w: pmin(w, "j", axis_index_groups=UNEVEN), []),
-    # Operands that disagree are lifted to the union, each value once.
+    # Operands that disagree are pbroadcast to the union, each value once.
     ("x + x", lambda x, u, w: x + x, []),
     ("x + 2", lambda x, u, w: 2.0 * x + 1, []),
     ("x + w", lambda x, u, w: x + w, ["pbroadcast i,j: f64[6] -> f64[6]{i,j}"]),
@@ -444,7 +444,7 @@ ARGUMENTS = (random(36, "float64"), random(18, "float64"), random(6, "float64"))
 
 @each(("body", "expected"), [row[1:] for row in TYPES], ids=[row[0] for row in TYPES])
 def test_types(body, expected):
-    f = on_ij(lambda *blocks: body(*blocks).reshape(-1), P(variance_on_ij(body)))  # nothing is lifted at the end
+    f = on_ij(lambda *blocks: body(*blocks).reshape(-1), P(variance_on_ij(body)))  # nothing is pbroadcast at the end
     found = [
         f"{eqn.primitive} {','.join(eqn.params['axes'])}: {eqn.inputs[0].type} -> {eqn.outputs[0].type}"
         for eqn in collectives_in(f, *ARGUMENTS)

@@ -106,7 +106,7 @@ def test_transposes_by_the_inner_product(spec, check_rep):
 
 @st.composite
 def layouts(draw):
-    """A mesh, how an array is split over it, and how the results lie: split or summed along what the array is."""
+    """A mesh, how an array is split over it, and how the results are split or summed along what the array is."""
     sizes = dict(zip("ijk", draw(st.sampled_from([(2, 2, 1), (3, 2, 1), (1, 2, 2)]))))
     ins, outs, summed = ([], []), ([], []), []
     for a in draw(st.permutations(list(sizes))):

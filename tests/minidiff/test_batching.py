@@ -131,7 +131,7 @@ ERRORS = {
 }
 
 
-def test_what_is_no_function():
+def test_something_not_a_function():
     with pytest.raises(TypeError, match=r"vmap takes a function, got ndarray: write vmap\(f\)\(x\)"):
         md.vmap(np.sin(X))
 

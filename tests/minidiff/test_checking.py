@@ -321,7 +321,7 @@ NO_VALUES = (md.ShapedArray((4, 2), float), "x", {})
 
 
 @pytest.mark.parametrize("no_value", NO_VALUES, ids=str)
-def test_what_is_no_value_is_refused(no_value):
+def test_a_non_value_is_refused(no_value):
     """A type may stand for a value that a derivative does not read, and nowhere else."""
     tape = md.make_tape(lambda x: np.sin(x) + 1.0)(X)
     message = rf"{re.escape(repr(no_value))}, which is neither an array nor a number$"
@@ -337,8 +337,8 @@ def test_what_is_no_value_is_refused(no_value):
         tape.check()
 
 
-def test_what_lies_on_ranks_in_another_way_than_the_tape_says_is_found():
-    """What takes it then would take it as it does not lie."""
+def test_a_sharding_other_than_the_tapes_is_found():
+    """An operation on it would assume the wrong sharding."""
     twice = lambda x: spmd.shard_map(lambda x: 2 * x, mesh=MESH, in_specs=P("i"), out_specs=P("i"))(x)  # noqa: E731
     tape = md.make_tape(lambda x: twice(twice(x)))(X)
     tape.check()

@@ -47,7 +47,7 @@ def test_types_are_values():
 
 
 @pytest.mark.parametrize("x", ["text", None, [1.0], {}])
-def test_what_is_no_array_has_no_type(x):
+def test_a_non_array_has_no_type(x):
     with pytest.raises(TypeError, match=rf"expected an array or a number, got {type(x).__name__}"):
         md.typeof(x)
 

@@ -176,7 +176,7 @@ def test_pickles():
             same(copy.deepcopy(f)(X), f(X))
 
 
-def settled(x, n, *, mode="power"):
+def powered(x, n, *, mode="power"):
     """Python branches on what must be static."""
     return x**n if mode == "power" and n > 1 else x
 
@@ -194,14 +194,14 @@ def test_static_arguments_by_position_and_by_name(numbers, names, by_name, n, mo
     if "x" in by_name:
         by_name.add("n")  # no argument by position follows one by name
     numbers = numbers if "n" in names or numbers else {1}
-    f = md.jit(settled, tuple(numbers), tuple(names | {"mode"}))
+    f = md.jit(powered, tuple(numbers), tuple(names | {"mode"}))
     given_, value = {"x": X, "n": n}, {} if mode is None else {"mode": mode}
     args = [x for name, x in given_.items() if name not in by_name]
     named = {name: given_[name] for name in by_name}
-    same(f(*args, **named, **value), settled(X, n, **value))
-    same(f(*args, **named, **value), settled(X, n, **value))
+    same(f(*args, **named, **value), powered(X, n, **value))
+    same(f(*args, **named, **value), powered(X, n, **value))
     assert len(f.programs) == 1
-    same(md.grad(lambda x: f(x, n, **value).sum())(X), md.grad(lambda x: settled(x, n, **value).sum())(X))
+    same(md.grad(lambda x: f(x, n, **value).sum())(X), md.grad(lambda x: powered(x, n, **value).sum())(X))
 
 
 def test_static_arguments_that_are_not_there():

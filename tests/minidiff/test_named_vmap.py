@@ -133,7 +133,7 @@ NESTED = {
         lambda x: psum_scatter(all_gather(x, ("a", "b")), ("a", "b")) / axis_size(("a", "b")),
         lambda x: x,
     ),
-    "its own part": (lambda x: pscatter(all_gather(x, ("b", "a"), tiled=True), ("b", "a"), tiled=True), lambda x: x),
+    "its own slice": (lambda x: pscatter(all_gather(x, ("b", "a"), tiled=True), ("b", "a"), tiled=True), lambda x: x),
     "shifted along one": (
         lambda x: ppermute(x, "a", [(i, (i + 1) % 4) for i in range(4)]),
         lambda x: np.roll(x, 1, axis=0),

@@ -162,7 +162,7 @@ def test_softmax_is_a_distribution_and_does_not_see_shifts(x, shift):
     np.testing.assert_allclose(nn.log_softmax(x), x - nn.logsumexp(x), rtol=1e-12, atol=1e-9)
 
 
-def test_one_hot_of_what_is_no_class_is_zero():
+def test_one_hot_out_of_range_is_zero():
     assert nn.one_hot([-1, 3, 1], 3).tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0]]
     assert nn.one_hot(2, 3, dtype=bool).tolist() == [False, False, True]
     assert nn.one_hot(np.zeros((2, 3), int), 4, axis=1).shape == (2, 4, 3)

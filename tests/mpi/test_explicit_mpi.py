@@ -28,7 +28,7 @@ def mesh_of(shape, backend="mpi"):
 def test_programs_written_out():
     """Values, gradients, and the error where one pbroadcast is left out: on every rank alike."""
     mesh = mesh_of((RANKS,))
-    for k, name in enumerate(sorted(set(STEPS) - LOOPS)):  # loops take what carries start as, lifted or not
+    for k, name in enumerate(sorted(set(STEPS) - LOOPS)):  # loops take what carries start as, pbroadcast or not
         args = example(Program([name, "scale by a parameter"]), rows=RANKS, seed=k)
         program = Program([name, "scale by a parameter"]).sharded(mesh, ("i",))
         structure, leaves = md.tree.structure(args), md.tree.leaves(args)

@@ -2,7 +2,7 @@
 
 _LOSS = """
 def explicit_loss(params, inputs, targets):
-    {lifted}
+    {varying}
     predictions = np.tanh(inputs @ w + b)
     return {reduce}(np.mean((predictions - targets) ** 2), "i")
 """
@@ -28,7 +28,7 @@ def forward_transposed(y, ct):
 def forward_transposed(y, ct):
     return pscatter(psum((y * ct)[::-1], "i"), "i", tiled=True)
 """,
-            # each rank's own part alone
+            # each rank's own slice alone
             """
 def forward_transposed(y, ct):
     return (y * ct)[::-1].reshape(8, -1)[axis_index("i")]
@@ -41,11 +41,11 @@ def forward_transposed(y, ct):
         ],
     },
     {
-        "right": _LOSS.format(lifted='w, b = pbroadcast(params, "i")', reduce="pmean"),
+        "right": _LOSS.format(varying='w, b = pbroadcast(params, "i")', reduce="pmean"),
         "wrong": [
-            _LOSS.format(lifted="w, b = params", reduce="pmean"),
-            _LOSS.format(lifted='w, b = pbroadcast(params, "i")', reduce="psum"),
-            # each use of w is lifted, and b
+            _LOSS.format(varying="w, b = params", reduce="pmean"),
+            _LOSS.format(varying='w, b = pbroadcast(params, "i")', reduce="psum"),
+            # each use of w is varying, and b
             """
 def explicit_loss(params, inputs, targets):
     w, b = params

@@ -1,4 +1,4 @@
-"""shard_map(auto_pbroadcast=False): nothing is lifted, what disagrees is an error, derivatives are not disturbed."""
+"""shard_map(auto_pbroadcast=False): nothing is varying, what disagrees is an error, derivatives are not disturbed."""
 
 import functools
 import math
@@ -177,9 +177,9 @@ def test_collectives_of_the_wrong_variance(name, way):
 def test_what_is_closed_over():
     """What is differentiated or recorded is traced: an unmapped input that the user did not write down."""
 
-    def total(lift):
+    def total(vary):
         def loss(w):
-            return explicit(lambda x: np.sum(x * lift(w)), P("i"), P(sum="i"))(X)
+            return explicit(lambda x: np.sum(x * vary(w)), P("i"), P(sum="i"))(X)
 
         return loss
 
@@ -324,10 +324,10 @@ def test_a_number_is_carried():
 
 @pytest.mark.parametrize("outside, inside", [(True, False), (False, True), (False, False)])
 def test_a_shard_map_in_an_explicit_one_is_explicit(outside, inside):
-    def nested(lift):
+    def nested(vary):
         def columns(x, w):
             f = spmd.shard_map(
-                lambda x, w: x * lift(w), in_specs=(P("j"), P()), out_specs=P("j"), auto_pbroadcast=inside
+                lambda x, w: x * vary(w), in_specs=(P("j"), P()), out_specs=P("j"), auto_pbroadcast=inside
             )
             return f(x, w)
 
@@ -348,7 +348,7 @@ def test_it_takes_types():
         spmd.shard_map(np.sin, mesh=MESH, in_specs=P(), out_specs=P(), check_rep=False, auto_pbroadcast=False)
 
 
-# ---------------------------------------------------------------- what is no mistake
+# ---------------------------------------------------------------- no mistake
 
 
 def test_it_is_done_as_it_is_written():
@@ -428,7 +428,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("name", DERIVATIVES)
 def test_derivatives_of_what_is_correct(name):
-    """Rules may lift what they need: what they do is not written by the user."""
+    """Rules may insert pbroadcasts: what they do is not written by the user."""
     of = DERIVATIVES[name]
     automatic, written = automatic_and_explicit(loss, (P(), P("i")))
     assert_trees_close(of(written)(W, X), of(automatic)(W, X))
@@ -523,7 +523,7 @@ def called(r):
     explicit(body, P("i"))(*[np.stack([x, x]) for x, yes in zip(r.args, is_block) if yes])
 
 
-def test_functions_lift_what_they_make_themselves():
+def test_functions_pbroadcast_what_they_make_themselves():
     """NumPy's functions, as the table calls them, of arrays that all vary: nothing is left for the user to write."""
     assert len(CALLS) > 500
     for r in CALLS:
@@ -572,7 +572,7 @@ def check_written_out(program, mesh, axes, closed_over, every=True):
     if fewer == sums and not LOOPS.intersection(program.steps):  # from loops, some are hoisted
         for one, two in zip(*[tape.equations for tape in gradients]):
             assert by_use(one.params["body"]) == by_use(two.params["body"])
-    if LOOPS.intersection(program.steps):  # a loop takes what its carry starts as, lifted or not
+    if LOOPS.intersection(program.steps):  # a loop takes what its carry starts as, pbroadcast or not
         return
     for wrong in without_one(automatic, *leaves):
         with pytest.raises(md.VarianceError, match=r"pbroadcast|axis_size|leave those axes out"):
@@ -582,7 +582,7 @@ def check_written_out(program, mesh, axes, closed_over, every=True):
 @settings(deadline=None, max_examples=15)
 @given(programs, placements())
 @known_failure(Program(["gather invariantly", "gather invariantly"]), (MESHES[0], ("i",)))
-@known_failure(Program(["a carry that is lifted", "branches"]), (MESHES[0], ("i",)))
+@known_failure(Program(["a carry that is pbroadcast", "branches"]), (MESHES[0], ("i",)))
 def test_programs_written_out(program, placement):
     check_written_out(program, *placement, closed_over=False)
 

@@ -277,7 +277,7 @@ def test_leaked_values_are_named():
             rows(lambda y, x=x: columns(lambda z: z * x)(y))(np.ones(4))
 
 
-def test_explicit_lifts_along_both():
+def test_explicit_pbroadcasts_along_both():
     def inside(y, w):
         return psum(y * pbroadcast(w, ("i", "j")), ("i", "j"))
 

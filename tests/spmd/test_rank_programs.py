@@ -89,7 +89,7 @@ def examples(*seeds):
 @settings(deadline=None, max_examples=60)
 @given(seeds)
 @examples(241, 270, 1270, 1644, 2309, 8389, 18500)
-def test_what_is_not_compiled_sums_what_it_lifts(seed):
+def test_what_is_not_compiled_sums_what_it_pbroadcasts(seed):
     """As it is run operation by operation: at most one all-reduce on the way back for each pbroadcast on the way."""
     typed, _, _, args = losses(seed)
     forward = md.make_tape(typed)(*args)
@@ -97,8 +97,8 @@ def test_what_is_not_compiled_sums_what_it_lifts(seed):
     backward.check()
     there, back = (spmd.communication(tape).counts for tape in (forward, backward))
     extrema = there.get("pmax", 0) + there.get("pmin", 0)  # whose derivative has two sums of its own
-    lifts = str(forward).count("= pbroadcast(")
-    assert back.get("psum", 0) <= there.get("psum", 0) + lifts + 2 * extrema
+    pbroadcasts = str(forward).count("= pbroadcast(")
+    assert back.get("psum", 0) <= there.get("psum", 0) + pbroadcasts + 2 * extrema
 
 
 def test_types_save_all_reduces_where_nothing_is_compiled():

@@ -24,7 +24,7 @@ def body_of(f, *variances):
 
 
 BINARY = [
-    # variances of the operands, of the result, and along which axes each is lifted
+    # variances of the operands, of the result, and along which axes each is pbroadcast
     ("", "", "", []),
     ("i", "i", "i", []),
     ("i", "", "i", ["i"]),
@@ -36,37 +36,37 @@ BINARY = [
 
 
 @each("operation", [np.add, np.multiply, np.divide, np.matmul, np.maximum, np.less])
-@each("left, right, result, lifts", BINARY)
-def test_operands_are_lifted_to_their_union(operation, left, right, result, lifts):
+@each("left, right, result, pbroadcasts", BINARY)
+def test_operands_are_pbroadcast_to_their_union(operation, left, right, result, pbroadcasts):
     tape = body_of(operation, left, right)
     tape.check()
     (equation,) = [e for e in tape.equations if e.primitive.name == operation.__name__]
     assert equation.outputs[0].type.variance == set(result)
     before = tape.equations[: tape.equations.index(equation)]
-    assert [set(e.params["axes"]) for e in before if e.primitive.name == "pbroadcast"] == [set(x) for x in lifts]
+    assert [set(e.params["axes"]) for e in before if e.primitive.name == "pbroadcast"] == [set(x) for x in pbroadcasts]
 
 
 @each("variance", SPECS)
 @each("operation", [np.sin, np.negative, lambda x: x * 2.0, lambda x: 1 / x, lambda x: x[0], np.sum])
 def test_one_operand_keeps_its_variance(operation, variance):
-    """Numbers agree with any variance: nothing is lifted for them."""
+    """Numbers agree with any variance: nothing is varying for them."""
     tape = body_of(operation, variance)
     assert tape.equations[0].primitive.name != "pbroadcast"
     assert tape.equations[0].outputs[0].type.variance == set(variance)
 
 
-def test_a_value_is_lifted_once():
+def test_a_value_is_pbroadcast_once():
     tape = body_of(lambda x, w: (x * w + np.sin(x) * w) / (w + 2) + x * w, "i", "")
-    lifts = [e for e in tape.equations if e.primitive.name == "pbroadcast"]
-    of_w = [e for e in lifts if e.inputs[0] is tape.inputs[1]]
+    pbroadcasts = [e for e in tape.equations if e.primitive.name == "pbroadcast"]
+    of_w = [e for e in pbroadcasts if e.inputs[0] is tape.inputs[1]]
     assert len(of_w) == 1
-    assert len(lifts) == 3  # w, w + 2, and the result along j
+    assert len(pbroadcasts) == 3  # w, w + 2, and the result along j
 
 
-def test_a_view_is_lifted_by_what_it_is_a_view_of():
+def test_a_view_is_pbroadcast_by_what_it_is_a_view_of():
     tape = body_of(lambda x, w: x * w.reshape(1, 1)[0] + x * np.broadcast_to(w, (3, 1)).sum() + x @ w, "i", "")
-    lifts = [e for e in tape.equations if e.primitive.name == "pbroadcast" and e.inputs[0] is tape.inputs[1]]
-    assert len(lifts) == 1
+    pbroadcasts = [e for e in tape.equations if e.primitive.name == "pbroadcast" and e.inputs[0] is tape.inputs[1]]
+    assert len(pbroadcasts) == 1
 
 
 def test_sums_take_variance_away():
@@ -84,10 +84,10 @@ def test_checking_finds_a_wrong_type():
 def test_checking_finds_operands_that_disagree():
     tape = body_of(np.add, "i", "i")
     wrong = body_of(np.add, "i", "")
-    (lift,) = [e for e in wrong.equations if e.primitive.name == "pbroadcast" and e.inputs[0] is wrong.inputs[1]]
+    (inserted,) = [e for e in wrong.equations if e.primitive.name == "pbroadcast" and e.inputs[0] is wrong.inputs[1]]
     (add,) = [e for e in wrong.equations if e.primitive.name == "add"]
     add.inputs = [wrong.inputs[0], wrong.inputs[1]]
-    wrong.equations.remove(lift)
+    wrong.equations.remove(inserted)
     tape.check()
     with pytest.raises(md.VarianceError, match=r"add: operands f64\[1\]\{i\} and f64\[1\] disagree in variance"):
         wrong.check()

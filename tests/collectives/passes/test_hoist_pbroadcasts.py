@@ -250,7 +250,7 @@ def test_weights_that_vary_before_they_are_gathered_are_summed_in_parts():
 
 
 def test_the_elements_of_an_array_are_summed_as_the_array():
-    """Taken apart by a loop of Python, and by unpacking: one sum of the array, not one of each element."""
+    """Split by a loop of Python, and by unpacking: one sum of the array, not one of each element."""
 
     def body(x, ws):
         for v in ws:
@@ -280,19 +280,19 @@ def test_one_after_the_other(fs, seed):
     run_and_count(md.grad(on_ranks(), 2), MESH, X, w, ws)
 
 
-def test_zeros_that_are_lifted_are_no_inputs():
-    """A transpose may write zeros down, and lift them: they wait for no sum."""
+def test_zeros_that_are_pbroadcast_are_no_inputs():
+    """A transpose may write zeros down, and pbroadcast them: they wait for no sum."""
 
-    def twice_lifted(ct):
+    def twice_varying(ct):
         v, w = (Var(md.ShapedArray((2,), float)) for _ in range(2))
-        lifted = [Var(ct.type) for _ in range(4)]
+        varying = [Var(ct.type) for _ in range(4)]
         along_i = {"axes": ("i",), "size": 2}
-        equations = [Equation(pbroadcast_p, [x], along_i, [y]) for x, y in zip([np.zeros(2), v, w], lifted)]
-        equations.append(Equation(add.primitive, lifted[:2], {}, lifted[3:]))
-        tape = Tape([v, w], equations, [lifted[3], lifted[2]])
+        equations = [Equation(pbroadcast_p, [x], along_i, [y]) for x, y in zip([np.zeros(2), v, w], varying)]
+        equations.append(Equation(add.primitive, varying[:2], {}, varying[3:]))
+        tape = Tape([v, w], equations, [varying[3], varying[2]])
         return summed_backward_pass(tape, [True, True], [None, None], [ct, 2 * ct])
 
-    mapped = spmd.shard_map(twice_lifted, mesh=MESH, in_specs=P("i"), out_specs=P())
+    mapped = spmd.shard_map(twice_varying, mesh=MESH, in_specs=P("i"), out_specs=P())
     MESH.reset_calls()
     assert_trees_close(mapped(np.arange(4.0)), [np.array([2.0, 4.0]), np.array([4.0, 8.0])])
     assert MESH.calls == {"psum": 1}

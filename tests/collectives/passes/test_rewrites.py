@@ -536,8 +536,8 @@ def test_buckets_of_a_gradient_that_is_not_compiled(monkeypatch, size, expected)
     assert_trees_close(out, step(params, x))
 
 
-def test_cotangents_of_what_is_lifted_and_of_what_is_not():
-    """Inputs used as they are too, of several dtypes, lifted along one axis or two: as with all inputs whole."""
+def test_cotangents_of_what_is_pbroadcast_and_of_what_is_not():
+    """Inputs used as they are too, of several dtypes, pbroadcast along one axis or two: as with all inputs whole."""
 
     def body(a, b, c, d, x):
         invariant = np.sum(np.sin(a)) + np.sum(b * b)

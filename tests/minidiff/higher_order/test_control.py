@@ -433,8 +433,8 @@ def types_of(body, *args, in_specs=P("i")):
     return seen[0]
 
 
-def test_carries_are_lifted_to_a_fixed_point():
-    """What becomes varying in the third step only, through the others, is lifted before the loop."""
+def test_carries_are_pbroadcast_to_a_fixed_point():
+    """What becomes varying in the third step only, through the others, is pbroadcast before the loop."""
 
     def turning(c, x):
         return (x * axis_index("j"), c[0], c[1], psum(c[3] + c[0], ("i", "j"))), c[2]
@@ -461,7 +461,7 @@ def test_carries_are_lifted_to_a_fixed_point():
 
 
 def test_branches_are_joined():
-    """A result varies where it does in one branch; what it is lifted for is summed once, on the way back."""
+    """A result varies where it does in one branch; what it is varying for is summed once, on the way back."""
 
     def body(x, y):
         w = np.sin(y)
@@ -536,7 +536,7 @@ def as_while_loop(step, init, ts):
 
 @settings(deadline=None, max_examples=25)
 @given(st.lists(st.sampled_from(sorted(BODIES)), min_size=2, max_size=4))
-@example(["cond", "checkpoint", "scan"])  # what is known of a choice may be zeros, lifted around it
+@example(["cond", "checkpoint", "scan"])  # what is known of a choice may be zeros, pbroadcast around it
 def test_bodies_inside_one_another(names):
     """Innermost first: run, recorded, and compiled, as Python runs them."""
     assume(names.count("vmap") == 0 or not {"cond", "switch"}.intersection(names[: names.index("vmap")]))
@@ -579,7 +579,7 @@ def test_derivatives_in_steps_are_of_the_types_that_stay(how, turns):
         assert_trees_close(md.tree.leaves(mapped(*args)), expected)
 
 
-def test_a_step_whose_types_are_settled_is_not_recorded():
+def test_a_step_with_known_types_is_not_recorded():
     """A step is recorded for its types only where they might still change."""
     calls = []
 
@@ -669,7 +669,7 @@ INIT = {"n": 0.0, "m": np.ones(2)}
 
 @BOTH
 @each("name", CONDITIONS)
-def test_types_that_cannot_be_lifted(name, staged):
+def test_types_that_cannot_be_pbroadcast(name, staged):
     body, message = CONDITIONS[name]
     f = spmd.shard_map(body, mesh=MESH, in_specs=P("i"), out_specs=P("i"))
     with pytest.raises((md.VarianceError, TypeError), match=message):
@@ -677,7 +677,7 @@ def test_types_that_cannot_be_lifted(name, staged):
 
 
 @BOTH
-def test_what_must_be_lifted_by_hand_is_named(staged):
+def test_what_must_be_pbroadcast_by_hand_is_named(staged):
     """Which leaf of the results, and of which branch."""
 
     def body(x):
@@ -869,8 +869,8 @@ def test_elements_of_an_array_cost_one_operation():
     np.testing.assert_allclose(md.grad(f)(XS), np.arange(4.0, 0.0, -1.0)[:, None] * np.ones(3))
 
 
-def test_lifts_stay_in_their_body():
-    """A value lifted in a branch is lifted again outside: the branch may not have been run."""
+def test_pbroadcasts_stay_in_their_body():
+    """A value pbroadcast in a branch is pbroadcast again outside: the branch may not have been run."""
 
     def f(w, x):
         def body(x):

@@ -821,8 +821,8 @@ STAGED = pytest.mark.parametrize("staged", [False, True], ids=["", "staged"])
 
 
 @STAGED
-def test_cotangents_are_summed_by_the_rule_and_lifted_by_themselves(staged):
-    right = scaled(lambda w, x, ct: (psum(ct * x, "i"), w * psum(ct, "i") / 2))  # the second one is lifted
+def test_cotangents_are_summed_by_the_rule_and_pbroadcast_by_themselves(staged):
+    right = scaled(lambda w, x, ct: (psum(ct * x, "i"), w * psum(ct, "i") / 2))  # the second one is pbroadcast
     w_bar, x_bar = on_ranks(right, staged)(W, BLOCKS)
     np.testing.assert_array_equal(w_bar, [2.0, 4.0])
     np.testing.assert_array_equal(np.asarray(x_bar), [2.0, 3.0, 2.0, 3.0])
@@ -873,7 +873,7 @@ def test_a_rule_gives_what_the_recorded_function_gives():
         loss = md.jit(spmd.shard_map(body, mesh=PLANE, in_specs=(P(), P("i")), out_specs=P()))
         return md.grad(lambda w, x: loss(w, x), (0, 1))(W, BLOCKS)
 
-    for fwd in (lambda w, x: w * x, lambda w, x: w * 0.0):  # one that varies less is lifted
+    for fwd in (lambda w, x: w * x, lambda w, x: w * 0.0):  # one that varies less is pbroadcast
         np.testing.assert_array_equal(by_rules(fwd)[0], [2.0, 4.0])
     message = (
         r"<lambda>, the forward rule of f, returns another result than f: it must have the type f64\[2\]\{i\}, got "
@@ -889,14 +889,14 @@ def test_a_rule_gives_what_the_recorded_function_gives():
 
 
 @STAGED
-def test_tangents_are_summed_by_the_rule_and_lifted_by_themselves(staged):
+def test_tangents_are_summed_by_the_rule_and_pbroadcast_by_themselves(staged):
     right = summed_product(lambda w, x, w_dot, x_dot: (psum(w * x, "i"), psum(w * x_dot + w_dot * x, "i")))
     w_bar, x_bar = on_ranks(right, staged)(W, BLOCKS)
     np.testing.assert_array_equal(w_bar, [4.0, 8.0])  # each of two ranks counts the sum once more
     np.testing.assert_array_equal(np.asarray(x_bar), [4.0, 6.0, 4.0, 6.0])
 
-    lifted = summed_product(lambda w, x, w_dot, x_dot: (x * w, w_dot))
-    w_bar, _ = on_ranks(lifted, staged)(W, BLOCKS)
+    varying = summed_product(lambda w, x, w_dot, x_dot: (x * w, w_dot))
+    w_bar, _ = on_ranks(varying, staged)(W, BLOCKS)
     np.testing.assert_array_equal(w_bar, [2.0, 2.0])
 
 

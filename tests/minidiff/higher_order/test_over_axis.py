@@ -118,7 +118,7 @@ WRONG_SCANS = {
 
 
 @pytest.mark.parametrize("call, kind, message", WRONG_SCANS.values(), ids=WRONG_SCANS)
-def test_what_is_no_associative_scan(call, kind, message):
+def test_misused_associative_scan(call, kind, message):
     with pytest.raises(kind, match=message):
         call(np.add)
 

@@ -79,7 +79,7 @@ PARTS: dict[str, tuple[Callable, Callable, list]] = {
 @pytest.mark.parametrize("name", PARTS)
 @settings(max_examples=20, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 10**6), is_complex=st.booleans())
-def test_what_is_taken_apart_moves_as_the_whole(name, data, seed, is_complex):
+def test_decompositions_move_as_the_whole(name, data, seed, is_complex):
     make, again, shapes = PARTS[name]
     shape = data.draw(st.sampled_from(shapes))
     x, t = draw(seed, is_complex, *shape), draw(seed + 1, is_complex, *shape)

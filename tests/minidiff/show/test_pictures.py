@@ -83,7 +83,7 @@ def test_a_collective_and_its_transpose(f, spec, titles):
     assert [line for line in lines if line.endswith(":")] == titles
 
 
-def test_what_is_no_program_of_ranks_is_an_error():
+def test_a_program_without_ranks_is_an_error():
     with pytest.raises(VarianceError):
         on_ranks(lambda x: pbroadcast(x, "i"), X, mesh=MESH, in_specs=P("i"))
 

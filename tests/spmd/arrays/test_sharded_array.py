@@ -356,7 +356,7 @@ def test_any_slice(shape, spec, index):
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint64", "int64"])
 def test_indices_of_any_integers_that_are_split_themselves(dtype):
-    """They are looked up among rows that lie on the ranks; one that is out of bounds is an error, as in NumPy."""
+    """They are looked up among sharded rows; one that is out of bounds is an error, as in NumPy."""
     rows = numpy.arange(2.0 * 200).reshape(200, 2)
     x, i = spmd.distribute(rows, MESH, P("i")), numpy.array([100, 3, 127, 99]).astype(dtype)
     for spec in (P("j"), P("i")):
@@ -543,7 +543,7 @@ def test_loops(name, specs, monkeypatch):
                 numpy.testing.assert_allclose(x, e, rtol=1e-7, atol=1e-12)
 
 
-def test_what_a_loop_carries_lies_as_its_steps_leave_it():
+def test_carries_are_sharded_as_steps_leave_them():
     """Not as it starts: it is brought there once, and no step moves it."""
     w = spmd.distribute(numpy.ones((4, 4)), MESH, P("i"))
     loop = lambda h: md.fori_loop(0, 5, lambda i, h: w * h.sum(), h)  # noqa: E731
@@ -648,7 +648,7 @@ def test_operands_on_different_meshes():
 
 
 def test_meshes_of_the_same_ranks_are_one():
-    """What lies on one lies on the other: after a cell of a notebook has run again, or an array has been unpickled."""
+    """Over one as over the other: after a cell of a notebook has run again, or an array has been unpickled."""
     again = spmd.make_mesh((2, 2), ("i", "j"), backend="simulated")
     other = spmd.make_mesh((2, 2), ("j", "i"), backend="simulated")
     x, y = sharded(X, P("i", "j")), spmd.distribute(2 * X, again, P("i", "j"))

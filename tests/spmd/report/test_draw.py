@@ -315,7 +315,7 @@ def test_the_ending_names_the_format(drawing):
         drawing.render("picture")
 
 
-def test_what_is_no_function():
+def test_something_not_a_function():
     with pytest.raises(TypeError, match=r"draw takes a function, got float: write draw\(f\)\(x\), not draw\(f\(x\)\)"):
         md.draw(formula(2.0, 5.0).item())
     with pytest.raises(TypeError, match=r"draw\(f\) is a function of the arguments of f: write draw\(f\)\(\*args\)"):

@@ -199,7 +199,7 @@ def test_what_is_transposed_was_asked_for_by_the_line_whose_derivative_needs_it(
     ]
 
 
-def test_an_unmapped_argument_is_summed_for_the_line_that_lifted_it():
+def test_an_unmapped_argument_is_summed_for_the_line_that_pbroadcast_it():
     def body(w, x):
         h = x @ w
         return psum(h.sum(), ("i", "j"))
@@ -467,7 +467,7 @@ def test_arguments_may_be_trees_of_numbers():
     assert comparison.same and comparison.ratio == 4 / 3
 
 
-def test_what_is_no_function():
+def test_something_not_a_function():
     tape = md.make_tape(md.grad(weighted))(*ARGS)
     for wrong, name in ((tape, "Tape"), (weighted(*ARGS), "float64")):
         with pytest.raises(TypeError, match=rf"compare takes a function, .*; got {name}: write compare\(f, \*args\)"):
