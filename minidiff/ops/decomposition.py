@@ -28,7 +28,7 @@ from numpy.linalg import LinAlgError
 
 from minidiff.core import Primitive, Value, implements
 from minidiff.ops import dimensions, reduction
-from minidiff.ops.base import align, convert, match
+from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
 from minidiff.ops.elementwise import absolute, equal, greater, imag, not_equal, real, real_dtype, root, square, where
 from minidiff.ops.indexing import getitem
@@ -173,25 +173,19 @@ def _rest(x: Value, n: int) -> Value:
 # ---------------------------------------------------------------- solve
 
 
-class Solve(Primitive):
-    """The solution x of a x = b for matrices b, linear in b."""
+def _solve_tangent(out, primals, tangents, params):
+    a, (ta, tb) = primals[0], tangents
+    terms = [t for t in (tb, None if ta is None else -matmul(ta, out)) if t is not None]
+    return _solve(a, add_all(terms))
 
-    def jvp(self, primals, tangents, params):
-        (a, b), (ta, tb) = primals, tangents
-        x = _solve(a, b)
-        if ta is None:
-            return x, _solve(a, tb)
-        moved = -matmul(ta, x)
-        return x, _solve(a, moved if tb is None else tb + moved)
 
-    def transpose(self, ct, operands, params):
-        a, b = operands
-        if isinstance(a, ShapedArray):
-            return super().transpose(ct, [a], params)
-        return [None, match(_solve(matrix_transpose(a), ct), b)]
+def _solve_transpose(ct, operands):
+    a, b = operands
+    return [match(_solve(matrix_transpose(a), ct), b)]
 
-    def batch(self, args, batched, params):
-        return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
+
+def _solve_batch(primitive, args, batched):
+    return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
 
 
 def _solve_shape(a: ShapedArray, b: ShapedArray):
@@ -207,10 +201,14 @@ def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions(((*aligned(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),))
 
 
-solve_p = Solve(
+#: The solution x of a x = b for matrices b, linear in b.
+solve_p = General(
     "solve",
     numpy.linalg.solve,
     _solve_shape,
+    _solve_tangent,
+    _solve_batch,
+    transpose_rule=_solve_transpose,
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
     sharding=_solve_dimensions,
 )

@@ -19,8 +19,8 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import (
     General,
     Linear,
+    add_all,
     axes_fit,
-    batch_leading,
     reduced_shape,
     sum_dtype,
     sum_p,
@@ -184,29 +184,17 @@ cumsum_p = Linear(
 )
 
 
-class Recurrence(Primitive):
-    """y[i] = a[i] y[i-1] + b[i] along an axis, starting from y[-1] = 0.
+def _recurrence_tangent(out, primals, tangents, params):
+    a, (ta, tb) = primals[0], tangents
+    terms = [] if tb is None else [tb]
+    if ta is not None:
+        terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
+    return recurrence_p.bind(a, add_all(terms), **params)
 
-    With `reverse` it starts from the end: y[i] = a[i] y[i+1] + b[i]. Linear in b. The derivatives of `cumprod`, and its
-    own, are recurrences, so nothing is ever divided by an element that may be zero.
-    """
 
-    def tangent(self, out, primals, tangents, params):
-        a, (ta, tb) = primals[0], tangents
-        terms = [] if tb is None else [tb]
-        if ta is not None:
-            terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
-        return self.bind(a, functools.reduce(elementwise.add, terms), **params)
-
-    def transpose(self, ct, operands, params):
-        a, _ = operands
-        if isinstance(a, ShapedArray):
-            return super().transpose(ct, [a], params)
-        back = {"axis": params["axis"], **_turned(params.get("reverse", False))}
-        return [None, self.bind(_delayed(a, 0, **back), ct, **back)]
-
-    def batch(self, args, batched, params):
-        return batch_leading(self, args, batched, **params)
+def _recurrence_transpose(ct, operands, axis, reverse=False):
+    back = {"axis": axis, **_turned(reverse)}
+    return [recurrence_p.bind(_delayed(operands[0], 0, **back), ct, **back)]
 
 
 def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
@@ -232,11 +220,15 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
     return y
 
 
-recurrence_p = Recurrence(
+#: y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end: y[i] = a[i] y[i+1] + b[i].
+#: Linear in b. The derivatives of `cumprod`, and its own, are recurrences, so nothing is divided by an element that may
+#: be zero.
+recurrence_p = General(
     "recurrence",
     _recurrence_impl,
     lambda a, b, axis, reverse=False: (b.shape, b.dtype),
-    fits=axes_fit,
+    _recurrence_tangent,
+    transpose_rule=_recurrence_transpose,
     sharding=dimensions.along("axis"),
 )
 
