@@ -366,11 +366,15 @@ class Extremum(General):
     """`max` and `min`: tied elements share the derivative equally.
 
     `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
+
+    >>> from minidiff import grad
+    >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
+    array([0. , 0.5, 0.5])
     """
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
         impl = lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, keepdims=keepdims)  # noqa: E731
-        super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.extremum(name))
+        super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.reduction(name))
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
@@ -397,62 +401,39 @@ max_p = Extremum("max", numpy.maximum, -math.inf)
 min_p = Extremum("min", numpy.minimum, math.inf)
 
 
-@implements(numpy.max, numpy.amax)
-def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.max` over one axis, several, or all; tied elements share derivatives.
-
-    >>> from minidiff import grad
-    >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
-    array([0. , 0.5, 0.5])
-    """
-    return _extremum(max_p, elementwise.maximum, a, axis, keepdims, initial, where)
-
-
-@implements(numpy.min, numpy.amin)
-def min(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.min` over one axis, several, or all; tied elements share derivatives."""
-    return _extremum(min_p, elementwise.minimum, a, axis, keepdims, initial, where)
-
-
-def _extremum(
-    primitive: Extremum, of_two: Callable, a: Value, axis: Any, keepdims: bool, initial: Any, where: Any
-) -> Value:
-    if initial is None:
-        if where is not True:
-            raise ValueError(f"{primitive.name}: where= may leave no element; give the result with initial=")
-        return bind_reduction(primitive, a, axis, keepdims)
-    x = operand_of(a, None, where, primitive.identity(a.dtype))
-    initial = _number(initial, x.dtype)
-    axes = reduced_axes(axis, len(x.shape), primitive.name)
-    if _is_empty(x, axes):
-        return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
-    return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
-
-
 def _is_empty(x: Value, axes: Sequence[int]) -> bool:
     return 0 in [x.shape[i] for i in axes]
 
 
-@implements(numpy.nanmax)
-def nanmax(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.nanmax`: the maximum, ignoring NaNs; NaN where nothing is left."""
-    return _nan_extremum(max_p, max, a, axis, keepdims, initial, where)
+def _extrema(primitive: Extremum, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
+    """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
+
+    def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
+        if initial is None:
+            if where is not True:
+                raise ValueError(f"{primitive.name}: where= may leave no element; give the result with initial=")
+            return bind_reduction(primitive, a, axis, keepdims)
+        x = operand_of(a, None, where, primitive.identity(a.dtype))
+        initial = _number(initial, x.dtype)
+        axes = reduced_axes(axis, len(x.shape), primitive.name)
+        if _is_empty(x, axes):
+            return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
+        return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
+
+    def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
+        if initial is not None or a.dtype.kind not in "fc":
+            return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
+        if where is not True:
+            return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
+        numbers = present(a, True)
+        y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
+        return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
+
+    return implements(*numpy_functions)(extremum), implements(of_numbers)(ignoring_nans)
 
 
-@implements(numpy.nanmin)
-def nanmin(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.nanmin`: the minimum, ignoring NaNs; NaN where nothing is left."""
-    return _nan_extremum(min_p, min, a, axis, keepdims, initial, where)
-
-
-def _nan_extremum(primitive, extremum: Callable, a: Value, axis: Any, keepdims, initial: Any, where: Any) -> Value:
-    if initial is not None or a.dtype.kind not in "fc":
-        return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
-    if where is not True:
-        return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
-    numbers = present(a, True)
-    y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
-    return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
+max, nanmax = _extrema(max_p, elementwise.maximum, (numpy.max, numpy.amax), numpy.nanmax)
+min, nanmin = _extrema(min_p, elementwise.minimum, (numpy.min, numpy.amin), numpy.nanmin)
 
 
 @implements(numpy.ptp)
