@@ -105,6 +105,17 @@ def _floating(name: str, x: Value) -> Value:
     return x
 
 
+def _declared(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+    """Declare a function of a square matrix alone, or of a stack of them."""
+    name = numpy_function.__name__
+
+    def function(a: Value) -> Any:
+        out = primitive.bind(_checked(name, a, square=True))
+        return _result_type(numpy_function)(*out) if primitive.multiple_results else out
+
+    return implements(numpy_function)(function)
+
+
 def _is_complex(x: Value) -> bool:
     return typeof(x).dtype.kind == "c"
 
@@ -249,12 +260,7 @@ def _inv_rule(x, t):
 
 
 inv_p = OfMatrix("inv", numpy.linalg.inv, lambda x: (x.shape, x.dtype), _inv_rule)
-
-
-@implements(numpy.linalg.inv)
-def inv(a: Value) -> Value:
-    """`numpy.linalg.inv`: the inverse. Raises LinAlgError for a singular matrix."""
-    return inv_p.bind(_checked("inv", a, square=True))
+inv = _declared(numpy.linalg.inv, inv_p)
 
 
 def _pinv_rule(x, t, rcond, hermitian):
@@ -382,16 +388,12 @@ def _cofactor_rule(x, t):
     return c, (c * along - matmul(matmul(c, matrix_transpose(t)), c)) / scale
 
 
+#: The determinant of a singular matrix has a first derivative, no second.
 det_p = OfMatrix("det", numpy.linalg.det, lambda x: (x.shape[:-2], x.dtype), _det_rule)
+det = _declared(numpy.linalg.det, det_p)
 
 #: The derivative of the determinant: the determinants of the minors, with their signs.
 cofactor_p = OfMatrix("cofactor", _cofactor_impl, lambda x: (x.shape, x.dtype), _cofactor_rule)
-
-
-@implements(numpy.linalg.det)
-def det(a: Value) -> Value:
-    """`numpy.linalg.det`; a singular matrix has a first derivative, no second."""
-    return det_p.bind(_checked("det", a, square=True))
 
 
 def _slogdet_rule(x, t):
@@ -409,12 +411,7 @@ slogdet_p = OfMatrix(
     _slogdet_rule,
     multiple_results=True,
 )
-
-
-@implements(numpy.linalg.slogdet)
-def slogdet(a: Value) -> Any:
-    """`numpy.linalg.slogdet`: sign and log-modulus of the determinant."""
-    return _result_type(numpy.linalg.slogdet)(*slogdet_p.bind(_checked("slogdet", a, square=True)))
+slogdet = _declared(numpy.linalg.slogdet, slogdet_p)
 
 
 # ---------------------------------------------------------------- cholesky, qr
@@ -537,6 +534,7 @@ eigh_p = OfMatrix(
 eigvalsh_p = OfMatrix(
     "eigvalsh", numpy.linalg.eigvalsh, lambda x, UPLO: (x.shape[:-1], real_dtype(x.dtype)), _eigvalsh_rule
 )
+#: Eigenvalues, and eigenvectors of norm 1: always complex, since a dtype cannot depend on values.
 eig_p = OfMatrix(
     "eig",
     lambda x: [y.astype(_complex_dtype(x), copy=False) for y in numpy.linalg.eig(x)],
@@ -550,6 +548,7 @@ eigvals_p = OfMatrix(
     lambda x: (x.shape[:-1], _complex_dtype(x)),
     _eigvals_rule,
 )
+eig, eigvals = _declared(numpy.linalg.eig, eig_p), _declared(numpy.linalg.eigvals, eigvals_p)
 
 
 def _triangle(UPLO: str) -> str:
@@ -572,21 +571,6 @@ def eigh(a: Value, UPLO: str = "L") -> Any:
 def eigvalsh(a: Value, UPLO: str = "L") -> Value:
     """`numpy.linalg.eigvalsh`: the ascending eigenvalues of a Hermitian matrix."""
     return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
-
-
-@implements(numpy.linalg.eig)
-def eig(a: Value) -> Any:
-    """`numpy.linalg.eig`: eigenvalues, and eigenvectors of norm 1.
-
-    They are always complex, since a dtype cannot depend on values.
-    """
-    return _result_type(numpy.linalg.eig)(*eig_p.bind(_checked("eig", a, square=True)))
-
-
-@implements(numpy.linalg.eigvals)
-def eigvals(a: Value) -> Value:
-    """`numpy.linalg.eigvals`: the eigenvalues, always complex (see `eig`)."""
-    return eigvals_p.bind(_checked("eigvals", a, square=True))
 
 
 # ---------------------------------------------------------------- singular values
