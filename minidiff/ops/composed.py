@@ -16,7 +16,7 @@ from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
-from minidiff.ops.sorting import batch_unless
+from minidiff.ops.sorting import searchsorted
 from minidiff.promotion import promoting
 from minidiff.types import typeof
 
@@ -187,16 +187,6 @@ def _inside(condition: Value, x: Value) -> Value:
 # ---------------------------------------------------------------- interpolation
 
 
-#: The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x.
-bracket_p = Discrete(
-    "bracket",
-    lambda xp, x: numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0)),
-    lambda xp, x: (x.shape, numpy.dtype(numpy.intp)),
-    batch_unless(0),
-    sharding=dimensions.look_up(0),
-)
-
-
 @implements(numpy.interp)
 def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, period: float | None = None) -> Value:
     """`numpy.interp`: piecewise linear interpolation through the points (xp, fp).
@@ -210,8 +200,9 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     if period is not None:
         x, xp, fp = _unrolled(x, xp, fp, abs(period))
         left = right = None
-    i = bracket_p.bind(xp, x)
-    j = elementwise.minimum(i + 1, len(xp) - 1)
+    # The interval xp[i] to xp[j] contains x, or is the nearest.
+    j = elementwise.maximum(elementwise.minimum(searchsorted(xp, x, "right"), len(xp) - 1), 1)
+    i, j = j - 1, j if len(xp) > 1 else 0
     (x0, x1), (f0, f1) = ((indexing.getitem(v, i), indexing.getitem(v, j)) for v in (xp, fp))
     y = f0 + (f1 - f0) / divisor(x1 - x0) * (x - x0)
     y = where(elementwise.greater(x, xp[-1]), fp[-1] if right is None else right, y)
