@@ -274,24 +274,20 @@ def _triangle(m: Value, what: str, mask_of: Callable) -> Value:
     return where(mask_of((t.shape[-2:] * 2)[:2]), m, numpy.zeros(1, t.dtype))
 
 
-def _matrix_type(arr: Value) -> ShapedArray:
-    if typeof(arr).ndim != 2:
-        raise ValueError(f"a matrix is needed, got {typeof(arr)}")
-    return typeof(arr)
+def _indices_from(numpy_function: Callable, indices: Callable) -> None:
+    """Declare the indices of a matrix's lower or upper triangle."""
+
+    def function(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
+        if typeof(arr).ndim != 2:
+            raise ValueError(f"a matrix is needed, got {typeof(arr)}")
+        rows, columns = typeof(arr).shape
+        return indices(rows, k, columns)
+
+    implements(numpy_function)(function)
 
 
-@implements(numpy.tril_indices_from)
-def tril_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """`numpy.tril_indices_from`: indices of the matrix's lower triangle."""
-    rows, columns = _matrix_type(arr).shape
-    return numpy.tril_indices(rows, k, columns)
-
-
-@implements(numpy.triu_indices_from)
-def triu_indices_from(arr: Value, k: int = 0) -> tuple[numpy.ndarray, numpy.ndarray]:
-    """`numpy.triu_indices_from`: indices of the matrix's upper triangle."""
-    rows, columns = _matrix_type(arr).shape
-    return numpy.triu_indices(rows, k, columns)
+_indices_from(numpy.tril_indices_from, numpy.tril_indices)
+_indices_from(numpy.triu_indices_from, numpy.triu_indices)
 
 
 @implements(numpy.diag_indices_from)
