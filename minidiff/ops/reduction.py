@@ -97,18 +97,23 @@ def present(a: Value, where: Any) -> Any:
 # ---------------------------------------------------------------- sum
 
 
-@implements(numpy.sum)
-def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.sum` over one axis, several, or all."""
-    y = _as_asked(bind_reduction(sum_p, operand_of(a, dtype, where, 0), axis, keepdims), dtype)
-    return y if initial is None else elementwise.add(y, _number(initial, y.dtype))
+def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
+    """Declare a sum or product over one axis, several, or all; and that of the elements that are not NaN."""
+
+    @implements(numpy_function)
+    def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
+        x = operand_of(a, dtype, where, identity)
+        y = _as_asked(bind_reduction(primitive, x, axis, keepdims), dtype)
+        return y if initial is None else of_two(y, _number(initial, y.dtype))
+
+    @implements(ignoring_nans)
+    def of_numbers(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where=True):
+        return total(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
+
+    return total, of_numbers
 
 
-@implements(numpy.nansum)
-def nansum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.nansum`: the sum, ignoring NaNs."""
-    return sum(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
-
+sum, nansum = _total(sum_p, elementwise.add, 0, numpy.sum, numpy.nansum)
 
 # ---------------------------------------------------------------- mean
 
@@ -258,58 +263,46 @@ cumprod_p = General(
 )
 
 
-def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
-    x, axis = line(operand_of(a, dtype, where, fill), axis, primitive.name)
-    return _as_asked(primitive.bind(x, axis=axis), dtype)
+def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ignoring_nans: Callable) -> tuple:
+    """Declare a cumulative sum or product of all elements, and one where NaNs count as `initial`.
+
+    The third function is the array API's, whose result may start with `initial`.
+    """
+    name = numpy_function.__name__
+
+    def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
+        x, axis = line(operand_of(a, dtype, where, initial), axis, name)
+        return _as_asked(primitive.bind(x, axis=axis), dtype)
+
+    @implements(numpy_function)
+    def of_all(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+        return bound(a, axis, dtype)
+
+    @implements(ignoring_nans)
+    def of_numbers(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+        return bound(a, axis, dtype, present(a, True))
+
+    def from_initial(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
+        if axis is None:
+            if len(x.shape) > 1:
+                raise ValueError(f"cumulative_{name[3:]}: give an axis for {typeof(x)}")
+            axis = 0
+        y = bound(x, axis, dtype)
+        if not include_initial:
+            return y
+        axis = normalize_axis(axis, len(y.shape), name)
+        return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
+
+    return of_all, of_numbers, from_initial
 
 
-@implements(numpy.cumsum)
-def cumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumsum`: the sum of the elements up to each."""
-    return _cumulative(cumsum_p, a, axis, dtype)
-
-
-@implements(numpy.cumprod)
-def cumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumprod`: the products up to each; derivatives are right at zeros too."""
-    return _cumulative(cumprod_p, a, axis, dtype)
-
-
-@implements(numpy.nancumsum)
-def nancumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.nancumsum`: NaNs count as 0."""
-    return _cumulative(cumsum_p, a, axis, dtype, present(a, True), 0)
-
-
-@implements(numpy.nancumprod)
-def nancumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.nancumprod`: NaNs count as 1."""
-    return _cumulative(cumprod_p, a, axis, dtype, present(a, True), 1)
-
-
-def _from_initial(cumulative: Callable, initial: int, x: Value, axis: Any, dtype: Any, include_initial: bool) -> Value:
-    if axis is None:
-        if len(x.shape) > 1:
-            raise ValueError(f"cumulative_{cumulative.__name__[3:]}: give an axis for {typeof(x)}")
-        axis = 0
-    y = cumulative(x, axis, dtype)
-    if not include_initial:
-        return y
-    axis = normalize_axis(axis, len(y.shape), cumulative.__name__)
-    return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
-
+cumsum, nancumsum, _cumulative_sum = _cumulative(cumsum_p, 0, numpy.cumsum, numpy.nancumsum)
+#: The derivatives of `cumprod` are right at zeros too.
+cumprod, nancumprod, _cumulative_prod = _cumulative(cumprod_p, 1, numpy.cumprod, numpy.nancumprod)
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
-
-    @implements(numpy.cumulative_sum)
-    def cumulative_sum(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
-        """`numpy.cumulative_sum`: `cumsum`, with a leading zero if `include_initial`."""
-        return _from_initial(cumsum, 0, x, axis, dtype, include_initial)
-
-    @implements(numpy.cumulative_prod)
-    def cumulative_prod(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
-        """`numpy.cumulative_prod`: `cumprod`, with a leading one if `include_initial`."""
-        return _from_initial(cumprod, 1, x, axis, dtype, include_initial)
+    implements(numpy.cumulative_sum)(_cumulative_sum)
+    implements(numpy.cumulative_prod)(_cumulative_prod)
 
 
 # ---------------------------------------------------------------- prod
@@ -324,7 +317,12 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _prod_tangent(out, primals, tangents, params):
-    """The derivative in x[i] is the product of those before and after it."""
+    """The derivative in x[i] is the product of those before and after it, which is correct at zeros too.
+
+    >>> from minidiff import grad
+    >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
+    array([0., 6., 0.])
+    """
     x, t = (merged(v, params["axes"]) for v in (*primals, *tangents))
     before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
     after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
@@ -341,23 +339,7 @@ prod_p = General(
 )
 
 
-@implements(numpy.prod)
-def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.prod`; derivatives are correct at zeros too.
-
-    >>> from minidiff import grad
-    >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
-    array([0., 6., 0.])
-    """
-    y = _as_asked(bind_reduction(prod_p, operand_of(a, dtype, where, 1), axis, keepdims), dtype)
-    return y if initial is None else elementwise.multiply(y, _number(initial, y.dtype))
-
-
-@implements(numpy.nanprod)
-def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.nanprod`: the product, ignoring NaNs."""
-    return prod(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
-
+prod, nanprod = _total(prod_p, elementwise.multiply, 1, numpy.prod, numpy.nanprod)
 
 # ---------------------------------------------------------------- max, min
 
