@@ -17,7 +17,6 @@ import numpy
 from minidiff.core import Value, implements
 from minidiff.ops import dimensions
 from minidiff.ops.base import Linear, axes_fit, convert
-from minidiff.ops.elementwise import multiply
 from minidiff.ops.indexing import slice_p, unslice_p
 from minidiff.ops.rearranging import roll
 from minidiff.ops.shape import normalize_axes, normalize_axis, resized, several
@@ -64,44 +63,52 @@ fft_p, ifft_p = _whole(numpy.fft.fft, numpy.fft.fftn), _whole(numpy.fft.ifft, nu
 # ---------------------------------------------------------------- half spectra
 
 
-def _weighted(x: Value, n: int, axis: int, weight: float) -> Value:
+def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarray:
     """Scale by `weight` the numbers of a half spectrum that stand for two of the n."""
     weights = numpy.full(n // 2 + 1, weight, x.real.dtype)
     weights[0] = 1
     if n % 2 == 0:
         weights[-1] = 1
-    return multiply(x, weights.reshape(-1, *(1,) * (len(x.shape) - 1 - axis)))
+    return x * weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
 def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
     """The transform of n real numbers to half their spectrum, and the one back.
 
-    Each is the transpose of the other, but for the weights of the numbers that stand for two.
+    Each is the transpose of the other with `weighted`, a parameter that is present only where it is true.
     """
 
-    def transpose_to_half(ct, operands, axis, **norm):
-        n = operands[0].shape[axis]
-        return [convert(from_half_p.bind(_weighted(ct, n, axis, 0.5), n=n, axis=axis, **norm), operands[0].dtype)]
+    def halved(x, axis, weighted=False, **norm):
+        y = to_half(x, None, axis, **norm)
+        return _weighted(y, x.shape[axis], axis, 2.0) if weighted else y
 
-    def transpose_from_half(ct, operands, n, axis, **norm):
-        return [convert(_weighted(to_half_p.bind(ct, axis=axis, **norm), n, axis, 2.0), operands[0].dtype)]
+    def unhalved(x, n, axis, weighted=False, **norm):
+        return from_half(_weighted(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
+
+    def transpose(other, ct, operands, weighted=False, **params):
+        params |= {} if weighted else {"weighted": True}
+        return [convert(other.bind(ct, **params), operands[0].dtype)]
 
     to_half_p = Linear(
         to_half.__name__,
-        lambda x, axis, **norm: to_half(x, None, axis, **norm),
-        lambda x, axis, **norm: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
-        transpose_to_half,
-        fits=lambda x, axis, **norm: (
+        halved,
+        lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
+        lambda ct, operands, **params: transpose(
+            from_half_p, ct, operands, n=operands[0].shape[params["axis"]], **params
+        ),
+        fits=lambda x, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
         ),
         sharding=dimensions.along("axis"),
     )
     from_half_p = Linear(
         from_half.__name__,
-        lambda x, n, axis, **norm: from_half(x, n, axis, **norm),
-        lambda x, n, axis, **norm: (resized(x, axis, n), _real(x.dtype)),
-        transpose_from_half,
-        fits=lambda x, n, axis, **norm: axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm),
+        unhalved,
+        lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
+        lambda ct, operands, n, **params: transpose(to_half_p, ct, operands, **params),
+        fits=lambda x, n, axis, weighted=False, **norm: (
+            axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
+        ),
         sharding=dimensions.along("axis"),
     )
     return to_half_p, from_half_p
