@@ -253,14 +253,14 @@ def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan:
 @implements(numpy.allclose)
 def allclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
     """`numpy.allclose`: whether all elements are close."""
-    return _all(isclose(a, b, rtol, atol, equal_nan))
+    return reduction.all(isclose(a, b, rtol, atol, equal_nan))
 
 
 @implements(numpy.array_equal)
 def array_equal(a1: Value, a2: Value, equal_nan: bool = False) -> Value:
     """`numpy.array_equal`: whether two arrays have the same shape and elements."""
     a1, a2 = list_as_array(a1), list_as_array(a2)
-    return typeof(a1).shape == typeof(a2).shape and _all(_same(a1, a2, equal_nan))
+    return typeof(a1).shape == typeof(a2).shape and reduction.all(_same(a1, a2, equal_nan))
 
 
 @implements(numpy.array_equiv)
@@ -271,7 +271,7 @@ def array_equiv(a1: Value, a2: Value) -> Value:
         numpy.broadcast_shapes(typeof(a1).shape, typeof(a2).shape)
     except ValueError:
         return False
-    return _all(_same(a1, a2, False))
+    return reduction.all(_same(a1, a2, False))
 
 
 def _same(x: Value, y: Value, equal_nan: bool) -> Value:
@@ -281,10 +281,6 @@ def _same(x: Value, y: Value, equal_nan: bool) -> Value:
         if equal_nan
         else same
     )
-
-
-def _all(x: Value) -> Value:
-    return equal(reduction.sum(elementwise.logical_not(x)), 0)
 
 
 @implements(numpy.isposinf)
