@@ -65,11 +65,6 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
     return x if dtype is None else elementwise.convert(x, dtype)
 
 
-def _as_asked(y: Value, dtype: Any) -> Value:
-    """Convert a sum or product, accumulated in a larger dtype, to the requested one."""
-    return y if dtype is None else elementwise.convert(y, dtype)
-
-
 def inexact(a: Value) -> Value:
     """Convert integers to f64; return other arrays as they are."""
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
@@ -102,8 +97,8 @@ def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function
 
     @implements(numpy_function)
     def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-        x = operand_of(a, dtype, where, identity)
-        y = _as_asked(bind_reduction(primitive, x, axis, keepdims), dtype)
+        y = bind_reduction(primitive, operand_of(a, dtype, where, identity), axis, keepdims)
+        y = y if dtype is None else elementwise.convert(y, dtype)  # it was accumulated in a larger one
         return y if initial is None else of_two(y, _number(initial, y.dtype))
 
     @implements(ignoring_nans)
@@ -272,7 +267,8 @@ def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ig
 
     def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
         x, axis = line(operand_of(a, dtype, where, initial), axis, name)
-        return _as_asked(primitive.bind(x, axis=axis), dtype)
+        y = primitive.bind(x, axis=axis)
+        return y if dtype is None else elementwise.convert(y, dtype)
 
     @implements(numpy_function)
     def of_all(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
