@@ -49,29 +49,60 @@ def batch_leading(primitive: Primitive, args: Sequence[Value], batched: Sequence
     return primitive.bind(*args, **{k: _WITH_BATCH[k](v, size) if k in _WITH_BATCH else v for k, v in params.items()})
 
 
+def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
+    """Reshape batched operands so that broadcasting still aligns the other axes."""
+    ranks = [0 if is_scalar_constant(x) else numpy.ndim(x) - b for x, b in zip(args, batched)]
+    rank = max(ranks)
+    return [
+        x.reshape((x.shape[0],) + (1,) * (rank - r) + tuple(x.shape[1:])) if b and r < rank else x
+        for x, b, r in zip(args, batched, ranks)
+    ]
+
+
+def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
+    """The batching rule of primitives that broadcast like elementwise ones."""
+    return primitive.bind(*align(args, batched), **params)
+
+
 def axes_fit(*types: ShapedArray, **params) -> bool:
     """Whether operands have the axes that parameters name, and equal sizes along the others (see `Primitive.fits`)."""
     x, axes = types[0], params.get("axes", (params["axis"],) if "axis" in params else ())
+    if not axes:
+        return True
     rest = {tuple([n if d not in axes else -1 for d, n in enumerate(t.shape)]) for t in types}
-    return not axes or (len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1)
+    return len({*axes}) == len(axes) and all(0 <= a < x.ndim for a in axes) and len(rest) == 1
 
 
-class Linear(Primitive):
+class Batched(Primitive):
+    """A primitive with a batching rule, `batch_rule(primitive, args, batched, **params)`.
+
+    The rule applies the primitive along a leading axis; without one, the primitive does it itself, with parameters for
+    one more axis.
+    """
+
+    fits = staticmethod(axes_fit)
+    batch_rule: Callable = staticmethod(batch_leading)
+
+    def __init__(self, name, impl, shape_rule, batch_rule: Callable | None = None, **rules):
+        super().__init__(name, impl, shape_rule, **rules)
+        if batch_rule is not None:
+            self.batch_rule = batch_rule
+
+    def batch(self, args, batched, params):
+        return self.batch_rule(self, args, batched, **params)
+
+
+class Linear(Batched):
     """A primitive that is linear in its operands together.
 
     With `linear_operands` it is linear in the first that many only; the rest are indices and the like.
 
     `transpose_rule(ct, operands, **params)` returns a list with a cotangent for each linear operand.
-    `batch_rule(primitive, args, batched, **params)` applies the primitive along a leading axis; without one, the
-    primitive does it itself, with parameters for one more axis.
     """
 
-    fits = staticmethod(axes_fit)
-
-    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=batch_leading, linear_operands=None, **rules):
-        super().__init__(name, impl, shape_rule, **rules)
+    def __init__(self, name, impl, shape_rule, transpose_rule, batch_rule=None, linear_operands=None, **rules):
+        super().__init__(name, impl, shape_rule, batch_rule, **rules)
         self.transpose_rule = transpose_rule
-        self.batch_rule = batch_rule
         self.linear_operands = linear_operands
         if type(self).linearized is Linear.linearized and linear_operands in (None, 1) and not self.multiple_results:
             self.recorded = {0b11: Recording(self, operator.itemgetter(slice(3, 4)))}
@@ -95,11 +126,8 @@ class Linear(Primitive):
             return super().transpose(ct, others, params)
         return self.transpose_rule(ct, operands, **params) + [None] * len(others)
 
-    def batch(self, args, batched, params):
-        return self.batch_rule(self, args, batched, **params)
 
-
-class Differentiable(Primitive):
+class Differentiable(Batched):
     """A primitive whose tangent sums derivative times tangent over its operands.
 
     `term(i, t, out, primals, params)` applies the derivative in operand i to a tangent of that operand;
@@ -189,10 +217,9 @@ class Multilinear(Differentiable):
     `transpose_rules[i](ct, operands, **params)` is the transpose in operand i.
     """
 
-    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], batch_rule, **rules):
-        super().__init__(name, impl, shape_rule, **rules)
+    def __init__(self, name, impl, shape_rule, transpose_rules: Sequence[Callable | None], *rules, **others):
+        super().__init__(name, impl, shape_rule, *rules, **others)
         self.transpose_rules = transpose_rules
-        self.batch_rule = batch_rule
 
     def reads(self, i, count):
         return {j + 1 for j in range(count) if j != i}
@@ -210,12 +237,18 @@ class Multilinear(Differentiable):
         (i,) = linear
         return [self.transpose_rules[i](ct, operands, **params) if j == i else None for j in range(len(operands))]
 
-    def batch(self, args, batched, params):
-        return self.batch_rule(self, args, batched, **params)
 
+class Promoting(Batched):
+    """A primitive whose operands broadcast and promote as those of NumPy's ufuncs.
 
-class Promoting(Primitive):
-    """A primitive whose operands promote as those of NumPy's ufuncs."""
+    Elementwise primitives of all kinds inherit from it first, and from their kind second.
+    """
+
+    batch_rule = staticmethod(bind_aligned)
+
+    def __init__(self, name: str, impl: Callable, *rules, **others):
+        shape_rule = functools.partial(elementwise_shape, impl)
+        super().__init__(name, impl, shape_rule, *rules, sharding=dimensions.elementwise, **others)
 
     def strong(self, args):
         return promoted(self, args)
@@ -229,7 +262,7 @@ class Elementwise(Promoting, Differentiable):
     """
 
     def __init__(self, name: str, impl: Callable, derivatives: Sequence[Callable | None]):
-        super().__init__(name, impl, functools.partial(elementwise_shape, impl), sharding=dimensions.elementwise)
+        super().__init__(name, impl)
         self.derivatives = derivatives
 
     broadcasts = True
@@ -245,26 +278,25 @@ class Elementwise(Promoting, Differentiable):
         derivative = self.derivatives[i]
         return derivative and match(ct * derivative(out, *primals), type)
 
-    def batch(self, args, batched, params):
-        return bind_aligned(self, args, batched)
 
-
-class General(Primitive):
+class General(Batched):
     """A primitive with any other derivative.
 
     `tangent_rule(out, primals, tangents, params)` returns the tangent of the result, written in operations, or None
-    where it is zero; `batch_rule` is as for :class:`Linear`.
+    where it is zero. If the primitive is linear in the operands after the first, `transpose_rule(ct, operands,
+    **params)` returns a list with a cotangent for each of them.
     """
 
-    fits = staticmethod(axes_fit)
+    transpose_rule: Callable | None = None
 
-    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, batch_rule: Callable = batch_leading, **rules):
-        super().__init__(name, impl, shape_rule, **rules)
+    def __init__(self, name, impl, shape_rule, tangent_rule: Callable, *rules, **others):
+        super().__init__(name, impl, shape_rule, *rules, **others)
         self.tangent = tangent_rule
-        self.batch_rule = batch_rule
 
-    def batch(self, args, batched, params):
-        return self.batch_rule(self, args, batched, **params)
+    def transpose(self, ct, operands, params):
+        if self.transpose_rule is None or isinstance(operands[0], ShapedArray):
+            return super().transpose(ct, operands, params)
+        return [None, *self.transpose_rule(ct, operands, **params)]
 
 
 def arguments_read(rule: Callable, count: int) -> set[int]:
@@ -334,21 +366,6 @@ def _converted_to(impl: Callable, *given: Any) -> list[numpy.dtype | None]:
     if loop == other or (loop[-1].kind == "b" and all(d.kind in "iu" for d in loop[: impl.nin])):
         return none  # NumPy compares integers exactly, whatever their dtypes
     return [None if d is bool else t for d, t in zip(given, loop)]
-
-
-def align(args: Sequence[Value], batched: Sequence[bool]) -> list[Value]:
-    """Reshape batched operands so that broadcasting still aligns the other axes."""
-    ranks = [0 if is_scalar_constant(x) else numpy.ndim(x) - b for x, b in zip(args, batched)]
-    rank = max(ranks)
-    return [
-        x.reshape((x.shape[0],) + (1,) * (rank - r) + tuple(x.shape[1:])) if b and r < rank else x
-        for x, b, r in zip(args, batched, ranks)
-    ]
-
-
-def bind_aligned(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:
-    """The batching rule of primitives that broadcast like elementwise ones."""
-    return primitive.bind(*align(args, batched), **params)
 
 
 # ---------------------------------------------------------------- what undoes broadcasting and promotion

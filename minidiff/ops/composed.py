@@ -16,7 +16,7 @@ from minidiff.ops.arrays import list_as_array
 from minidiff.ops.base import Elementwise, General, convert
 from minidiff.ops.discrete import Discrete
 from minidiff.ops.elementwise import divisor, equal, stop_gradient, where
-from minidiff.ops.sorting import batch_unless
+from minidiff.ops.sorting import searchsorted
 from minidiff.promotion import promoting
 from minidiff.types import typeof
 
@@ -187,16 +187,6 @@ def _inside(condition: Value, x: Value) -> Value:
 # ---------------------------------------------------------------- interpolation
 
 
-#: The index i of the interval xp[i] to xp[i + 1] that contains or is nearest x.
-bracket_p = Discrete(
-    "bracket",
-    lambda xp, x: numpy.clip(numpy.searchsorted(xp, x, "right") - 1, 0, max(len(xp) - 2, 0)),
-    lambda xp, x: (x.shape, numpy.dtype(numpy.intp)),
-    batch_unless(0),
-    sharding=dimensions.look_up(0),
-)
-
-
 @implements(numpy.interp)
 def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, period: float | None = None) -> Value:
     """`numpy.interp`: piecewise linear interpolation through the points (xp, fp).
@@ -210,8 +200,9 @@ def interp(x: Value, xp: Value, fp: Value, left: Any = None, right: Any = None, 
     if period is not None:
         x, xp, fp = _unrolled(x, xp, fp, abs(period))
         left = right = None
-    i = bracket_p.bind(xp, x)
-    j = elementwise.minimum(i + 1, len(xp) - 1)
+    # The interval xp[i] to xp[j] contains x, or is the nearest.
+    j = elementwise.maximum(elementwise.minimum(searchsorted(xp, x, "right"), len(xp) - 1), 1)
+    i, j = j - 1, j if len(xp) > 1 else 0
     (x0, x1), (f0, f1) = ((indexing.getitem(v, i), indexing.getitem(v, j)) for v in (xp, fp))
     y = f0 + (f1 - f0) / divisor(x1 - x0) * (x - x0)
     y = where(elementwise.greater(x, xp[-1]), fp[-1] if right is None else right, y)
@@ -262,14 +253,14 @@ def isclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan:
 @implements(numpy.allclose)
 def allclose(a: Value, b: Value, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Value:
     """`numpy.allclose`: whether all elements are close."""
-    return _all(isclose(a, b, rtol, atol, equal_nan))
+    return reduction.all(isclose(a, b, rtol, atol, equal_nan))
 
 
 @implements(numpy.array_equal)
 def array_equal(a1: Value, a2: Value, equal_nan: bool = False) -> Value:
     """`numpy.array_equal`: whether two arrays have the same shape and elements."""
     a1, a2 = list_as_array(a1), list_as_array(a2)
-    return typeof(a1).shape == typeof(a2).shape and _all(_same(a1, a2, equal_nan))
+    return typeof(a1).shape == typeof(a2).shape and reduction.all(_same(a1, a2, equal_nan))
 
 
 @implements(numpy.array_equiv)
@@ -280,7 +271,7 @@ def array_equiv(a1: Value, a2: Value) -> Value:
         numpy.broadcast_shapes(typeof(a1).shape, typeof(a2).shape)
     except ValueError:
         return False
-    return _all(_same(a1, a2, False))
+    return reduction.all(_same(a1, a2, False))
 
 
 def _same(x: Value, y: Value, equal_nan: bool) -> Value:
@@ -290,10 +281,6 @@ def _same(x: Value, y: Value, equal_nan: bool) -> Value:
         if equal_nan
         else same
     )
-
-
-def _all(x: Value) -> Value:
-    return equal(reduction.sum(elementwise.logical_not(x)), 0)
 
 
 @implements(numpy.isposinf)

@@ -28,7 +28,7 @@ from numpy.linalg import LinAlgError
 
 from minidiff.core import Primitive, Value, implements
 from minidiff.ops import dimensions, reduction
-from minidiff.ops.base import align, convert, match
+from minidiff.ops.base import General, add_all, align, convert, match
 from minidiff.ops.dimensions import Dimensions, Types, aligned
 from minidiff.ops.elementwise import absolute, equal, greater, imag, not_equal, real, real_dtype, root, square, where
 from minidiff.ops.indexing import getitem
@@ -105,6 +105,17 @@ def _floating(name: str, x: Value) -> Value:
     return x
 
 
+def _declared(numpy_function: Callable, primitive: OfMatrix) -> Callable:
+    """Declare a function of a square matrix alone, or of a stack of them."""
+    name = numpy_function.__name__
+
+    def function(a: Value) -> Any:
+        out = primitive.bind(_checked(name, a, square=True))
+        return _result_type(numpy_function)(*out) if primitive.multiple_results else out
+
+    return implements(numpy_function)(function)
+
+
 def _is_complex(x: Value) -> bool:
     return typeof(x).dtype.kind == "c"
 
@@ -173,25 +184,19 @@ def _rest(x: Value, n: int) -> Value:
 # ---------------------------------------------------------------- solve
 
 
-class Solve(Primitive):
-    """The solution x of a x = b for matrices b, linear in b."""
+def _solve_tangent(out, primals, tangents, params):
+    a, (ta, tb) = primals[0], tangents
+    terms = [t for t in (tb, None if ta is None else -matmul(ta, out)) if t is not None]
+    return _solve(a, add_all(terms))
 
-    def jvp(self, primals, tangents, params):
-        (a, b), (ta, tb) = primals, tangents
-        x = _solve(a, b)
-        if ta is None:
-            return x, _solve(a, tb)
-        moved = -matmul(ta, x)
-        return x, _solve(a, moved if tb is None else tb + moved)
 
-    def transpose(self, ct, operands, params):
-        a, b = operands
-        if isinstance(a, ShapedArray):
-            return super().transpose(ct, [a], params)
-        return [None, match(_solve(matrix_transpose(a), ct), b)]
+def _solve_transpose(ct, operands):
+    a, b = operands
+    return [match(_solve(matrix_transpose(a), ct), b)]
 
-    def batch(self, args, batched, params):
-        return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
+
+def _solve_batch(primitive, args, batched):
+    return _solve(*(args if not batched[0] and len(args[0].shape) == 2 else align(args, batched)))
 
 
 def _solve_shape(a: ShapedArray, b: ShapedArray):
@@ -207,10 +212,14 @@ def _solve_dimensions(types: Types, outs: Types, params: dict) -> Dimensions:
     return Dimensions(((*aligned(a.shape[:-2], batch), None, None), right), ((*range(len(batch)), None, "column"),))
 
 
-solve_p = Solve(
+#: The solution x of a x = b for matrices b, linear in b.
+solve_p = General(
     "solve",
     numpy.linalg.solve,
     _solve_shape,
+    _solve_tangent,
+    _solve_batch,
+    transpose_rule=_solve_transpose,
     fits=lambda a, b: inv_p.fits(a) and b.ndim > 1 and b.shape[-2] == a.shape[-1],
     sharding=_solve_dimensions,
 )
@@ -251,12 +260,7 @@ def _inv_rule(x, t):
 
 
 inv_p = OfMatrix("inv", numpy.linalg.inv, lambda x: (x.shape, x.dtype), _inv_rule)
-
-
-@implements(numpy.linalg.inv)
-def inv(a: Value) -> Value:
-    """`numpy.linalg.inv`: the inverse. Raises LinAlgError for a singular matrix."""
-    return inv_p.bind(_checked("inv", a, square=True))
+inv = _declared(numpy.linalg.inv, inv_p)
 
 
 def _pinv_rule(x, t, rcond, hermitian):
@@ -384,16 +388,12 @@ def _cofactor_rule(x, t):
     return c, (c * along - matmul(matmul(c, matrix_transpose(t)), c)) / scale
 
 
+#: The determinant of a singular matrix has a first derivative, no second.
 det_p = OfMatrix("det", numpy.linalg.det, lambda x: (x.shape[:-2], x.dtype), _det_rule)
+det = _declared(numpy.linalg.det, det_p)
 
 #: The derivative of the determinant: the determinants of the minors, with their signs.
 cofactor_p = OfMatrix("cofactor", _cofactor_impl, lambda x: (x.shape, x.dtype), _cofactor_rule)
-
-
-@implements(numpy.linalg.det)
-def det(a: Value) -> Value:
-    """`numpy.linalg.det`; a singular matrix has a first derivative, no second."""
-    return det_p.bind(_checked("det", a, square=True))
 
 
 def _slogdet_rule(x, t):
@@ -411,12 +411,7 @@ slogdet_p = OfMatrix(
     _slogdet_rule,
     multiple_results=True,
 )
-
-
-@implements(numpy.linalg.slogdet)
-def slogdet(a: Value) -> Any:
-    """`numpy.linalg.slogdet`: sign and log-modulus of the determinant."""
-    return _result_type(numpy.linalg.slogdet)(*slogdet_p.bind(_checked("slogdet", a, square=True)))
+slogdet = _declared(numpy.linalg.slogdet, slogdet_p)
 
 
 # ---------------------------------------------------------------- cholesky, qr
@@ -539,6 +534,7 @@ eigh_p = OfMatrix(
 eigvalsh_p = OfMatrix(
     "eigvalsh", numpy.linalg.eigvalsh, lambda x, UPLO: (x.shape[:-1], real_dtype(x.dtype)), _eigvalsh_rule
 )
+#: Eigenvalues, and eigenvectors of norm 1: always complex, since a dtype cannot depend on values.
 eig_p = OfMatrix(
     "eig",
     lambda x: [y.astype(_complex_dtype(x), copy=False) for y in numpy.linalg.eig(x)],
@@ -552,6 +548,7 @@ eigvals_p = OfMatrix(
     lambda x: (x.shape[:-1], _complex_dtype(x)),
     _eigvals_rule,
 )
+eig, eigvals = _declared(numpy.linalg.eig, eig_p), _declared(numpy.linalg.eigvals, eigvals_p)
 
 
 def _triangle(UPLO: str) -> str:
@@ -574,21 +571,6 @@ def eigh(a: Value, UPLO: str = "L") -> Any:
 def eigvalsh(a: Value, UPLO: str = "L") -> Value:
     """`numpy.linalg.eigvalsh`: the ascending eigenvalues of a Hermitian matrix."""
     return eigvalsh_p.bind(_checked("eigvalsh", a, square=True), UPLO=_triangle(UPLO))
-
-
-@implements(numpy.linalg.eig)
-def eig(a: Value) -> Any:
-    """`numpy.linalg.eig`: eigenvalues, and eigenvectors of norm 1.
-
-    They are always complex, since a dtype cannot depend on values.
-    """
-    return _result_type(numpy.linalg.eig)(*eig_p.bind(_checked("eig", a, square=True)))
-
-
-@implements(numpy.linalg.eigvals)
-def eigvals(a: Value) -> Value:
-    """`numpy.linalg.eigvals`: the eigenvalues, always complex (see `eig`)."""
-    return eigvals_p.bind(_checked("eigvals", a, square=True))
 
 
 # ---------------------------------------------------------------- singular values

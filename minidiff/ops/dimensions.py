@@ -66,22 +66,17 @@ def elementwise(types: Types, outs: Types, params: dict) -> Dimensions:
 
 
 def reduction(combine: str | None) -> Rule:
-    """The rule of reductions along the parameter `axes`; None: these must be whole."""
+    """The rule of reductions along the parameter `axes`; None: these must be whole.
+
+    So must those of an extremum of complex numbers, which is not found in parts.
+    """
 
     def rule(types: Types, outs: Types, params: dict) -> Dimensions:
         (x,), axes, keepdims = types, params["axes"], params.get("keepdims", False)
-        labels = tuple(None if combine is None and d in axes else d for d in range(x.ndim))
+        whole = combine is None or (combine in ("max", "min") and outs[0].dtype.kind == "c")
+        labels = tuple(None if whole and d in axes else d for d in range(x.ndim))
         out = [None if d in axes else d for d in range(x.ndim) if keepdims or d not in axes]
-        return Dimensions((labels,), (tuple(out),), combine)
-
-    return rule
-
-
-def extremum(combine: str) -> Rule:
-    """The rule of a maximum or minimum, which is not found in parts for complex numbers."""
-
-    def rule(types: Types, outs: Types, params: dict) -> Dimensions:
-        return reduction(None if types[0].dtype.kind == "c" else combine)(types, outs, params)
+        return Dimensions((labels,), (tuple(out),), None if whole else combine)
 
     return rule
 

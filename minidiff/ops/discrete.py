@@ -13,7 +13,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.core import Primitive, Tracer, Value, implements
-from minidiff.ops.base import General, batch_leading, no_tangent
+from minidiff.ops.base import General, no_tangent
 from minidiff.ops.dimensions import gather
 from minidiff.types import typeof
 
@@ -21,13 +21,10 @@ from minidiff.types import typeof
 
 
 class Discrete(General):
-    """A primitive without a derivative.
+    """A primitive without a derivative."""
 
-    `batch_rule(primitive, args, batched, **params)` is as for :class:`Linear`.
-    """
-
-    def __init__(self, name: str, impl: Callable, shape_rule: Callable, batch_rule: Callable = batch_leading, **rules):
-        super().__init__(name, impl, shape_rule, no_tangent, batch_rule, **rules)
+    def __init__(self, name: str, impl: Callable, shape_rule: Callable, *rules, **others):
+        super().__init__(name, impl, shape_rule, no_tangent, *rules, **others)
 
 
 def batch_in_turn(primitive: Primitive, args: Sequence[Value], batched: Sequence[bool], **params) -> Value:

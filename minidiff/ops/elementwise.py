@@ -24,18 +24,16 @@ import numpy
 
 from minidiff.core import EVALUATE, NO_PARAMS, Primitive, Value, current_interpreter, implements, strong
 from minidiff.fastpath import Recording
-from minidiff.ops import dimensions
 from minidiff.ops.arrays import lists_as_arrays
 from minidiff.ops.base import (
     Elementwise,
+    General,
     Linear,
     Multilinear,
     Promoting,
-    bind_aligned,
     broadcast_tangent,
     convert,
     defers_to,
-    elementwise_shape,
     match,
 )
 from minidiff.types import ShapedArray, typeof
@@ -98,22 +96,13 @@ class Product(Promoting, Multilinear):
 
 def multilinear(numpy_function: Callable, *transposes: Callable | None, kind: type = Product) -> Callable:
     """Declare an elementwise multilinear operation, with a transpose per operand."""
-    name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
-    primitive = kind(name, numpy_function, shape_rule, transposes, bind_aligned, sharding=dimensions.elementwise)
-    return implements(numpy_function)(function_of(primitive))
+    return implements(numpy_function)(function_of(kind(numpy_function.__name__, numpy_function, transposes)))
 
 
 def linear(numpy_function: Callable, transpose: Callable) -> Callable:
     """Declare a linear elementwise operation by its `transpose(ct, operand)`."""
-    name, shape_rule = numpy_function.__name__, functools.partial(elementwise_shape, numpy_function)
-    primitive = LinearElementwise(
-        name,
-        numpy_function,
-        shape_rule,
-        lambda ct, operands: [transpose(ct, operands[0])],
-        bind_aligned,
-        sharding=dimensions.elementwise,
-    )
+    rule = lambda ct, operands: [transpose(ct, operands[0])]  # noqa: E731
+    primitive = LinearElementwise(numpy_function.__name__, numpy_function, rule)
     return implements(numpy_function)(function_of(primitive))
 
 
@@ -128,7 +117,7 @@ class Sum(Promoting):
     """`add` and `subtract`, linear in both operands; missing tangents are skipped."""
 
     def __init__(self, name: str, impl: Callable, *signs: int):  # the first sign is 1
-        super().__init__(name, impl, functools.partial(elementwise_shape, impl), sharding=dimensions.elementwise)
+        super().__init__(name, impl)
         self.signs = signs
         self.recorded = {0b111: Recording(self, operator.itemgetter(4, 5))}
         self.pulls = [None if sign > 0 else _negated for sign in signs]
@@ -148,9 +137,6 @@ class Sum(Promoting):
             match(ct, x) if type(x) is ShapedArray else None,
             match(ct if self.signs[1] > 0 else negative(ct), y) if type(y) is ShapedArray else None,
         ]
-
-    def batch(self, args, batched, params):
-        return bind_aligned(self, args, batched)
 
 
 class Divide(Product):
@@ -181,16 +167,7 @@ real = linear(numpy.real, lambda ct, x: convert(ct, x.dtype))
 imag = linear(numpy.imag, lambda ct, x: convert(multiply(ct, -1j), x.dtype))
 #: A copy of x. Distributed arrays are never written into, so they are not copied.
 _copied = lambda x: x.copy() if isinstance(x, numpy.ndarray) else x  # noqa: E731
-copy = function_of(
-    LinearElementwise(
-        "copy",
-        _copied,
-        functools.partial(elementwise_shape, _copied),
-        lambda ct, operands: [ct],
-        bind_aligned,
-        sharding=dimensions.elementwise,
-    )
-)
+copy = function_of(LinearElementwise("copy", _copied, lambda ct, operands: [ct]))
 copy.primitive.pulls = [None]
 conjugate = linear(numpy.conjugate, lambda ct, x: conjugate(ct))
 real.primitive.shares_memory = imag.primitive.shares_memory = True
@@ -215,27 +192,23 @@ for _function, _operator in (
     _function.primitive.run = _operator
 
 
-class Where(Promoting):
+class Where(Promoting, General):
     """`where(condition, x, y)`, linear in x and y together."""
 
-    def tangent(self, out, primals, tangents, params):
-        condition, (_, tx, ty) = primals[0], tangents
-        if tx is None and ty is None:
-            return None
-        return broadcast_tangent(self.bind(condition, 0.0 if tx is None else tx, 0.0 if ty is None else ty), out)
 
-    def transpose(self, ct, operands, params):
-        condition, x, y = operands
-        if isinstance(condition, ShapedArray):
-            return super().transpose(ct, [condition], params)
-        return [
-            None,
-            match(self.bind(condition, ct, 0.0), x) if isinstance(x, ShapedArray) else None,
-            match(self.bind(condition, 0.0, ct), y) if isinstance(y, ShapedArray) else None,
-        ]
+def _where_tangent(out, primals, tangents, params):
+    condition, (_, tx, ty) = primals[0], tangents
+    if tx is None and ty is None:
+        return None
+    return broadcast_tangent(where_p.bind(condition, 0.0 if tx is None else tx, 0.0 if ty is None else ty), out)
 
-    def batch(self, args, batched, params):
-        return bind_aligned(self, args, batched)
+
+def _where_transpose(ct, operands):
+    condition, x, y = operands
+    return [
+        match(where_p.bind(condition, ct, 0.0), x) if isinstance(x, ShapedArray) else None,
+        match(where_p.bind(condition, 0.0, ct), y) if isinstance(y, ShapedArray) else None,
+    ]
 
 
 def _where_impl(condition: numpy.ndarray, x: numpy.ndarray, y: numpy.ndarray) -> numpy.ndarray:
@@ -243,9 +216,7 @@ def _where_impl(condition: numpy.ndarray, x: numpy.ndarray, y: numpy.ndarray) ->
     return out if out.ndim else out[()]  # a scalar, as from all other operations
 
 
-where_p = Where(
-    "where", _where_impl, functools.partial(elementwise_shape, _where_impl), sharding=dimensions.elementwise
-)
+where_p = Where("where", _where_impl, _where_tangent, transpose_rule=_where_transpose)
 
 
 @implements(numpy.where)

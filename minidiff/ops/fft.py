@@ -9,7 +9,7 @@ transposes of each other, if the numbers of the half that stand for two of the w
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -43,11 +43,11 @@ def _scales(norm: dict) -> bool:
 # ---------------------------------------------------------------- whole spectra
 
 
-def _whole(name: str, transform) -> Linear:
+def _whole(one: Callable, several: Callable) -> Linear:
     """A transform that is its own transpose; a real operand becomes complex."""
     primitive = Linear(
-        name,
-        transform,
+        one.__name__,
+        lambda x, axes, **norm: several(x, axes=axes, **norm),
         lambda x, axes, **norm: (x.shape, _complex(x.dtype)),
         lambda ct, operands, **params: [convert(primitive.bind(ct, **params), operands[0].dtype)],
         fits=lambda x, axes, **norm: (
@@ -58,8 +58,7 @@ def _whole(name: str, transform) -> Linear:
     return primitive
 
 
-fft_p = _whole("fft", lambda x, axes, **norm: numpy.fft.fftn(x, axes=axes, **norm))
-ifft_p = _whole("ifft", lambda x, axes, **norm: numpy.fft.ifftn(x, axes=axes, **norm))
+fft_p, ifft_p = _whole(numpy.fft.fft, numpy.fft.fftn), _whole(numpy.fft.ifft, numpy.fft.ifftn)
 
 # ---------------------------------------------------------------- half spectra
 
@@ -73,43 +72,40 @@ def _weighted(x: numpy.ndarray, n: int, axis: int, weight: float) -> numpy.ndarr
     return x * weights.reshape(-1, *(1,) * (x.ndim - 1 - axis))
 
 
-def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
+def _halves(to_half: Callable, from_half: Callable) -> tuple[Linear, Linear]:
     """The transform of n real numbers to half their spectrum, and the one back.
 
     Each is the transpose of the other with `weighted`, a parameter that is present only where it is true.
     """
 
     def halved(x, axis, weighted=False, **norm):
-        y = half(x, axis, **norm)
+        y = to_half(x, None, axis, **norm)
         return _weighted(y, x.shape[axis], axis, 2.0) if weighted else y
 
     def unhalved(x, n, axis, weighted=False, **norm):
-        return whole(_weighted(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
+        return from_half(_weighted(x, n, axis, 0.5) if weighted else x, n, axis, **norm)
 
-    def transpose_half(ct, operands, axis, weighted=False, **norm):
-        other = {} if weighted else {"weighted": True}
-        x = from_half_p.bind(ct, n=operands[0].shape[axis], axis=axis, **other, **norm)
-        return [convert(x, operands[0].dtype)]
-
-    def transpose_whole(ct, operands, n, axis, weighted=False, **norm):
-        other = {} if weighted else {"weighted": True}
-        return [convert(to_half_p.bind(ct, axis=axis, **other, **norm), operands[0].dtype)]
+    def transpose(other, ct, operands, weighted=False, **params):
+        params |= {} if weighted else {"weighted": True}
+        return [convert(other.bind(ct, **params), operands[0].dtype)]
 
     to_half_p = Linear(
-        to_half,
+        to_half.__name__,
         halved,
         lambda x, axis, **params: (resized(x, axis, x.shape[axis] // 2 + 1), _complex(x.dtype)),
-        transpose_half,
+        lambda ct, operands, **params: transpose(
+            from_half_p, ct, operands, n=operands[0].shape[params["axis"]], **params
+        ),
         fits=lambda x, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.dtype.kind != "c" and x.shape[axis] > 0 and _scales(norm)
         ),
         sharding=dimensions.along("axis"),
     )
     from_half_p = Linear(
-        from_half,
+        from_half.__name__,
         unhalved,
         lambda x, n, axis, **params: (resized(x, axis, n), _real(x.dtype)),
-        transpose_whole,
+        lambda ct, operands, n, **params: transpose(to_half_p, ct, operands, **params),
         fits=lambda x, n, axis, weighted=False, **norm: (
             axes_fit(x, axis=axis) and x.shape[axis] == n // 2 + 1 and _scales(norm)
         ),
@@ -118,18 +114,8 @@ def _halves(to_half: str, from_half: str, half, whole) -> tuple[Linear, Linear]:
     return to_half_p, from_half_p
 
 
-rfft_p, hfft_p = _halves(
-    "rfft",
-    "hfft",
-    lambda x, axis, **norm: numpy.fft.rfft(x, None, axis, **norm),
-    lambda x, n, axis, **norm: numpy.fft.hfft(x, n, axis, **norm),
-)
-ihfft_p, irfft_p = _halves(
-    "ihfft",
-    "irfft",
-    lambda x, axis, **norm: numpy.fft.ihfft(x, None, axis, **norm),
-    lambda x, n, axis, **norm: numpy.fft.irfft(x, n, axis, **norm),
-)
+rfft_p, hfft_p = _halves(numpy.fft.rfft, numpy.fft.hfft)
+ihfft_p, irfft_p = _halves(numpy.fft.ihfft, numpy.fft.irfft)
 
 # ---------------------------------------------------------------- arguments
 
@@ -182,84 +168,61 @@ def _transform(primitive: Linear, a: Value, sizes: Sequence[int], axes: Sequence
     return a
 
 
-def _to_half(primitive: Linear, a: Value, n: int | None, axis: int, norm: Any, what: str) -> Value:
-    t = typeof(a)
-    if t.dtype.kind == "c":
-        raise TypeError(f"{what} transforms real numbers, got {t}; use np.fft.fft, or take the .real part")
-    axis = normalize_axis(axis, t.ndim, what)
-    return primitive.bind(_fit(a, {axis: t.shape[axis] if n is None else n}, what), axis=axis, **_norm(norm))
-
-
-def _from_half(primitive: Linear, a: Value, n: int | None, axis: int, norm: Any, what: str) -> Value:
-    t = typeof(a)
-    axis = normalize_axis(axis, t.ndim, what)
-    n = 2 * (t.shape[axis] - 1) if n is None else n
-    if n < 1:
-        raise ValueError(f"{what}: a transform has one point at least, got n={n} for {t}")
-    return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
-
-
 # ---------------------------------------------------------------- NumPy's functions
 
 
-@implements(numpy.fft.fft)
-def fft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.fft`: the spectrum along an axis, cropped or zero-padded to n."""
-    return fftn(a, None if n is None else (n,), (axis,), norm)
+def _of_whole(one: Callable, two: Callable, several: Callable, primitive: Linear) -> Callable:
+    """Declare the transform along one axis, along two, and along several; return the first."""
+    what = one.__name__
+
+    @implements(several)
+    def along_several(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
+        return _transform(primitive, a, *_points(a, s, axes, what), norm, what)
+
+    @implements(two)
+    def along_two(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
+        return along_several(a, s, axes, norm)
+
+    @implements(one)
+    def along_one(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+        return along_several(a, None if n is None else (n,), (axis,), norm)
+
+    return along_one
 
 
-@implements(numpy.fft.ifft)
-def ifft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.ifft`: the inverse of `fft`."""
-    return ifftn(a, None if n is None else (n,), (axis,), norm)
+def _to_half(numpy_function: Callable, primitive: Linear) -> Callable:
+    """Declare the transform of n real numbers to n // 2 + 1 points of their spectrum."""
+    what = primitive.name
+
+    def to_half(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+        t = typeof(a)
+        if t.dtype.kind == "c":
+            raise TypeError(f"{what} transforms real numbers, got {t}; use np.fft.fft, or take the .real part")
+        axis = normalize_axis(axis, t.ndim, what)
+        return primitive.bind(_fit(a, {axis: t.shape[axis] if n is None else n}, what), axis=axis, **_norm(norm))
+
+    return implements(numpy_function)(to_half)
 
 
-@implements(numpy.fft.fft2)
-def fft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.fft2`: the spectrum along two axes."""
-    return fftn(a, s, axes, norm)
+def _from_half(numpy_function: Callable, primitive: Linear) -> Callable:
+    """Declare the transform of half a spectrum to n real numbers (default: even n)."""
+    what = primitive.name
+
+    def from_half(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
+        t = typeof(a)
+        axis = normalize_axis(axis, t.ndim, what)
+        n = 2 * (t.shape[axis] - 1) if n is None else n
+        if n < 1:
+            raise ValueError(f"{what}: a transform has one point at least, got n={n} for {t}")
+        return primitive.bind(_fit(a, {axis: n // 2 + 1}, what), n=n, axis=axis, **_norm(norm))
+
+    return implements(numpy_function)(from_half)
 
 
-@implements(numpy.fft.ifft2)
-def ifft2(a: Value, s: Any = None, axes: Any = (-2, -1), norm: str | None = None) -> Value:
-    """`numpy.fft.ifft2`: the inverse of `fft2`."""
-    return ifftn(a, s, axes, norm)
-
-
-@implements(numpy.fft.fftn)
-def fftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-    """`numpy.fft.fftn`: the spectrum along axes, cropped or zero-padded to `s`."""
-    return _transform(fft_p, a, *_points(a, s, axes, "fft"), norm, "fft")
-
-
-@implements(numpy.fft.ifftn)
-def ifftn(a: Value, s: Any = None, axes: Any = None, norm: str | None = None) -> Value:
-    """`numpy.fft.ifftn`: the inverse of `fftn`."""
-    return _transform(ifft_p, a, *_points(a, s, axes, "ifft"), norm, "ifft")
-
-
-@implements(numpy.fft.rfft)
-def rfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.rfft`: half of the spectrum of real numbers, n // 2 + 1 points of n."""
-    return _to_half(rfft_p, a, n, axis, norm, "rfft")
-
-
-@implements(numpy.fft.irfft)
-def irfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.irfft`: the inverse of `rfft`, n real numbers (default: even n)."""
-    return _from_half(irfft_p, a, n, axis, norm, "irfft")
-
-
-@implements(numpy.fft.hfft)
-def hfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.hfft`: the real spectrum of a Hermitian signal's first half."""
-    return _from_half(hfft_p, a, n, axis, norm, "hfft")
-
-
-@implements(numpy.fft.ihfft)
-def ihfft(a: Value, n: int | None = None, axis: int = -1, norm: str | None = None) -> Value:
-    """`numpy.fft.ihfft`: the inverse of `hfft`."""
-    return _to_half(ihfft_p, a, n, axis, norm, "ihfft")
+fft = _of_whole(numpy.fft.fft, numpy.fft.fft2, numpy.fft.fftn, fft_p)
+ifft = _of_whole(numpy.fft.ifft, numpy.fft.ifft2, numpy.fft.ifftn, ifft_p)
+rfft, ihfft = _to_half(numpy.fft.rfft, rfft_p), _to_half(numpy.fft.ihfft, ihfft_p)
+irfft, hfft = _from_half(numpy.fft.irfft, irfft_p), _from_half(numpy.fft.hfft, hfft_p)
 
 
 @implements(numpy.fft.rfft2)

@@ -545,29 +545,23 @@ def multi_dot(arrays: Sequence[Value]) -> Value:
     if {len(s) for s in shapes[1:-1]} - {2} or not {len(shapes[0]), len(shapes[-1])} <= {1, 2}:
         raise numpy.linalg.LinAlgError(f"multi_dot: operands are matrices (the ends may be vectors), got {shapes}")
     first = shapes[0] if len(shapes[0]) == 2 else (1, *shapes[0])
-    sizes = (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:]))
-    return _multiplied(arrays, _splits(sizes), 0, len(arrays) - 1)
+    return _multiplied(arrays, (*first, *(s[1] if len(s) == 2 else 1 for s in shapes[1:])))
 
 
-@functools.lru_cache(256)
-def _splits(sizes: tuple[int, ...]) -> dict[tuple[int, int], int]:
-    """The cheapest split of each product i to j; matrix i: sizes[i] x sizes[i + 1]."""
-    n = len(sizes) - 1
-    cost, split = {(i, i): 0 for i in range(n)}, {}
-    for length in range(1, n):
-        for i in range(n - length):
-            j = i + length
-            costs = [cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1] for k in range(i, j)]
-            cost[i, j] = min(costs)
-            split[i, j] = i + costs.index(cost[i, j])
-    return split
+@functools.lru_cache(1 << 16)
+def _cheapest(sizes: tuple[int, ...]) -> tuple[int, int]:
+    """The cost of a product, and how many matrices to multiply first; matrix i: sizes[i] x sizes[i + 1]."""
+    if len(sizes) == 2:
+        return 0, 0
+    costs = [_cheapest(sizes[: k + 1])[0] + _cheapest(sizes[k:])[0] for k in range(1, len(sizes) - 1)]
+    return min((cost + sizes[0] * sizes[k] * sizes[-1], k) for k, cost in enumerate(costs, 1))
 
 
-def _multiplied(arrays: list, split: dict, i: int, j: int) -> Value:
-    if i == j:
-        return arrays[i]
-    k = split[i, j]
-    return matmul(_multiplied(arrays, split, i, k), _multiplied(arrays, split, k + 1, j))
+def _multiplied(arrays: list, sizes: tuple[int, ...]) -> Value:
+    if len(arrays) == 1:
+        return arrays[0]
+    _, k = _cheapest(sizes)
+    return matmul(_multiplied(arrays[:k], sizes[: k + 1]), _multiplied(arrays[k:], sizes[k:]))
 
 
 # ---------------------------------------------------------------- diagonals

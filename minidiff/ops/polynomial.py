@@ -16,7 +16,7 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import General, convert
 from minidiff.ops.elementwise import copy
 from minidiff.ops.linalg import convolve
-from minidiff.ops.shape import expand_dims, stack
+from minidiff.ops.shape import expand_dims, moveaxis, stack
 from minidiff.types import typeof, zeros_like
 
 
@@ -35,9 +35,13 @@ def _zeros(n: int, like: Value) -> numpy.ndarray:
 @implements(numpy.polyval)
 def polyval(p: Value, x: Value) -> Value:
     """`numpy.polyval`: the polynomial at each element of x, by Horner's scheme."""
-    p, x = _row(p), as_array(x)
-    y = numpy.zeros(x.shape, x.dtype)
-    for coefficient in p:
+    return _horner(_row(p), as_array(x))
+
+
+def _horner(coefficients: Value, x: Value) -> Value:
+    """Evaluate a polynomial; its coefficients, along the first axis, broadcast to x."""
+    y = zeros_like(x)
+    for coefficient in coefficients:
         y = y * x + coefficient
     return y
 
@@ -161,15 +165,8 @@ def _roots_tangent(out, primals, tangents, params):
     """p(r) = 0 gives dr = -dp(r) / p'(r), for a nonzero leading coefficient."""
     (p,), (t,) = primals, tangents
     powers = numpy.arange(p.shape[-1] - 1, 0, -1).astype(typeof(p).dtype)
-    return -_horner(t, out) / _horner(p[..., :-1] * powers, out)
-
-
-def _horner(p: Value, x: Value) -> Value:
-    """Evaluate polynomials p[..., :] at their points x[..., :]."""
-    y = zeros_like(x)
-    for i in range(p.shape[-1]):
-        y = y * x + expand_dims(p[..., i], -1)
-    return y
+    change, slope = (expand_dims(moveaxis(c, -1, 0), -1) for c in (t, p[..., :-1] * powers))
+    return -_horner(change, out) / _horner(slope, out)
 
 
 roots_p = General(

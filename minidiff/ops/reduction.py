@@ -19,8 +19,8 @@ from minidiff.ops.arrays import as_array
 from minidiff.ops.base import (
     General,
     Linear,
+    add_all,
     axes_fit,
-    batch_leading,
     reduced_shape,
     sum_dtype,
     sum_p,
@@ -65,11 +65,6 @@ def operand_of(a: Value, dtype: Any, where: Any, fill: Any) -> Value:
     return x if dtype is None else elementwise.convert(x, dtype)
 
 
-def _as_asked(y: Value, dtype: Any) -> Value:
-    """Convert a sum or product, accumulated in a larger dtype, to the requested one."""
-    return y if dtype is None else elementwise.convert(y, dtype)
-
-
 def inexact(a: Value) -> Value:
     """Convert integers to f64; return other arrays as they are."""
     return elementwise.convert(a, float) if a.dtype.kind in "biu" else a
@@ -97,18 +92,23 @@ def present(a: Value, where: Any) -> Any:
 # ---------------------------------------------------------------- sum
 
 
-@implements(numpy.sum)
-def sum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.sum` over one axis, several, or all."""
-    y = _as_asked(bind_reduction(sum_p, operand_of(a, dtype, where, 0), axis, keepdims), dtype)
-    return y if initial is None else elementwise.add(y, _number(initial, y.dtype))
+def _total(primitive: Primitive, of_two: Callable, identity: int, numpy_function: Callable, ignoring_nans: Callable):
+    """Declare a sum or product over one axis, several, or all; and that of the elements that are not NaN."""
+
+    @implements(numpy_function)
+    def total(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
+        y = bind_reduction(primitive, operand_of(a, dtype, where, identity), axis, keepdims)
+        y = y if dtype is None else elementwise.convert(y, dtype)  # it was accumulated in a larger one
+        return y if initial is None else of_two(y, _number(initial, y.dtype))
+
+    @implements(ignoring_nans)
+    def of_numbers(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where=True):
+        return total(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
+
+    return total, of_numbers
 
 
-@implements(numpy.nansum)
-def nansum(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.nansum`: the sum, ignoring NaNs."""
-    return sum(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
-
+sum, nansum = _total(sum_p, elementwise.add, 0, numpy.sum, numpy.nansum)
 
 # ---------------------------------------------------------------- mean
 
@@ -184,29 +184,17 @@ cumsum_p = Linear(
 )
 
 
-class Recurrence(Primitive):
-    """y[i] = a[i] y[i-1] + b[i] along an axis, starting from y[-1] = 0.
+def _recurrence_tangent(out, primals, tangents, params):
+    a, (ta, tb) = primals[0], tangents
+    terms = [] if tb is None else [tb]
+    if ta is not None:
+        terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
+    return recurrence_p.bind(a, add_all(terms), **params)
 
-    With `reverse` it starts from the end: y[i] = a[i] y[i+1] + b[i]. Linear in b. The derivatives of `cumprod`, and its
-    own, are recurrences, so nothing is ever divided by an element that may be zero.
-    """
 
-    def tangent(self, out, primals, tangents, params):
-        a, (ta, tb) = primals[0], tangents
-        terms = [] if tb is None else [tb]
-        if ta is not None:
-            terms.append(elementwise.multiply(ta, _delayed(out, 0, **params)))
-        return self.bind(a, functools.reduce(elementwise.add, terms), **params)
-
-    def transpose(self, ct, operands, params):
-        a, _ = operands
-        if isinstance(a, ShapedArray):
-            return super().transpose(ct, [a], params)
-        back = {"axis": params["axis"], **_turned(params.get("reverse", False))}
-        return [None, self.bind(_delayed(a, 0, **back), ct, **back)]
-
-    def batch(self, args, batched, params):
-        return batch_leading(self, args, batched, **params)
+def _recurrence_transpose(ct, operands, axis, reverse=False):
+    back = {"axis": axis, **_turned(reverse)}
+    return [recurrence_p.bind(_delayed(operands[0], 0, **back), ct, **back)]
 
 
 def _recurrence_impl(a: numpy.ndarray, b: numpy.ndarray, axis: int, reverse: bool = False) -> numpy.ndarray:
@@ -232,11 +220,15 @@ def _recurrence_by_doubling(a: numpy.ndarray, b: numpy.ndarray) -> numpy.ndarray
     return y
 
 
-recurrence_p = Recurrence(
+#: y[i] = a[i] y[i-1] + b[i] along an axis, from y[-1] = 0; with `reverse` from the end: y[i] = a[i] y[i+1] + b[i].
+#: Linear in b. The derivatives of `cumprod`, and its own, are recurrences, so nothing is divided by an element that may
+#: be zero.
+recurrence_p = General(
     "recurrence",
     _recurrence_impl,
     lambda a, b, axis, reverse=False: (b.shape, b.dtype),
-    fits=axes_fit,
+    _recurrence_tangent,
+    transpose_rule=_recurrence_transpose,
     sharding=dimensions.along("axis"),
 )
 
@@ -266,58 +258,47 @@ cumprod_p = General(
 )
 
 
-def _cumulative(primitive: Primitive, a: Value, axis: Any, dtype: Any, where: Any = True, fill: Any = None) -> Value:
-    x, axis = line(operand_of(a, dtype, where, fill), axis, primitive.name)
-    return _as_asked(primitive.bind(x, axis=axis), dtype)
+def _cumulative(primitive: Primitive, initial: int, numpy_function: Callable, ignoring_nans: Callable) -> tuple:
+    """Declare a cumulative sum or product of all elements, and one where NaNs count as `initial`.
+
+    The third function is the array API's, whose result may start with `initial`.
+    """
+    name = numpy_function.__name__
+
+    def bound(a: Value, axis: int | None, dtype: Any, where: Any = True) -> Value:
+        x, axis = line(operand_of(a, dtype, where, initial), axis, name)
+        y = primitive.bind(x, axis=axis)
+        return y if dtype is None else elementwise.convert(y, dtype)
+
+    @implements(numpy_function)
+    def of_all(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+        return bound(a, axis, dtype)
+
+    @implements(ignoring_nans)
+    def of_numbers(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
+        return bound(a, axis, dtype, present(a, True))
+
+    def from_initial(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
+        if axis is None:
+            if len(x.shape) > 1:
+                raise ValueError(f"cumulative_{name[3:]}: give an axis for {typeof(x)}")
+            axis = 0
+        y = bound(x, axis, dtype)
+        if not include_initial:
+            return y
+        axis = normalize_axis(axis, len(y.shape), name)
+        return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
+
+    return of_all, of_numbers, from_initial
 
 
-@implements(numpy.cumsum)
-def cumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumsum`: the sum of the elements up to each."""
-    return _cumulative(cumsum_p, a, axis, dtype)
-
-
-@implements(numpy.cumprod)
-def cumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.cumprod`: the products up to each; derivatives are right at zeros too."""
-    return _cumulative(cumprod_p, a, axis, dtype)
-
-
-@implements(numpy.nancumsum)
-def nancumsum(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.nancumsum`: NaNs count as 0."""
-    return _cumulative(cumsum_p, a, axis, dtype, present(a, True), 0)
-
-
-@implements(numpy.nancumprod)
-def nancumprod(a: Value, axis: int | None = None, dtype: Any = None) -> Value:
-    """`numpy.nancumprod`: NaNs count as 1."""
-    return _cumulative(cumprod_p, a, axis, dtype, present(a, True), 1)
-
-
-def _from_initial(cumulative: Callable, initial: int, x: Value, axis: Any, dtype: Any, include_initial: bool) -> Value:
-    if axis is None:
-        if len(x.shape) > 1:
-            raise ValueError(f"cumulative_{cumulative.__name__[3:]}: give an axis for {typeof(x)}")
-        axis = 0
-    y = cumulative(x, axis, dtype)
-    if not include_initial:
-        return y
-    axis = normalize_axis(axis, len(y.shape), cumulative.__name__)
-    return concatenate([numpy.full(resized(y, axis, 1), initial, y.dtype), y], axis)
-
+cumsum, nancumsum, _cumulative_sum = _cumulative(cumsum_p, 0, numpy.cumsum, numpy.nancumsum)
+#: The derivatives of `cumprod` are right at zeros too.
+cumprod, nancumprod, _cumulative_prod = _cumulative(cumprod_p, 1, numpy.cumprod, numpy.nancumprod)
 
 if hasattr(numpy, "cumulative_sum"):  # since NumPy 2.1
-
-    @implements(numpy.cumulative_sum)
-    def cumulative_sum(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
-        """`numpy.cumulative_sum`: `cumsum`, with a leading zero if `include_initial`."""
-        return _from_initial(cumsum, 0, x, axis, dtype, include_initial)
-
-    @implements(numpy.cumulative_prod)
-    def cumulative_prod(x: Value, /, *, axis: int | None = None, dtype: Any = None, include_initial=False) -> Value:
-        """`numpy.cumulative_prod`: `cumprod`, with a leading one if `include_initial`."""
-        return _from_initial(cumprod, 1, x, axis, dtype, include_initial)
+    implements(numpy.cumulative_sum)(_cumulative_sum)
+    implements(numpy.cumulative_prod)(_cumulative_prod)
 
 
 # ---------------------------------------------------------------- prod
@@ -332,7 +313,12 @@ def merged(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _prod_tangent(out, primals, tangents, params):
-    """The derivative in x[i] is the product of those before and after it."""
+    """The derivative in x[i] is the product of those before and after it, which is correct at zeros too.
+
+    >>> from minidiff import grad
+    >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
+    array([0., 6., 0.])
+    """
     x, t = (merged(v, params["axes"]) for v in (*primals, *tangents))
     before = _delayed(cumprod_p.bind(x, axis=0), 1, 0)
     after = _delayed(cumprod_p.bind(x, axis=0, reverse=True), 1, 0, reverse=True)
@@ -349,23 +335,7 @@ prod_p = General(
 )
 
 
-@implements(numpy.prod)
-def prod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.prod`; derivatives are correct at zeros too.
-
-    >>> from minidiff import grad
-    >>> grad(prod)(numpy.array([2.0, 0.0, 3.0]))
-    array([0., 6., 0.])
-    """
-    y = _as_asked(bind_reduction(prod_p, operand_of(a, dtype, where, 1), axis, keepdims), dtype)
-    return y if initial is None else elementwise.multiply(y, _number(initial, y.dtype))
-
-
-@implements(numpy.nanprod)
-def nanprod(a: Value, axis: Any = None, dtype: Any = None, *, keepdims=False, initial: Any = None, where: Any = True):
-    """`numpy.nanprod`: the product, ignoring NaNs."""
-    return prod(a, axis, dtype, keepdims=keepdims, initial=initial, where=present(a, where))
-
+prod, nanprod = _total(prod_p, elementwise.multiply, 1, numpy.prod, numpy.nanprod)
 
 # ---------------------------------------------------------------- max, min
 
@@ -374,11 +344,15 @@ class Extremum(General):
     """`max` and `min`: tied elements share the derivative equally.
 
     `furthest` is the identity of the reduction; for integers, the identity is the end of their range on that side.
+
+    >>> from minidiff import grad
+    >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
+    array([0. , 0.5, 0.5])
     """
 
     def __init__(self, name: str, ufunc: numpy.ufunc, furthest: float):
         impl = lambda x, axes, keepdims=False: ufunc.reduce(x, axis=axes, keepdims=keepdims)  # noqa: E731
-        super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.extremum(name))
+        super().__init__(name, impl, self._shape, self._tangent, sharding=dimensions.reduction(name))
         self.furthest = furthest
 
     def _shape(self, x, axes, keepdims=False):
@@ -405,62 +379,39 @@ max_p = Extremum("max", numpy.maximum, -math.inf)
 min_p = Extremum("min", numpy.minimum, math.inf)
 
 
-@implements(numpy.max, numpy.amax)
-def max(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.max` over one axis, several, or all; tied elements share derivatives.
-
-    >>> from minidiff import grad
-    >>> grad(max)(numpy.array([1.0, 3.0, 3.0]))
-    array([0. , 0.5, 0.5])
-    """
-    return _extremum(max_p, elementwise.maximum, a, axis, keepdims, initial, where)
-
-
-@implements(numpy.min, numpy.amin)
-def min(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.min` over one axis, several, or all; tied elements share derivatives."""
-    return _extremum(min_p, elementwise.minimum, a, axis, keepdims, initial, where)
-
-
-def _extremum(
-    primitive: Extremum, of_two: Callable, a: Value, axis: Any, keepdims: bool, initial: Any, where: Any
-) -> Value:
-    if initial is None:
-        if where is not True:
-            raise ValueError(f"{primitive.name}: where= may leave no element; give the result with initial=")
-        return bind_reduction(primitive, a, axis, keepdims)
-    x = operand_of(a, None, where, primitive.identity(a.dtype))
-    initial = _number(initial, x.dtype)
-    axes = reduced_axes(axis, len(x.shape), primitive.name)
-    if _is_empty(x, axes):
-        return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
-    return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
-
-
 def _is_empty(x: Value, axes: Sequence[int]) -> bool:
     return 0 in [x.shape[i] for i in axes]
 
 
-@implements(numpy.nanmax)
-def nanmax(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.nanmax`: the maximum, ignoring NaNs; NaN where nothing is left."""
-    return _nan_extremum(max_p, max, a, axis, keepdims, initial, where)
+def _extrema(primitive: Extremum, of_two: Callable, numpy_functions: Sequence, of_numbers: Callable) -> tuple:
+    """Declare an extremum over one axis, several, or all; and that of the elements that are not NaN."""
+
+    def extremum(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
+        if initial is None:
+            if where is not True:
+                raise ValueError(f"{primitive.name}: where= may leave no element; give the result with initial=")
+            return bind_reduction(primitive, a, axis, keepdims)
+        x = operand_of(a, None, where, primitive.identity(a.dtype))
+        initial = _number(initial, x.dtype)
+        axes = reduced_axes(axis, len(x.shape), primitive.name)
+        if _is_empty(x, axes):
+            return elementwise.copy(broadcast_to(as_array(initial), reduced_shape(x, axes, keepdims)))
+        return of_two(bind_reduction(primitive, x, axis, keepdims), initial)
+
+    def ignoring_nans(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True):
+        if initial is not None or a.dtype.kind not in "fc":
+            return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
+        if where is not True:
+            return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
+        numbers = present(a, True)
+        y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
+        return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
+
+    return implements(*numpy_functions)(extremum), implements(of_numbers)(ignoring_nans)
 
 
-@implements(numpy.nanmin)
-def nanmin(a: Value, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = True) -> Value:
-    """`numpy.nanmin`: the minimum, ignoring NaNs; NaN where nothing is left."""
-    return _nan_extremum(min_p, min, a, axis, keepdims, initial, where)
-
-
-def _nan_extremum(primitive, extremum: Callable, a: Value, axis: Any, keepdims, initial: Any, where: Any) -> Value:
-    if initial is not None or a.dtype.kind not in "fc":
-        return extremum(a, axis, keepdims=keepdims, initial=initial, where=present(a, where))
-    if where is not True:
-        return extremum(a, axis, keepdims=keepdims, where=where)  # raises, since nothing may be left
-    numbers = present(a, True)
-    y = extremum(elementwise.where(numbers, a, primitive.furthest), axis, keepdims=keepdims)
-    return elementwise.where(any(numbers, axis, keepdims=keepdims), y, numpy.nan)
+max, nanmax = _extrema(max_p, elementwise.maximum, (numpy.max, numpy.amax), numpy.nanmax)
+min, nanmin = _extrema(min_p, elementwise.minimum, (numpy.min, numpy.amin), numpy.nanmin)
 
 
 @implements(numpy.ptp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -56,26 +57,18 @@ def setxor1d(ar1: Value, ar2: Value, assume_unique: bool = False) -> Value:
     return getitem(both, index[first[counts == 1]])
 
 
-def _unique(x: Value, numpy_function: Any) -> Any:
-    """The result of a NumPy function, with its `values` gathered from x."""
-    x = _line(x)
-    values = numpy.asarray(concrete(x, numpy_function))
-    found = numpy_function(values)
-    distinct = getitem(x, _first(values))
-    return found._replace(values=distinct) if hasattr(found, "_replace") else distinct
+def _unique(numpy_function: Callable) -> None:
+    """Declare a NumPy function whose `values` are the distinct elements."""
+
+    def function(x: Value) -> Any:
+        x = _line(x)
+        values = numpy.asarray(concrete(x, numpy_function))
+        found = numpy_function(values)
+        distinct = getitem(x, _first(values))
+        return found._replace(values=distinct) if hasattr(found, "_replace") else distinct
+
+    implements(numpy_function)(function)
 
 
-implements(numpy.unique_values)(lambda x: _unique(x, numpy.unique_values))
-implements(numpy.unique_counts)(lambda x: _unique(x, numpy.unique_counts))
-
-
-@implements(numpy.unique_all)
-def unique_all(x: Value) -> Any:
-    """`numpy.unique_all`: distinct elements with indices, inverse indices and counts."""
-    return _unique(x, numpy.unique_all)
-
-
-@implements(numpy.unique_inverse)
-def unique_inverse(x: Value) -> Any:
-    """`numpy.unique_inverse`: distinct elements, and each element's index there."""
-    return _unique(x, numpy.unique_inverse)
+for _function in (numpy.unique_values, numpy.unique_counts, numpy.unique_all, numpy.unique_inverse):
+    _unique(_function)

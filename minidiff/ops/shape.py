@@ -438,28 +438,21 @@ def split(ary: Value, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     return array_split(ary, indices_or_sections, axis)
 
 
-@implements(numpy.hsplit)
-def hsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
-    """`numpy.hsplit`: split along the second axis, or the only one."""
-    return _split_along(ary, indices_or_sections, 1 if typeof(ary).ndim > 1 else 0, 1, "hsplit")
+def _split_along(numpy_function: Callable, axis: int, least: int) -> Callable:
+    """Declare the split along an axis, or the last one, of an array of at least so many dimensions."""
+
+    def function(ary: Value, indices_or_sections: Any) -> list[Value]:
+        t = typeof(ary)
+        if t.ndim < least:
+            what = numpy_function.__name__
+            raise ValueError(f"{what}: an array of at least {least} dimensions is needed, got {t}")
+        return split(ary, indices_or_sections, min(axis, t.ndim - 1))
+
+    return implements(numpy_function)(function)
 
 
-@implements(numpy.vsplit)
-def vsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
-    """`numpy.vsplit`: split an array of at least two dimensions along the first axis."""
-    return _split_along(ary, indices_or_sections, 0, 2, "vsplit")
-
-
-@implements(numpy.dsplit)
-def dsplit(ary: Value, indices_or_sections: Any) -> list[Value]:
-    """`numpy.dsplit`: split along the third axis."""
-    return _split_along(ary, indices_or_sections, 2, 3, "dsplit")
-
-
-def _split_along(ary: Value, indices_or_sections: Any, axis: int, least: int, what: str) -> list[Value]:
-    if typeof(ary).ndim < least:
-        raise ValueError(f"{what}: an array of at least {least} dimensions is needed, got {typeof(ary)}")
-    return split(ary, indices_or_sections, axis)
+hsplit, vsplit = _split_along(numpy.hsplit, 1, 1), _split_along(numpy.vsplit, 0, 2)
+dsplit = _split_along(numpy.dsplit, 2, 3)
 
 
 def _unstack_transpose(cts, operands, axis):

@@ -231,57 +231,28 @@ QUANTILE_METHODS: dict[str, Callable] = {
 DISCRETE_METHODS = {"inverted_cdf", "closest_observation", "lower", "higher", "nearest"}
 
 
-@implements(numpy.quantile)
-def quantile(
-    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
-) -> Value:
-    """`numpy.quantile`, all methods; differentiable in `a`, and `q` if interpolated."""
-    return _quantile(a, _checked(q, 1, "quantile"), axis, method, keepdims, False, "quantile")
+def _quantiles(numpy_function: Callable, most: int, skip_nan: bool) -> Callable:
+    """Declare all methods' quantiles at q / `most`; differentiable in `a`, and in q if interpolated."""
+    what = numpy_function.__name__
+
+    def function(
+        a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
+    ) -> Value:
+        q = q if isinstance(q, (int, float)) else as_array(q)
+        if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
+            raise ValueError(f"{what}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
+        if method not in QUANTILE_METHODS:
+            raise ValueError(f"{what}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
+        if typeof(a).dtype.kind == "c":
+            raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
+        q = q if most == 1 else q / most
+        return _of_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
+
+    return implements(numpy_function)(function)
 
 
-@implements(numpy.nanquantile)
-def nanquantile(
-    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
-) -> Value:
-    """`numpy.nanquantile`: the quantile, ignoring NaNs; NaN where nothing is left."""
-    return _quantile(a, _checked(q, 1, "nanquantile"), axis, method, keepdims, True, "nanquantile")
-
-
-@implements(numpy.percentile)
-def percentile(
-    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
-) -> Value:
-    """`numpy.percentile`: the quantile at q / 100."""
-    return _quantile(a, _hundredth(q, "percentile"), axis, method, keepdims, False, "percentile")
-
-
-@implements(numpy.nanpercentile)
-def nanpercentile(
-    a: Value, q: Value, axis: Any = None, *, overwrite_input=False, method: str = "linear", keepdims: bool = False
-) -> Value:
-    """`numpy.nanpercentile`: ignores NaNs; NaN where nothing is left."""
-    return _quantile(a, _hundredth(q, "nanpercentile"), axis, method, keepdims, True, "nanpercentile")
-
-
-def _hundredth(q: Value, what: str) -> Value:
-    q = _checked(q, 100, what)
-    return q / 100
-
-
-def _checked(q: Any, most: int, what: str) -> Value:
-    """Convert q to an array; check that known values are between 0 and `most`."""
-    q = q if isinstance(q, (int, float)) else as_array(q)
-    if not isinstance(q, Tracer) and not numpy.all((q >= 0) & (q <= most)):
-        raise ValueError(f"{what}: q must be between 0 and {most}, got {numpy.asarray(q).tolist()}")
-    return q
-
-
-def _quantile(a: Value, q: Value, axis: Any, method: str, keepdims: bool, skip_nan: bool, what: str) -> Value:
-    if method not in QUANTILE_METHODS:
-        raise ValueError(f"{what}: method is one of {', '.join(QUANTILE_METHODS)}; got {method!r}")
-    if typeof(a).dtype.kind == "c":
-        raise TypeError(f"{what}: complex numbers have no order: {typeof(a)}")
-    return _of_sorted(lambda s: _quantile_of_sorted(s, q, method, skip_nan), a, axis, keepdims, what)
+quantile, percentile = _quantiles(numpy.quantile, 1, False), _quantiles(numpy.percentile, 100, False)
+nanquantile, nanpercentile = _quantiles(numpy.nanquantile, 1, True), _quantiles(numpy.nanpercentile, 100, True)
 
 
 def _quantile_of_sorted(s: Value, q: Value, method: str, skip_nan: bool) -> Value:

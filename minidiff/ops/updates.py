@@ -121,12 +121,6 @@ update_p = Linear(
 update_p.show_params = slice_p.show_params
 
 
-def _scatter_set_impl(x: numpy.ndarray, v: numpy.ndarray, *indices: numpy.ndarray) -> numpy.ndarray:
-    out = numpy.array(x)
-    out[indices] = v
-    return out
-
-
 def _scatter_set_transpose(ct, operands):
     x, v, *indices = operands
     return [
@@ -171,7 +165,7 @@ def _scatter_set_by_select(x: Value, v: Value, *indices: Value) -> Value:
 #: x with v at integer `indices` of its first axes; where they repeat, the last value is kept.
 scatter_set_p = Linear(
     "scatter_set",
-    _scatter_set_impl,
+    lambda x, v, *indices: _update_impl(x, v, indices),
     lambda x, v, *indices: (x.shape, x.dtype),
     _scatter_set_transpose,
     batch_scatter(2),
