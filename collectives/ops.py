@@ -94,39 +94,18 @@ def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
     return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
 
-psum_p = Collective("psum", takes=VARYING, gives=INVARIANT, transpose=lambda: pbroadcast_p, cost="ring_all_reduce")
-pbroadcast_p = Collective("pbroadcast", takes=INVARIANT, gives=VARYING, transpose=lambda: psum_p)
-all_gather_p = Collective(
-    "all_gather",
-    takes=VARYING,
-    gives=VARYING,
-    shape=gathered_shape,
-    transpose=lambda: psum_scatter_p,
-    cost="ring_all_gather",
-)
+psum_p = Collective("psum", gives=INVARIANT, transpose=lambda: pbroadcast_p, cost="ring_all_reduce")
+pbroadcast_p = Collective("pbroadcast", takes=INVARIANT, transpose=lambda: psum_p)
+all_gather_p = Collective("all_gather", shape=gathered_shape, transpose=lambda: psum_scatter_p, cost="ring_all_gather")
 psum_scatter_p = Collective(
-    "psum_scatter",
-    takes=VARYING,
-    gives=VARYING,
-    shape=scattered_shape,
-    transpose=lambda: all_gather_p,
-    cost="ring_reduce_scatter",
+    "psum_scatter", shape=scattered_shape, transpose=lambda: all_gather_p, cost="ring_reduce_scatter"
 )
 all_gather_invariant_p = Collective(
-    "all_gather_invariant",
-    takes=VARYING,
-    gives=INVARIANT,
-    shape=gathered_shape,
-    transpose=lambda: pscatter_p,
-    cost="ring_all_gather",
+    "all_gather_invariant", gives=INVARIANT, shape=gathered_shape, transpose=lambda: pscatter_p, cost="ring_all_gather"
 )
-pscatter_p = Collective(
-    "pscatter", takes=INVARIANT, gives=VARYING, shape=scattered_shape, transpose=lambda: all_gather_invariant_p
-)
+pscatter_p = Collective("pscatter", takes=INVARIANT, shape=scattered_shape, transpose=lambda: all_gather_invariant_p)
 all_to_all_p = Collective(
     "all_to_all",
-    takes=VARYING,
-    gives=VARYING,
     shape=_all_to_all_shape,
     transpose=lambda: all_to_all_p,
     transpose_params=lambda split_axis, concat_axis, **_: {"split_axis": concat_axis, "concat_axis": split_axis},
@@ -134,8 +113,6 @@ all_to_all_p = Collective(
 )
 ragged_all_to_all_p = Collective(
     "ragged_all_to_all",
-    takes=VARYING,
-    gives=VARYING,
     shape=_ragged_shape,
     transpose=lambda: ragged_all_to_all_p,
     transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
@@ -143,8 +120,6 @@ ragged_all_to_all_p = Collective(
 )
 ppermute_p = Collective(
     "ppermute",
-    takes=VARYING,
-    gives=VARYING,
     transpose=lambda: ppermute_p,
     transpose_params=lambda perm, **_: {"perm": tuple((d, s) for s, d in perm)},
     cost="point_to_point",
@@ -154,9 +129,7 @@ pbroadcast_p.is_view = True
 pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
-untyped_psum_p = Collective(
-    "psum", takes=VARYING, gives=VARYING, transpose=lambda: untyped_psum_p, cost="ring_all_reduce"
-)
+untyped_psum_p = Collective("psum", transpose=lambda: untyped_psum_p, cost="ring_all_reduce")
 
 
 class Extremum(Collective):
@@ -176,8 +149,8 @@ def _sum_likewise(x: Value, params: dict) -> Value:
     return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
-pmax_p = Extremum("pmax", takes=VARYING, gives=INVARIANT, cost="ring_all_reduce")
-pmin_p = Extremum("pmin", takes=VARYING, gives=INVARIANT, cost="ring_all_reduce")
+pmax_p = Extremum("pmax", gives=INVARIANT, cost="ring_all_reduce")
+pmin_p = Extremum("pmin", gives=INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
 #: The collectives of this table, those with a root left out.

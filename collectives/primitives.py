@@ -44,9 +44,9 @@ class Collective(Linear):
     them. The backend of the mesh runs it by the method of its name.
 
     The operand `takes`, and the result `gives`, VARYING or INVARIANT. `shape(x, **params)` returns the result's shape
-    and dtype. `transpose()` is the collective that it transposes to, over the same axes and groups, with the parameters
-    that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in `collectives.cost`; without
-    one it does not communicate. Batching moves the array axes among the parameters by one.
+    and dtype: by default, the operand's. `transpose()` is the collective that it transposes to, over the same axes and
+    groups, with the parameters that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in
+    `collectives.cost`; without one it does not communicate. Batching moves the array axes among the parameters by one.
     """
 
     operands_agree = False
@@ -56,8 +56,8 @@ class Collective(Linear):
         self,
         name: str,
         *,
-        takes: str,
-        gives: str,
+        takes: str = VARYING,
+        gives: str = VARYING,
         shape: Callable | None = None,
         transpose: Callable[[], Collective] | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
@@ -97,18 +97,6 @@ class Collective(Linear):
         if self.takes == self.gives:
             return variance
         return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
-
-    def in_groups(self) -> Collective:
-        """This collective within groups of the ranks along its axes."""
-        return type(self)(
-            self.name,
-            takes=VARYING,
-            gives=VARYING,
-            shape=self.shape_rule,
-            transpose=self.transposes_to,
-            transpose_params=self.transpose_params,
-            cost=self.cost,
-        )
 
     def apply_checked(self, interpreter, args, params):
         if interpreter.scope.axes.keys() >= set(params["axes"]):
@@ -255,7 +243,8 @@ def grouped(of: Collective) -> Collective:
 
     Its results vary: ranks of one group may agree, but groups may differ.
     """
-    return of.in_groups()
+    rules = {"shape": of.shape_rule, "transpose": of.transposes_to, "transpose_params": of.transpose_params}
+    return type(of)(of.name, **rules, cost=of.cost)
 
 
 class Variadic(Collective):
