@@ -52,7 +52,6 @@ from collectives.axes import (
     check_split,
     check_splits,
     collective_axes,
-    grouped_axes,
     most,
     rank_count,
     single_axes,
@@ -80,14 +79,8 @@ from minidiff.types import ShapedArray, typeof
 
 
 def _all_to_all_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled, **params):
-    shape = list(x.shape)
-    if tiled:
-        shape[split_axis] //= size
-        shape[concat_axis] *= size
-    else:
-        del shape[split_axis]
-        shape.insert(concat_axis, size)
-    return tuple(shape), x.dtype
+    part = ShapedArray(*scattered_shape(x, axes, size, split_axis, tiled))
+    return gathered_shape(part, axes, size, concat_axis, tiled)
 
 
 def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
@@ -299,7 +292,7 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = grouped_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
+    runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
@@ -334,7 +327,7 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    runs = grouped_axes("pmean", axis_name, axis_index_groups, ordered=False)
+    runs = collective_axes("pmean", axis_name, axis_index_groups, ordered=False)
 
     def mean(leaf):
         for run in runs:
@@ -368,18 +361,16 @@ def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = grouped_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
+    runs = collective_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
         for run in runs:
-            varying = varying_axes(leaf, run)
-            if varying and run.groups is not None:
-                leaf = bind_over(primitive, varying_over(leaf, run), run)
-            elif varying:
-                leaf = bind_over(primitive, leaf, run._replace(axes=varying))
+            if varying := varying_axes(leaf, run):
+                part = run._replace(axes=varying) if run.groups is None else run
+                leaf = bind_over(primitive, varying_over(leaf, part), part)
         return leaf
 
     return each_leaf(extremum, x)
@@ -430,7 +421,7 @@ def all_gather(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
     """
-    return _all_gather(all_gather_p, x, grouped_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
+    return _all_gather(all_gather_p, x, collective_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
@@ -484,7 +475,7 @@ def psum_scatter(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
-    runs = grouped_axes("psum_scatter", axis_name, axis_index_groups)
+    runs = collective_axes("psum_scatter", axis_name, axis_index_groups)
 
     def step(leaf, run, at, tiled):
         return bind_over(psum_scatter_p, counted(varying_over(leaf, run)), run, axis=at, tiled=tiled)
