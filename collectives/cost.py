@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
-from typing import Any
 
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
@@ -275,6 +274,7 @@ class Messages:
     def __init__(self, ports: int):
         self.ports = ports
         self.steps: list[Step] = []
+        self.bytes: tuple[Counter, Counter] = Counter(), Counter()  # of each rank: sent, and received
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
         """Put messages in the first step from `start` with room; return the next step."""
@@ -286,37 +286,27 @@ class Messages:
         if start == len(self.steps):
             self.steps.append(Step(axes))
         self.steps[start].add(perm, nbytes)
+        for total, ranks in zip(self.bytes, zip(*perm)):
+            total.update(dict.fromkeys(ranks, nbytes))
         return start + 1
 
     def cost(self) -> Cost:
         longest = sum(step.longest for step in self.steps)
-        busiest = (_busiest([step.bytes[way] for step in self.steps]) for way in (0, 1))
-        return Cost(len(self.steps), longest, *busiest)
+        return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
 
 
 class Step:
-    """One step: the messages and bytes of each rank, sent (first) and received."""
+    """One step: how many messages each rank sends and receives; the longest's bytes."""
 
     def __init__(self, axes: Sequence[str]):
         self.axes = axes
-        self.messages: tuple[Counter, Counter] = Counter(), Counter()
-        self.bytes: tuple[Counter, Counter] = Counter(), Counter()
+        self.messages: Counter = Counter()
         self.longest = 0
 
     def has_room(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], ports: int) -> bool:
-        used = (self.messages[way][rank] for pair in perm for way, rank in enumerate(pair))
+        used = (self.messages[end] for pair in perm for end in enumerate(pair))
         return axes == self.axes and max(used) < ports
 
     def add(self, perm: Sequence[tuple[int, int]], nbytes: int) -> None:
-        for pair in perm:
-            for way, rank in enumerate(pair):
-                self.messages[way][rank] += 1
-                self.bytes[way][rank] += nbytes
+        self.messages.update(end for pair in perm for end in enumerate(pair))
         self.longest = max(self.longest, nbytes)
-
-
-def _busiest(counters: Sequence[Counter]) -> int:
-    total: Any = Counter()
-    for counter in counters:
-        total.update(counter)
-    return max(total.values(), default=0)
