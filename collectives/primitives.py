@@ -35,6 +35,7 @@ from minidiff.vmap import Batch, BatchTracer
 _ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 VARYING = "varying"
 INVARIANT = "invariant"
+Shape = tuple[tuple[int, ...], Any]  # a result's shape and dtype
 
 
 class Collective(Linear):
@@ -211,23 +212,19 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
 # ---------------------------------------------------------------- rules
 
 
-def same_shape(x: ShapedArray, **params: Any) -> tuple[tuple[int, ...], Any]:
+def same_shape(x: ShapedArray, **params: Any) -> Shape:
     """The shape rule of collectives that preserve shape."""
     return x.shape, x.dtype
 
 
-def gathered_shape(
-    x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
-) -> tuple[tuple[int, ...], Any]:
+def gathered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any) -> Shape:
     """The shape of gathered blocks: on a new axis, or with `tiled` an existing one."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
 
 
-def scattered_shape(
-    x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
-) -> tuple[tuple[int, ...], Any]:
+def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any) -> Shape:
     """The shape of a rank's part: an entry along `axis`, or with `tiled` a slice."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
