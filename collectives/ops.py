@@ -558,31 +558,26 @@ def all_to_all(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
-    if splits is not None:
-        if axis_index_groups is not None:
-            raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
-        run = single_axes("all_to_all", axis_name)
-        return each_leaf(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
+    if splits is not None and axis_index_groups is not None:
+        raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
     run = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
         leaf = varying_over(array_of(leaf), run)
-        ndim = typeof(leaf).ndim
-        split = normalize_axis(split_axis, ndim, "all_to_all")
-        concat = normalize_axis(concat_axis, ndim, "all_to_all")
+        split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
+        if splits is not None:
+            return _ragged(leaf, run, split, concat, splits)
         check_split("all_to_all", leaf, split, run.size, tiled)
         return bind_over(all_to_all_p, leaf, run, split_axis=split, concat_axis=concat, tiled=tiled)
 
     return each_leaf(each, x)
 
 
-def _ragged(x: Any, run: CollectiveAxes, split_axis: int, concat_axis: int, splits: Any) -> Value:
-    x = varying_over(array_of(x), run)
-    axis, other = (normalize_axis(a, typeof(x).ndim, "all_to_all") for a in (split_axis, concat_axis))
-    if axis != other:
+def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: Any) -> Value:
+    if axis != concat_axis:
         raise ValueError(
             f"all_to_all: parts of different lengths along axis {axis} can be concatenated only along it, not along "
-            f"{other}: write concat_axis={split_axis}"
+            f"{concat_axis}: write concat_axis={axis}"
         )
     splits = check_splits("all_to_all", splits, run.size)
     if typeof(x).shape[axis] != most(splits):
