@@ -204,16 +204,18 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        x, held = numpy.asarray(x), self.ordered(a for axes in dims for a in axes)
+        x, held = numpy.asarray(x), self.ordered([a for axes in dims for a in axes])
         if not held:
             return x, ()
-        shape = [
-            n for axes, size in zip(dims, x.shape) for n in (*[self.sizes[a] for a in axes], size // self.size(axes))
-        ]
-        names = [a for axes in dims for a in (*axes, None)]
-        order = [*map(names.index, held), *[d for d, a in enumerate(names) if a is None]]
-        blocks = x.reshape(shape).transpose(order)
-        return blocks.reshape(self.size(held), *blocks.shape[len(held) :]), held
+        shape, places, block = [], {}, []
+        for axes, n in zip(dims, x.shape):
+            for a in axes:
+                places[a] = len(shape)
+                shape.append(self.sizes[a])
+            block.append(len(shape))
+            shape.append(n // self.size(axes))
+        blocks = x.reshape(shape).transpose(*[places[a] for a in held], *block)
+        return blocks.reshape(self.size(held), *[shape[b] for b in block]), held
 
     def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         extra = tuple(a for a in held if a not in wanted)
