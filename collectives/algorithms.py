@@ -40,9 +40,11 @@ ways:
   all-reduce made of messages is another all-reduce; the transpose of `psum` is a `pbroadcast`, which is free
   (JEP 17111).
 
-One trick keeps the programs short: each rank orders its parts, or the blocks it has received, starting with its own (by
-distance along the ring, or by exclusive or). Then in each step all ranks send and receive at the same index; only the
-reordering at the beginning or the end depends on the rank.
+A `Schedule` says who sends which blocks to whom in each step; one loop runs all all-gathers. Backwards, with sums in
+place of copies, the same schedule is a reduce-scatter, as the transpose of `all_gather` is `psum_scatter`. Each rank
+orders its parts, or the blocks it has received, starting with its own (by distance along the ring, or by exclusive or).
+Then in each step all ranks send and receive at the same index; only the reordering at the beginning or the end depends
+on the rank.
 
 Sources: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005;
 P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009; the tutorial of
@@ -55,7 +57,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import minidiff.numpy as np
 from collectives.axes import AxisName, check_rank, check_split, single_axes
@@ -67,13 +69,12 @@ from collectives.ops import (
     check_written,
     counted,
     each_leaf,
-    pbroadcast,
     ppermute,
     shifted,
     varying_over,
 )
 from minidiff.core import Value
-from minidiff.ops.shape import normalize_axis
+from minidiff.ops.shape import normalize_axis, unstack
 from minidiff.types import typeof
 
 __all__ = [
@@ -99,80 +100,179 @@ __all__ = [
 
 Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
-# ---------------------------------------------------------------- steps, in an order that starts at this rank
+# ---------------------------------------------------------------- schedules
 
 
-def _swap(x: Value, axis_name: AxisName, bit: int, ranks: int) -> Value:
-    """Swap values between those of the first `ranks` ranks that differ in `bit`."""
-    return ppermute(x, axis_name, [(rank, rank ^ bit) for rank in range(ranks)])
+class Schedule(NamedTuple):
+    """An all-gather as steps: who sends which blocks to whom.
 
+    A rank keeps blocks in slots, its own in slot 0. In each step, blocks are sent from slots `first` to `last` along
+    `pairs` of ranks, and those that arrive go to the next slots. At the end, slot k of the rank `here` has the block of
+    the rank `owner(here, k)`, and that of `rank` is in slot `slot(here, rank)`.
 
-def _ranks(axis_name: AxisName) -> Value:
-    """The indices of all ranks, typed as varying like the values they are used with."""
-    return pbroadcast(np.arange(axis_size(axis_name)), axis_name)
-
-
-def _by_distance(axis_name: AxisName) -> Value:
-    """The ranks in ring order, starting at this one."""
-    ranks = _ranks(axis_name)
-    return (axis_index(axis_name) + ranks) % ranks.size
-
-
-def _by_distance_back(axis_name: AxisName) -> Value:
-    """Each rank's distance along the ring: the inverse of `_by_distance`."""
-    ranks = _ranks(axis_name)
-    return (ranks - axis_index(axis_name)) % ranks.size
-
-
-def _by_xor(axis_name: AxisName, n: int) -> Value:
-    """The first n ranks, each xor-ed with this one: its own inverse.
-
-    n is a power of two.
+    Run backwards, the steps are a reduce-scatter: each block returns to the slot it came from, and is added there.
     """
-    return np.bitwise_xor(axis_index(axis_name) % n, _ranks(axis_name)[:n])
+
+    name: str
+    axis_name: AxisName
+    steps: Sequence[tuple[Pairs, int, int]]  # pairs, first, last
+    owner: Callable
+    slot: Callable
+
+    @property
+    def pairs(self) -> list[Pairs]:
+        """Who sends to whom in each step."""
+        return [pairs for pairs, _, _ in self.steps]
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that have a block: all of them, or the first ones."""
+        return 1 + sum(last - first for _, first, last in self.steps)
+
+    def gather(self, block: Value) -> Value:
+        """All ranks' blocks, stacked in rank order."""
+        slots = [block]
+        for pairs, first, last in self.steps:
+            slots += unstack(ppermute(np.stack(slots[first:last]), self.axis_name, pairs))
+        return self.in_rank_order(slots)
+
+    def scatter(self, parts: Value, combined: Callable) -> Value:
+        """This rank's part: the sum of all ranks', or what `combined` makes of two."""
+        slots = self.in_slots(parts)
+        for pairs, first, last in reversed(self.steps):
+            back = _back(pairs)
+            arrived = ppermute(np.stack(slots[first - last :]), self.axis_name, back)
+            del slots[first - last :]
+            slots[first:last] = unstack(combined(np.stack(slots[first:last]), arrived, self.axis_name, back))
+        return slots[0]
+
+    def all_reduce(self, x: Value) -> Value:
+        """The sum: a reduce-scatter of equal parts, padded with zeros, then a gather."""
+        flat, n = x.reshape(-1), self.size
+        parts = np.pad(flat, (0, -flat.size % n)).reshape(n, -(-flat.size // n))
+        return self.gather(self.scatter(parts, _sum)).reshape(-1)[: flat.size].reshape(x.shape)
+
+    def in_slots(self, parts: Value) -> list[Value]:
+        """Parts for all ranks, ordered by slot: this rank's own is the first."""
+        return [*unstack(parts[self._index(self.owner)])]
+
+    def in_rank_order(self, slots: Sequence[Value]) -> Value:
+        """The blocks in all slots, stacked in rank order."""
+        return np.stack(slots)[self._index(self.slot)]
+
+    def _index(self, order: Callable) -> Value:
+        return order(axis_index(self.axis_name), np.arange(self.size))
 
 
-def _ring_gather(block: Value, axis_name: AxisName, by: int = 1) -> Value:
-    """All ranks' blocks by distance: each travels around the whole ring."""
-    n = axis_size(axis_name)
-    found = {0: block}
-    for step in range(1, n):
-        block = shifted(block, axis_name, by)
-        found[-by * step % n] = block
-    return np.stack([found[k] for k in range(n)])
+class BothWays(Schedule):
+    """A ring whose blocks are cut in halves, which travel in opposite directions."""
+
+    def gather(self, block: Value) -> Value:
+        blocks = self._in_halves(block.reshape(-1), Schedule.gather)
+        return blocks.reshape(self.size, *block.shape)
+
+    def scatter(self, parts: Value, *how: Callable) -> Value:
+        flat = parts.reshape(self.size, math.prod(parts.shape[1:]))
+        return self._in_halves(flat, Schedule.scatter, *how).reshape(parts.shape[1:])
+
+    def _in_halves(self, x: Value, run: Callable, *how: Callable) -> Value:
+        half = (x.shape[-1] + 1) // 2
+        back = _ring(self.name, self.axis_name, -1)
+        return np.concatenate([run(self, x[..., :half], *how), run(back, x[..., half:], *how)], axis=-1)
 
 
-def _ring_scatter(parts: Value, axis_name: AxisName, by: int = 1) -> Value:
-    """The sum of all parts for this rank; `parts` are in order of distance.
+def _size(name: str, axis_name: AxisName) -> int:
+    return single_axes(name, axis_name).size
 
-    Partial sums travel around the ring, and each rank adds its part to them.
+
+def _by_distance(n: int, by: int = 1) -> tuple[Callable, Callable]:
+    """The `owner` and `slot` of slots in ring order, starting at this rank."""
+    return (lambda here, k: (here + by * k) % n), (lambda here, rank: by * (rank - here) % n)
+
+
+def _doublings(n: int) -> list[int]:
+    """The powers of two below n: in so many steps, each rank's block can reach all."""
+    return [1 << k for k in range((n - 1).bit_length())]
+
+
+def _ring(name: str, axis_name: AxisName, by: int = 1) -> Schedule:
+    """Each rank sends the block that arrived last to the next rank."""
+    n = _size(name, axis_name)
+    pairs = [(rank, (rank + by) % n) for rank in range(n)]
+    return Schedule(name, axis_name, [(pairs, k - 1, k) for k in range(1, n)], *_by_distance(n, -by))
+
+
+def _bruck(name: str, axis_name: AxisName) -> Schedule:
+    """Each rank sends what it has, and the other lacks, 1, 2, 4, … ranks back."""
+    n = _size(name, axis_name)
+    steps = [([(rank, (rank - have) % n) for rank in range(n)], 0, min(have, n - have)) for have in _doublings(n)]
+    return Schedule(name, axis_name, steps, *_by_distance(n))
+
+
+def _doubling(name: str, axis_name: AxisName) -> Schedule:
+    """Ranks that differ in one bit swap all they have.
+
+    It runs on the first n ranks, where n is the largest power of two up to N.
     """
-    n = axis_size(axis_name)
-    total = parts[-by % n]
-    for step in range(2, n + 1):
-        total = shifted(total, axis_name, by) + parts[-by * step % n]
-    return total
+    n = 1 << (_size(name, axis_name).bit_length() - 1)
+    steps = [([(rank, rank ^ bit) for rank in range(n)], 0, bit) for bit in _doublings(n)]
+    return Schedule(name, axis_name, steps, *[lambda here, ranks: np.bitwise_xor(here % n, ranks)] * 2)
 
 
-def _doubling_gather(block: Value, axis_name: AxisName, n: int) -> Value:
-    """The first n ranks' blocks in xor order: each step sends all a rank has."""
-    blocks, bit = block[None], 1
-    while bit < n:
-        blocks = np.concatenate([blocks, _swap(blocks, axis_name, bit, n)])
-        bit *= 2
-    return blocks
+def _tree(name: str, axis_name: AxisName, root: int) -> Schedule:
+    """A binomial tree: each rank but the root sends all it has, once.
 
-
-def _halving_scatter(parts: Value, axis_name: AxisName, n: int) -> Value:
-    """The sum of all parts for this rank; `parts` are in xor order.
-
-    At each step a rank sends half of its partial sums.
+    Only the root gets all blocks.
     """
-    bit = n // 2
-    while bit:
-        parts = parts[:bit] + _swap(parts[bit:], axis_name, bit, n)
-        bit //= 2
-    return parts[0]
+    n = _size(name, axis_name)
+    root = check_rank(name, "the root", root, axis_name, n)
+    owner, slot = _by_distance(n)
+    steps = []
+    for have in _doublings(n):
+        pairs = [((k + have + root) % n, (k + root) % n) for k in range(0, n - have, 2 * have)]
+        steps.append((pairs, 0, min(have, n - have)))
+    return Schedule(name, axis_name, steps, lambda _, k: owner(root, k), lambda _, rank: slot(root, rank))
+
+
+def _check_power_of_two(name: str, axis_name: AxisName, instead: str) -> None:
+    n = _size(name, axis_name)
+    if n & (n - 1):
+        raise ValueError(f"{name}: the number of ranks must be a power of two, but it is {n}: write {instead}")
+
+
+# ---------------------------------------------------------------- steps of a whole array
+
+
+def _back(pairs: Pairs) -> Pairs:
+    return [(destination, source) for source, destination in pairs]
+
+
+def _sum(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
+    return x + arrived
+
+
+def _replaced(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
+    """What arrived along `pairs` at their destinations, and `x` on the other ranks."""
+    return np.where(np.isin(axis_index(axis_name), [destination for _, destination in pairs]), arrived, x)
+
+
+def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
+    """`x` on the root, zeros on the other ranks."""
+    return np.where(axis_index(axis_name) == root, x, np.zeros((), x.dtype))
+
+
+def _added(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
+    """Send all of `x` along the pairs of each step, and add what arrives."""
+    for pairs in steps:
+        x = x + ppermute(x, axis_name, pairs)
+    return x
+
+
+def _delivered(x: Value, axis_name: AxisName, steps: Sequence[Pairs]) -> Value:
+    """Send all of `x` back along the steps: it replaces what `_added` had sent."""
+    for pairs in map(_back, reversed(steps)):
+        x = _replaced(x, ppermute(x, axis_name, pairs), axis_name, pairs)
+    return x
 
 
 # ---------------------------------------------------------------- arguments and results
@@ -190,78 +290,51 @@ def _summand(name: str, x: Any, axis_name: AxisName) -> Value:
     return counted(_operand(name, x, axis_name))
 
 
-def _gathered(name: str, gather: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool) -> Any:
-    """Apply `gather` to each leaf, and put its result along `axis`.
+def _gathered(schedule: Schedule, x: Any, axis: int, tiled: bool) -> Any:
+    """Gather the blocks of each leaf, and put them along `axis`."""
 
-    `gather` stacks all ranks' blocks in rank order.
-    """
+    def gather(leaf):
+        leaf = _operand(schedule.name, leaf, schedule.axis_name)
+        at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), schedule.name)
+        return unsplit_dimension(schedule.gather(leaf), at, tiled)
 
-    def each(leaf):
-        leaf = _operand(name, leaf, axis_name)
-        at = normalize_axis(axis, typeof(leaf).ndim + (not tiled), name)
-        return unsplit_dimension(gather(leaf), at, tiled)
-
-    return each_leaf(each, x)
+    return each_leaf(gather, x)
 
 
 def _scattered(
-    name: str, scatter: Callable, x: Any, axis_name: AxisName, axis: int, tiled: bool, operand: Callable = _summand
+    schedule: Schedule, x: Any, axis: int, tiled: bool, operand: Callable = _summand, combined: Callable = _sum
 ) -> Any:
-    """Split each leaf into parts along `axis`, and apply `scatter` to them."""
+    """Split each leaf into parts along `axis`, and scatter them."""
+
+    def scatter(leaf):
+        leaf = operand(schedule.name, leaf, schedule.axis_name)
+        at = normalize_axis(axis, typeof(leaf).ndim, schedule.name)
+        check_split(schedule.name, leaf, at, schedule.size, tiled)
+        return schedule.scatter(split_dimension(leaf, schedule.size, at, tiled), combined)
+
+    return each_leaf(scatter, x)
+
+
+def _all_reduced(
+    name: str,
+    x: Any,
+    axis_name: AxisName,
+    reduce: Callable = lambda total: total,
+    before: Sequence[Pairs] = (),
+) -> Any:
+    """Sum each leaf by `reduce`, after the steps `before`, and send sums back along them."""
 
     def each(leaf):
-        leaf = operand(name, leaf, axis_name)
-        at = normalize_axis(axis, typeof(leaf).ndim, name)
-        n = axis_size(axis_name)
-        check_split(name, leaf, at, n, tiled)
-        return scatter(split_dimension(leaf, n, at, tiled))
+        total = reduce(_added(_summand(name, leaf, axis_name), axis_name, before))
+        return _delivered(total, axis_name, before)
 
     return each_leaf(each, x)
 
 
-def _all_reduced(name: str, reduce: Callable, x: Any, axis_name: AxisName) -> Any:
-    return each_leaf(lambda leaf: reduce(_summand(name, leaf, axis_name)), x)
-
-
-def _in_parts(x: Value, n: int, reduce: Callable) -> Value:
-    """All-reduce any array by `reduce`, which takes n equal parts; pad with zeros."""
-    shape = x.shape
-    flat = x.reshape(-1)
-    size = flat.shape[0]
-    parts = np.pad(flat, (0, -size % n)).reshape(n, -(-size // n))
-    return reduce(parts).reshape(-1)[:size].reshape(shape)
-
-
-def _in_halves(x: Value, do: Callable) -> Value:
-    """Apply `do(half, by)` to halves of the last dimension, one per direction."""
-    half = (x.shape[-1] + 1) // 2
-    return np.concatenate([do(x[..., :half], 1), do(x[..., half:], -1)], axis=-1)
-
-
-def _is_among(ranks: Sequence[int], axis_name: AxisName) -> Value:
-    """Whether this rank is one of `ranks`."""
-    here = np.isin(np.arange(axis_size(axis_name)), ranks)
-    return np.take(pbroadcast(here, axis_name), axis_index(axis_name))
-
-
-def _deliver(x: Value, axis_name: AxisName, pairs: Pairs) -> Value:
-    """Send `x` along `pairs`: destinations replace their value, others keep it."""
-    received = ppermute(x, axis_name, pairs)
-    return np.where(_is_among([destination for _, destination in pairs], axis_name), received, x)
-
-
-def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
-    """`x` on the root, zeros on the other ranks."""
-    return np.where(_is_among([root], axis_name), x, pbroadcast(np.zeros((), x.dtype), axis_name))
-
-
-def _power_of_two(name: str, n: int, instead: str) -> None:
-    if n & (n - 1):
-        raise ValueError(f"{name}: the number of ranks must be a power of two, but it is {n}: write {instead}")
-
-
-def _check_root(name: str, root: int, axis_name: AxisName) -> int:
-    return check_rank(name, "the root", root, axis_name, single_axes(name, axis_name).size)
+def _onto_first(n: int, axis_name: AxisName) -> list[Pairs]:
+    """A step in which the ranks beyond the first n, if any, send to those."""
+    pairs = [(rank, rank - n) for rank in range(n, axis_size(axis_name))]
+    return [pairs] if pairs else []
 
 
 # ---------------------------------------------------------------- all-gathers
@@ -279,11 +352,7 @@ def ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool =
 
     Source: shard_map tutorial, "ppermute"; Thakur et al., section 4.1.
     """
-
-    def gather(block):
-        return _ring_gather(block, axis_name)[_by_distance_back(axis_name)]
-
-    return _gathered("ring_all_gather", gather, x, axis_name, axis, tiled)
+    return _gathered(_ring("ring_all_gather", axis_name), x, axis, tiled)
 
 
 def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -298,12 +367,7 @@ def bidirectional_ring_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
     Source: shard_map tutorial, the second example of a matrix product overlapped with its all-gather.
     """
-
-    def gather(block):
-        blocks = _in_halves(block.reshape(-1), lambda half, by: _ring_gather(half, axis_name, by))
-        return blocks.reshape(blocks.shape[0], *block.shape)[_by_distance_back(axis_name)]
-
-    return _gathered("bidirectional_ring_all_gather", gather, x, axis_name, axis, tiled)
+    return _gathered(BothWays(*_ring("bidirectional_ring_all_gather", axis_name)), x, axis, tiled)
 
 
 def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -318,13 +382,8 @@ def recursive_doubling_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0,
 
     Source: Thakur et al., section 4.1.
     """
-
-    def gather(block):
-        n = axis_size(axis_name)
-        _power_of_two("recursive_doubling_all_gather", n, "bruck_all_gather or ring_all_gather")
-        return _doubling_gather(block, axis_name, n)[_by_xor(axis_name, n)]
-
-    return _gathered("recursive_doubling_all_gather", gather, x, axis_name, axis, tiled)
+    _check_power_of_two("recursive_doubling_all_gather", axis_name, "bruck_all_gather or ring_all_gather")
+    return _gathered(_doubling("recursive_doubling_all_gather", axis_name), x, axis, tiled)
 
 
 def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool = False) -> Any:
@@ -340,16 +399,7 @@ def bruck_all_gather(x: Any, axis_name: AxisName, *, axis: int = 0, tiled: bool 
     Source: J. Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
     1997; Thakur et al., section 4.1.
     """
-
-    def gather(block):
-        n, have = axis_size(axis_name), 1
-        blocks = block[None]
-        while have < n:
-            blocks = np.concatenate([blocks, shifted(blocks[: n - have], axis_name, -have)])
-            have *= 2
-        return blocks[_by_distance_back(axis_name)]
-
-    return _gathered("bruck_all_gather", gather, x, axis_name, axis, tiled)
+    return _gathered(_bruck("bruck_all_gather", axis_name), x, axis, tiled)
 
 
 # ---------------------------------------------------------------- reduce-scatters
@@ -368,11 +418,7 @@ def ring_reduce_scatter(x: Any, axis_name: AxisName, *, scatter_dimension: int =
 
     Source: shard_map tutorial, "ppermute"; the first half of the ring all-reduce (Patarasuk and Yuan).
     """
-
-    def scatter(parts):
-        return _ring_scatter(parts[_by_distance(axis_name)], axis_name)
-
-    return _scattered("ring_reduce_scatter", scatter, x, axis_name, scatter_dimension, tiled)
+    return _scattered(_ring("ring_reduce_scatter", axis_name), x, scatter_dimension, tiled)
 
 
 def bidirectional_ring_reduce_scatter(
@@ -388,12 +434,8 @@ def bidirectional_ring_reduce_scatter(
 
     Source: shard_map tutorial, the example of a matrix product overlapped with a reduce-scatter in both directions.
     """
-
-    def scatter(parts):
-        flat = parts.reshape(parts.shape[0], math.prod(parts.shape[1:]))[_by_distance(axis_name)]
-        return _in_halves(flat, lambda half, by: _ring_scatter(half, axis_name, by)).reshape(parts.shape[1:])
-
-    return _scattered("bidirectional_ring_reduce_scatter", scatter, x, axis_name, scatter_dimension, tiled)
+    schedule = BothWays(*_ring("bidirectional_ring_reduce_scatter", axis_name))
+    return _scattered(schedule, x, scatter_dimension, tiled)
 
 
 def recursive_halving_reduce_scatter(
@@ -411,13 +453,8 @@ def recursive_halving_reduce_scatter(
 
     Source: Thakur et al., section 4.4.
     """
-
-    def scatter(parts):
-        n = axis_size(axis_name)
-        _power_of_two("recursive_halving_reduce_scatter", n, "ring_reduce_scatter")
-        return _halving_scatter(parts[_by_xor(axis_name, n)], axis_name, n)
-
-    return _scattered("recursive_halving_reduce_scatter", scatter, x, axis_name, scatter_dimension, tiled)
+    _check_power_of_two("recursive_halving_reduce_scatter", axis_name, "ring_reduce_scatter")
+    return _scattered(_doubling("recursive_halving_reduce_scatter", axis_name), x, scatter_dimension, tiled)
 
 
 # ---------------------------------------------------------------- all-reduces
@@ -436,12 +473,7 @@ def ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: Patarasuk and Yuan, 2009.
     """
-
-    def reduce(parts):
-        own = _ring_scatter(parts[_by_distance(axis_name)], axis_name)
-        return _ring_gather(own, axis_name)[_by_distance_back(axis_name)]
-
-    return _all_reduced("ring_all_reduce", lambda leaf: _in_parts(leaf, axis_size(axis_name), reduce), x, axis_name)
+    return _all_reduced("ring_all_reduce", x, axis_name, _ring("ring_all_reduce", axis_name).all_reduce)
 
 
 def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
@@ -455,16 +487,8 @@ def bidirectional_ring_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: that of `bidirectional_ring_all_gather`.
     """
-
-    def around(half, by):
-        return _ring_gather(_ring_scatter(half, axis_name, by), axis_name, by)
-
-    def reduce(parts):
-        return _in_halves(parts[_by_distance(axis_name)], around)[_by_distance_back(axis_name)]
-
-    return _all_reduced(
-        "bidirectional_ring_all_reduce", lambda leaf: _in_parts(leaf, axis_size(axis_name), reduce), x, axis_name
-    )
+    schedule = BothWays(*_ring("bidirectional_ring_all_reduce", axis_name))
+    return _all_reduced("bidirectional_ring_all_reduce", x, axis_name, schedule.all_reduce)
 
 
 def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
@@ -480,15 +504,13 @@ def recursive_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: Thakur et al., section 4.5.
     """
+    schedule = _doubling("recursive_doubling_all_reduce", axis_name)
+    before = _onto_first(schedule.size, axis_name)
 
-    def reduce(leaf, n):
-        bit = 1
-        while bit < n:
-            leaf = leaf + _swap(leaf, axis_name, bit, n)
-            bit *= 2
-        return leaf
+    def reduce(leaf):
+        return _added(leaf, axis_name, schedule.pairs)
 
-    return _all_reduced("recursive_doubling_all_reduce", lambda leaf: _folded(leaf, axis_name, reduce), x, axis_name)
+    return _all_reduced("recursive_doubling_all_reduce", x, axis_name, reduce, before)
 
 
 def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
@@ -505,31 +527,9 @@ def halving_doubling_all_reduce(x: Any, axis_name: AxisName) -> Any:
 
     Source: R. Rabenseifner, "Optimization of collective reduction operations", 2004; Thakur et al., section 4.5.
     """
-
-    def reduce(leaf, n):
-        order = _by_xor(axis_name, n)
-
-        def in_parts(parts):
-            own = _halving_scatter(parts[order], axis_name, n)
-            return _doubling_gather(own, axis_name, n)[order]
-
-        return _in_parts(leaf, n, in_parts)
-
-    return _all_reduced("halving_doubling_all_reduce", lambda leaf: _folded(leaf, axis_name, reduce), x, axis_name)
-
-
-def _folded(x: Value, axis_name: AxisName, reduce: Callable) -> Value:
-    """All-reduce by `reduce(x, n)`, where n is the largest power of two up to N.
-
-    It runs on the first n ranks; the others send them their values, and receive the results.
-    """
-    ranks = axis_size(axis_name)
-    n = 1 << (ranks.bit_length() - 1)
-    extra = range(n, ranks)
-    if not extra:
-        return reduce(x, n)
-    x = reduce(x + ppermute(x, axis_name, [(rank, rank - n) for rank in extra]), n)
-    return _deliver(x, axis_name, [(rank - n, rank) for rank in extra])
+    schedule = _doubling("halving_doubling_all_reduce", axis_name)
+    before = _onto_first(schedule.size, axis_name)
+    return _all_reduced("halving_doubling_all_reduce", x, axis_name, schedule.all_reduce, before)
 
 
 def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -543,12 +543,8 @@ def tree_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     Source: Thakur et al., section 4.5 (the old algorithm of MPICH).
     """
-    root = _check_root("tree_all_reduce", root, axis_name)
-
-    def reduce(leaf):
-        return _down_tree(_up_tree(leaf, axis_name, root), axis_name, root)
-
-    return _all_reduced("tree_all_reduce", reduce, x, axis_name)
+    steps = _tree("tree_all_reduce", axis_name, root).pairs
+    return _all_reduced("tree_all_reduce", x, axis_name, before=steps)
 
 
 def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -564,18 +560,10 @@ def parameter_server_all_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -
 
     Source: M. Li et al., "Scaling distributed machine learning with the parameter server", 2014 (with one server).
     """
-    root = _check_root("parameter_server_all_reduce", root, axis_name)
-
-    def reduce(leaf):
-        workers = [rank for rank in range(axis_size(axis_name)) if rank != root]
-        total = leaf
-        for rank in workers:
-            total = total + ppermute(leaf, axis_name, [(rank, root)])
-        for rank in workers:
-            total = _deliver(total, axis_name, [(root, rank)])
-        return total
-
-    return _all_reduced("parameter_server_all_reduce", reduce, x, axis_name)
+    n = _size("parameter_server_all_reduce", axis_name)
+    root = check_rank("parameter_server_all_reduce", "the root", root, axis_name, n)
+    steps = [[(rank, root)] for rank in range(n) if rank != root]
+    return _all_reduced("parameter_server_all_reduce", x, axis_name, before=steps)
 
 
 # ---------------------------------------------------------------- trees
@@ -594,8 +582,8 @@ def binomial_tree_broadcast(x: Any, axis_name: AxisName, *, root: int = 0) -> An
 
     Source: Thakur et al., section 4.3.
     """
-    root = _check_root("binomial_tree_broadcast", root, axis_name)
-    return each_leaf(lambda leaf: _down_tree(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, root), x)
+    steps = _tree("binomial_tree_broadcast", axis_name, root).pairs
+    return each_leaf(lambda leaf: _delivered(_operand("binomial_tree_broadcast", leaf, axis_name), axis_name, steps), x)
 
 
 def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
@@ -611,10 +599,10 @@ def binomial_tree_reduce(x: Any, axis_name: AxisName, *, root: int = 0) -> Any:
 
     Source: Thakur et al., section 4.5.
     """
-    root = _check_root("binomial_tree_reduce", root, axis_name)
+    steps = _tree("binomial_tree_reduce", axis_name, root).pairs
 
     def reduce(leaf):
-        total = _up_tree(_summand("binomial_tree_reduce", leaf, axis_name), axis_name, root)
+        total = _added(_summand("binomial_tree_reduce", leaf, axis_name), axis_name, steps)
         return _at_root(total, axis_name, root)
 
     return each_leaf(reduce, x)
@@ -624,9 +612,8 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
     """`gather` along a tree: all blocks on the rank `root`, zeros on the others.
 
     Each rank but the root sends once, all the blocks it has. Shapes over N ranks: [a, b] -> [N, a, b], tiled [N*a, b].
-    log2 N steps, rounded up; (N-1)K/N bytes for a result of K bytes (if N is not a power of two, as many as for the
-    next one). Varying -> varying; transposes to a scatter along the same tree. Raises ValueError if `root` is out of
-    range.
+    log2 N steps, rounded up; (N-1)K/N bytes for a result of K bytes. Varying -> varying; transposes to a scatter along
+    the same tree. Raises ValueError if `root` is out of range.
 
     >>> f = lambda x: algorithms.binomial_tree_gather(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -634,26 +621,16 @@ def binomial_tree_gather(x: Any, axis_name: AxisName, *, root: int = 0, axis: in
 
     Source: Thakur et al., section 4.3 (its scatter, reversed).
     """
-    root = _check_root("binomial_tree_gather", root, axis_name)
-
-    def gather(block):
-        blocks = block[None]
-        for pairs in reversed(_edges(axis_name, root)):
-            received = ppermute(blocks, axis_name, [(below, above) for above, below in pairs])
-            blocks = np.concatenate([blocks, received])
-        blocks = np.roll(blocks[: axis_size(axis_name)], root, axis=0)
-        return _at_root(blocks, axis_name, root)
-
-    return _gathered("binomial_tree_gather", gather, x, axis_name, axis, tiled)
+    gathered = _gathered(_tree("binomial_tree_gather", axis_name, root), x, axis, tiled)
+    return each_leaf(lambda leaf: _at_root(leaf, axis_name, root), gathered)
 
 
 def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: int = 0, tiled: bool = False) -> Any:
     """`scatter` along a tree: each rank gets its part of the root's array.
 
     At each step all ranks that have parts send half of them. Shapes over N ranks: [N, b] -> [b], tiled [N*a, b] ->
-    [a, b]. log2 N steps, rounded up; (N-1)K/N bytes for an operand of K bytes (if N is not a power of two, as many as
-    for the next one). Varying -> varying; transposes to a gather along the same tree. Raises ValueError if `root` is
-    out of range or the dimension cannot be split.
+    [a, b]. log2 N steps, rounded up; (N-1)K/N bytes for an operand of K bytes. Varying -> varying; transposes to a
+    gather along the same tree. Raises ValueError if `root` is out of range or the dimension cannot be split.
 
     >>> f = lambda x: algorithms.binomial_tree_scatter(x, 'i', root=1, tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 1, 4, 1]))
@@ -661,42 +638,8 @@ def binomial_tree_scatter(x: Any, axis_name: AxisName, *, root: int = 0, axis: i
 
     Source: Thakur et al., section 4.3.
     """
-    root = _check_root("binomial_tree_scatter", root, axis_name)
-
-    def scatter(parts):
-        n, levels = axis_size(axis_name), _edges(axis_name, root)
-        missing = 2 ** len(levels) - n
-        parts = np.pad(np.roll(parts, -root, axis=0), [(0, missing), *[(0, 0)] * (parts.ndim - 1)])
-        for pairs in levels:
-            half = parts.shape[0] // 2
-            received = ppermute(parts[half:], axis_name, pairs)
-            parts = np.where(_is_among([below for _, below in pairs], axis_name), received, parts[:half])
-        return parts[0]
-
-    return _scattered("binomial_tree_scatter", scatter, x, axis_name, axis, tiled, _operand)
-
-
-def _edges(axis_name: AxisName, root: int) -> list[Pairs]:
-    """The binomial tree: for each level, from the root, pairs (parent, child)."""
-    n = axis_size(axis_name)
-    reach, levels = 1, []
-    while reach < n:
-        levels.append([((k + root) % n, (k + reach + root) % n) for k in range(0, n - reach, 2 * reach)])
-        reach *= 2
-    return levels[::-1]
-
-
-def _down_tree(x: Value, axis_name: AxisName, root: int) -> Value:
-    for pairs in _edges(axis_name, root):
-        x = _deliver(x, axis_name, pairs)
-    return x
-
-
-def _up_tree(x: Value, axis_name: AxisName, root: int) -> Value:
-    """The sum on the root; partial sums on the other ranks."""
-    for pairs in reversed(_edges(axis_name, root)):
-        x = x + ppermute(x, axis_name, [(below, above) for above, below in pairs])
-    return x
+    schedule = _tree("binomial_tree_scatter", axis_name, root)
+    return _scattered(schedule, x, axis, tiled, _operand, _replaced)
 
 
 # ---------------------------------------------------------------- all-to-all
@@ -720,9 +663,9 @@ def pairwise_all_to_all(x: Any, axis_name: AxisName, split_axis: int, concat_axi
         n, ndim = axis_size(axis_name), typeof(leaf).ndim
         split, concat = (normalize_axis(a, ndim, "pairwise_all_to_all") for a in (split_axis, concat_axis))
         check_split("pairwise_all_to_all", leaf, split, n, tiled)
-        parts = split_dimension(leaf, n, split, tiled)[_by_distance(axis_name)]
-        arrived = [parts[0], *[shifted(parts[k], axis_name, k) for k in range(1, n)]]
-        arrived = np.stack([arrived[-k % n] for k in range(n)])[_by_distance_back(axis_name)]
+        there, back = _ring("pairwise_all_to_all", axis_name, -1), _ring("pairwise_all_to_all", axis_name)
+        parts = there.in_slots(split_dimension(leaf, n, split, tiled))
+        arrived = back.in_rank_order([parts[0], *[shifted(parts[k], axis_name, k) for k in range(1, n)]])
         return unsplit_dimension(arrived, concat, tiled)
 
     return each_leaf(each, x)

@@ -63,16 +63,22 @@ def rank_count(runs: Sequence[CollectiveAxes]) -> int:
     return math.prod(run.size for run in runs)
 
 
-def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[CollectiveAxes]:
+def collective_axes(
+    name: str, axis_name: Axes, groups: Any = None, uniform: bool = True, ordered: bool = True
+) -> list[CollectiveAxes]:
     """Check the named axes and split them into runs, one for each operation.
 
     The running body binds all mesh axes in one scope; each axis named by a vmap is an untyped scope of its own. A set
-    of axes is accepted only if their order does not matter (`ordered=False`).
+    of axes is accepted only if their order does not matter (`ordered=False`). With `groups`, of equal size if
+    `uniform`, the axes must be one run.
     """
+    if groups is not None:
+        return [single_axes(name, axis_name, groups, uniform)]
     scope, vmapped = current_scope(), named_axes(current_interpreter())
     axes = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
     if isinstance(axis_name, (set, frozenset)):
-        axes = _sorted(axis_name, [*(scope.axes if scope is not None else ()), *vmapped])
+        bound = [*(scope.axes if scope is not None else ()), *vmapped]  # in this order on all ranks
+        axes = tuple(sorted(axis_name, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))
         if ordered:
             meant = "the name" if len(axes) == 1 else "a tuple"
             raise TypeError(
@@ -90,11 +96,6 @@ def collective_axes(name: str, axis_name: Axes, ordered: bool = True) -> list[Co
             runs.append(CollectiveAxes(scope, (axis,)))
     check_distinct(name, axes)
     return runs
-
-
-def _sorted(axes: Collection[str], bound: list[str]) -> tuple[str, ...]:
-    """Sort a set of axes in binding order, the same on all ranks."""
-    return tuple(sorted(axes, key=lambda a: (bound.index(a) if a in bound else len(bound), str(a))))
 
 
 def check_distinct(name: str, axes: Sequence[str]) -> None:
@@ -121,18 +122,6 @@ def _check_bound(name: str, axis_name: Any, axis: str, scope: Scope | None, vmap
         raise UnboundAxisError(f"{name}: no axis {axis!r} is bound here; {', '.join(bound)}{meant}")
     if axis in mesh and axis in vmapped:
         raise ValueError(f"{name}: an axis of the mesh and that of a vmap are both named {axis!r}: rename one")
-
-
-def grouped_axes(
-    name: str, axis_name: Axes, groups: Any, uniform: bool = True, ordered: bool = True
-) -> list[CollectiveAxes]:
-    """Split the named axes into runs; with `groups`, into one.
-
-    `uniform` requires groups of equal size.
-    """
-    return (
-        collective_axes(name, axis_name, ordered) if groups is None else [single_axes(name, axis_name, groups, uniform)]
-    )
 
 
 def single_axes(name: str, axis_name: AxisName, groups: Any = None, uniform: bool = True) -> CollectiveAxes:

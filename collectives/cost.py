@@ -36,7 +36,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
-from typing import Any
 
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
@@ -96,7 +95,7 @@ class Formula:
             raise ValueError(f"{self}: N is a number of ranks, at least 1; got {N!r}")
         N = int(N)
         floor = N.bit_length() - 1
-        names = {"N": N, "K": Fraction(K), "P": 1 << floor, "C": 1 << (N - 1).bit_length(), "log2": _log2}
+        names = {"N": N, "K": Fraction(K), "P": 1 << floor, "C": 1 << (N - 1).bit_length(), "log2": _log2, "max": max}
         found = Fraction(eval(self._code, {"__builtins__": {}}, names))
         return int(found) if found.denominator == 1 else float(found)
 
@@ -145,6 +144,7 @@ def _formulas(
 
 
 _AROUND = "(N - 1)*K/N"
+_BRANCH = "(N > 1)*max(N - C//2, C//4)*K/N"  # the blocks of the largest branch of a binomial tree
 
 #: The cost of each algorithm of `collectives.algorithms`, and of a `ppermute`'s single message.
 ALGORITHMS: dict[str, Formulas] = {
@@ -173,8 +173,8 @@ ALGORITHMS: dict[str, Formulas] = {
     "parameter_server_all_reduce": _formulas("2*(N - 1)", "2*(N - 1)*K", "(N - 1)*K", sent="(N - 1)*K"),
     "binomial_tree_broadcast": _formulas("log2(C)", "K*log2(C)", received="K*(N > 1)"),
     "binomial_tree_reduce": _formulas("log2(C)", "K*log2(C)", "K*log2(C)", sent="K*(N > 1)", received="K*log2(C)"),
-    "binomial_tree_scatter": _formulas("log2(C)", "(C - 1)*K/N", received="(N > 1)*C/2*K/N"),
-    "binomial_tree_gather": _formulas("log2(C)", "(C - 1)*K/N", sent="(N > 1)*C/2*K/N", received="(C - 1)*K/N"),
+    "binomial_tree_scatter": _formulas("log2(C)", _AROUND, received=_BRANCH),
+    "binomial_tree_gather": _formulas("log2(C)", _AROUND, sent=_BRANCH, received=_AROUND),
     "pairwise_all_to_all": _formulas("N - 1", _AROUND),
     "point_to_point": _formulas("1", "K"),
 }
@@ -238,7 +238,7 @@ def counted(tape: Tape, ports: int = 1) -> Cost:
     >>> counted(make_tape(f)(np.ones(32)))  # blocks of 64 bytes
     Cost(steps=6, bytes=96, sent=96, received=96, reduced=0)
     """
-    messages, total = Schedule(ports), Cost()
+    messages, total = Messages(ports), Cost()
     ready: dict[Var, int] = {}  # the first step in which a value is available
     for eqn in tape.equations:
         start = max((ready.get(a, 0) for a in eqn.inputs if isinstance(a, Var)), default=0)
@@ -268,12 +268,13 @@ def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
     return sum(outside, costs[0] * rounds(eqn))
 
 
-class Schedule:
+class Messages:
     """Messages in steps: in each a rank sends at most `ports`, and receives as many."""
 
     def __init__(self, ports: int):
         self.ports = ports
         self.steps: list[Step] = []
+        self.bytes: tuple[Counter, Counter] = Counter(), Counter()  # of each rank: sent, and received
 
     def send(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], nbytes: int, start: int) -> int:
         """Put messages in the first step from `start` with room; return the next step."""
@@ -285,37 +286,27 @@ class Schedule:
         if start == len(self.steps):
             self.steps.append(Step(axes))
         self.steps[start].add(perm, nbytes)
+        for total, ranks in zip(self.bytes, zip(*perm)):
+            total.update(dict.fromkeys(ranks, nbytes))
         return start + 1
 
     def cost(self) -> Cost:
         longest = sum(step.longest for step in self.steps)
-        busiest = (_busiest([step.bytes[way] for step in self.steps]) for way in (0, 1))
-        return Cost(len(self.steps), longest, *busiest)
+        return Cost(len(self.steps), longest, *[max(total.values(), default=0) for total in self.bytes])
 
 
 class Step:
-    """One step: the messages and bytes of each rank, sent (first) and received."""
+    """One step: how many messages each rank sends and receives; the longest's bytes."""
 
     def __init__(self, axes: Sequence[str]):
         self.axes = axes
-        self.messages: tuple[Counter, Counter] = Counter(), Counter()
-        self.bytes: tuple[Counter, Counter] = Counter(), Counter()
+        self.messages: Counter = Counter()
         self.longest = 0
 
     def has_room(self, axes: Sequence[str], perm: Sequence[tuple[int, int]], ports: int) -> bool:
-        used = (self.messages[way][rank] for pair in perm for way, rank in enumerate(pair))
+        used = (self.messages[end] for pair in perm for end in enumerate(pair))
         return axes == self.axes and max(used) < ports
 
     def add(self, perm: Sequence[tuple[int, int]], nbytes: int) -> None:
-        for pair in perm:
-            for way, rank in enumerate(pair):
-                self.messages[way][rank] += 1
-                self.bytes[way][rank] += nbytes
+        self.messages.update(end for pair in perm for end in enumerate(pair))
         self.longest = max(self.longest, nbytes)
-
-
-def _busiest(counters: Sequence[Counter]) -> int:
-    total: Any = Counter()
-    for counter in counters:
-        total.update(counter)
-    return max(total.values(), default=0)

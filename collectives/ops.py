@@ -52,7 +52,6 @@ from collectives.axes import (
     check_split,
     check_splits,
     collective_axes,
-    grouped_axes,
     most,
     rank_count,
     single_axes,
@@ -80,53 +79,26 @@ from minidiff.types import ShapedArray, typeof
 
 
 def _all_to_all_shape(x: ShapedArray, axes, size, split_axis, concat_axis, tiled, **params):
-    shape = list(x.shape)
-    if tiled:
-        shape[split_axis] //= size
-        shape[concat_axis] *= size
-    else:
-        del shape[split_axis]
-        shape.insert(concat_axis, size)
-    return tuple(shape), x.dtype
+    part = ShapedArray(*scattered_shape(x, axes, size, split_axis, tiled))
+    return gathered_shape(part, axes, size, concat_axis, tiled)
 
 
 def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
     return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
 
-psum_p = Collective("psum", takes=VARYING, gives=INVARIANT, transpose=lambda: pbroadcast_p, cost="ring_all_reduce")
-pbroadcast_p = Collective("pbroadcast", takes=INVARIANT, gives=VARYING, transpose=lambda: psum_p)
-all_gather_p = Collective(
-    "all_gather",
-    takes=VARYING,
-    gives=VARYING,
-    shape=gathered_shape,
-    transpose=lambda: psum_scatter_p,
-    cost="ring_all_gather",
-)
+psum_p = Collective("psum", gives=INVARIANT, transpose=lambda: pbroadcast_p, cost="ring_all_reduce")
+pbroadcast_p = Collective("pbroadcast", takes=INVARIANT, transpose=lambda: psum_p)
+all_gather_p = Collective("all_gather", shape=gathered_shape, transpose=lambda: psum_scatter_p, cost="ring_all_gather")
 psum_scatter_p = Collective(
-    "psum_scatter",
-    takes=VARYING,
-    gives=VARYING,
-    shape=scattered_shape,
-    transpose=lambda: all_gather_p,
-    cost="ring_reduce_scatter",
+    "psum_scatter", shape=scattered_shape, transpose=lambda: all_gather_p, cost="ring_reduce_scatter"
 )
 all_gather_invariant_p = Collective(
-    "all_gather_invariant",
-    takes=VARYING,
-    gives=INVARIANT,
-    shape=gathered_shape,
-    transpose=lambda: pscatter_p,
-    cost="ring_all_gather",
+    "all_gather_invariant", gives=INVARIANT, shape=gathered_shape, transpose=lambda: pscatter_p, cost="ring_all_gather"
 )
-pscatter_p = Collective(
-    "pscatter", takes=INVARIANT, gives=VARYING, shape=scattered_shape, transpose=lambda: all_gather_invariant_p
-)
+pscatter_p = Collective("pscatter", takes=INVARIANT, shape=scattered_shape, transpose=lambda: all_gather_invariant_p)
 all_to_all_p = Collective(
     "all_to_all",
-    takes=VARYING,
-    gives=VARYING,
     shape=_all_to_all_shape,
     transpose=lambda: all_to_all_p,
     transpose_params=lambda split_axis, concat_axis, **_: {"split_axis": concat_axis, "concat_axis": split_axis},
@@ -134,8 +106,6 @@ all_to_all_p = Collective(
 )
 ragged_all_to_all_p = Collective(
     "ragged_all_to_all",
-    takes=VARYING,
-    gives=VARYING,
     shape=_ragged_shape,
     transpose=lambda: ragged_all_to_all_p,
     transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
@@ -143,8 +113,6 @@ ragged_all_to_all_p = Collective(
 )
 ppermute_p = Collective(
     "ppermute",
-    takes=VARYING,
-    gives=VARYING,
     transpose=lambda: ppermute_p,
     transpose_params=lambda perm, **_: {"perm": tuple((d, s) for s, d in perm)},
     cost="point_to_point",
@@ -154,9 +122,7 @@ pbroadcast_p.is_view = True
 pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
-untyped_psum_p = Collective(
-    "psum", takes=VARYING, gives=VARYING, transpose=lambda: untyped_psum_p, cost="ring_all_reduce"
-)
+untyped_psum_p = Collective("psum", transpose=lambda: untyped_psum_p, cost="ring_all_reduce")
 
 
 class Extremum(Collective):
@@ -176,8 +142,8 @@ def _sum_likewise(x: Value, params: dict) -> Value:
     return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
-pmax_p = Extremum("pmax", takes=VARYING, gives=INVARIANT, cost="ring_all_reduce")
-pmin_p = Extremum("pmin", takes=VARYING, gives=INVARIANT, cost="ring_all_reduce")
+pmax_p = Extremum("pmax", gives=INVARIANT, cost="ring_all_reduce")
+pmin_p = Extremum("pmin", gives=INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
 #: The collectives of this table, those with a root left out.
@@ -326,7 +292,7 @@ def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum".
     """
-    runs = grouped_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
+    runs = collective_axes("psum", axis_name, axis_index_groups, uniform=False, ordered=False)
     return each_leaf(lambda leaf: _psum_runs(leaf, runs), x)
 
 
@@ -361,7 +327,7 @@ def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
     Source: shard_map tutorial, "8-way batch data parallelism".
     """
-    runs = grouped_axes("pmean", axis_name, axis_index_groups, ordered=False)
+    runs = collective_axes("pmean", axis_name, axis_index_groups, ordered=False)
 
     def mean(leaf):
         for run in runs:
@@ -395,18 +361,16 @@ def pmin(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
 
 
 def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
-    runs = grouped_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
+    runs = collective_axes(primitive.name, axis_name, groups, uniform=False, ordered=False)
 
     def extremum(leaf):
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
         for run in runs:
-            varying = varying_axes(leaf, run)
-            if varying and run.groups is not None:
-                leaf = bind_over(primitive, varying_over(leaf, run), run)
-            elif varying:
-                leaf = bind_over(primitive, leaf, run._replace(axes=varying))
+            if varying := varying_axes(leaf, run):
+                part = run._replace(axes=varying) if run.groups is None else run
+                leaf = bind_over(primitive, varying_over(leaf, part), part)
         return leaf
 
     return each_leaf(extremum, x)
@@ -457,7 +421,7 @@ def all_gather(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
     """
-    return _all_gather(all_gather_p, x, grouped_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
+    return _all_gather(all_gather_p, x, collective_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
@@ -511,7 +475,7 @@ def psum_scatter(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "psum_scatter".
     """
-    runs = grouped_axes("psum_scatter", axis_name, axis_index_groups)
+    runs = collective_axes("psum_scatter", axis_name, axis_index_groups)
 
     def step(leaf, run, at, tiled):
         return bind_over(psum_scatter_p, counted(varying_over(leaf, run)), run, axis=at, tiled=tiled)
@@ -594,31 +558,26 @@ def all_to_all(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_to_all"; MPI standard, `MPI_Alltoallv`.
     """
-    if splits is not None:
-        if axis_index_groups is not None:
-            raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
-        run = single_axes("all_to_all", axis_name)
-        return each_leaf(lambda leaf: _ragged(leaf, run, split_axis, concat_axis, splits), x)
+    if splits is not None and axis_index_groups is not None:
+        raise ValueError("all_to_all: splits list what each rank sends to each rank: leave out axis_index_groups")
     run = single_axes("all_to_all", axis_name, axis_index_groups)
 
     def each(leaf):
         leaf = varying_over(array_of(leaf), run)
-        ndim = typeof(leaf).ndim
-        split = normalize_axis(split_axis, ndim, "all_to_all")
-        concat = normalize_axis(concat_axis, ndim, "all_to_all")
+        split, concat = (normalize_axis(a, typeof(leaf).ndim, "all_to_all") for a in (split_axis, concat_axis))
+        if splits is not None:
+            return _ragged(leaf, run, split, concat, splits)
         check_split("all_to_all", leaf, split, run.size, tiled)
         return bind_over(all_to_all_p, leaf, run, split_axis=split, concat_axis=concat, tiled=tiled)
 
     return each_leaf(each, x)
 
 
-def _ragged(x: Any, run: CollectiveAxes, split_axis: int, concat_axis: int, splits: Any) -> Value:
-    x = varying_over(array_of(x), run)
-    axis, other = (normalize_axis(a, typeof(x).ndim, "all_to_all") for a in (split_axis, concat_axis))
-    if axis != other:
+def _ragged(x: Value, run: CollectiveAxes, axis: int, concat_axis: int, splits: Any) -> Value:
+    if axis != concat_axis:
         raise ValueError(
             f"all_to_all: parts of different lengths along axis {axis} can be concatenated only along it, not along "
-            f"{other}: write concat_axis={split_axis}"
+            f"{concat_axis}: write concat_axis={axis}"
         )
     splits = check_splits("all_to_all", splits, run.size)
     if typeof(x).shape[axis] != most(splits):

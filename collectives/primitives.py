@@ -35,6 +35,7 @@ from minidiff.vmap import Batch, BatchTracer
 _ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
 VARYING = "varying"
 INVARIANT = "invariant"
+Shape = tuple[tuple[int, ...], Any]  # a result's shape and dtype
 
 
 class Collective(Linear):
@@ -44,9 +45,9 @@ class Collective(Linear):
     them. The backend of the mesh runs it by the method of its name.
 
     The operand `takes`, and the result `gives`, VARYING or INVARIANT. `shape(x, **params)` returns the result's shape
-    and dtype. `transpose()` is the collective that it transposes to, over the same axes and groups, with the parameters
-    that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in `collectives.cost`; without
-    one it does not communicate. Batching moves the array axes among the parameters by one.
+    and dtype: by default, the operand's. `transpose()` is the collective that it transposes to, over the same axes and
+    groups, with the parameters that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in
+    `collectives.cost`; without one it does not communicate. Batching moves the array axes among the parameters by one.
     """
 
     operands_agree = False
@@ -56,8 +57,8 @@ class Collective(Linear):
         self,
         name: str,
         *,
-        takes: str,
-        gives: str,
+        takes: str = VARYING,
+        gives: str = VARYING,
         shape: Callable | None = None,
         transpose: Callable[[], Collective] | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
@@ -97,18 +98,6 @@ class Collective(Linear):
         if self.takes == self.gives:
             return variance
         return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
-
-    def in_groups(self) -> Collective:
-        """This collective within groups of the ranks along its axes."""
-        return type(self)(
-            self.name,
-            takes=VARYING,
-            gives=VARYING,
-            shape=self.shape_rule,
-            transpose=self.transposes_to,
-            transpose_params=self.transpose_params,
-            cost=self.cost,
-        )
 
     def apply_checked(self, interpreter, args, params):
         if interpreter.scope.axes.keys() >= set(params["axes"]):
@@ -223,23 +212,19 @@ def _check_on_ranks(of: Collective, x: ShapedArray, params: dict, scope: Scope |
 # ---------------------------------------------------------------- rules
 
 
-def same_shape(x: ShapedArray, **params: Any) -> tuple[tuple[int, ...], Any]:
+def same_shape(x: ShapedArray, **params: Any) -> Shape:
     """The shape rule of collectives that preserve shape."""
     return x.shape, x.dtype
 
 
-def gathered_shape(
-    x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
-) -> tuple[tuple[int, ...], Any]:
+def gathered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any) -> Shape:
     """The shape of gathered blocks: on a new axis, or with `tiled` an existing one."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] * size, *x.shape[axis + 1 :]), x.dtype
     return (*x.shape[:axis], size, *x.shape[axis:]), x.dtype
 
 
-def scattered_shape(
-    x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any
-) -> tuple[tuple[int, ...], Any]:
+def scattered_shape(x: ShapedArray, axes: Any, size: int, axis: int, tiled: bool, **params: Any) -> Shape:
     """The shape of a rank's part: an entry along `axis`, or with `tiled` a slice."""
     if tiled:
         return (*x.shape[:axis], x.shape[axis] // size, *x.shape[axis + 1 :]), x.dtype
@@ -255,7 +240,8 @@ def grouped(of: Collective) -> Collective:
 
     Its results vary: ranks of one group may agree, but groups may differ.
     """
-    return of.in_groups()
+    rules = {"shape": of.shape_rule, "transpose": of.transposes_to, "transpose_params": of.transpose_params}
+    return type(of)(of.name, **rules, cost=of.cost)
 
 
 class Variadic(Collective):

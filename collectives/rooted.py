@@ -48,13 +48,7 @@ from collectives.ops import (
     varying_axes,
     varying_over,
 )
-from collectives.primitives import (
-    INVARIANT,
-    VARYING,
-    Collective,
-    gathered_shape,
-    scattered_shape,
-)
+from collectives.primitives import INVARIANT, Collective, gathered_shape, scattered_shape
 from minidiff.core import Value
 from minidiff.ops.elementwise import where
 from minidiff.ops.shape import concatenate, stack
@@ -62,32 +56,12 @@ from minidiff.types import typeof
 
 # ---------------------------------------------------------------- the table
 
-broadcast_p = Collective(
-    "broadcast", takes=VARYING, gives=INVARIANT, transpose=lambda: at_root_p, cost="binomial_tree_broadcast"
-)
-at_root_p = Collective("at_root", takes=INVARIANT, gives=VARYING, transpose=lambda: broadcast_p)
-broadcast_varying_p = Collective(
-    "broadcast_varying", takes=VARYING, gives=VARYING, transpose=lambda: reduce_p, cost="binomial_tree_broadcast"
-)
-reduce_p = Collective(
-    "reduce", takes=VARYING, gives=VARYING, transpose=lambda: broadcast_varying_p, cost="binomial_tree_reduce"
-)
-gather_p = Collective(
-    "gather",
-    takes=VARYING,
-    gives=VARYING,
-    shape=gathered_shape,
-    transpose=lambda: scatter_p,
-    cost="binomial_tree_gather",
-)
-scatter_p = Collective(
-    "scatter",
-    takes=VARYING,
-    gives=VARYING,
-    shape=scattered_shape,
-    transpose=lambda: gather_p,
-    cost="binomial_tree_scatter",
-)
+broadcast_p = Collective("broadcast", gives=INVARIANT, transpose=lambda: at_root_p, cost="binomial_tree_broadcast")
+at_root_p = Collective("at_root", takes=INVARIANT, transpose=lambda: broadcast_p)
+broadcast_varying_p = Collective("broadcast_varying", transpose=lambda: reduce_p, cost="binomial_tree_broadcast")
+reduce_p = Collective("reduce", transpose=lambda: broadcast_varying_p, cost="binomial_tree_reduce")
+gather_p = Collective("gather", shape=gathered_shape, transpose=lambda: scatter_p, cost="binomial_tree_gather")
+scatter_p = Collective("scatter", shape=scattered_shape, transpose=lambda: gather_p, cost="binomial_tree_scatter")
 
 #: The collectives of this table.
 ROOTED = (broadcast_p, broadcast_varying_p, reduce_p, gather_p, scatter_p, at_root_p)

@@ -6,7 +6,6 @@ are stored is up to the backend.
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -165,18 +164,6 @@ def unsplit_dimension(parts: numpy.ndarray, axis: int, tiled: bool) -> numpy.nda
     if not tiled:
         return x
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
-
-
-def cut_rows(x: numpy.ndarray, lengths: Sequence[int], axis: int) -> list[numpy.ndarray]:
-    """Cut x along `axis` into consecutive parts of these lengths; drop the remainder."""
-    ends = [0, *itertools.accumulate(lengths)]
-    return [x[(slice(None),) * axis + (slice(start, end),)] for start, end in itertools.pairwise(ends)]
-
-
-def fill_rows(x: numpy.ndarray, length: int, axis: int) -> numpy.ndarray:
-    """Pad x with zeros at the end of `axis` to a given length."""
-    missing = (*x.shape[:axis], length - x.shape[axis], *x.shape[axis + 1 :])
-    return numpy.concatenate([x, numpy.zeros(missing, x.dtype)], axis)
 
 
 def show_block(sizes: dict[str, int], rank: int, block: numpy.ndarray) -> str:

@@ -15,14 +15,13 @@ from collections.abc import Sequence
 
 import numpy
 
+from collectives.axes import most
 from collectives.backends.base import (
     GROUP,
     SAME_ON_ALL,
     Axes,
     Backend,
     Dims,
-    cut_rows,
-    fill_rows,
     show_block,
     split_dimension,
     unsplit_dimension,
@@ -172,10 +171,11 @@ class Simulated(Backend):
         return numpy.stack([unsplit_dimension(parts, concat_axis + 1, tiled) for parts in x])
 
     def _ragged_all_to_all(self, x, size, axis, splits):
-        parts = [cut_rows(block, row, axis + 1) for block, row in zip(x, splits)]
+        parts = [numpy.split(block, numpy.cumsum(row), axis + 1)[:-1] for block, row in zip(x, splits)]  # no padding
         out = [numpy.concatenate(arrived, axis + 1) for arrived in zip(*parts)]
-        longest = max(block.shape[axis + 1] for block in out)
-        return numpy.stack([fill_rows(block, longest, axis + 1) for block in out])
+        before, longest = [(0, 0)] * (axis + 1), most(zip(*splits))
+        after = [(0, 0)] * (x.ndim - axis - 3)
+        return numpy.stack([numpy.pad(rows, [*before, (0, longest - rows.shape[axis + 1]), *after]) for rows in out])
 
     def _ppermute(self, x, size, perm):
         sources = {destination: source for source, destination in perm}
@@ -204,7 +204,18 @@ class Simulated(Backend):
     # ------------------------------------------------ in and out
 
     def place(self, x: numpy.ndarray, dims: Dims) -> tuple[numpy.ndarray, Axes]:
-        return split_blocks(numpy.asarray(x), dims, self.sizes)
+        x, held = numpy.asarray(x), self.ordered([a for axes in dims for a in axes])
+        if not held:
+            return x, ()
+        shape, places, block = [], {}, []
+        for axes, n in zip(dims, x.shape):
+            for a in axes:
+                places[a] = len(shape)
+                shape.append(self.sizes[a])
+            block.append(len(shape))
+            shape.append(n // self.size(axes))
+        blocks = x.reshape(shape).transpose(*[places[a] for a in held], *block)
+        return blocks.reshape(self.size(held), *[shape[b] for b in block]), held
 
     def reshard_data(self, x: numpy.ndarray, held: Axes, wanted: Axes) -> numpy.ndarray:
         extra = tuple(a for a in held if a not in wanted)
@@ -235,28 +246,8 @@ def _add(x: numpy.ndarray) -> numpy.ndarray:
 # ---------------------------------------------------------------- arrays and their blocks
 
 
-def split_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> tuple[numpy.ndarray, Axes]:
-    """Split an array into blocks, stacked in mesh order.
-
-    Returns the stacked blocks, and the axes they are stacked along.
-    """
-    named = [a for axes in dims for a in axes]
-    held = tuple(a for a in sizes if a in named)
-    if not held:
-        return x, ()
-    shape, places, block = [], {}, []
-    for axes, n in zip(dims, x.shape):
-        for a in axes:
-            places[a] = len(shape)
-            shape.append(sizes[a])
-        block.append(len(shape))
-        shape.append(n // math.prod(sizes[a] for a in axes))
-    blocks = x.reshape(shape).transpose(*[places[a] for a in held], *block)
-    return blocks.reshape(math.prod(sizes[a] for a in held), *[shape[b] for b in block]), held
-
-
 def join_blocks(x: numpy.ndarray, dims: Dims, sizes: dict[str, int]) -> numpy.ndarray:
-    """Assemble an array from stacked blocks: the inverse of `split_blocks`."""
+    """Assemble an array from stacked blocks: the inverse of `Simulated.place`."""
     named = [a for axes in dims for a in axes]
     held = tuple(a for a in sizes if a in named)
     if not held:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from collectives.guards.mismatch import MismatchCheck, agree, disagreement
+from collectives.guards.mismatch import MismatchCheck, agree, disagreement, ranks_named
 from minidiff.location import location_of
 
 TICK = 0.5  # seconds between two checks
@@ -77,11 +77,8 @@ class Call(NamedTuple):
 
     def __str__(self) -> str:
         if self.method == COMPARISON:
-            return f"compares its next call, {self.what}, with {self._others()}; {self.place}"
-        return f"waits in {self.what or 'a call'} (MPI {self.method}) with {self._others()}; {self.place}"
-
-    def _others(self) -> str:
-        return f"ranks {', '.join(map(str, self.ranks))}"
+            return f"compares its next call, {self.what}, with {ranks_named(self.ranks)}; {self.place}"
+        return f"waits in {self.what or 'a call'} (MPI {self.method}) with {ranks_named(self.ranks)}; {self.place}"
 
 
 class State(NamedTuple):

@@ -11,7 +11,6 @@ result is first used: the program computes while MPI communicates.
 from __future__ import annotations
 
 import functools
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -169,36 +168,26 @@ class _Overlapped:
 
     def __init__(self, tape: Tape, found: Sequence[Equation]):
         self.equations: list[Equation] = []
-        self.place = {eqn: k for k, eqn in enumerate(found)}
-        #: collective that has not started -> operands it still needs; and operand -> the collectives that need it
+        split = set(found)
+        #: collective that has not started -> the operands it still needs
         self.missing = {eqn: {a for a in eqn.inputs if isinstance(a, Var)} for eqn in found}
-        self.waiting: dict[Var, list[Equation]] = defaultdict(list)
-        for eqn, atoms in self.missing.items():
-            for a in atoms:
-                self.waiting[a].append(eqn)
         self.under_way: dict[Var, tuple[Equation, Equation]] = {}  # result -> the collective, and its `Start`
-        for eqn in [eqn for eqn, atoms in self.missing.items() if not atoms]:
-            self._start(eqn)
         self._make_available(tape.inputs)
         for eqn in tape.equations:
-            if eqn in self.missing:
-                self._need(eqn.inputs)
-            elif eqn not in self.place:
+            if eqn not in split:
                 self._need(eqn.inputs)
                 self.equations.append(eqn)
                 self._make_available(eqn.outputs)
+            elif eqn in self.missing:
+                self._need(eqn.inputs)
         self._need(tape.outputs)
 
     def _make_available(self, names: Sequence[Var]) -> None:
         """Start the collectives whose last missing operands are among these names."""
-        ready = []
-        for v in names:
-            for eqn in self.waiting.pop(v, ()):
-                self.missing[eqn].discard(v)
-                if not self.missing[eqn]:
-                    ready.append(eqn)
-        for eqn in sorted(ready, key=self.place.__getitem__):
-            self._start(eqn)
+        for eqn, atoms in list(self.missing.items()):
+            atoms.difference_update(names)
+            if not atoms:
+                self._start(eqn)
 
     def _start(self, eqn: Equation) -> None:
         del self.missing[eqn]
