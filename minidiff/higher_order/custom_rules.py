@@ -22,12 +22,8 @@ from minidiff.aliasing import apart
 from minidiff.arguments import as_named_value, as_value, result_values
 from minidiff.core import (
     Interpreter,
-    Primitive,
-    Tracer,
     Value,
     checking,
-    current_interpreter,
-    name_of,
     pbroadcast_to,
     running,
 )
@@ -36,9 +32,11 @@ from minidiff.errors import LeakedTracerError, VarianceError
 from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
+    JVPInside,
     batched_body,
     chosen,
     cut,
+    jvp_of_body,
     placed,
     positions,
     present,
@@ -68,51 +66,24 @@ def stop_gradient(x: Any) -> Any:
 # ---------------------------------------------------------------- the operations
 
 
-class Guard(Interpreter):
-    """Pass operations on; raise if a rule closes over a differentiated value."""
+class Guard(JVPInside):
+    """Forward mode, continued inside a rule; raise if that closes over a differentiated value."""
 
-    name = "a custom rule"
+    def __init__(self, below: Interpreter, outer: JVP, what: str = ""):
+        super().__init__(below, outer)
+        self.what = what or outer.what  # in a shard_map's body, of the guard around it
 
-    def __init__(self, below: Interpreter, outside: JVP, what: str):
-        super().__init__(below)
-        self.outside = outside
-        self.what = what
+    def adopt_own(self, x):
+        raise closed_over(self.what, x)
 
-    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        for x in args:
-            self.check(x)
-        if primitive.is_inlined:
-            params = {**params, "body": self.around(params["body"])}
-        with running(self.below):
-            return primitive.apply(self.below, args, params)
 
-    def knows(self, x: Tracer) -> bool:
-        self.check(x)
-        return super().knows(x)
+def guarded(f: Callable, outside: JVP, what: str) -> Callable:
+    """Let a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
 
-    def check(self, x: Value) -> None:
-        if isinstance(x, Tracer):
-            outside = self.outside
-            while outside is not None:  # the same transformation continues around a shard_map's body
-                if x.interpreter is outside:
-                    raise closed_over(self.what, x)
-                outside = outside.outer
+    def run(*values):
+        return jvp_of_body(f, lambda below: Guard(below, outside, what), [False] * len(values))(*values)[0]
 
-    def around(self, body: Body | None) -> Body | None:
-        """Guard a body wherever it runs. (A tape closes over nothing.)"""
-        if body is None or isinstance(body, Tape):
-            return body
-
-        def guarded(*args):
-            guard = Guard(current_interpreter(), self.outside, self.what)
-            with running(guard):
-                outs = body(*args)
-                for x in tree.leaves(outs):
-                    guard.check(x)
-            return outs
-
-        guarded.__name__ = name_of(body)
-        return guarded
+    return run
 
 
 def closed_over(what: str, x: Value) -> TypeError:
@@ -133,18 +104,15 @@ class Custom(Call):
 
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
-        guard = Guard(current_interpreter(), outside, params["what"])
+        what, consts = params["what"], params["consts"]
+        body, rule = (guarded(params[name], outside, what) for name in ("body", "jvp"))
         if all(t is None for t in tangents):
-            guarded = {name: guard.around(params[name]) for name in ("body", "jvp")}
-            return self.bind(*primals, **{**params, **guarded})
-        consts = params["consts"]
+            return self.bind(*primals, **{**params, "body": body, "jvp": rule})
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
-                raise closed_over(params["what"], x)
-        with running(guard), checking(guard.scope, False):
-            results = params["jvp"](*primals[consts:], *tangents[consts:])
-            for x in results:
-                guard.check(x)
+                raise closed_over(what, x)
+        with checking(outside.scope, False):
+            results = rule(*primals[consts:], *tangents[consts:])
         outs, out_tangents = cut(results, len(results) // 2)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
 
@@ -219,6 +187,8 @@ class LinearCall(Custom):
         return self.forward_rule(params)(*args)
 
     def jvp_body(self, outside, args, params):
+        if not present(outside.split(args)[1]):
+            return self.bind(*args, **params)
         with running(outside):
             return self.forward_rule(params)(*args)
 
