@@ -35,7 +35,7 @@ from minidiff.higher_order.bodies import BodyOperation
 from minidiff.staging import Stage
 from minidiff.tape import Tape
 from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
-from spmd.agreement import check_blocks, checks_values
+from spmd.agreement import check_blocks
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec
@@ -112,6 +112,7 @@ class SPMD(Interpreter):
 
     name = "shard_map"
     checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
+    compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
         super().__init__(None)
@@ -259,6 +260,12 @@ class SPMD(Interpreter):
         x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
         return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))))
 
+    def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
+        """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
+        names = [spec.path or "an unmapped operand" for spec in specs]
+        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
+        self.compared = {}
+
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
         ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.axes)
@@ -281,6 +288,9 @@ class SPMD(Interpreter):
             return x.data, x.held
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
+        if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
+            self.compared[id(x)] = x
+            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
         return plain_operand(x), ()
 
 
@@ -314,8 +324,8 @@ class CheckFiniteOnRanks(SPMD):
             out = super().process(primitive, args, params)
         made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
         ranks, setting = self.mesh.ranks, worst(params)
-        before = [max(setting, *states) for states in zip(*[self._by_rank(*x) for x in given])]
-        after = [max(states) for states in zip(*[self._by_rank(*x) for x in made])]
+        before = [max(setting, *map(int, states)) for states in zip(*[_local(ranks, *x) for x in given])]
+        after = [max(map(int, states)) for states in zip(*[_local(ranks, *x) for x in made])]
         worse = {r: after[r] for r in range(len(after)) if self.checker.is_wrong(before[r], after[r])}
         if worse:
             where = [place_of(self.mesh.shape, ranks.rank + r) for r in worse]
@@ -334,60 +344,27 @@ class CheckFiniteOnRanks(SPMD):
         block = len(self.mesh.ranks.block_shape(found, held))
         return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
 
-    def _by_rank(self, x: numpy.ndarray, held: Axes) -> list[int]:
-        found = self.mesh.ranks.local(numpy.asarray(x), held)
-        return list(map(int, found)) if isinstance(found, list) else [int(found)]
-
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> None:
         return None
-
-
-class CompareUnmapped(SPMD):
-    """`SPMD` that checks that unmapped values are the same on all ranks.
-
-    These are unmapped arguments, and arrays that the body closes over.
-    """
-
-    checked: dict[int, Any] | None = None  # closed-over arrays that were compared, by id; None before the body runs
-
-    def check_arguments(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
-        names = [spec.path or "an unmapped operand" for spec in specs]
-        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
-        self.checked = {}
-
-    def operand(self, x: Value) -> tuple[Any, Axes]:
-        if self.checked is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.checked:
-            self.checked[id(x)] = x
-            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
-        return super().operand(x)
-
-
-class CheckAll(CompareUnmapped, CheckFiniteOnRanks):
-    """Both checks: `CompareUnmapped` and `CheckFiniteOnRanks`."""
-
-
-#: Body interpreters, keyed by (whether unmapped values are compared, whether results are checked to be finite).
-_CHECKED = {
-    (False, False): SPMD,
-    (True, False): CompareUnmapped,
-    (False, True): CheckFiniteOnRanks,
-    (True, True): CheckAll,
-}
 
 
 def body_interpreter(params: dict) -> SPMD:
     """The interpreter that runs the body of a `shard_map` with these parameters."""
     bottom = current_interpreter()
-    kind = _CHECKED[checks_values(), isinstance(bottom, CheckFinite)]
+    kind = CheckFiniteOnRanks if isinstance(bottom, CheckFinite) else SPMD
     interpreter = kind(params["mesh"], params["check_rep"], explicit=not params["auto_pbroadcast"])
     interpreter.checker = bottom
     return interpreter
 
 
+def _local(ranks: Backend, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
+    """The blocks of a value on the ranks in this process."""
+    blocks = ranks.local(numpy.asarray(x), held)
+    return blocks if isinstance(blocks, list) else [blocks]
+
+
 def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
     """Yield the name of each rank in this process, and its blocks of these values."""
-    ranks = mesh.ranks
-    local = [ranks.local(numpy.asarray(x), held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
-    columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]
+    columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
-        yield place_of(mesh.shape, ranks.rank + r), [x[()] for x in blocks]
+        yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

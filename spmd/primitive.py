@@ -120,7 +120,7 @@ class ShardMap(Primitive):
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
         if checks_values():
-            interpreter.check_arguments(blocks, in_specs)
+            interpreter.compare_unmapped(blocks, in_specs)
         if params["check_rep"]:
             blocks = [interpreter.across(pbroadcast_p, x, spec.varying) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
