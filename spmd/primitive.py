@@ -46,7 +46,7 @@ from minidiff.core import (
 )
 from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.forward import JVP
-from minidiff.higher_order.partial_eval import chosen, cut, names_used, placed, positions, prune_tape
+from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
 from minidiff.ops.elementwise import divide
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
@@ -276,19 +276,7 @@ class ShardMap(Primitive):
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """The shard_map with its used results only, and the arguments they need."""
-        params, body = eqn.params, eqn.params["body"]
-        if not isinstance(body, Tape):
-            return eqn
-        smaller = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-        needed = names_used(smaller)
-        kept = [v in needed for v in body.inputs]
-        specs = {
-            "in_specs": tuple(chosen(params["in_specs"], kept)),
-            "out_specs": tuple(chosen(params["out_specs"], used)),
-        }
-        smaller = Tape(chosen(body.inputs, kept), smaller.equations, smaller.outputs)
-        params = {**params, **specs, "body": smaller}
-        return Equation(self, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
+        return with_used_results(eqn, used, "out_specs")
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):

@@ -23,11 +23,10 @@ from minidiff.higher_order.partial_eval import (
     chosen,
     cut,
     jvp_of_body,
-    names_used,
     needed_equations,
     placed,
     present,
-    prune_tape,
+    with_used_results,
 )
 from minidiff.keywords import transformation
 from minidiff.ops.dimensions import elementwise
@@ -179,14 +178,7 @@ class Checkpoint(Call):
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, and everything that would be recomputed for them alone."""
-        body = eqn.params["body"]
-        if not isinstance(body, Tape):
-            return eqn
-        tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-        names = names_used(tape)
-        keep = [v in names for v in body.inputs]
-        params = {**eqn.params, "body": Tape(chosen(body.inputs, keep), tape.equations, tape.outputs)}
-        return Equation(self, chosen(eqn.inputs, keep), params, chosen(eqn.outputs, used), eqn.source)
+        return with_used_results(eqn, used)
 
     def show_params(self, params):
         policy = params["policy"]
