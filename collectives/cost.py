@@ -40,7 +40,7 @@ from typing import Any
 
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
-from minidiff.higher_order import rounds
+from minidiff.higher_order.scan import rounds
 from minidiff.tape import Equation, Tape, bodies_of
 from minidiff.types import Var, typeof
 
