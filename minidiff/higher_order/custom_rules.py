@@ -9,10 +9,9 @@ operation, `linear_call`, whose transpose is that rule; forward mode evaluates i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -362,32 +361,40 @@ class _Call:
         given = [instantiate(t, x) for t, x in zip(given, leaves)]
         arguments = [weak_where(self.weak_in_rules, x) for x in (leaves, given)]
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
-        rule, what = self.function.jvp, self.function.what
-        who = f"{_name(rule)}, the jvp rule of {what},"
-        with _runs_later(who, _WHEN_DIFFERENTIATED):
-            pair = rule(*self.static.values(), primals, tangents)
+        who, pair = self.run("jvp", self.function.jvp, _WHEN_DIFFERENTIATED, *self.static.values(), primals, tangents)
         return _checked_jvp(pair, self, who)
 
     def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
         """The rule `fwd`: from leaves to results and residuals."""
-        rule = self.function.fwd
-        who = f"{_name(rule)}, the forward rule of {self.function.what},"
-        with _runs_later(who, _WHEN_DIFFERENTIATED):
-            pair = rule(*self.all_args(leaves, self.weak_in_rules))
+        args = self.all_args(leaves, self.weak_in_rules)
+        who, pair = self.run("forward", self.function.fwd, _WHEN_DIFFERENTIATED, *args)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
         residuals, structure = tree.flatten(pair[1])
         self.residuals = structure, are_weak(residuals)
-        return self.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
+        what = f"{who} must return residuals that are arrays"
+        advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
+        return self.results_of_rule(pair[0], who), [as_named_value(x, what, advice) for x in residuals]
 
     def bwd(self, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value | None]:
         """The rule `bwd`: from residuals and cotangents to cotangents (None for zero)."""
-        (structure, weak), rule = self.residuals, self.function.bwd
+        structure, weak = self.residuals
         residuals = tree.unflatten(structure, weak_where(weak, residuals))
-        who = f"{_name(rule)}, the backward rule of {self.function.what},"
-        with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))):
-            cts = rule(*self.static.values(), residuals, tree.unflatten(self.out_structure, cts))
+        cts = tree.unflatten(self.out_structure, cts)
+        when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
+        who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
         return _checked_cotangents(cts, self, who)
+
+    def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
+        """Apply a rule: how errors name it, and its result.
+
+        If it closes over a tracer that has ended, the error says by `when` it runs how to pass the value.
+        """
+        who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
+        try:
+            return who, rule(*args)
+        except LeakedTracerError as error:
+            raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
 
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the result, whether the function or a rule computed it."""
@@ -551,20 +558,6 @@ _IN_THE_BACKWARD_PASS = (
     "runs in the backward pass, but closes over a value of the forward pass: {{error}} Make the value a residual: "
     "return it from {fwd}, the forward rule, beside the result"
 )
-
-
-@contextlib.contextmanager
-def _runs_later(who: str, message: str) -> Iterator[None]:
-    """Explain how to pass a value that a rule closes over, if its tracer has ended."""
-    try:
-        yield
-    except LeakedTracerError as error:
-        raise LeakedTracerError(f"{who} {message.format(error=error)}") from None
-
-
-def _residual(x: Any, who: str) -> Value:
-    advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
-    return as_named_value(x, f"{who} must return residuals that are arrays", advice)
 
 
 def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
