@@ -361,20 +361,26 @@ class _Call:
         given = [instantiate(t, x) for t, x in zip(given, leaves)]
         arguments = [weak_where(self.weak_in_rules, x) for x in (leaves, given)]
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
-        who, pair = self.run("jvp", self.function.jvp, _WHEN_DIFFERENTIATED, *self.static.values(), primals, tangents)
-        return _checked_jvp(pair, self, who)
+        args = *self.static.values(), primals, tangents
+        who, outs, tangent = self.run_for_pair("jvp", self.function.jvp, "tangent", *args)
+        paths, structure = tree.flatten_with_paths(tangent)
+        if structure != self.out_structure:
+            raise TypeError(f"{who} must return a tangent like its result: {self.out_structure}, got {structure}")
+        tangents = []
+        for t, (path, x) in zip(map(typeof, outs), paths):
+            what = f"{who} returns a result{path} of type {t}: its tangent"
+            tangents.append(_fitted(x, t, what, _OF_A_RESULT) if is_differentiable(t.dtype) else None)
+        return [*outs, *tangents]
 
     def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
         """The rule `fwd`: from leaves to results and residuals."""
         args = self.all_args(leaves, self.weak_in_rules)
-        who, pair = self.run("forward", self.function.fwd, _WHEN_DIFFERENTIATED, *args)
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
-        residuals, structure = tree.flatten(pair[1])
+        who, outs, residuals = self.run_for_pair("forward", self.function.fwd, "residuals", *args)
+        residuals, structure = tree.flatten(residuals)
         self.residuals = structure, are_weak(residuals)
         what = f"{who} must return residuals that are arrays"
         advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
-        return self.results_of_rule(pair[0], who), [as_named_value(x, what, advice) for x in residuals]
+        return outs, [as_named_value(x, what, advice) for x in residuals]
 
     def bwd(self, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value | None]:
         """The rule `bwd`: from residuals and cotangents to cotangents (None for zero)."""
@@ -396,6 +402,16 @@ class _Call:
         except LeakedTracerError as error:
             raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
 
+    def run_for_pair(self, kind: str, rule: Callable, second: str, *args: Any) -> tuple[str, list[Value], Any]:
+        """Apply a rule that returns a pair: also the leaves of the result, which has the function's types."""
+        who, pair = self.run(kind, rule, _WHEN_DIFFERENTIATED, *args)
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(f"{who} must return a pair (result, {second}), got {tree.structure(pair)}")
+        outs = self.results(pair[0], who)
+        what = f"{who} returns another result than {self.function.what}: it"
+        types = self.out_types or map(typeof, outs)
+        return who, [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], pair[1]
+
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the result, whether the function or a rule computed it."""
         leaves, structure = tree.flatten(out)
@@ -405,14 +421,6 @@ class _Call:
             )
         self.out_structure = structure
         return result_values([who], leaves, structure)
-
-    def results_of_rule(self, out: Any, who: str) -> list[Value]:
-        """The leaves of a rule's result, checked against the function's types."""
-        outs = self.results(out, who)
-        if self.out_types is None:
-            return outs
-        what = f"{who} returns another result than {self.function.what}: it"
-        return [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, self.out_types)]
 
 
 def _name(rule: Callable) -> str:
@@ -481,24 +489,6 @@ _OF_AN_ARGUMENT = (
     "Return the sum of the terms, psum(cotangent, {axes}); or call the function with pbroadcast(argument, {axes}), "
     "whose transpose is that sum"
 )
-
-
-def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
-    """Check what a jvp rule returned: the results, then their tangents."""
-    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-        raise TypeError(f"{who} must return a pair (result, tangent), got {tree.structure(pair)}")
-    outs = call.results_of_rule(pair[0], who)
-    paths, structure = tree.flatten_with_paths(pair[1])
-    if structure != call.out_structure:
-        raise TypeError(f"{who} must return a tangent like its result: {call.out_structure}, got {structure}")
-    tangents = []
-    for x, (path, t) in zip(outs, paths):
-        like = typeof(x)
-        if not is_differentiable(like.dtype):
-            tangents.append(None)
-            continue
-        tangents.append(_fitted(t, like, f"{who} returns a result{path} of type {like}: its tangent", _OF_A_RESULT))
-    return [*outs, *tangents]
 
 
 class custom_vjp(_Function):
