@@ -30,7 +30,7 @@ from minidiff.core import (
 )
 from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.dtypes import check_dtype
-from minidiff.errors import LeakedTracerError, MisfitError, TracerError, VarianceError, leak_message
+from minidiff.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.staging import Stage
 from minidiff.tape import Tape
@@ -85,12 +85,7 @@ class RankTracer(Tracer):
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
         if self.held:
-            axes = ", ".join(map(repr, self.held))
-            raise VarianceError(
-                f"{use} needs one value, but {ShapedArray(self.shape, self.dtype, self.held)} varies along {axes}: the "
-                "ranks would go different ways, and wait for each other for ever. Make them agree first (psum, pmax "
-                f"or pmin over {axes}), or choose element by element with np.where"
-            )
+            raise diverges(f"{use} needs one value", ShapedArray(self.shape, self.dtype, self.held), self.held)
         return self.data
 
     def __str__(self) -> str:
@@ -174,17 +169,25 @@ class SPMD(Interpreter):
         return results if primitive.multiple_results else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
-        """Run a body as one compiled program on this process's data."""
+        """Run a body as one compiled program on this process's data.
+
+        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
+        whose body then becomes such a program.
+        """
         operands = [self.operand(x) for x in values]
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held) for x, held in operands)
         if self.base is not EVALUATE:
             return None
         if key not in tape.lowered:
-            tape.lowered[key] = self._lowered(tape, operands)
-        program = tape.lowered[key]
-        if program is None:
+            try:
+                recorded, helds = self._on_data(tape, operands)
+                source = Source(optimize(recorded, **tape.options), tape.name, options=tape.options)
+                tape.lowered[key] = source, helds
+            except TracerError:
+                tape.lowered[key] = None
+        if tape.lowered[key] is None:
             return None
-        source, helds = program
+        source, helds = tape.lowered[key]
         try:
             with running(self.base):  # branches and loops that are left are on data
                 results = source.results(*[x for x, _ in operands])
@@ -192,18 +195,6 @@ class SPMD(Interpreter):
             self.mesh.ranks.finish()
             raise
         return [RankTracer(self, x, held) for x, held in zip(results, helds)]
-
-    def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
-        """Compile a body's tape to a program on this process's data.
-
-        Returns it, and the axes along which its results vary. Return None if it cannot be recorded, because it needs
-        concrete values, or if it would be long: for a loop, whose body then becomes such a program.
-        """
-        try:
-            recorded, helds = self._on_data(tape, operands)
-        except TracerError:
-            return None
-        return Source(optimize(recorded, **tape.options), tape.name, options=tape.options), helds
 
     def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
         """Record what a body does to this process's data.
@@ -252,9 +243,8 @@ class SPMD(Interpreter):
     def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
         """Shard an argument by a spec, and return its blocks as a value of the body."""
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
-            x = Sharding(self.mesh, spec.without_sum()).resharded(
-                x
-            )  # a loop's step is compiled before the shardings are known
+            # a loop's step is compiled before the shardings are known
+            x = Sharding(self.mesh, spec.without_sum()).resharded(x)
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held)
         x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer

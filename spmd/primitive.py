@@ -35,7 +35,6 @@ from minidiff.aliasing import owner_of
 from minidiff.core import (
     EVALUATE,
     Interpreter,
-    Primitive,
     Scope,
     Tracer,
     Value,
@@ -46,6 +45,7 @@ from minidiff.core import (
 )
 from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.forward import JVP
+from minidiff.higher_order.bodies import HigherOrder
 from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
 from minidiff.ops.elementwise import divide
 from minidiff.reverse import Linearize, backward_pass
@@ -91,19 +91,16 @@ class StageBody(Stage):
         return self.adopt_own(x)
 
 
-class ShardMap(Primitive):
+class ShardMap(HigherOrder):
     """The `shard_map` operation.
 
     Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
     `auto_pbroadcast`; `call`, what ranks compare before the first run.
     """
 
-    is_higher_order = True
     binds_axes = True
-    multiple_results = True
     commutes = True
     per_operand = ("in_specs",)
-    operands_agree = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
@@ -252,8 +249,7 @@ class ShardMap(Primitive):
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         mesh, typed, tape = params["mesh"], params["check_rep"], params["body"]
         blocks = [block_type(typeof(t), spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
-        if blocks != tape.in_types:
-            raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
+        self._check_operands(blocks, tape.in_types)
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
             raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
@@ -320,8 +316,7 @@ def everywhere(mesh: Mesh) -> dict:
 
 def _where(params: dict) -> dict:
     """The parameters that do not depend on the body."""
-    where = {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}
-    return {**where, "call": params.get("call", NO_CALL)}
+    return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
 
 
 def _show(specs: Specs) -> str:

@@ -33,7 +33,7 @@ from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
 from minidiff.reverse import Linearize, Sweep
 from minidiff.staging import Stage, check_function
-from minidiff.tape import Atom, Equation, RecordedTracer, Tape
+from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof
 
 Policy = Callable[..., bool]
@@ -41,18 +41,11 @@ Policy = Callable[..., bool]
 # ---------------------------------------------------------------- evaluating and recording at once
 
 
-class KnownTracer(RecordedTracer):
+class KnownTracer(JVPTracer):
     """A value, the primal, and its name on a tape that does not hold the value."""
 
-    __slots__ = ("primal",)
-
-    def __init__(self, interpreter: Known, var: Var, primal: Value):
-        super().__init__(interpreter, var)
-        self.primal = primal
-
-    concrete, _lose_derivative = JVPTracer.concrete, JVPTracer._lose_derivative
-    __float__, __complex__ = JVPTracer.__float__, JVPTracer.__complex__
-    __repr__, __str__, __format__ = JVPTracer.__repr__, JVPTracer.__str__, JVPTracer.__format__
+    __slots__ = ()
+    variable = JVPTracer.tangent
 
 
 class Known(Stage):
@@ -70,7 +63,7 @@ class Known(Stage):
         """Make a value an input of the tape."""
         var = self.new_input(typeof(value)).variable
         self.values[var] = value
-        return KnownTracer(self, var, value)
+        return KnownTracer(self, value, var)
 
     def owns(self, x: Value) -> bool:
         return type(x) is KnownTracer and x.interpreter is self
@@ -98,7 +91,7 @@ class Known(Stage):
             self.values.update(zip(outputs, outs))
             if primitive is name_p:  # operand and result are one value: save it under both names
                 self.values.update((x.variable, out) for x in args if self.owns(x))
-        tracers = [KnownTracer(self, v, x) for v, x in zip(outputs, outs)]
+        tracers = [KnownTracer(self, x, v) for v, x in zip(outputs, outs)]
         return tracers if primitive.multiple_results else tracers[0]
 
 

@@ -50,15 +50,12 @@ from minidiff.vmap import BatchTracer
 # ---------------------------------------------------------------- the operation
 
 
-_NO_REVERSE = (
-    "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
-    "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is a "
-    "scan); or forward mode, md.jvp"
-)
-
-
 def _no_reverse(*_: Any) -> NoReturn:
-    raise TypeError(_NO_REVERSE)
+    raise TypeError(
+        "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
+        "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is "
+        "a scan); or forward mode, md.jvp"
+    )
 
 
 class While(BodyOperation):
@@ -122,8 +119,7 @@ class While(BodyOperation):
         part = LinearPart([Operand(x, SHARED) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
-    def transpose(self, cts, operands, params):
-        _no_reverse()
+    transpose = _no_reverse
 
     def vectorised(self, outside, own, batched, params):
         """If elements may finish at different steps, keep those that have finished."""
