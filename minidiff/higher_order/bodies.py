@@ -41,6 +41,8 @@ from minidiff.higher_order.partial_eval import (
     prune_tape,
     traced_batch,
 )
+from minidiff.ops.base import Linear
+from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
@@ -420,3 +422,17 @@ class Call(HigherOrder):
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         self._check_operands(types, params["body"].in_types)
         return params["body"].out_types
+
+
+def labelled(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
+    """The identity with a label, which marks values of a body."""
+    operation = Linear(
+        name,
+        lambda x, **mark: x,
+        lambda x, **mark: (x.shape, x.dtype),
+        transpose,
+        lambda primitive, args, batched, **mark: primitive.bind(*args, **mark),
+        sharding=elementwise,
+    )
+    operation.shares_memory = True
+    return operation

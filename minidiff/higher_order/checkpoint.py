@@ -16,7 +16,7 @@ from minidiff import tree
 from minidiff.arguments import Flat, as_value
 from minidiff.core import Interpreter, Primitive, Tracer, Value, name_of, running, transforming
 from minidiff.forward import JVP, JVPTracer
-from minidiff.higher_order.bodies import Call
+from minidiff.higher_order.bodies import Call, labelled
 from minidiff.higher_order.partial_eval import (
     Continued,
     JVPInside,
@@ -29,7 +29,6 @@ from minidiff.higher_order.partial_eval import (
     with_used_results,
 )
 from minidiff.keywords import transformation
-from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
 from minidiff.reverse import Linearize, Sweep
 from minidiff.staging import Stage, check_function
@@ -220,28 +219,9 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
 remat = checkpoint
 
 
-class Name(Primitive):
-    """The identity with a label, for policies and to keep recomputed values apart."""
-
-    shares_memory = True
-
-    def __init__(self, name: str):
-        super().__init__(name, lambda x, **mark: x, lambda x, **mark: (x.shape, x.dtype), sharding=elementwise)
-
-    def tangent(self, out, primals, tangents, params):
-        return tangents[0]
-
-    def transpose(self, ct, operands, params):
-        return [ct]
-
-    def batch(self, args, batched, params):
-        return self.bind(*args, **params)
-
-
-name_p = Name("name")
-
-#: The identity that marks operands of a recomputation, so that it is not merged with the original computation.
-recompute_p = Name("recompute")
+name_p = labelled("name")
+#: Marks operands of a recomputation, so that it is not merged with the original computation.
+recompute_p = labelled("recompute")
 
 
 def _for_recompute(x: Any) -> Any:

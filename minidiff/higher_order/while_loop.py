@@ -10,7 +10,7 @@ import numpy
 from minidiff import tree
 from minidiff.arguments import as_value
 from minidiff.core import Tracer, Value, checking, current_scope
-from minidiff.higher_order.bodies import BodyOperation, LinearPart
+from minidiff.higher_order.bodies import BodyOperation, LinearPart, labelled
 from minidiff.higher_order.carries import (
     Carry,
     as_carried,
@@ -39,8 +39,6 @@ from minidiff.higher_order.partial_eval import (
 )
 from minidiff.higher_order.scan import scan_steps
 from minidiff.keywords import explains_keywords
-from minidiff.ops.base import Linear
-from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.tape import Equation, Tape, without_effects
@@ -150,15 +148,7 @@ class While(BodyOperation):
 
 CONDITION = "the condition of while_loop"
 #: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
-forward_only_p = Linear(
-    "while_loop",
-    lambda x: x,
-    lambda x: (x.shape, x.dtype),
-    _no_reverse,
-    lambda primitive, args, batched: primitive.bind(*args),
-    sharding=elementwise,
-)
-forward_only_p.shares_memory = True
+forward_only_p = labelled("while_loop", _no_reverse)
 while_p = While("while_loop")
 
 # ---------------------------------------------------------------- public functions
