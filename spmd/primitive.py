@@ -295,9 +295,8 @@ class ShardMap(HigherOrder):
         return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
 
     def sums(self, params: dict) -> dict[int, dict]:
-        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
-        found = {i: axes_and_size(params["mesh"].ranks, axes) for i, axes in summed.items()}
-        return {i: psum_params for i, psum_params in found.items() if psum_p.sends(psum_params)}
+        sums = [axes_and_size(params["mesh"].ranks, spec.summed) for spec in params["out_specs"]]
+        return {i: psum_params for i, psum_params in enumerate(sums) if psum_p.sends(psum_params)}
 
 
 shard_map_p = ShardMap("shard_map")

@@ -399,8 +399,7 @@ class Call(HigherOrder):
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         linear = [isinstance(x, ShapedArray) for x in operands]
-        found = iter(backward_pass(params["body"], linear, operands, cts))
-        return [next(found) if yes else None for yes in linear]
+        return placed(backward_pass(params["body"], linear, operands, cts), linear)
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]

@@ -127,42 +127,6 @@ class Custom(Call):
         return params["what"]
 
 
-def jvp_by_transpose(what: str, fwd: Callable, bwd: Callable, jvp: Callable | None) -> Callable:
-    """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
-
-    All are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals and
-    cotangents; `jvp` is a forward rule, which evaluates the `linear_call`, or None.
-    """
-
-    def rule(*values):
-        primals, tangents = cut(values, len(values) // 2)
-        outs, residuals = fwd(*primals)
-        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
-        differentiable = [is_differentiable(t.dtype) for t in types]
-
-        def push_forward(*values):
-            _, primals, given = cut(values, len(residuals), len(moving))
-            found = cut(jvp(*primals, *placed(given, moving)), len(types))[1]
-            name = f"the jvp rule of {what} returns a tangent that"
-            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
-
-        out_tangents = linear_call_p.bind(
-            *residuals,
-            *([] if jvp is None else primals),
-            *present(tangents),
-            what=what,
-            body=None if jvp is None else push_forward,
-            bwd=bwd,
-            consts=0,
-            residuals=len(residuals),
-            active=tuple(positions(moving)),
-            out_types=tuple(types),
-        )
-        return [*outs, *placed(out_tangents, differentiable)]
-
-    return rule
-
-
 class LinearCall(Custom):
     """The derivative of a function with a backward rule; its transpose is `bwd`.
 
@@ -252,6 +216,7 @@ class _Function:
     """The common part of `custom_jvp` and `custom_vjp`."""
 
     operation: Custom
+    _rule: Callable[..., Callable]  # the jvp rule of a `_Call`, on leaves; AttributeError if none is declared
     jvp: Callable | None = None
 
     def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
@@ -297,10 +262,6 @@ class _Function:
         call = _Call(self, args)
         outs = self.operation.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
         return tree.unflatten(call.out_structure, outs)
-
-    def _rule(self, call: _Call) -> Callable:
-        """The jvp rule of a call, on leaves; AttributeError if none is declared."""
-        raise NotImplementedError
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """Bind arguments by position, as rules take them, and fill in defaults."""
@@ -371,6 +332,37 @@ class _Call:
             what = f"{who} returns a result{path} of type {t}: its tangent"
             tangents.append(_fitted(x, t, what, _OF_A_RESULT) if is_differentiable(t.dtype) else None)
         return [*outs, *tangents]
+
+    def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
+        """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
+
+        A forward rule, if there is one, evaluates the `linear_call`.
+        """
+        what, jvp = self.function.what, self.function.jvp
+        primals, tangents = cut(leaves, len(leaves) // 2)
+        outs, residuals = self.fwd(*primals)
+        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
+        differentiable = [is_differentiable(t.dtype) for t in types]
+
+        def push_forward(*values):
+            _, primals, given = cut(values, len(residuals), len(moving))
+            found = cut(self.jvp(*primals, *placed(given, moving)), len(types))[1]
+            name = f"the jvp rule of {what} returns a tangent that"
+            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+
+        out_tangents = linear_call_p.bind(
+            *residuals,
+            *(primals if jvp else []),
+            *present(tangents),
+            what=what,
+            body=push_forward if jvp else None,
+            bwd=self.bwd,
+            consts=0,
+            residuals=len(residuals),
+            active=tuple(positions(moving)),
+            out_types=tuple(types),
+        )
+        return [*outs, *placed(out_tangents, differentiable)]
 
     def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
         """The rule `fwd`: from leaves to results and residuals."""
@@ -537,7 +529,7 @@ class custom_vjp(_Function):
     def _rule(self, call):
         if self.fwd is None or self.bwd is None:
             raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
-        return jvp_by_transpose(self.what, call.fwd, call.bwd, self.jvp and call.jvp)
+        return call.jvp_by_transpose
 
 
 _WHEN_DIFFERENTIATED = (
