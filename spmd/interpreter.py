@@ -91,8 +91,7 @@ class RankTracer(Tracer):
     def __str__(self) -> str:
         return self.interpreter.mesh.ranks.show(self.data, self.held)
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def __format__(self, spec: str) -> str:
         return str(self) if self.held or not spec else format(self.data, spec)

@@ -60,13 +60,6 @@ class LinearPart(NamedTuple):
     results: list[int]  # the index of each result among the original results
 
 
-def _sharded_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
-    """The type `t` with the sharding of `other`."""
-    t = t.update()
-    t.sharding = other.sharding
-    return t
-
-
 def completed(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
     """Convert values to these types: zeros for None, pbroadcasts, carries' sharding."""
     values = fit([x if isinstance(x, ShapedArray) else instantiate(x, t) for x, t in zip(values, types)], types)
@@ -301,7 +294,8 @@ class BodyOperation(HigherOrder):
 
         while True:
             traced, before = [transposed(body) for body in self.alternatives(params)], types
-            types = [_sharded_as(t, typeof(x)) if yes else t for t, x, yes in zip(types, traced[0].result, summed)]
+            sums = zip(types, traced[0].result, summed)
+            types = [t.update(sharding=typeof(x).sharding) if yes else t for t, x, yes in sums]
             if [t.sharding for t in types] == [t.sharding for t in before]:
                 return traced, types
 
