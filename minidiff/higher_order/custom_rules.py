@@ -381,7 +381,20 @@ class _Call:
         cts = tree.unflatten(self.out_structure, cts)
         when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
         who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
-        return _checked_cotangents(cts, self, who)
+        count, leaves = len(self.moving), []
+        if not (isinstance(cts, (tuple, list)) and len(cts) == count):
+            raise TypeError(
+                f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
+            )
+        for i, ct, structure in zip(self.moving, cts, self.structure.children):
+            what = f"{who} must return a cotangent like argument {i}: {structure}, got "
+            _cotangent_leaves(ct, structure, leaves, what)
+        return [
+            None
+            if ct is None or not is_differentiable(t.dtype)
+            else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+            for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
+        ]
 
     def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
         """Apply a rule: how errors name it, and its result.
@@ -540,24 +553,6 @@ _IN_THE_BACKWARD_PASS = (
     "runs in the backward pass, but closes over a value of the forward pass: {{error}} Make the value a residual: "
     "return it from {fwd}, the forward rule, beside the result"
 )
-
-
-def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
-    """Check a backward rule's result: a cotangent (None: zero) for each leaf."""
-    count = len(call.moving)
-    if not (isinstance(cts, (tuple, list)) and len(cts) == count):
-        raise TypeError(
-            f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
-        )
-    leaves: list[Any] = []
-    for i, ct, structure in zip(call.moving, cts, call.structure.children):
-        _cotangent_leaves(ct, structure, leaves, f"{who} must return a cotangent like argument {i}: {structure}, got ")
-    return [
-        None
-        if ct is None or not is_differentiable(t.dtype)
-        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
-        for ct, t, path, weak in zip(leaves, call.types, call.paths, call.weak)
-    ]
 
 
 def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: str) -> None:
