@@ -166,7 +166,8 @@ class Checkpoint(Call):
         return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
     def transpose(self, cts, operands, params):
-        return super().transpose(cts, list(map(_for_recompute, operands)), params)
+        operands = [recompute_p.bind(x) if isinstance(x, Tracer) else x for x in operands]
+        return super().transpose(cts, operands, params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, and everything that would be recomputed for them alone."""
@@ -222,11 +223,6 @@ remat = checkpoint
 name_p = labelled("name")
 #: Marks operands of a recomputation, so that it is not merged with the original computation.
 recompute_p = labelled("recompute")
-
-
-def _for_recompute(x: Any) -> Any:
-    """Mark an operand of a recomputation, distinct from the original value."""
-    return recompute_p.bind(x) if isinstance(x, Tracer) else x
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
