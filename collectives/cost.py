@@ -39,7 +39,7 @@ from fractions import Fraction
 
 from collectives.ops import COLLECTIVES
 from collectives.rooted import ROOTED
-from minidiff.higher_order import rounds
+from minidiff.higher_order.scan import rounds
 from minidiff.tape import Equation, Tape
 from minidiff.types import Var, typeof
 

@@ -89,10 +89,10 @@ _LATER = {
     **dict.fromkeys(
         ["checkpoint", "checkpoint_name", "checkpoint_policies", "remat"], ("minidiff.higher_order.checkpoint", True)
     ),
-    **dict.fromkeys(
-        ["associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop"],
-        ("minidiff.higher_order", True),
-    ),
+    **dict.fromkeys(["cond", "switch"], ("minidiff.higher_order.cond", True)),
+    "scan": ("minidiff.higher_order.scan", True),
+    **dict.fromkeys(["fori_loop", "while_loop"], ("minidiff.higher_order.while_loop", True)),
+    **dict.fromkeys(["associative_scan", "map"], ("minidiff.higher_order.over_axis", True)),
     **dict.fromkeys(["custom_jvp", "custom_vjp", "stop_gradient"], ("minidiff.higher_order.custom_rules", True)),
     **dict.fromkeys(
         [
@@ -120,9 +120,12 @@ if _typing.TYPE_CHECKING:  # for type checkers and editors
     from minidiff import nn
     from minidiff.checks import numerical, testing
     from minidiff.debug import debug_nans
-    from minidiff.higher_order import associative_scan, cond, fori_loop, map, scan, switch, while_loop
     from minidiff.higher_order.checkpoint import checkpoint, checkpoint_name, checkpoint_policies, remat
+    from minidiff.higher_order.cond import cond, switch
     from minidiff.higher_order.custom_rules import custom_jvp, custom_vjp, stop_gradient
+    from minidiff.higher_order.over_axis import associative_scan, map
+    from minidiff.higher_order.scan import scan
+    from minidiff.higher_order.while_loop import fori_loop, while_loop
     from minidiff.jacobian import hessian, hvp, jacfwd, jacrev
     from minidiff.show.graph import draw
     from minidiff.show.trace_table import trace_table

@@ -93,6 +93,15 @@ def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
         raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
 
 
+def diverges(what: str, t: ShapedArray, axes: Sequence[str], because: str = "") -> VarianceError:
+    """The error that ranks would branch differently on a value of type `t`, which varies along `axes`."""
+    shown = ", ".join(map(repr, axes))
+    return VarianceError(
+        f"{what}, but {t} varies along {shown}{because}: the ranks would go different ways, and wait for each other "
+        f"for ever. Make them agree first (psum, pmax or pmin over {shown}), or choose element by element with np.where"
+    )
+
+
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
     """The error that values of these `labels` and `types` disagree in variance."""
     union = INVARIANT.union(*[t.variance for t in types])

@@ -37,11 +37,11 @@ class ShapedArray:
 
     __slots__ = ("shape", "dtype", "variance", "sharding")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT):
+    def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT, sharding: Any = None):
         self.shape = tuple(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
         self.variance = frozenset(variance)
-        self.sharding: Any = None
+        self.sharding = sharding
 
     @property
     def ndim(self) -> int:
@@ -59,7 +59,7 @@ class ShapedArray:
         return self.size * self.dtype.itemsize
 
     def update(self, **changes: Any) -> ShapedArray:
-        """Return a copy with some of `shape`, `dtype` and `variance` changed."""
+        """Return a copy with other fields, and no sharding unless that is given."""
         fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
         return ShapedArray(**fields)
 

@@ -45,10 +45,8 @@ class BatchTracer(Tracer):
     @property
     def type(self) -> ShapedArray:
         whole = typeof(self.value)
-        t = whole.update(shape=whole.shape[: self.axis] + whole.shape[self.axis + 1 :])
-        if whole.sharding is not None:
-            t.sharding = whole.sharding.of_element(self.axis, whole.ndim)
-        return t
+        sharding = whole.sharding and whole.sharding.of_element(self.axis, whole.ndim)
+        return whole.update(shape=whole.shape[: self.axis] + whole.shape[self.axis + 1 :], sharding=sharding)
 
     def concrete(self, use: str) -> Any:
         self.check_alive()

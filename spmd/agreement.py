@@ -62,14 +62,13 @@ NO_CALL = Call("", None)
 
 def compare_call(params: dict) -> None:
     """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
-    call = params.get("call", NO_CALL)
-    if not call.agreed:
-        call.compare(params["mesh"])
+    if not params["call"].agreed:
+        params["call"].compare(params["mesh"])
 
 
 def fused_call(params: Sequence[dict]) -> Call:
     """One call that stands for several, whose descriptions are compared at once."""
-    calls = [p.get("call", NO_CALL) for p in params]
+    calls = [p["call"] for p in params]
     rest = [*{id(call): call for call in calls if not call.agreed}.values()]
     if len(rest) < 2:
         return rest[0] if rest else NO_CALL

@@ -30,12 +30,12 @@ from minidiff.core import (
 )
 from minidiff.debug import CheckFinite, error_for, is_inexact, state, worst
 from minidiff.dtypes import check_dtype
-from minidiff.errors import LeakedTracerError, MisfitError, TracerError, VarianceError, leak_message
+from minidiff.errors import LeakedTracerError, MisfitError, TracerError, diverges, leak_message
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.staging import Stage
 from minidiff.tape import Tape
 from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
-from spmd.agreement import check_blocks, checks_values
+from spmd.agreement import check_blocks
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec
@@ -85,19 +85,13 @@ class RankTracer(Tracer):
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
         if self.held:
-            axes = ", ".join(map(repr, self.held))
-            raise VarianceError(
-                f"{use} needs one value, but {ShapedArray(self.shape, self.dtype, self.held)} varies along {axes}: the "
-                "ranks would go different ways, and wait for each other for ever. Make them agree first (psum, pmax "
-                f"or pmin over {axes}), or choose element by element with np.where"
-            )
+            raise diverges(f"{use} needs one value", ShapedArray(self.shape, self.dtype, self.held), self.held)
         return self.data
 
     def __str__(self) -> str:
         return self.interpreter.mesh.ranks.show(self.data, self.held)
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
     def __format__(self, spec: str) -> str:
         return str(self) if self.held or not spec else format(self.data, spec)
@@ -112,6 +106,7 @@ class SPMD(Interpreter):
 
     name = "shard_map"
     checker: Interpreter | None = None  # the interpreter that evaluated its `shard_map`
+    compared: dict[int, Any] | None = None  # closed-over arrays compared so far, by id; None if they are not compared
 
     def __init__(self, mesh: Mesh, typed: bool, base: Interpreter = EVALUATE, explicit: bool = False):
         super().__init__(None)
@@ -173,17 +168,25 @@ class SPMD(Interpreter):
         return results if primitive.multiple_results else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
-        """Run a body as one compiled program on this process's data."""
+        """Run a body as one compiled program on this process's data.
+
+        Return None if it cannot be recorded, because it needs concrete values, or if it would be long: for a loop,
+        whose body then becomes such a program.
+        """
         operands = [self.operand(x) for x in values]
         key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held) for x, held in operands)
         if self.base is not EVALUATE:
             return None
         if key not in tape.lowered:
-            tape.lowered[key] = self._lowered(tape, operands)
-        program = tape.lowered[key]
-        if program is None:
+            try:
+                recorded, helds = self._on_data(tape, operands)
+                source = Source(optimize(recorded, **tape.options), tape.name, options=tape.options)
+                tape.lowered[key] = source, helds
+            except TracerError:
+                tape.lowered[key] = None
+        if tape.lowered[key] is None:
             return None
-        source, helds = program
+        source, helds = tape.lowered[key]
         try:
             with running(self.base):  # branches and loops that are left are on data
                 results = source.results(*[x for x, _ in operands])
@@ -191,18 +194,6 @@ class SPMD(Interpreter):
             self.mesh.ranks.finish()
             raise
         return [RankTracer(self, x, held) for x, held in zip(results, helds)]
-
-    def _lowered(self, tape: CompiledTape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Source, list[Axes]] | None:
-        """Compile a body's tape to a program on this process's data.
-
-        Returns it, and the axes along which its results vary. Return None if it cannot be recorded, because it needs
-        concrete values, or if it would be long: for a loop, whose body then becomes such a program.
-        """
-        try:
-            recorded, helds = self._on_data(tape, operands)
-        except TracerError:
-            return None
-        return Source(optimize(recorded, **tape.options), tape.name, options=tape.options), helds
 
     def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
         """Record what a body does to this process's data.
@@ -251,13 +242,18 @@ class SPMD(Interpreter):
     def enter(self, x: Value, spec: PartitionSpec) -> RankTracer:
         """Shard an argument by a spec, and return its blocks as a value of the body."""
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
-            x = Sharding(self.mesh, spec.without_sum()).resharded(
-                x
-            )  # a loop's step is compiled before the shardings are known
+            # a loop's step is compiled before the shardings are known
+            x = Sharding(self.mesh, spec.without_sum()).resharded(x)
         if isinstance(x, ShardedArray):
             return RankTracer(self, x.data, x.held)
         x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
         return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))))
+
+    def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
+        """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
+        names = [spec.path or "an unmapped operand" for spec in specs]
+        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
+        self.compared = {}
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
@@ -281,6 +277,9 @@ class SPMD(Interpreter):
             return x.data, x.held
         if isinstance(x, Tracer):
             raise LeakedTracerError(leak_message(x))
+        if self.compared is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.compared:
+            self.compared[id(x)] = x
+            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
         return plain_operand(x), ()
 
 
@@ -314,8 +313,8 @@ class CheckFiniteOnRanks(SPMD):
             out = super().process(primitive, args, params)
         made = [self._worst(x) for x in (out if primitive.multiple_results else [out])]
         ranks, setting = self.mesh.ranks, worst(params)
-        before = [max(setting, *states) for states in zip(*[self._by_rank(*x) for x in given])]
-        after = [max(states) for states in zip(*[self._by_rank(*x) for x in made])]
+        before = [max(setting, *map(int, states)) for states in zip(*[_local(ranks, *x) for x in given])]
+        after = [max(map(int, states)) for states in zip(*[_local(ranks, *x) for x in made])]
         worse = {r: after[r] for r in range(len(after)) if self.checker.is_wrong(before[r], after[r])}
         if worse:
             where = [place_of(self.mesh.shape, ranks.rank + r) for r in worse]
@@ -334,60 +333,27 @@ class CheckFiniteOnRanks(SPMD):
         block = len(self.mesh.ranks.block_shape(found, held))
         return found.max(axis=tuple(range(found.ndim - block, found.ndim)), initial=0), held
 
-    def _by_rank(self, x: numpy.ndarray, held: Axes) -> list[int]:
-        found = self.mesh.ranks.local(numpy.asarray(x), held)
-        return list(map(int, found)) if isinstance(found, list) else [int(found)]
-
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> None:
         return None
-
-
-class CompareUnmapped(SPMD):
-    """`SPMD` that checks that unmapped values are the same on all ranks.
-
-    These are unmapped arguments, and arrays that the body closes over.
-    """
-
-    checked: dict[int, Any] | None = None  # closed-over arrays that were compared, by id; None before the body runs
-
-    def check_arguments(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
-        names = [spec.path or "an unmapped operand" for spec in specs]
-        check_blocks(self.mesh, [(name, x.data, x.held) for name, x in zip(names, blocks)])
-        self.checked = {}
-
-    def operand(self, x: Value) -> tuple[Any, Axes]:
-        if self.checked is not None and isinstance(x, (numpy.ndarray, numpy.generic)) and id(x) not in self.checked:
-            self.checked[id(x)] = x
-            check_blocks(self.mesh, [("an array that the body closes over", x, ())])
-        return super().operand(x)
-
-
-class CheckAll(CompareUnmapped, CheckFiniteOnRanks):
-    """Both checks: `CompareUnmapped` and `CheckFiniteOnRanks`."""
-
-
-#: Body interpreters, keyed by (whether unmapped values are compared, whether results are checked to be finite).
-_CHECKED = {
-    (False, False): SPMD,
-    (True, False): CompareUnmapped,
-    (False, True): CheckFiniteOnRanks,
-    (True, True): CheckAll,
-}
 
 
 def body_interpreter(params: dict) -> SPMD:
     """The interpreter that runs the body of a `shard_map` with these parameters."""
     bottom = current_interpreter()
-    kind = _CHECKED[checks_values(), isinstance(bottom, CheckFinite)]
+    kind = CheckFiniteOnRanks if isinstance(bottom, CheckFinite) else SPMD
     interpreter = kind(params["mesh"], params["check_rep"], explicit=not params["auto_pbroadcast"])
     interpreter.checker = bottom
     return interpreter
 
 
+def _local(ranks: Backend, x: numpy.ndarray, held: Axes) -> list[numpy.ndarray]:
+    """The blocks of a value on the ranks in this process."""
+    blocks = ranks.local(numpy.asarray(x), held)
+    return blocks if isinstance(blocks, list) else [blocks]
+
+
 def _by_rank(mesh: Mesh, helds: Sequence[Axes], data: Sequence[Value]) -> Iterator[tuple[str, list[Value]]]:
     """Yield the name of each rank in this process, and its blocks of these values."""
-    ranks = mesh.ranks
-    local = [ranks.local(numpy.asarray(x), held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
-    columns = [blocks if isinstance(blocks, list) else [blocks] for blocks in local]
+    columns = [_local(mesh.ranks, x, held) for x, held in zip((0, *data), ((), *helds))]  # 0: to count the ranks
     for r, (_, *blocks) in enumerate(zip(*columns)):
-        yield place_of(mesh.shape, ranks.rank + r), [x[()] for x in blocks]
+        yield place_of(mesh.shape, mesh.ranks.rank + r), [x[()] for x in blocks]

@@ -35,7 +35,6 @@ from minidiff.aliasing import owner_of
 from minidiff.core import (
     EVALUATE,
     Interpreter,
-    Primitive,
     Scope,
     Tracer,
     Value,
@@ -46,7 +45,8 @@ from minidiff.core import (
 )
 from minidiff.errors import LeakedTracerError, VarianceError, leak_message
 from minidiff.forward import JVP
-from minidiff.higher_order.partial_eval import chosen, cut, names_used, placed, positions, prune_tape
+from minidiff.higher_order.bodies import HigherOrder
+from minidiff.higher_order.partial_eval import chosen, cut, placed, positions, with_used_results
 from minidiff.ops.elementwise import divide
 from minidiff.reverse import Linearize, backward_pass
 from minidiff.staging import Stage
@@ -91,19 +91,16 @@ class StageBody(Stage):
         return self.adopt_own(x)
 
 
-class ShardMap(Primitive):
+class ShardMap(HigherOrder):
     """The `shard_map` operation.
 
     Parameters: `body`, a Body or a Tape; `mesh`; `in_specs`; `out_specs` (if the body is a Tape); `check_rep`,
     `auto_pbroadcast`; `call`, what ranks compare before the first run.
     """
 
-    is_higher_order = True
     binds_axes = True
-    multiple_results = True
     commutes = True
     per_operand = ("in_specs",)
-    operands_agree = False
 
     def bind(self, *args: Value, **params) -> list[Value]:
         """Apply the operation, resharding sharded arguments to their specs first."""
@@ -120,7 +117,7 @@ class ShardMap(Primitive):
         interpreter, in_specs = body_interpreter(params), params["in_specs"]
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
         if checks_values():
-            interpreter.check_arguments(blocks, in_specs)
+            interpreter.compare_unmapped(blocks, in_specs)
         if params["check_rep"]:
             blocks = [interpreter.across(pbroadcast_p, x, spec.varying) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
@@ -252,8 +249,7 @@ class ShardMap(Primitive):
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         mesh, typed, tape = params["mesh"], params["check_rep"], params["body"]
         blocks = [block_type(typeof(t), spec, mesh.shape, typed) for t, spec in zip(types, params["in_specs"])]
-        if blocks != tape.in_types:
-            raise TypeError(f"shard_map: its body takes {tape.in_types}, but the blocks have the types {blocks}")
+        self._check_operands(blocks, tape.in_types)
         out_specs = params["out_specs"]
         if len(tape.out_types) != len(out_specs):
             raise TypeError(f"shard_map: its body returns {tape.out_types}, but the out_specs are {out_specs}")
@@ -276,19 +272,7 @@ class ShardMap(Primitive):
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """The shard_map with its used results only, and the arguments they need."""
-        params, body = eqn.params, eqn.params["body"]
-        if not isinstance(body, Tape):
-            return eqn
-        smaller = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-        needed = names_used(smaller)
-        kept = [v in needed for v in body.inputs]
-        specs = {
-            "in_specs": tuple(chosen(params["in_specs"], kept)),
-            "out_specs": tuple(chosen(params["out_specs"], used)),
-        }
-        smaller = Tape(chosen(body.inputs, kept), smaller.equations, smaller.outputs)
-        params = {**params, **specs, "body": smaller}
-        return Equation(self, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
+        return with_used_results(eqn, used, "out_specs")
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
@@ -311,9 +295,8 @@ class ShardMap(Primitive):
         return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
 
     def sums(self, params: dict) -> dict[int, dict]:
-        summed = {i: spec.summed for i, spec in enumerate(params["out_specs"]) if spec.summed}
-        found = {i: axes_and_size(params["mesh"].ranks, axes) for i, axes in summed.items()}
-        return {i: psum_params for i, psum_params in found.items() if psum_p.sends(psum_params)}
+        sums = [axes_and_size(params["mesh"].ranks, spec.summed) for spec in params["out_specs"]]
+        return {i: psum_params for i, psum_params in enumerate(sums) if psum_p.sends(psum_params)}
 
 
 shard_map_p = ShardMap("shard_map")
@@ -332,8 +315,7 @@ def everywhere(mesh: Mesh) -> dict:
 
 def _where(params: dict) -> dict:
     """The parameters that do not depend on the body."""
-    where = {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast")}
-    return {**where, "call": params.get("call", NO_CALL)}
+    return {k: params[k] for k in ("mesh", "check_rep", "auto_pbroadcast", "call")}
 
 
 def _show(specs: Specs) -> str:

@@ -31,11 +31,10 @@ class LinearBody:
         known = [not yes for yes in self.linear]
         self.linear_specs = tuple(chosen(specs, self.linear))
         self.captured = inside.captured
-        self._arguments = arguments
-        self._closed_over = inside.below.adopted()  # id of a value -> the value outside that it was adopted from
         self._scope = inside.scope
-        self._inputs: list[Var] = []
-        self._operands: list[tuple[Value | None, PartitionSpec]] = []  # for each input; None: the next of the kept ones
+        closed_over = {key: (x, P()) for key, x in inside.below.adopted().items()}
+        self._outside = {**closed_over, **arguments}  # id of a value -> the value outside that it was, and its spec
+        self._inputs: list[tuple[Var, Value | None, PartitionSpec]] = []  # and operands; None: the next of the kept
         self._views: list[Equation] = []
         self._kept: list[Value] = []
         tape, constants = inside.tape(chosen(outs, self.linear)).close()
@@ -43,11 +42,12 @@ class LinearBody:
         self._defined: set[Var] = set()
         for c in constants:
             self._define(c)
-        self.tape = Tape([*self._inputs, *tape.inputs[len(constants) :]], [*self._views, *tape.equations], tape.outputs)
+        inputs = [*[var for var, _, _ in self._inputs], *tape.inputs[len(constants) :]]
+        self.tape = Tape(inputs, [*self._views, *tape.equations], tape.outputs)
         if self._scope.typed and not self._scope.explicit:
             self.tape = hoist_pbroadcasts(self.tape)
         self.results = [*chosen(outs, known), *self._kept]
-        self.result_specs = (*chosen(specs, known), *[spec for x, spec in self._operands if x is None])
+        self.result_specs = (*chosen(specs, known), *[spec for _, x, spec in self._inputs if x is None])
 
     def _define(self, x: Value) -> Var:
         """Define a residual on the linear tape, and return its variable.
@@ -59,10 +59,8 @@ class LinearBody:
             return var
         self._defined.add(var)
         view = self._scope.views.get(id(x))
-        if id(x) in self._arguments:
-            self._input(var, *self._arguments[id(x)])
-        elif id(x) in self._closed_over or not isinstance(x, Tracer):
-            self._input(var, self._closed_over.get(id(x), x), P())
+        if id(x) in self._outside or not isinstance(x, Tracer):
+            self._inputs.append((var, *self._outside.get(id(x), (x, P()))))
         elif view is not None:
             views, primitive, operand, params = view
             name = operand if is_scalar_constant(operand) else self._define(operand)
@@ -81,13 +79,9 @@ class LinearBody:
             x, var = reshape(x, (1,)), block
         self._kept.append(x)
         varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in typeof(x).variance)
-        self._input(var, None, PartitionSpec.of_dims([varying]))
-
-    def _input(self, var: Var, operand: Value | None, spec: PartitionSpec) -> None:
-        self._inputs.append(var)
-        self._operands.append((operand, spec))
+        self._inputs.append((var, None, PartitionSpec.of_dims([varying])))
 
     def residuals(self, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
         """The operands to pass for the residuals of the linear tape, and their specs."""
         rest = iter(kept)
-        return [next(rest) if x is None else x for x, _ in self._operands], tuple(spec for _, spec in self._operands)
+        return [next(rest) if x is None else x for _, x, _ in self._inputs], tuple(spec for *_, spec in self._inputs)

@@ -18,9 +18,9 @@ import itertools
 from collections.abc import Collection
 
 from collectives.ops import pbroadcast_p, varying_type
-from minidiff.higher_order import scan_p
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
+from minidiff.higher_order.scan import scan_p
 from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import Var, typeof
 

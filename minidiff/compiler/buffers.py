@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import Any
 
 from minidiff.dtypes import is_scalar_constant
-from minidiff.higher_order import while_p
+from minidiff.higher_order.while_loop import while_p
 from minidiff.ops import elementwise, shape
 from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof

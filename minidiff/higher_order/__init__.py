@@ -23,25 +23,3 @@ Tapes are closed: values that a function closes over are its first operands.
 `carries`    shared by all: whether a value is known, whether ranks may disagree about it, the types of carries
 ============ =================================================================================================
 """
-
-from minidiff.higher_order.cond import Cond, cond, cond_p, switch, switch_p
-from minidiff.higher_order.over_axis import associative_scan, map
-from minidiff.higher_order.scan import rounds, scan, scan_p
-from minidiff.higher_order.while_loop import While, fori_loop, while_loop, while_p
-
-__all__ = [
-    "Cond",
-    "While",
-    "associative_scan",
-    "cond",
-    "cond_p",
-    "fori_loop",
-    "map",
-    "rounds",
-    "scan",
-    "scan_p",
-    "switch",
-    "switch_p",
-    "while_loop",
-    "while_p",
-]

@@ -41,6 +41,8 @@ from minidiff.higher_order.partial_eval import (
     prune_tape,
     traced_batch,
 )
+from minidiff.ops.base import Linear
+from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add
 from minidiff.ops.shape import moveaxis
 from minidiff.reverse import Linearize, backward_pass
@@ -56,13 +58,6 @@ class LinearPart(NamedTuple):
     operands: list[Operand]
     params: dict
     results: list[int]  # the index of each result among the original results
-
-
-def _sharded_as(t: ShapedArray, other: ShapedArray) -> ShapedArray:
-    """The type `t` with the sharding of `other`."""
-    t = t.update()
-    t.sharding = other.sharding
-    return t
 
 
 def completed(values: Sequence[Value | None], types: Sequence[ShapedArray], groups: Sequence[int]) -> list[Value]:
@@ -299,7 +294,8 @@ class BodyOperation(HigherOrder):
 
         while True:
             traced, before = [transposed(body) for body in self.alternatives(params)], types
-            types = [_sharded_as(t, typeof(x)) if yes else t for t, x, yes in zip(types, traced[0].result, summed)]
+            sums = zip(types, traced[0].result, summed)
+            types = [t.update(sharding=typeof(x).sharding) if yes else t for t, x, yes in sums]
             if [t.sharding for t in types] == [t.sharding for t in before]:
                 return traced, types
 
@@ -397,8 +393,7 @@ class Call(HigherOrder):
 
     def transpose(self, cts: Sequence[Value | None], operands: Sequence[Any], params: dict) -> list[Value | None]:
         linear = [isinstance(x, ShapedArray) for x in operands]
-        found = iter(backward_pass(params["body"], linear, operands, cts))
-        return [next(found) if yes else None for yes in linear]
+        return placed(backward_pass(params["body"], linear, operands, cts), linear)
 
     def batch_body(self, outside: Batch, args: Sequence[Value], params: dict) -> list[Value]:
         batched = [outside.owns(x) for x in args]
@@ -420,3 +415,17 @@ class Call(HigherOrder):
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         self._check_operands(types, params["body"].in_types)
         return params["body"].out_types
+
+
+def labelled(name: str, transpose: Callable = lambda ct, x, **mark: [ct]) -> Linear:
+    """The identity with a label, which marks values of a body."""
+    operation = Linear(
+        name,
+        lambda x, **mark: x,
+        lambda x, **mark: (x.shape, x.dtype),
+        transpose,
+        lambda primitive, args, batched, **mark: primitive.bind(*args, **mark),
+        sharding=elementwise,
+    )
+    operation.shares_memory = True
+    return operation

@@ -15,7 +15,7 @@ from minidiff import tree
 from minidiff.arguments import as_named_value, as_value, joint_variance
 from minidiff.core import Value, WeakTracer, current_interpreter, current_scope, enter, name_of, pbroadcast_to
 from minidiff.dtypes import is_scalar_constant
-from minidiff.errors import TracerError, VarianceError
+from minidiff.errors import TracerError, VarianceError, diverges
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
 from minidiff.ops.base import convert_number
 from minidiff.promotion import WEAK_TYPES, promoting, python_type
@@ -53,12 +53,7 @@ def check_functions(what: str, functions: dict[str, Any], otherwise: str = "") -
 
 def check_invariant(what: str, t: ShapedArray, because: str = "") -> None:
     if t.variance:
-        axes = ", ".join(map(repr, sorted(t.variance)))
-        raise VarianceError(
-            f"{what} must be the same on all ranks, but {t} varies along {axes}{because}: the ranks would go different "
-            f"ways, and wait for each other for ever. Make them agree first (psum, pmax or pmin over {axes}), or "
-            "choose element by element with np.where"
-        )
+        raise diverges(f"{what} must be the same on all ranks", t, sorted(t.variance), because)
 
 
 def is_weak(x: Any) -> bool:

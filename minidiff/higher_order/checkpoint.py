@@ -16,25 +16,23 @@ from minidiff import tree
 from minidiff.arguments import Flat, as_value, check_function
 from minidiff.core import Interpreter, Primitive, Tracer, Value, name_of, running, transforming
 from minidiff.forward import JVP, JVPTracer
-from minidiff.higher_order.bodies import Call
+from minidiff.higher_order.bodies import Call, labelled
 from minidiff.higher_order.partial_eval import (
     Continued,
     JVPInside,
     chosen,
     cut,
     jvp_of_body,
-    names_used,
     needed_equations,
     placed,
     present,
-    prune_tape,
+    with_used_results,
 )
 from minidiff.keywords import transformation
-from minidiff.ops.dimensions import elementwise
 from minidiff.promotion import are_weak
 from minidiff.reverse import FastSweep, Linearize, Sweep
 from minidiff.staging import Stage
-from minidiff.tape import Atom, Equation, RecordedTracer, Tape
+from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof
 
 Policy = Callable[..., bool]
@@ -42,18 +40,11 @@ Policy = Callable[..., bool]
 # ---------------------------------------------------------------- evaluating and recording at once
 
 
-class KnownTracer(RecordedTracer):
+class KnownTracer(JVPTracer):
     """A value, the primal, and its name on a tape that does not hold the value."""
 
-    __slots__ = ("primal",)
-
-    def __init__(self, interpreter: Known, var: Var, primal: Value):
-        super().__init__(interpreter, var)
-        self.primal = primal
-
-    concrete, _lose_derivative = JVPTracer.concrete, JVPTracer._lose_derivative
-    __float__, __complex__ = JVPTracer.__float__, JVPTracer.__complex__
-    __repr__, __str__, __format__ = JVPTracer.__repr__, JVPTracer.__str__, JVPTracer.__format__
+    __slots__ = ()
+    variable = JVPTracer.tangent
 
 
 class Known(Stage):
@@ -71,7 +62,7 @@ class Known(Stage):
         """Make a value an input of the tape."""
         var = self.new_input(typeof(value)).variable
         self.values[var] = value
-        return KnownTracer(self, var, value)
+        return KnownTracer(self, value, var)
 
     def owns(self, x: Value) -> bool:
         return type(x) is KnownTracer and x.interpreter is self
@@ -99,7 +90,7 @@ class Known(Stage):
             self.values.update(zip(outputs, outs))
             if primitive is name_p:  # operand and result are one value: save it under both names
                 self.values.update((x.variable, out) for x in args if self.owns(x))
-        tracers = [KnownTracer(self, v, x) for v, x in zip(outputs, outs)]
+        tracers = [KnownTracer(self, x, v) for v, x in zip(outputs, outs)]
         return tracers if primitive.multiple_results else tracers[0]
 
 
@@ -175,18 +166,12 @@ class Checkpoint(Call):
         return [t if yes else known.value_of(x) for x, t, yes in zip(outs, found, moving)]
 
     def transpose(self, cts, operands, params):
-        return super().transpose(cts, list(map(_for_recompute, operands)), params)
+        operands = [recompute_p.bind(x) if isinstance(x, Tracer) else x for x in operands]
+        return super().transpose(cts, operands, params)
 
     def without_unused_results(self, eqn: Equation, used: Sequence[bool]) -> Equation:
         """Drop unused results, and everything that would be recomputed for them alone."""
-        body = eqn.params["body"]
-        if not isinstance(body, Tape):
-            return eqn
-        tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
-        names = names_used(tape)
-        keep = [v in names for v in body.inputs]
-        params = {**eqn.params, "body": Tape(chosen(body.inputs, keep), tape.equations, tape.outputs)}
-        return Equation(self, chosen(eqn.inputs, keep), params, chosen(eqn.outputs, used), eqn.source)
+        return with_used_results(eqn, used)
 
     def show_params(self, params):
         policy = params["policy"]
@@ -235,33 +220,9 @@ def checkpoint(f: Callable, policy: Policy | None = None) -> Callable:
 remat = checkpoint
 
 
-class Name(Primitive):
-    """The identity with a label, for policies and to keep recomputed values apart."""
-
-    shares_memory = True
-
-    def __init__(self, name: str):
-        super().__init__(name, lambda x, **mark: x, lambda x, **mark: (x.shape, x.dtype), sharding=elementwise)
-
-    def tangent(self, out, primals, tangents, params):
-        return tangents[0]
-
-    def transpose(self, ct, operands, params):
-        return [ct]
-
-    def batch(self, args, batched, params):
-        return self.bind(*args, **params)
-
-
-name_p = Name("name")
-
-#: The identity that marks operands of a recomputation, so that it is not merged with the original computation.
-recompute_p = Name("recompute")
-
-
-def _for_recompute(x: Any) -> Any:
-    """Mark an operand of a recomputation, distinct from the original value."""
-    return recompute_p.bind(x) if isinstance(x, Tracer) else x
+name_p = labelled("name")
+#: Marks operands of a recomputation, so that it is not merged with the original computation.
+recompute_p = labelled("recompute")
 
 
 def checkpoint_name(x: Any, name: str) -> Any:

@@ -9,10 +9,9 @@ operation, `linear_call`, whose transpose is that rule; forward mode evaluates i
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
@@ -22,12 +21,8 @@ from minidiff.aliasing import apart
 from minidiff.arguments import as_named_value, as_value, result_values
 from minidiff.core import (
     Interpreter,
-    Primitive,
-    Tracer,
     Value,
     checking,
-    current_interpreter,
-    name_of,
     pbroadcast_to,
     running,
 )
@@ -36,9 +31,11 @@ from minidiff.errors import LeakedTracerError, VarianceError
 from minidiff.forward import JVP, instantiate
 from minidiff.higher_order.bodies import Body, Call
 from minidiff.higher_order.partial_eval import (
+    JVPInside,
     batched_body,
     chosen,
     cut,
+    jvp_of_body,
     placed,
     positions,
     present,
@@ -68,51 +65,24 @@ def stop_gradient(x: Any) -> Any:
 # ---------------------------------------------------------------- the operations
 
 
-class Guard(Interpreter):
-    """Pass operations on; raise if a rule closes over a differentiated value."""
+class Guard(JVPInside):
+    """Forward mode, continued inside a rule; raise if that closes over a differentiated value."""
 
-    name = "a custom rule"
+    def __init__(self, below: Interpreter, outer: JVP, what: str = ""):
+        super().__init__(below, outer)
+        self.what = what or outer.what  # in a shard_map's body, of the guard around it
 
-    def __init__(self, below: Interpreter, outside: JVP, what: str):
-        super().__init__(below)
-        self.outside = outside
-        self.what = what
+    def adopt_own(self, x):
+        raise closed_over(self.what, x)
 
-    def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
-        for x in args:
-            self.check(x)
-        if primitive.is_inlined:
-            params = {**params, "body": self.around(params["body"])}
-        with running(self.below):
-            return primitive.apply(self.below, args, params)
 
-    def knows(self, x: Tracer) -> bool:
-        self.check(x)
-        return super().knows(x)
+def guarded(f: Callable, outside: JVP, what: str) -> Callable:
+    """Let a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
 
-    def check(self, x: Value) -> None:
-        if isinstance(x, Tracer):
-            outside = self.outside
-            while outside is not None:  # the same transformation continues around a shard_map's body
-                if x.interpreter is outside:
-                    raise closed_over(self.what, x)
-                outside = outside.outer
+    def run(*values):
+        return jvp_of_body(f, lambda below: Guard(below, outside, what), [False] * len(values))(*values)[0]
 
-    def around(self, body: Body | None) -> Body | None:
-        """Guard a body wherever it runs. (A tape closes over nothing.)"""
-        if body is None or isinstance(body, Tape):
-            return body
-
-        def guarded(*args):
-            guard = Guard(current_interpreter(), self.outside, self.what)
-            with running(guard):
-                outs = body(*args)
-                for x in tree.leaves(outs):
-                    guard.check(x)
-            return outs
-
-        guarded.__name__ = name_of(body)
-        return guarded
+    return run
 
 
 def closed_over(what: str, x: Value) -> TypeError:
@@ -133,18 +103,15 @@ class Custom(Call):
 
     def jvp_body(self, outside, args, params):
         primals, tangents = outside.split(args)
-        guard = Guard(current_interpreter(), outside, params["what"])
+        what, consts = params["what"], params["consts"]
+        body, rule = (guarded(params[name], outside, what) for name in ("body", "jvp"))
         if all(t is None for t in tangents):
-            guarded = {name: guard.around(params[name]) for name in ("body", "jvp")}
-            return self.bind(*primals, **{**params, **guarded})
-        consts = params["consts"]
+            return self.bind(*primals, **{**params, "body": body, "jvp": rule})
         for x, t in zip(args, tangents[:consts]):
             if t is not None:
-                raise closed_over(params["what"], x)
-        with running(guard), checking(guard.scope, False):
-            results = params["jvp"](*primals[consts:], *tangents[consts:])
-            for x in results:
-                guard.check(x)
+                raise closed_over(what, x)
+        with checking(outside.scope, False):
+            results = rule(*primals[consts:], *tangents[consts:])
         outs, out_tangents = cut(results, len(results) // 2)
         return [outside.join(x, t) for x, t in zip(outs, out_tangents)]
 
@@ -158,42 +125,6 @@ class Custom(Call):
 
     def show_params(self, params):
         return params["what"]
-
-
-def jvp_by_transpose(what: str, fwd: Callable, bwd: Callable, jvp: Callable | None) -> Callable:
-    """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
-
-    All are functions of leaves: `fwd` returns a list of results and a list of residuals; `bwd` takes residuals and
-    cotangents; `jvp` is a forward rule, which evaluates the `linear_call`, or None.
-    """
-
-    def rule(*values):
-        primals, tangents = cut(values, len(values) // 2)
-        outs, residuals = fwd(*primals)
-        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
-        differentiable = [is_differentiable(t.dtype) for t in types]
-
-        def push_forward(*values):
-            _, primals, given = cut(values, len(residuals), len(moving))
-            found = cut(jvp(*primals, *placed(given, moving)), len(types))[1]
-            name = f"the jvp rule of {what} returns a tangent that"
-            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
-
-        out_tangents = linear_call_p.bind(
-            *residuals,
-            *([] if jvp is None else primals),
-            *present(tangents),
-            what=what,
-            body=None if jvp is None else push_forward,
-            bwd=bwd,
-            consts=0,
-            residuals=len(residuals),
-            active=tuple(positions(moving)),
-            out_types=tuple(types),
-        )
-        return [*outs, *placed(out_tangents, differentiable)]
-
-    return rule
 
 
 class LinearCall(Custom):
@@ -219,6 +150,8 @@ class LinearCall(Custom):
         return self.forward_rule(params)(*args)
 
     def jvp_body(self, outside, args, params):
+        if not present(outside.split(args)[1]):
+            return self.bind(*args, **params)
         with running(outside):
             return self.forward_rule(params)(*args)
 
@@ -283,6 +216,7 @@ class _Function:
     """The common part of `custom_jvp` and `custom_vjp`."""
 
     operation: Custom
+    _rule: Callable[..., Callable]  # the jvp rule of a `_Call`, on leaves; AttributeError if none is declared
     jvp: Callable | None = None
 
     def __init__(self, fun: Callable, nondiff_argnums: int | Sequence[int] = ()):
@@ -328,10 +262,6 @@ class _Function:
         call = _Call(self, args)
         outs = self.operation.bind(*call.leaves(args), what=self.what, body=call.body, jvp=self._rule(call), consts=0)
         return tree.unflatten(call.out_structure, outs)
-
-    def _rule(self, call: _Call) -> Callable:
-        """The jvp rule of a call, on leaves; AttributeError if none is declared."""
-        raise NotImplementedError
 
     def _positional(self, args: tuple, kwargs: dict) -> tuple:
         """Bind arguments by position, as rules take them, and fill in defaults."""
@@ -392,32 +322,100 @@ class _Call:
         given = [instantiate(t, x) for t, x in zip(given, leaves)]
         arguments = [weak_where(self.weak_in_rules, x) for x in (leaves, given)]
         primals, tangents = (tuple(tree.unflatten(self.structure, x)) for x in arguments)
-        rule, what = self.function.jvp, self.function.what
-        who = f"{_name(rule)}, the jvp rule of {what},"
-        with _runs_later(who, _WHEN_DIFFERENTIATED):
-            pair = rule(*self.static.values(), primals, tangents)
-        return _checked_jvp(pair, self, who)
+        args = *self.static.values(), primals, tangents
+        who, outs, tangent = self.run_for_pair("jvp", self.function.jvp, "tangent", *args)
+        paths, structure = tree.flatten_with_paths(tangent)
+        if structure != self.out_structure:
+            raise TypeError(f"{who} must return a tangent like its result: {self.out_structure}, got {structure}")
+        tangents = []
+        for t, (path, x) in zip(map(typeof, outs), paths):
+            what = f"{who} returns a result{path} of type {t}: its tangent"
+            tangents.append(_fitted(x, t, what, _OF_A_RESULT) if is_differentiable(t.dtype) else None)
+        return [*outs, *tangents]
+
+    def jvp_by_transpose(self, *leaves: Value) -> list[Value | None]:
+        """The jvp rule of a function with a backward rule: run `fwd`, then one `linear_call`.
+
+        A forward rule, if there is one, evaluates the `linear_call`.
+        """
+        what, jvp = self.function.what, self.function.jvp
+        primals, tangents = cut(leaves, len(leaves) // 2)
+        outs, residuals = self.fwd(*primals)
+        types, moving = [typeof(x) for x in outs], [t is not None for t in tangents]
+        differentiable = [is_differentiable(t.dtype) for t in types]
+
+        def push_forward(*values):
+            _, primals, given = cut(values, len(residuals), len(moving))
+            found = cut(self.jvp(*primals, *placed(given, moving)), len(types))[1]
+            name = f"the jvp rule of {what} returns a tangent that"
+            return [_fitted(t, like, name, _OF_A_RULE) for t, like in chosen(zip(found, types), differentiable)]
+
+        out_tangents = linear_call_p.bind(
+            *residuals,
+            *(primals if jvp else []),
+            *present(tangents),
+            what=what,
+            body=push_forward if jvp else None,
+            bwd=self.bwd,
+            consts=0,
+            residuals=len(residuals),
+            active=tuple(positions(moving)),
+            out_types=tuple(types),
+        )
+        return [*outs, *placed(out_tangents, differentiable)]
 
     def fwd(self, *leaves: Value) -> tuple[list[Value], list[Value]]:
         """The rule `fwd`: from leaves to results and residuals."""
-        rule = self.function.fwd
-        who = f"{_name(rule)}, the forward rule of {self.function.what},"
-        with _runs_later(who, _WHEN_DIFFERENTIATED):
-            pair = rule(*self.all_args(leaves, self.weak_in_rules))
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise TypeError(f"{who} must return a pair (result, residuals), got {tree.structure(pair)}")
-        residuals, structure = tree.flatten(pair[1])
+        args = self.all_args(leaves, self.weak_in_rules)
+        who, outs, residuals = self.run_for_pair("forward", self.function.fwd, "residuals", *args)
+        residuals, structure = tree.flatten(residuals)
         self.residuals = structure, are_weak(residuals)
-        return self.results_of_rule(pair[0], who), [_residual(x, who) for x in residuals]
+        what = f"{who} must return residuals that are arrays"
+        advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
+        return outs, [as_named_value(x, what, advice) for x in residuals]
 
     def bwd(self, residuals: Sequence[Value], cts: Sequence[Value]) -> list[Value | None]:
         """The rule `bwd`: from residuals and cotangents to cotangents (None for zero)."""
-        (structure, weak), rule = self.residuals, self.function.bwd
+        structure, weak = self.residuals
         residuals = tree.unflatten(structure, weak_where(weak, residuals))
-        who = f"{_name(rule)}, the backward rule of {self.function.what},"
-        with _runs_later(who, _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))):
-            cts = rule(*self.static.values(), residuals, tree.unflatten(self.out_structure, cts))
-        return _checked_cotangents(cts, self, who)
+        cts = tree.unflatten(self.out_structure, cts)
+        when = _IN_THE_BACKWARD_PASS.format(fwd=_name(self.function.fwd))
+        who, cts = self.run("backward", self.function.bwd, when, *self.static.values(), residuals, cts)
+        count, leaves = len(self.moving), []
+        if not (isinstance(cts, (tuple, list)) and len(cts) == count):
+            raise TypeError(
+                f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
+            )
+        for i, ct, structure in zip(self.moving, cts, self.structure.children):
+            what = f"{who} must return a cotangent like argument {i}: {structure}, got "
+            _cotangent_leaves(ct, structure, leaves, what)
+        return [
+            None
+            if ct is None or not is_differentiable(t.dtype)
+            else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+            for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
+        ]
+
+    def run(self, kind: str, rule: Callable, when: str, *args: Any) -> tuple[str, Any]:
+        """Apply a rule: how errors name it, and its result.
+
+        If it closes over a tracer that has ended, the error says by `when` it runs how to pass the value.
+        """
+        who = f"{_name(rule)}, the {kind} rule of {self.function.what},"
+        try:
+            return who, rule(*args)
+        except LeakedTracerError as error:
+            raise LeakedTracerError(f"{who} {when.format(error=error)}") from None
+
+    def run_for_pair(self, kind: str, rule: Callable, second: str, *args: Any) -> tuple[str, list[Value], Any]:
+        """Apply a rule that returns a pair: also the leaves of the result, which has the function's types."""
+        who, pair = self.run(kind, rule, _WHEN_DIFFERENTIATED, *args)
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise TypeError(f"{who} must return a pair (result, {second}), got {tree.structure(pair)}")
+        outs = self.results(pair[0], who)
+        what = f"{who} returns another result than {self.function.what}: it"
+        types = self.out_types or map(typeof, outs)
+        return who, [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, types)], pair[1]
 
     def results(self, out: Any, who: str) -> list[Value]:
         """The leaves of the result, whether the function or a rule computed it."""
@@ -428,14 +426,6 @@ class _Call:
             )
         self.out_structure = structure
         return result_values([who], leaves, structure)
-
-    def results_of_rule(self, out: Any, who: str) -> list[Value]:
-        """The leaves of a rule's result, checked against the function's types."""
-        outs = self.results(out, who)
-        if self.out_types is None:
-            return outs
-        what = f"{who} returns another result than {self.function.what}: it"
-        return [_fitted(x, t, what, _OF_A_RULE) for x, t in zip(outs, self.out_types)]
 
 
 def _name(rule: Callable) -> str:
@@ -506,24 +496,6 @@ _OF_AN_ARGUMENT = (
 )
 
 
-def _checked_jvp(pair: Any, call: _Call, who: str) -> list[Value | None]:
-    """Check what a jvp rule returned: the results, then their tangents."""
-    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-        raise TypeError(f"{who} must return a pair (result, tangent), got {tree.structure(pair)}")
-    outs = call.results_of_rule(pair[0], who)
-    paths, structure = tree.flatten_with_paths(pair[1])
-    if structure != call.out_structure:
-        raise TypeError(f"{who} must return a tangent like its result: {call.out_structure}, got {structure}")
-    tangents = []
-    for x, (path, t) in zip(outs, paths):
-        like = typeof(x)
-        if not is_differentiable(like.dtype):
-            tangents.append(None)
-            continue
-        tangents.append(_fitted(t, like, f"{who} returns a result{path} of type {like}: its tangent", _OF_A_RESULT))
-    return [*outs, *tangents]
-
-
 class custom_vjp(_Function):
     """A function with two rules for reverse mode, `fwd` and `bwd`.
 
@@ -570,7 +542,7 @@ class custom_vjp(_Function):
     def _rule(self, call):
         if self.fwd is None or self.bwd is None:
             raise AttributeError(f"{self.what} is a custom_vjp without rules: declare them with {self.what}.defvjp")
-        return jvp_by_transpose(self.what, call.fwd, call.bwd, self.jvp and call.jvp)
+        return call.jvp_by_transpose
 
 
 _WHEN_DIFFERENTIATED = (
@@ -581,38 +553,6 @@ _IN_THE_BACKWARD_PASS = (
     "runs in the backward pass, but closes over a value of the forward pass: {{error}} Make the value a residual: "
     "return it from {fwd}, the forward rule, beside the result"
 )
-
-
-@contextlib.contextmanager
-def _runs_later(who: str, message: str) -> Iterator[None]:
-    """Explain how to pass a value that a rule closes over, if its tracer has ended."""
-    try:
-        yield
-    except LeakedTracerError as error:
-        raise LeakedTracerError(f"{who} {message.format(error=error)}") from None
-
-
-def _residual(x: Any, who: str) -> Value:
-    advice = "; make any other value an argument, named by nondiff_argnums: both rules get it"
-    return as_named_value(x, f"{who} must return residuals that are arrays", advice)
-
-
-def _checked_cotangents(cts: Any, call: _Call, who: str) -> list[Value | None]:
-    """Check a backward rule's result: a cotangent (None: zero) for each leaf."""
-    count = len(call.moving)
-    if not (isinstance(cts, (tuple, list)) and len(cts) == count):
-        raise TypeError(
-            f"{who} must return a tuple of {count} cotangents, one for each argument, got {tree.structure(cts)}"
-        )
-    leaves: list[Any] = []
-    for i, ct, structure in zip(call.moving, cts, call.structure.children):
-        _cotangent_leaves(ct, structure, leaves, f"{who} must return a cotangent like argument {i}: {structure}, got ")
-    return [
-        None
-        if ct is None or not is_differentiable(t.dtype)
-        else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
-        for ct, t, path, weak in zip(leaves, call.types, call.paths, call.weak)
-    ]
 
 
 def _cotangent_leaves(ct: Any, structure: tree.Structure, found: list, message: str) -> None:

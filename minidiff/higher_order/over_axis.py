@@ -84,11 +84,5 @@ def _prefixes(combined: Callable, xs: list[Value], length: int) -> list[Value]:
     if length > 2:
         later = combined([x[: (length - 1) // 2] for x in odd], [x[2::2] for x in xs])
         even = [concatenate([x, y]) for x, y in zip(even, later)]
-    return [_interleaved(x, y, pairs) for x, y in zip(even, odd)]
-
-
-def _interleaved(even: Value, odd: Value, pairs: int) -> Value:
-    """Interleave `even` and `odd` (as long, or one shorter) along the first axis."""
-    both = stack([even[:pairs], odd], axis=1)
-    both = reshape(both, (2 * pairs, *typeof(odd).shape[1:]))
-    return both if typeof(even).shape[0] == pairs else concatenate([both, even[pairs:]])
+    both = [reshape(stack([x[:pairs], y], axis=1), (2 * pairs, *typeof(y).shape[1:])) for x, y in zip(even, odd)]
+    return [concatenate([x, rest[pairs:]]) for x, rest in zip(both, even)] if length % 2 else both

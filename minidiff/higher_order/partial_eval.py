@@ -153,6 +153,21 @@ def needed_equations(
     return kept[::-1], needed
 
 
+def with_used_results(eqn: Equation, used: Sequence[bool], *per_result: str) -> Equation:
+    """Drop unused results of a body that takes the operands as they are, and the operands they alone need.
+
+    `per_result` names the parameters with one entry per result.
+    """
+    params, body = eqn.params, eqn.params["body"]
+    tape = prune_tape(Tape(body.inputs, body.equations, chosen(body.outputs, used)))
+    names = names_used(tape)
+    kept = [v in names for v in body.inputs]
+    masks = {**dict.fromkeys(eqn.primitive.per_operand, kept), **dict.fromkeys(per_result, used)}
+    params = {**params, **{name: tuple(chosen(params[name], mask)) for name, mask in masks.items()}}
+    params["body"] = Tape(chosen(body.inputs, kept), tape.equations, tape.outputs)
+    return Equation(eqn.primitive, chosen(eqn.inputs, kept), params, chosen(eqn.outputs, used), eqn.source)
+
+
 def names_used(tape: Tape) -> set[Var]:
     """The names that equations or outputs use."""
     return {a for atoms in [tape.outputs, *[e.inputs for e in tape.equations]] for a in atoms if isinstance(a, Var)}

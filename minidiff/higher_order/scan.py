@@ -33,16 +33,12 @@ from minidiff.types import ShapedArray, typeof
 
 def _of_element(t: ShapedArray) -> ShapedArray:
     """The type of an array's elements along its first axis."""
-    element = t.update(shape=t.shape[1:])
-    element.sharding = t.sharding and t.sharding.of_part(t.ndim)
-    return element
+    return t.update(shape=t.shape[1:], sharding=t.sharding and t.sharding.of_part(t.ndim))
 
 
 def _of_stack(t: ShapedArray, length: int) -> ShapedArray:
     """The type of `length` arrays of type `t`, stacked."""
-    stack = t.update(shape=(length, *t.shape))
-    stack.sharding = t.sharding and t.sharding.of_stack()
-    return stack
+    return t.update(shape=(length, *t.shape), sharding=t.sharding and t.sharding.of_stack())
 
 
 def _whole_along_first(x: Value) -> Value:

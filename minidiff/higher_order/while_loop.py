@@ -10,7 +10,7 @@ import numpy
 from minidiff import tree
 from minidiff.arguments import as_value
 from minidiff.core import Tracer, Value, checking, current_scope
-from minidiff.higher_order.bodies import BodyOperation, LinearPart
+from minidiff.higher_order.bodies import BodyOperation, LinearPart, labelled
 from minidiff.higher_order.carries import (
     Carry,
     as_carried,
@@ -39,8 +39,6 @@ from minidiff.higher_order.partial_eval import (
 )
 from minidiff.higher_order.scan import scan_steps
 from minidiff.keywords import explains_keywords
-from minidiff.ops.base import Linear
-from minidiff.ops.dimensions import elementwise
 from minidiff.ops.elementwise import add, greater, less, where
 from minidiff.ops.reduction import sum as sum_of
 from minidiff.tape import Equation, Tape, without_effects
@@ -50,15 +48,12 @@ from minidiff.vmap import BatchTracer
 # ---------------------------------------------------------------- the operation
 
 
-_NO_REVERSE = (
-    "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
-    "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is a "
-    "scan); or forward mode, md.jvp"
-)
-
-
 def _no_reverse(*_: Any) -> NoReturn:
-    raise TypeError(_NO_REVERSE)
+    raise TypeError(
+        "while_loop cannot be differentiated in reverse: how many steps it takes, and so how much must be kept for the "
+        "backward sweep, is not known beforehand. Use scan, or fori_loop with bounds that are plain numbers (which is "
+        "a scan); or forward mode, md.jvp"
+    )
 
 
 class While(BodyOperation):
@@ -122,8 +117,7 @@ class While(BodyOperation):
         part = LinearPart([Operand(x, SHARED) for x in args], again, list(range(len(results))))
         return dict(zip(positions(known), outs)), part
 
-    def transpose(self, cts, operands, params):
-        _no_reverse()
+    transpose = _no_reverse
 
     def vectorised(self, outside, own, batched, params):
         """If elements may finish at different steps, keep those that have finished."""
@@ -154,15 +148,7 @@ class While(BodyOperation):
 
 CONDITION = "the condition of while_loop"
 #: The identity on results of a `while_loop` that ran step by step; it has no transpose either.
-forward_only_p = Linear(
-    "while_loop",
-    lambda x: x,
-    lambda x: (x.shape, x.dtype),
-    _no_reverse,
-    lambda primitive, args, batched: primitive.bind(*args),
-    sharding=elementwise,
-)
-forward_only_p.shares_memory = True
+forward_only_p = labelled("while_loop", _no_reverse)
 while_p = While("while_loop")
 
 # ---------------------------------------------------------------- public functions

@@ -25,7 +25,8 @@ import numpy
 
 from minidiff.arguments import check_function
 from minidiff.dtypes import is_scalar_constant
-from minidiff.higher_order import While, rounds
+from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.while_loop import While
 from minidiff.location import Location, lines_of
 from minidiff.show.colours import INVARIANT_COLOUR, colour_of, colours_of, show_axes
 from minidiff.show.program import letters, names_of

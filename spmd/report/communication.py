@@ -10,7 +10,9 @@ import numpy
 
 from minidiff import make_tape, tree
 from minidiff.arguments import as_value, check_function
-from minidiff.higher_order import Cond, While, rounds
+from minidiff.higher_order.cond import Cond
+from minidiff.higher_order.scan import rounds
+from minidiff.higher_order.while_loop import While
 from minidiff.location import Location, lines_of, merged
 from minidiff.tape import Equation, Tape
 from minidiff.types import typeof
