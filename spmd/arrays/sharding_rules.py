@@ -277,7 +277,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
     return Plan(
         routes=[
-            route(dims, _sharding(way, labels), t.shape, t.dtype.itemsize, sizes)
+            route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)
         ],
         run=run,
