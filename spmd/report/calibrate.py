@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy
 
 from collectives.cost import GATHERS, Cost, price
+from spmd.agreement import check_types
 from spmd.mesh import Mesh
 from spmd.report.forecast import CostModel, Measurement
 
@@ -62,12 +62,14 @@ def calibrate(
     Source: the model is that of `collectives.cost`; to measure rounds of calls between barriers, and take medians, is
     usual: W. Gropp, E. Lusk, "Reproducible measurements of MPI performance characteristics", 1999.
     """
-    error, cases = None, []
     try:
-        cases = _cases(mesh, axis_name, collectives, sizes, repeats)
+        error, cases = None, _cases(mesh, axis_name, collectives, sizes, repeats)
+        plan = [f"{repeats} times", *[f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for c in cases]]
     except Exception as caught:  # raised after the other ranks are told, so that they do not wait for this one
-        error = caught
-    _agree(mesh, error, [(case.name, case.nbytes, case.params["axes"]) for case in cases], repeats)
+        error, plan = caught, [f"{type(caught).__name__}: {caught}"]
+    check_types("calibrate: all ranks must call it with the same arguments", mesh, [plan])
+    if error is not None:
+        raise error
     times = numpy.array([[_time(mesh, case) for case in cases] for _ in range(1 + repeats)])
     slowest = _maximum(mesh, times)[1:]  # without the first round, a warm-up
     measurements = tuple(
@@ -137,22 +139,6 @@ def _time(mesh: Mesh, case: _Case) -> float:
 def _maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
     """The elementwise maximum over all ranks, on all ranks."""
     return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
-
-
-def _agree(mesh: Mesh, error: Exception | None, plan: list, repeats: int) -> None:
-    """Raise on all ranks if one has an error, or if their measurements differ."""
-    number = float(zlib.crc32(repr((plan, repeats)).encode()))
-    failed = float(mesh.rank + 1 if error is not None else 0)
-    who, most, least = _maximum(mesh, numpy.array([failed, number, -number])).tolist()
-    if error is not None:
-        raise error
-    if who:
-        raise RuntimeError(f"calibrate: failed on rank {int(who) - 1}, and so on all")
-    if most != -least:
-        raise ValueError(
-            "calibrate: all ranks must call it with the same arguments, but they are to measure different things; this "
-            f"one {plan}, {repeats} times"
-        )
 
 
 # ---------------------------------------------------------------- fitting
