@@ -11,7 +11,7 @@ import minidiff as md
 import minidiff.numpy as np
 import spmd
 from spmd import P
-from spmd.arrays.reshard import route, sizes_of
+from spmd.arrays.reshard import route
 from tests.samples import each
 
 SHAPES = {(2,): ("i",), (2, 2): ("i", "j"), (4, 2): ("i", "j"), (2, 2, 2): ("i", "j", "k"), (2, 1, 2): ("i", "j", "k")}
@@ -42,13 +42,12 @@ def array(ndim):
 def test_every_pair_of_specs(shape, ndim):
     """What each rank has is what gathering, and splitting again, would give it; and no more bytes are moved."""
     mesh, x = mesh_of(shape), array(ndim)
-    sizes = sizes_of(mesh)
     specs = all_specs(SHAPES[shape], ndim)
     placed = {spec: spmd.shard_map(lambda x: x, mesh=mesh, in_specs=spec, out_specs=spec)(x) for spec in specs}
     pairs = list(itertools.product(specs, repeat=2))
     for have, want in pairs:
-        gathered = x.nbytes - x.nbytes // math.prod(n for a, n in sizes if a in have.axes)
-        assert route(have.dims(ndim), want.dims(ndim), x.nbytes, sizes).bytes <= gathered, (have, want)
+        gathered = x.nbytes - x.nbytes // math.prod(n for a, n in mesh.shape.items() if a in have.axes)
+        assert route(have.dims(ndim), want.dims(ndim), x.nbytes, mesh.shape).bytes <= gathered, (have, want)
     for have, want in pairs[:: max(1, len(pairs) // 500) | 1]:  # of very many pairs some are carried out, evenly
         y = spmd.reshard(placed[have], want) if have.axes else spmd.distribute(x, mesh, want)
         if not want.axes:

@@ -43,7 +43,6 @@ from spmd.partition import (
 from spmd.primitive import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
-Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
 
 
 class Step(NamedTuple):
@@ -90,18 +89,18 @@ class Route(NamedTuple):
 # ---------------------------------------------------------------- the steps
 
 
-def route(have: Dims, want: Dims, nbytes: int, sizes: Sizes) -> Route:
+def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
     """The steps between two shardings of an array of `nbytes` bytes."""
-    known, steps = dict(sizes), []
+    steps = []
     # Axes of one rank split nothing: those that are wanted no more are gathered at once, at no cost.
-    at, target = ([tuple(a for a in axes if known[a] > 1) for axes in dims] for dims in (have, want))
+    at, target = ([tuple(a for a in axes if sizes[a] > 1) for axes in dims] for dims in (have, want))
     wanted = _axes(want)
-    alone = tuple(a for a in _axes(have) if known[a] == 1 and a not in wanted)
+    alone = tuple(a for a in _axes(have) if sizes[a] == 1 and a not in wanted)
     if alone:
         steps.append(Step("all_gather_invariant", alone, {"axis": 0}, tuple(at), 0))
     while at != target:
-        axes, source, to = _next_move(at, target, known)
-        n, block = part_count(axes, known), nbytes // part_count(_axes(at), known)
+        axes, source, to = _next_move(at, target, sizes)
+        n, block = part_count(axes, sizes), nbytes // part_count(_axes(at), sizes)
         if source is not None:
             at[source] = at[source][: -len(axes)]
         if to is not None:
@@ -148,15 +147,10 @@ def _axes(sharding: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 # ---------------------------------------------------------------- what users call
 
 
-def sizes_of(mesh: Mesh) -> Sizes:
-    """The axes of a mesh and their sizes, as a hashable cache key."""
-    return tuple(mesh.shape.items())
-
-
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
     """The route for `x` from the spec `have` to `want`."""
     t = typeof(x)
-    return route(have.dims(t.ndim), want.dims(t.ndim), t.nbytes, sizes_of(mesh))
+    return route(have.dims(t.ndim), want.dims(t.ndim), t.nbytes, mesh.shape)
 
 
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
