@@ -63,27 +63,20 @@ class Step(NamedTuple):
         return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
 
 
-class Route(NamedTuple):
-    """The steps from one sharding to another."""
+Route = tuple[Step, ...]  # from one sharding to another
 
-    steps: tuple[Step, ...]
 
-    @property
-    def bytes(self) -> int:
-        """The number of bytes that each rank receives in all."""
-        return sum(step.bytes for step in self.steps)
+def follow(route: Route, x: Value, varying: frozenset = frozenset()) -> Value:
+    """Apply the steps to a block, in the body of a `shard_map`.
 
-    def __call__(self, x: Value, varying: frozenset = frozenset()) -> Value:
-        """Apply the steps to a block, in the body of a `shard_map`.
-
-        If the result is used with values that vary along the axes `varying`, gathers over these use `all_gather`, whose
-        result varies too, and whose transpose is a `psum_scatter` (JEP 17111, on `all_gather`).
-        """
-        for k, step in enumerate(self.steps):
-            rest = frozenset(a for later in self.steps[k + 1 :] for a in later.axes)
-            fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
-            x = (step._replace(collective="all_gather") if fused else step)(x)
-        return x
+    If the result is used with values that vary along the axes `varying`, gathers over these use `all_gather`, whose
+    result varies too, and whose transpose is a `psum_scatter` (JEP 17111, on `all_gather`).
+    """
+    for k, step in enumerate(route):
+        rest = frozenset(a for later in route[k + 1 :] for a in later.axes)
+        fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
+        x = (step._replace(collective="all_gather") if fused else step)(x)
+    return x
 
 
 # ---------------------------------------------------------------- the steps
@@ -112,7 +105,7 @@ def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
         else:
             options = {"split_axis": to, "concat_axis": source}
             steps.append(Step("all_to_all", axes, options, tuple(at), block * (n - 1) // n))
-    return Route(tuple(steps))
+    return tuple(steps)
 
 
 def _next_move(
@@ -158,7 +151,7 @@ def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
-        return [pbroadcast_to(steps(block), want.axes)], (want,)
+        return [pbroadcast_to(follow(steps, block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
@@ -280,8 +273,9 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     mesh, have, _ = sharding_of(x, "explain_reshard: x")
     check_sharding(spec, typeof(x).shape, mesh.shape, "explain_reshard: x")
     steps = route_of(x, mesh, have, spec)
-    head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
-    return Text("\n  ".join([head, *map(str, steps.steps)]))
+    received = f"{sum(step.bytes for step in steps):,} bytes for each rank" if steps else "as it is"
+    head = f"{have} -> {spec} of {typeof(x)}: {received}"
+    return Text("\n  ".join([head, *map(str, steps)]))
 
 
 def check_mesh(what: str, mesh: Any) -> None:

@@ -33,7 +33,7 @@ from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
 from minidiff.types import ShapedArray, typeof
-from spmd.arrays.reshard import Dims, Route, redistribute, route
+from spmd.arrays.reshard import Dims, Route, follow, redistribute, route
 from spmd.arrays.sharded_array import ShardedArray, reshard_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, part_count
@@ -302,7 +302,7 @@ def _mapped(
         current_scope().function = primitive.name
         values = list(args)
         for i, block in zip(arrays, blocks):
-            values[i] = plan.routes[i](block, plan.varying)
+            values[i] = follow(plan.routes[i], block, plan.varying)
         found = plan.run(*values)
         found = found if primitive.multiple_results else [found]
         if plan.over and plan.combine is not None:
