@@ -13,7 +13,6 @@ is noticed. The last two steps are kept.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -96,24 +95,22 @@ class Checkpoints:
 
         The system unlocks it when the process ends.
         """
-        with contextlib.ExitStack() as unless_taken:
-            file = unless_taken.enter_context((self.path / LOCK).open("a+b"))
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                file.seek(0)
-                who = file.read(200).decode(errors="replace").strip() or "an unknown process"
-                raise CheckpointError(
-                    f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another "
-                    "place (--checkpoint)"
-                ) from None
-            except OSError:  # this file system has no locks
-                return
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            file.flush()
-            unless_taken.pop_all()
-            self._lock = file
+        self._lock = file = (self.path / LOCK).open("a+b")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            who = file.read(200).decode(errors="replace").strip() or "an unknown process"
+            self.close()
+            raise CheckpointError(
+                f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another "
+                "place (--checkpoint)"
+            ) from None
+        except OSError:  # this file system has no locks
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        file.flush()
 
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
         """Save a step: arrays and notes.
