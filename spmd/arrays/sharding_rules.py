@@ -156,18 +156,14 @@ def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Va
     return where(mine, found, numpy.zeros((), found.dtype)[()])
 
 
-def _product(x: Value, axes: tuple[str, ...]) -> Value:
-    """The product between ranks: no collective multiplies, so gather the factors."""
-    return prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
-
-
 #: How a result is reduced between ranks, by `Dimensions.combine`.
 COMBINE = {
     "sum": collectives.psum,
     "mean": collectives.pmean,
     "max": collectives.pmax,
     "min": collectives.pmin,
-    "prod": _product,
+    # No collective multiplies: gather the factors.
+    "prod": lambda x, axes: prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,)),
 }
 
 # ---------------------------------------------------------------- the operation
