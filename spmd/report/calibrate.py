@@ -111,7 +111,6 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
             data = numpy.ones(mesh.ranks.data_shape((count,), held))
             params = {"axes": axes, "size": n, **_PARAMETERS[name](n)}
             found.append(_Case(name, data, held, params, count * ITEM))
-    _check_distinct([price(case.name, n, case.nbytes) for case in found])
     return found
 
 
@@ -158,7 +157,11 @@ def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
 
     Source: after H. Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
     """
-    _check_distinct([cost for cost, _ in measured])
+    if len({Fraction(cost.bytes) / Fraction(cost.steps) for cost, _ in measured if cost.steps}) < 2:
+        raise ValueError(
+            "what is measured cannot tell steps from bytes: they are always in the same proportion. Measure messages "
+            "of several sizes"
+        )
     terms = numpy.array([[cost.steps, cost.bytes] for cost, _ in measured], float)
     times = numpy.array([seconds for _, seconds in measured])
     steps, nbytes = terms.T
@@ -172,13 +175,3 @@ def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
     best = abs(off - scale).sum(1).argmin()
     alpha, beta = tried[best] * numpy.exp(scale[best])
     return float(alpha), float(beta)
-
-
-def _check_distinct(costs: Sequence[Cost]) -> None:
-    """Raise ValueError if steps and bytes are always in the same proportion."""
-    shares = {Fraction(cost.bytes) / Fraction(cost.steps) for cost in costs if cost.steps}
-    if len(shares) < 2:
-        raise ValueError(
-            "what is measured cannot tell steps from bytes: they are always in the same proportion. Measure messages "
-            "of several sizes"
-        )

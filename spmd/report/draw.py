@@ -47,14 +47,10 @@ class ShardingPicture:
         self.spec = spec
         sizes = mesh.shape if mesh is not None else {}
         self.parts = tuple(part_count(axes, sizes) for axes in spec.dims(len(self.shape)))
-        self.ranks = self._ranks(sizes)
-
-    def _ranks(self, sizes: dict[str, int]) -> dict[Block, list[int]]:
-        found: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
+        self.ranks: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
         for rank, coordinates in enumerate(itertools.product(*map(range, sizes.values()))):
-            dims, at = self.spec.dims(len(self.shape)), dict(zip(sizes, coordinates))
-            found[tuple(index_along(axes, at, sizes) for axes in dims)].append(rank)
-        return found
+            at = dict(zip(sizes, coordinates))
+            self.ranks[tuple(index_along(axes, at, sizes) for axes in spec.dims(len(self.shape)))].append(rank)
 
     @property
     def shown(self) -> tuple[int, ...]:
