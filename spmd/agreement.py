@@ -70,12 +70,9 @@ def compare_call(params: dict) -> None:
 
 def fused_call(params: Sequence[dict]) -> Call:
     """One call that stands for several, whose descriptions are compared at once."""
-    calls = [p.get("call", NO_CALL) for p in params]
-    rest = [*{id(call): call for call in calls if not call.agreed}.values()]
-    if len(rest) < 2:
-        return rest[0] if rest else NO_CALL
+    rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
-    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()])
+    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
 
 def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
@@ -93,14 +90,13 @@ def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out
             *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in out_specs],
-            *[f"{spec.path}: {_type_and_sharding(t)}" for spec, t in zip(specs, types)],
+            *[
+                f"{spec.path}: {t}" + (f", a ShardedArray split as {t.sharding.spec}" if t.sharding else "")
+                for spec, t in zip(specs, types)
+            ],
         ]
 
     return lines
-
-
-def _type_and_sharding(t: ShapedArray) -> str:
-    return f"{t}, a ShardedArray split as {t.sharding.spec}" if t.sharding is not None else str(t)
 
 
 _ADVICE = {

@@ -201,11 +201,6 @@ def train(
 # ---------------------------------------------------------------- output
 
 
-def show_tape(example: Example, mesh: spmd.Mesh, run: Run) -> None:
-    print("\nThe gradient, as a typed tape:\n")
-    print(md.make_tape(md.grad(example.loss(mesh)))(run.params, next(run.batches)))
-
-
 def show_communication(example: Example, mesh: spmd.Mesh, run: Run, jit: bool) -> None:
     """Print what a step communicates, with types and without."""
     batch = next(run.batches)
@@ -271,7 +266,9 @@ def _main(example: Example, options: argparse.Namespace) -> None:
         if mesh.backend == "simulated":
             print(f"No MPI launcher: {ranks} ranks are simulated in this process. For real ones, mpirun -n {ranks}.")
         if options.tape:
-            show_tape(example, mesh, start(example, mesh, options.seed))
+            initial = start(example, mesh, options.seed)
+            print("\nThe gradient, as a typed tape:\n")
+            print(md.make_tape(md.grad(example.loss(mesh)))(initial.params, next(initial.batches)))
         print(f"\nTraining a network {' - '.join(map(str, example.layers))} for {options.steps} steps:\n", flush=True)
     began = time.perf_counter()
     chosen = {name: getattr(options, name) for name in ("steps", "seed", "checkpoint", "every", "jit")}
