@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 from collections import defaultdict
@@ -68,12 +69,9 @@ def compare_call(params: dict) -> None:
 
 def fused_call(params: Sequence[dict]) -> Call:
     """One call that stands for several, whose descriptions are compared at once."""
-    calls = [p["call"] for p in params]
-    rest = [*{id(call): call for call in calls if not call.agreed}.values()]
-    if len(rest) < 2:
-        return rest[0] if rest else NO_CALL
+    rest = {id(call): call for call in (p["call"] for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
-    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()])
+    return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
 
 def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out_specs: Sequence) -> Callable:
@@ -91,14 +89,13 @@ def described(where: dict, specs: Sequence[P], types: Sequence[ShapedArray], out
             *[f"{name}={where[name]}" for name in ("check_rep", "auto_pbroadcast")],
             *[f"in_specs of {spec.path}: {spec}" for spec in specs],
             *[f"{path}: {spec}" for path, spec in out_specs],
-            *[f"{spec.path}: {_type_and_sharding(t)}" for spec, t in zip(specs, types)],
+            *[
+                f"{spec.path}: {t}" + (f", a ShardedArray split as {t.sharding.spec}" if t.sharding else "")
+                for spec, t in zip(specs, types)
+            ],
         ]
 
     return lines
-
-
-def _type_and_sharding(t: ShapedArray) -> str:
-    return f"{t}, a ShardedArray split as {t.sharding.spec}" if t.sharding is not None else str(t)
 
 
 _ADVICE = {
@@ -118,19 +115,19 @@ _ADVICE = {
 
 # ---------------------------------------------------------------- values
 
-WIDTH = 16  # characters of a digest
 
-
-def everyone(mesh: Mesh, text: str, longest: int = 1000) -> list[str]:
-    """The texts of all processes of a mesh, in the order of ranks.
-
-    Texts are cut to `longest` bytes. It is a barrier too.
-    """
+def everyone(mesh: Mesh, text: str) -> list[str]:
+    """The texts of all processes of a mesh, in the order of ranks. It is a barrier too."""
     if mesh.backend == "simulated":
         return [text]
-    mine = numpy.frombuffer(text.encode()[:longest].ljust(longest), numpy.uint8)
-    rows = numpy.atleast_2d(mesh.ranks.gather(mine, mesh.axis_names))
-    return [bytes(row).decode(errors="ignore").rstrip() for row in rows]
+
+    def gathered(row: Any) -> numpy.ndarray:
+        among = {"axes": mesh.axis_names, "size": mesh.size, "axis": 0, "tiled": False}
+        return mesh.ranks.collective("all_gather", numpy.array(row), mesh.axis_names, False, among)[0]
+
+    mine = text.encode() + b"\n"
+    longest = int(gathered([len(mine)]).max())
+    return [bytes(row).decode().rstrip() for row in gathered(bytearray(mine.ljust(longest)))]
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:
@@ -161,15 +158,11 @@ def check_types(what: str, mesh: Mesh, types: Sequence[Sequence[str]]) -> None:
     The message begins with `what`, and has the first type that differs. `types` has a list of descriptions for each
     rank in this process: under MPI one. It is a collective.
     """
-
-    def said(of_ranks: list[str]) -> list[str]:
-        return of_ranks if mesh.backend == "simulated" else everyone(mesh, of_ranks[0])
-
-    if len({*said([digest_of("; ".join(each)) for each in types])}) > 1:
-        for k in range(max(map(int, said([str(len(each)) for each in types])))):
-            found = said([each[k] if k < len(each) else "nothing more" for each in types])
-            if len({*found}) > 1:
-                raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
+    texts = ["\n".join(each) for each in types]
+    said = texts if mesh.backend == "simulated" else everyone(mesh, *texts)
+    for found in itertools.zip_longest(*[text.split("\n") for text in said], fillvalue="nothing more"):
+        if len({*found}) > 1:
+            raise ValueError(f"{what}: {'; '.join(who_says(dict(enumerate(found))))}")
 
 
 def check_copies(what: str, mesh: Mesh, held: Sequence[str], digests: Sequence[str]) -> None:
@@ -229,9 +222,8 @@ def check_blocks(mesh: Mesh, blocks: Sequence[tuple[str, numpy.ndarray, tuple[st
     blocks = [block for block in blocks if len(block[2]) < len(mesh.shape)]
     if mesh.backend == "simulated" or not blocks:
         return
-    said = everyone(mesh, "".join(digest_of(x) for _, x, _ in blocks), WIDTH * len(blocks))
-    for k, (name, x, held) in enumerate(blocks):
-        digests = [text[k * WIDTH : (k + 1) * WIDTH] for text in said]
+    said = everyone(mesh, " ".join(digest_of(x) for _, x, _ in blocks))
+    for (name, x, held), digests in zip(blocks, zip(*map(str.split, said))):
         check_copies(f"{name}: {_described(x)} ({here()})", mesh, held, digests)
 
 
@@ -241,5 +233,5 @@ def _described(x: Any) -> str:
 
 
 def digest_of(x: Any) -> str:
-    """A short text that differs if arrays of one type differ, or texts."""
-    return hashlib.sha256(x.encode() if isinstance(x, str) else numpy.asarray(x).tobytes()).hexdigest()[:WIDTH]
+    """A short text that differs if arrays of one type differ."""
+    return hashlib.sha256(numpy.asarray(x).tobytes()).hexdigest()[:16]

@@ -42,7 +42,7 @@ class Process(NamedTuple):
 
     rank: int
     host: str
-    processors: int  # the number that the ranks on this host may use together
+    usable: set[int]  # the processors that it may run on; a launcher may have bound it to a few
     threads: str  # OMP_NUM_THREADS
     versions: tuple[str, ...]  # of Python, NumPy and minidiff
 
@@ -93,7 +93,7 @@ def environment() -> Environment:
     facts["launcher"] = f"{launched} processes, says {variable}" if launched else "none: no MPI launcher started this"
     ranks = mpi.WORLD.Get_size() if mpi else 1
     everywhere = mpi.WORLD.allgather if mpi else lambda found: [found]
-    processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0, everywhere((socket.gethostname(), _usable()))))
+    processes = everywhere(_process(mpi.WORLD.Get_rank() if mpi else 0))
     facts["ranks"] = f"{ranks}, on {_counted(len({p.host for p in processes}), 'machine')}"
     facts["backend"] = _backend(launched)
     facts["optional"] = ", ".join(f"{name} {_version(name) or 'missing'} ({use})" for name, use in OPTIONAL.items())
@@ -127,22 +127,11 @@ def _counted(n: int, thing: str) -> str:
     return f"{n} {thing}{'s' * (n != 1)}"
 
 
-def _usable() -> set[int]:
-    """The numbers of the processors that this process may run on.
-
-    A launcher may have bound it to a few.
-    """
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-
-
-def _process(rank: int, usable: Sequence[tuple[str, set[int]]]) -> Process:
-    """This rank's part of the report.
-
-    `usable` has the host and the usable processors of each rank.
-    """
-    host, versions = socket.gethostname(), (platform.python_version(), numpy.__version__, minidiff.__version__)
-    processors = set().union(*[numbers for name, numbers in usable if name == host])
-    return Process(rank, host, len(processors), os.environ.get("OMP_NUM_THREADS", ""), versions)
+def _process(rank: int) -> Process:
+    """This rank's part of the report."""
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    versions = platform.python_version(), numpy.__version__, minidiff.__version__
+    return Process(rank, socket.gethostname(), usable, os.environ.get("OMP_NUM_THREADS", ""), versions)
 
 
 def _backend(launched: int | None) -> str:
@@ -151,9 +140,11 @@ def _backend(launched: int | None) -> str:
     return "simulated, since no MPI launcher started this process; for real ranks: mpirun -n 4 python -m spmd"
 
 
-def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process]]]:
-    for host, members in groupby(sorted(processes, key=itemgetter(1, 0)), key=itemgetter(1)):
-        yield host, list(members)
+def _by_host(processes: Sequence[Process]) -> Iterator[tuple[str, list[Process], int]]:
+    """Yield each host, its ranks, and the number of processors that they may use together."""
+    for host, found in groupby(sorted(processes, key=itemgetter(1, 0)), key=itemgetter(1)):
+        members = list(found)
+        yield host, members, len(set().union(*[p.usable for p in members]))
 
 
 def _table(processes: Sequence[Process]) -> str:
@@ -161,10 +152,10 @@ def _table(processes: Sequence[Process]) -> str:
         [
             host,
             ", ".join(number_ranges([p.rank for p in members])),
-            str(members[0].processors),
+            str(processors),
             members[0].threads or "not set",
         ]
-        for host, members in _by_host(processes)
+        for host, members, processors in _by_host(processes)
     ]
     header = ["machine", "ranks", "processors", "OMP_NUM_THREADS"]
     total = ["total", str(len(processes)), str(sum(int(line[2]) for line in lines)), ""]
@@ -173,8 +164,8 @@ def _table(processes: Sequence[Process]) -> str:
 
 def _shared(processes: Sequence[Process]) -> Iterator[str]:
     """Yield the problems of ranks that share a machine, or have different versions."""
-    for host, members in _by_host(processes):
-        n, processors = len(members), members[0].processors
+    for host, members, processors in _by_host(processes):
+        n = len(members)
         if n > processors:
             yield (
                 f"{n} ranks share {_counted(processors, 'processor')} of {host}: right for trying a program, wrong for "

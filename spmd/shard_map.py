@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -176,7 +175,9 @@ class _Mapped:
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
-            results = _inside_another(scope, body, values, specs, _mapping(scope, name_of(self.f), where))
+            with checking(scope, False), _mapping(scope, name_of(self.f), where):  # values are whole along its axes
+                blocks, result_specs = body(*map(_split, values, specs))
+                results = list(map(_whole, blocks, result_specs))
         return tree.unflatten(out_structure, results)
 
     def where(self, scope: Scope | None) -> dict:
@@ -196,11 +197,8 @@ class _Mapped:
     def specs_for(self, args: tuple, structure: Any, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
         """The spec of each array in `args`, checked, and the call for ranks to compare."""
         key = structure, *where.values(), *map(key_of, values)
-        if key not in self.known:
-            self.known[key] = self._specs_for(args, values, where)
-        return self.known[key]
-
-    def _specs_for(self, args: tuple, values: Sequence[Value], where: dict) -> tuple[Specs, Call]:
+        if key in self.known:
+            return self.known[key]
         _check_axes([*self.in_paths, *self.out_paths], where)
         names = [path for path, _ in tree.flatten_with_paths(args, "args")[0]]
         specs = tree.broadcast_prefix(self.in_specs, args, is_spec, "in_specs")
@@ -208,9 +206,11 @@ class _Mapped:
         for spec, x in zip(specs, values):
             check_ndim(spec, x.shape, "in_specs", spec.path)
             check_divides(spec, x.shape, where["mesh"].shape, "in_specs", spec.path)
-        if where["mesh"].backend == "simulated":
-            return specs, NO_CALL
-        return specs, Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths))
+        call = NO_CALL
+        if where["mesh"].backend != "simulated":
+            call = Call(name_of(self.f), described(where, specs, [typeof(x) for x in values], self.out_paths))
+        self.known[key] = specs, call
+        return specs, call
 
     def applied(self, blocks: tuple, where: dict) -> Any:
         """The result of the function, in the running body."""
@@ -249,15 +249,6 @@ def _mapping(scope: Scope, function: str, where: dict) -> Iterator[None]:
         yield
     finally:
         bottom.mapped, scope.function, scope.explicit = before
-
-
-def _inside_another(
-    scope: Scope, body: Callable, values: Sequence[Value], specs: Specs, mapping: AbstractContextManager
-) -> list[Value]:
-    """Run a body in that of an enclosing `shard_map`, whose values are whole along its axes."""
-    with checking(scope, False), mapping:
-        results, result_specs = body(*map(_split, values, specs))
-        return list(map(_whole, results, result_specs))
 
 
 def _split(x: Value, spec: PartitionSpec) -> Value:
@@ -310,10 +301,6 @@ def _inner_mesh(mesh: Mesh | None, scope: Scope, typed: bool) -> Mesh:
     return outer
 
 
-def _names(axes: Collection[str]) -> str:
-    return f"{{{', '.join(map(repr, axes))}}}"
-
-
 def _check_axis_names(axis_names: Collection[str], mesh: Mesh) -> None:
     if isinstance(axis_names, str):
         raise TypeError(f"shard_map: axis_names is a set of names, {{{axis_names!r}}}, got {axis_names!r}")
@@ -326,10 +313,11 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
     """Raise ValueError for a spec with an axis that this shard_map does not map over."""
     for path, spec in paths:
         check_spec(spec, where["mesh"].shape, path)
+        over = ", ".join(map(repr, where["axes"]))
         for a in sorted(spec.axes.union(spec.summed).difference(where["axes"])):
             inside = a in where["mapped"]
             raise ValueError(
-                f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {_names(where['axes'])}: "
+                f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {{{over}}}: "
                 + (
                     f"the one around it maps over {a!r}, and values here are blocks along it already; leave it out, "
                     "or let that one map over fewer axes, by its axis_names"

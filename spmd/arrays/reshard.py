@@ -1,35 +1,29 @@
-"""Resharding by the collectives that move the fewest bytes.
+"""Resharding: the collectives between two shardings of an array.
 
-A sharding gives for each dimension the mesh axes that it is split along, the last running fastest. A route from one
-sharding to another is a sequence of steps, each of them one collective:
+A sharding gives for each dimension the mesh axes that it is split along, the last running fastest. Each step from one
+sharding to another is one collective, the first of these that applies:
 
 =========== ====================================================== ==========================
 step        what it does to the sharding                           bytes that a rank receives
 =========== ====================================================== ==========================
-pscatter    an unused axis splits a dimension further              none
-all_gather  the last axes of a dimension no longer split it        (n - 1) blocks
-all_to_all  the last axes of a dimension split another one instead (n - 1) / n of a block
-ppermute    axes change places; blocks keep their shape            a block
+pscatter    an axis that the target adds splits a dimension        none
+all_to_all  axes that split another dimension there move to it     (n - 1) / n of a block
+all_gather  axes that the target lacks, or has elsewhere, leave    (n - 1) blocks
 =========== ====================================================== ==========================
 
-The cheapest route is a shortest path in the graph of shardings (Dijkstra's algorithm). It never moves more bytes than
-gathering the whole array and slicing it, which is one of the paths. All ranks compute the same route without
-communicating, since it depends only on shardings, shape and mesh.
+This never moves more bytes than to gather the whole array and slice it. All ranks find the same steps without
+communicating, since these depend only on the two shardings and the mesh.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
-import math
-from collections.abc import Callable, Iterator
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy
 
 import collectives
-from collectives.backends.base import index_along
 from minidiff import tree
 from minidiff.arguments import as_value
 from minidiff.core import Tracer, Value, current_scope, pbroadcast_to
@@ -49,10 +43,6 @@ from spmd.partition import (
 from spmd.primitive import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along
-Sizes = tuple[tuple[str, int], ...]  # the axes of a mesh, and their sizes
-#: The number of mesh axes that a route may use: besides those that split the array, others are tried up to this number.
-#: Blocks that are split further on the way may be cheaper to move.
-SEARCHED = 3
 
 
 class Step(NamedTuple):
@@ -60,185 +50,108 @@ class Step(NamedTuple):
 
     collective: str
     axes: tuple[str, ...]
-    options: tuple[tuple[str, Any], ...]
+    options: dict[str, int]
     after: Dims
     bytes: int
 
     def __call__(self, x: Value) -> Value:
-        return getattr(collectives, self.collective)(x, self.axes, **dict(self.options))
+        return getattr(collectives, self.collective)(x, self.axes, **self.options, tiled=True)
 
     def __str__(self) -> str:
         over = " and ".join(map(repr, self.axes))
-        shown = "".join(f", {k}={v}" for k, v in self.options if k not in ("tiled", "perm"))
+        shown = "".join(f", {k}={v}" for k, v in self.options.items())
         return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
 
 
-class Route(NamedTuple):
-    """The steps from one sharding to another."""
-
-    steps: tuple[Step, ...]
-
-    @property
-    def bytes(self) -> int:
-        """The number of bytes that each rank receives in all."""
-        return sum(step.bytes for step in self.steps)
-
-    def __call__(self, x: Value, varying: frozenset = frozenset()) -> Value:
-        """Apply the steps to a block, in the body of a `shard_map`.
-
-        If the result is used with values that vary along the axes `varying`, gathers over these use `all_gather`, whose
-        result varies too, and whose transpose is a `psum_scatter` (JEP 17111, on `all_gather`).
-        """
-        for k, step in enumerate(self.steps):
-            rest = frozenset(a for later in self.steps[k + 1 :] for a in later.axes)
-            fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
-            x = (step._replace(collective="all_gather") if fused else step)(x)
-        return x
+Route = tuple[Step, ...]  # from one sharding to another
 
 
-# ---------------------------------------------------------------- the cheapest route
+def follow(route: Route, x: Value, varying: frozenset = frozenset()) -> Value:
+    """Apply the steps to a block, in the body of a `shard_map`.
 
-
-@lru_cache(maxsize=4096)
-def route(have: Dims, want: Dims, shape: tuple[int, ...], itemsize: int, sizes: Sizes) -> Route:
-    """The cheapest route between two shardings of an array.
-
-    It has the fewest bytes, then the fewest collectives, then the fewest steps.
+    If the result is used with values that vary along the axes `varying`, gathers over these use `all_gather`, whose
+    result varies too, and whose transpose is a `psum_scatter` (JEP 17111, on `all_gather`).
     """
-    if have == want:
-        return Route(())
-    known = dict(sizes)
-    every, nbytes = math.prod(known.values()), itemsize * math.prod(shape)
-    used = [a for a in known if any(a in split for split in (*have, *want))]
-    others = [a for a in known if a not in used and known[a] > 1]
-    useful = frozenset(used + others[: max(0, SEARCHED - len(used))])
-    # The shape matters only by which axes divide a dimension; with gcds, more shapes share a cache entry.
-    steps = _cheapest(have, useful, tuple(math.gcd(n, every) for n in shape), sizes)[want]
-    befores = (have, *[step.after for step in steps])
-    return Route(tuple(_of_size(_with_permutation(s, b, known), nbytes, every) for s, b in zip(steps, befores)))
+    for k, step in enumerate(route):
+        rest = frozenset(a for later in route[k + 1 :] for a in later.axes)
+        fused = step.collective == "all_gather_invariant" and varying.difference(rest).issuperset(step.axes)
+        x = (step._replace(collective="all_gather") if fused else step)(x)
+    return x
 
 
-def _of_size(step: Step, nbytes: int, every: int) -> Step:
-    """Scale a step's bytes from an array of `every**2` bytes to one of `nbytes`."""
-    return step._replace(bytes=step.bytes * nbytes // every**2)
+# ---------------------------------------------------------------- the steps
 
 
-@lru_cache(maxsize=256)
-def _cheapest(have: Dims, useful: frozenset, shape: tuple[int, ...], sizes: Sizes) -> dict[Dims, tuple[Step, ...]]:
-    """The cheapest steps from a sharding to each other one over the `useful` axes.
-
-    They are priced for an array of (number of ranks)**2 bytes, so that every part has a whole number of bytes.
-    """
-    found: dict[Dims, tuple[Step, ...]] = {}
-    least = {have: (0, 0, 0)}
-    tail = itertools.count()  # breaks ties, so that the heap never compares shardings
-    queue: list = [((0, 0, 0), next(tail), have, ())]
-    known = dict(sizes)
-    nbytes = math.prod(known.values()) ** 2
-    while queue:
-        (moved, calls, count), _, at, steps = heapq.heappop(queue)
-        if at in found:
-            continue
-        found[at] = steps
-        for step in _steps(at, shape, nbytes, known, useful):
-            cost = (moved + step.bytes, calls + (step.bytes > 0), count + 1)
-            if step.after not in least or cost < least[step.after]:
-                least[step.after] = cost
-                heapq.heappush(queue, (cost, next(tail), step.after, (*steps, step)))
-    return found
-
-
-def _steps(at: Dims, shape: tuple[int, ...], nbytes: int, sizes: dict[str, int], useful: frozenset) -> Iterator[Step]:
-    """The possible next steps from a sharding, over `useful` axes."""
-    ranks = [part_count(axes, sizes) for axes in at]
-    block = nbytes // math.prod(ranks)
-    taken = frozenset(a for axes in at for a in axes)
-    dims = range(len(at))
-    for a in sorted(useful - taken, key=list(sizes).index):
-        for d in dims:
-            # An axis of one rank may come, and go, anywhere.
-            for k in range(len(at[d]) + 1) if sizes[a] == 1 else [len(at[d])]:
-                if shape[d] // ranks[d] % sizes[a] == 0:
-                    yield _step("pscatter", (a,), _changed(at, {d: (*at[d][:k], a, *at[d][k:])}), 0, axis=d)
-    for d in dims:
-        for k in range(len(at[d])):
-            if sizes[at[d][k]] == 1:
-                yield _step(
-                    "all_gather_invariant", at[d][k : k + 1], _changed(at, {d: at[d][:k] + at[d][k + 1 :]}), 0, axis=d
-                )
-            kept, moved = at[d][:k], at[d][k:]
-            n = part_count(moved, sizes)
-            yield _step("all_gather_invariant", moved, _changed(at, {d: kept}), (n - 1) * block, axis=d)
-            for e in dims:
-                if e != d and shape[e] // ranks[e] % n == 0:
-                    after = _changed(at, {d: kept, e: (*at[e], *moved)})
-                    yield _step("all_to_all", moved, after, block * (n - 1) // n, split_axis=e, concat_axis=d)
-    for after in _rearranged(at, sizes):
-        axes = tuple(a for a in sizes if any(a in one and one != two for one, two in zip(at, after)))
-        yield Step("ppermute", axes, (), after, block)  # `perm` is computed only for the steps of the final route
+def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
+    """The steps between two shardings of an array of `nbytes` bytes."""
+    steps = []
+    # Axes of one rank split nothing: those that are wanted no more are gathered at once, at no cost.
+    at, target = ([tuple(a for a in axes if sizes[a] > 1) for axes in dims] for dims in (have, want))
+    wanted = _axes(want)
+    alone = tuple(a for a in _axes(have) if sizes[a] == 1 and a not in wanted)
+    if alone:
+        steps.append(Step("all_gather_invariant", alone, {"axis": 0}, tuple(at), 0))
+    while at != target:
+        axes, source, to = _next_move(at, target, sizes)
+        n, block = part_count(axes, sizes), nbytes // part_count(_axes(at), sizes)
+        if source is not None:
+            at[source] = at[source][: -len(axes)]
+        if to is not None:
+            at[to] = (*at[to], *axes)
+        if source is None:
+            steps.append(Step("pscatter", axes, {"axis": to}, tuple(at), 0))
+        elif to is None:
+            steps.append(Step("all_gather_invariant", axes, {"axis": source}, tuple(at), (n - 1) * block))
+        else:
+            options = {"split_axis": to, "concat_axis": source}
+            steps.append(Step("all_to_all", axes, options, tuple(at), block * (n - 1) // n))
+    return tuple(steps)
 
 
-def _step(collective: str, axes: tuple[str, ...], after: Dims, nbytes: int, **options: int) -> Step:
-    return Step(collective, axes, (*options.items(), ("tiled", True)), after, nbytes)
+def _next_move(
+    at: Sequence[tuple[str, ...]], want: Sequence[tuple[str, ...]], sizes: dict[str, int]
+) -> tuple[tuple[str, ...], int | None, int | None]:
+    """The axes that move next, the dimension that they leave, and the one that they split; None for no dimension."""
+    used, wanted = _axes(at), _axes(want)
+    # For each dimension, the axes that are not in place, and those that it lacks.
+    leaving = [tuple(a for k, a in enumerate(h) if h[: k + 1] != w[: k + 1]) for h, w in zip(at, want)]
+    lacking = [w[len(h) - len(out) :] for h, w, out in zip(at, want, leaving)]
+    ready = [(d, axes) for d, axes in enumerate(lacking) if not leaving[d]]
+    for d, axes in ready:
+        if unused := tuple(itertools.takewhile(lambda a: a not in used, axes)):
+            return unused, None, d
+    for d, axes in ready:
+        for e, out in enumerate(leaving):
+            for k in range(len(out)):
+                if out[k:] == axes[: len(out) - k]:
+                    return out[k:], e, d
+    for e, out in enumerate(leaving):
+        if unwanted := tuple(itertools.takewhile(lambda a: a not in wanted, reversed(out)))[::-1]:
+            return unwanted, e, None
+    in_the_way = [e for e, out in enumerate(leaving) if out]
+    e = min(in_the_way, key=lambda e: (not lacking[e], part_count(leaving[e], sizes)))
+    return leaving[e], e, None
 
 
-def _changed(sharding: Dims, dims: dict[int, tuple[str, ...]]) -> Dims:
-    return tuple(dims.get(d, axes) for d, axes in enumerate(sharding))
-
-
-def _rearranged(at: Dims, sizes: dict[str, int]) -> Iterator[Dims]:
-    """The other shardings over the same axes with the same number of parts."""
-    parts = [part_count(axes, sizes) for axes in at]
-    for order in itertools.permutations([a for axes in at for a in axes]):
-        rest, after = list(order), []
-        for n in parts:
-            taken: tuple[str, ...] = ()
-            while rest and part_count(taken, sizes) < n:
-                taken = (*taken, rest.pop(0))
-            after.append(taken)
-        if not rest and tuple(after) != at and [part_count(axes, sizes) for axes in after] == parts:
-            yield tuple(after)
-
-
-def _with_permutation(step: Step, before: Dims, sizes: dict[str, int]) -> Step:
-    if step.collective != "ppermute":
-        return step
-    return step._replace(options=(("perm", _permutation(before, step.after, step.axes, sizes)),))
-
-
-def _permutation(at: Dims, after: Dims, axes: tuple[str, ...], sizes: dict[str, int]) -> tuple:
-    """The `perm` of a ppermute: (source, destination) pairs of ranks along `axes`."""
-    places = list(itertools.product(*[range(sizes[a]) for a in axes]))
-
-    def block(sharding: Dims, place: tuple[int, ...]) -> tuple:
-        """The index of the block on the rank at this place, along the axes that change."""
-        coordinates = {**dict.fromkeys(sizes, 0), **dict(zip(axes, place))}
-        return tuple(index_along(split, coordinates, sizes) for split in sharding)
-
-    sources = {block(at, place): rank for rank, place in enumerate(places)}
-    return tuple((sources[block(after, place)], rank) for rank, place in enumerate(places))
+def _axes(sharding: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(a for axes in sharding for a in axes)
 
 
 # ---------------------------------------------------------------- what users call
 
 
-def sizes_of(mesh: Mesh) -> Sizes:
-    """The axes of a mesh and their sizes, as a hashable cache key."""
-    return tuple(mesh.shape.items())
-
-
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
-    """The cheapest route for `x` from the spec `have` to `want`."""
+    """The route for `x` from the spec `have` to `want`."""
     t = typeof(x)
-    return route(have.dims(t.ndim), want.dims(t.ndim), t.shape, t.dtype.itemsize, sizes_of(mesh))
+    return route(have.dims(t.ndim), want.dims(t.ndim), t.nbytes, mesh.shape)
 
 
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
-    """`reshard_p` as a `shard_map`, whose body is the cheapest route."""
+    """`reshard_p` as a `shard_map`, whose body is the route."""
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
-        return [pbroadcast_to(steps(block), want.axes)], (want,)
+        return [pbroadcast_to(follow(steps, block), want.axes)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
@@ -268,7 +181,7 @@ def distribute(x: Any, mesh: Mesh, spec: Any) -> Any:
 
 
 def reshard(x: Any, spec: Any) -> Any:
-    """Split arrays by another `spec` over their mesh, with the cheapest collectives.
+    """Split arrays by another `spec` over their mesh.
 
     `x` is a tree of `ShardedArray`s, and `spec` a tree of partition specs that is a prefix of it; `P()` gives a plain
     array, the same on all ranks. Plain arrays in `x` are distributed over the mesh of the sharded ones. Differentiable:
@@ -351,17 +264,18 @@ def explain_reshard(x: Any, spec: PartitionSpec) -> str:
     >>> mesh = spmd.make_mesh((4, 2), ('x', 'y'), backend='simulated')
     >>> x = spmd.distribute(np.zeros((8, 8)), mesh, spmd.P('x', 'y'))
     >>> print(explain_reshard(x, spmd.P('y', 'x')))
-    P('x', 'y') -> P('y', 'x') of f64[8,8]: 120 bytes for each rank
-      all_to_all over 'y', split_axis=0, concat_axis=1: P(('x', 'y')), 32 bytes
-      all_to_all over 'x' and 'y', split_axis=1, concat_axis=0: P(None, ('x', 'y')), 56 bytes
-      all_to_all over 'y', split_axis=0, concat_axis=1: P('y', 'x'), 32 bytes
+    P('x', 'y') -> P('y', 'x') of f64[8,8]: 160 bytes for each rank
+      all_gather_invariant over 'y', axis=1: P('x'), 64 bytes
+      all_to_all over 'x', split_axis=1, concat_axis=0: P(None, 'x'), 96 bytes
+      pscatter over 'y', axis=0: P('y', 'x'), 0 bytes
     """
     x = as_value(x)
     mesh, have, _ = sharding_of(x, "explain_reshard: x")
     check_sharding(spec, typeof(x).shape, mesh.shape, "explain_reshard: x")
     steps = route_of(x, mesh, have, spec)
-    head = f"{have} -> {spec} of {typeof(x)}: {f'{steps.bytes:,} bytes for each rank' if steps.steps else 'as it is'}"
-    return Text("\n  ".join([head, *map(str, steps.steps)]))
+    received = f"{sum(step.bytes for step in steps):,} bytes for each rank" if steps else "as it is"
+    head = f"{have} -> {spec} of {typeof(x)}: {received}"
+    return Text("\n  ".join([head, *map(str, steps)]))
 
 
 def check_mesh(what: str, mesh: Any) -> None:

@@ -33,7 +33,7 @@ from minidiff.ops.indexing import gather_p, in_step_backwards, of_part, slice_p
 from minidiff.ops.reduction import prod_p
 from minidiff.ops.shape import reshape
 from minidiff.types import ShapedArray, typeof
-from spmd.arrays.reshard import Dims, Route, Sizes, redistribute, route, sizes_of
+from spmd.arrays.reshard import Dims, Route, follow, redistribute, route
 from spmd.arrays.sharded_array import ShardedArray, reshard_p
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, part_count
@@ -49,7 +49,7 @@ def split_labels(
     types: Sequence[ShapedArray],
     outs: Sequence[ShapedArray],
     have: Sequence[Dims],
-    sizes: Sizes,
+    sizes: dict[str, int],
 ) -> Way:
     """The axes that split each label, for operands that are split as `have`."""
     way: Way = {}
@@ -65,7 +65,7 @@ def split_labels(
             if known[:k] == axes[:k]:
                 continue
             taken = known != axes[: k - 1] or any(axis in others for others in way.values())
-            if taken or any(n % part_count(axes[:k], dict(sizes)) for n in lengths[label]):
+            if taken or any(n % part_count(axes[:k], sizes) for n in lengths[label]):
                 return False
             way[label] = axes[:k]
         return True
@@ -156,18 +156,14 @@ def _gather_block(way: Way, whole: ShapedArray, x: Value, *indices: Value) -> Va
     return where(mine, found, numpy.zeros((), found.dtype)[()])
 
 
-def _product(x: Value, axes: tuple[str, ...]) -> Value:
-    """The product between ranks: no collective multiplies, so gather the factors."""
-    return prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,))
-
-
 #: How a result is reduced between ranks, by `Dimensions.combine`.
 COMBINE = {
     "sum": collectives.psum,
     "mean": collectives.pmean,
     "max": collectives.pmax,
     "min": collectives.pmin,
-    "prod": _product,
+    # No collective multiplies: gather the factors.
+    "prod": lambda x, axes: prod_p.bind(collectives.all_gather_invariant(x, axes), axes=(0,)),
 }
 
 # ---------------------------------------------------------------- the operation
@@ -191,7 +187,9 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
         return None
     meshes = [sharding.mesh for sharding in shardings if sharding is not None]
     if isinstance(interpreter, Evaluate):
-        _check_alive(args)
+        for x in args:
+            if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
+                raise LeakedTracerError(leak_message(x))
         if primitive.has_effect:  # it sees sharded arrays as the user does
             return primitive.impl(*args, **params)
     if not meshes:
@@ -206,7 +204,7 @@ def dispatch_to_shards(interpreter: Interpreter, primitive: Primitive, args: Seq
     specs = [WHOLE if sharding is None else sharding.spec for sharding in shardings]
     dims_of = [spec.dims(t.ndim) for spec, t in zip(specs, types)]
     operands = tuple((type(x) if type(x) in _WEAK else t, dims) for x, t, dims in zip(args, types, dims_of))
-    what = primitive, operands, tuple(params.items()), sizes_of(mesh)
+    what = primitive, operands, tuple(params.items()), tuple(mesh.shape.items())
     plan = (_known_plan if _can_be_hashed(what) else _plan)(*what)
     if plan.combine in ("max", "min") and isinstance(interpreter, JVP):
         return None  # the derivative depends on the whole result
@@ -222,12 +220,6 @@ def _can_be_hashed(x: Any) -> bool:
     except TypeError:  # slices cannot
         return False
     return True
-
-
-def _check_alive(args: Sequence[Value]) -> None:
-    for x in args:
-        if isinstance(x, Tracer) and not isinstance(x, ShardedArray):
-            raise LeakedTracerError(leak_message(x))
 
 
 WHOLE = P()
@@ -246,12 +238,12 @@ class Plan(NamedTuple):
     decomposed: bool  # whether the operation has a composition for how its first operand is split
 
 
-def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, sizes: Sizes) -> Plan:
+def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: tuple, mesh_shape: tuple) -> Plan:
     """The plan for operands of these types and shardings.
 
     The types of Python's numbers are Python's.
     """
-    given, known = dict(params), dict(sizes)
+    given, sizes = dict(params), dict(mesh_shape)
     weak = [t if isinstance(t, ShapedArray) else t(0) for t, _ in operands]
     types = [typeof(t) for t in weak]
     outs = primitive.typecheck(weak, given)
@@ -267,7 +259,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     kept = {label for labels in dimensions.results for label in labels}
     on_blocks = {**given, **dimensions.params}
     if "shape" in given:
-        on_blocks["shape"] = tuple(n // part_count(axes, known) for n, axes in zip(outs[0].shape, out_shardings[0]))
+        on_blocks["shape"] = tuple(n // part_count(axes, sizes) for n, axes in zip(outs[0].shape, out_shardings[0]))
     if primitive is slice_p:
         run = functools.partial(_slice_block, way, types[0], index=given["index"], entries=on_blocks["index"])
     elif primitive is gather_p:
@@ -277,7 +269,7 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
     return Plan(
         routes=[
-            route(dims, _sharding(way, labels), t.shape, t.dtype.itemsize, sizes)
+            route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)
         ],
         run=run,
@@ -306,7 +298,7 @@ def _mapped(
         current_scope().function = primitive.name
         values = list(args)
         for i, block in zip(arrays, blocks):
-            values[i] = plan.routes[i](block, plan.varying)
+            values[i] = follow(plan.routes[i], block, plan.varying)
         found = plan.run(*values)
         found = found if primitive.multiple_results else [found]
         if plan.over and plan.combine is not None:

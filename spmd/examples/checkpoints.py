@@ -13,7 +13,6 @@ is noticed. The last two steps are kept.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -85,38 +84,33 @@ class Checkpoints:
             self._lock = None
 
     def _try(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=self.path):
-                pass
-            if self.mesh.rank == 0 and fcntl is not None:
-                self._take_lock()
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.path):
+            pass
+        if self.mesh.rank == 0 and fcntl is not None:
+            self._take_lock()
 
     def _take_lock(self) -> None:
         """Lock the file LOCK, which names its holder.
 
         The system unlocks it when the process ends.
         """
-        with contextlib.ExitStack() as unless_taken:
-            file = unless_taken.enter_context((self.path / LOCK).open("a+b"))
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):
-                file.seek(0)
-                who = file.read(200).decode(errors="replace").strip() or "an unknown process"
-                raise CheckpointError(
-                    f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another "
-                    "place (--checkpoint)"
-                ) from None
-            except OSError:  # this file system has no locks
-                return
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            file.flush()
-            unless_taken.pop_all()
-            self._lock = file
+        self._lock = file = (self.path / LOCK).open("a+b")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            who = file.read(200).decode(errors="replace").strip() or "an unknown process"
+            self.close()
+            raise CheckpointError(
+                f"{self.path}: another run is saving there ({who}). Wait until it has ended, or save to another "
+                "place (--checkpoint)"
+            ) from None
+        except OSError:  # this file system has no locks
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())
+        file.flush()
 
     def save(self, step: int, arrays: dict[str, Any], notes: dict[str, Any]) -> None:
         """Save a step: arrays and notes.
@@ -135,30 +129,24 @@ class Checkpoints:
             checksums[name] = _checksum(arrays)
             _replace(folder / name, lambda file: np.savez(file, **arrays))
 
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            mine = {name: x.data for name, x in arrays.items() if isinstance(x, ShardedArray)}
-            if mine:
-                write(self._own, mine)
-            if self.mesh.rank == 0:
-                alike = {name: x for name, x in arrays.items() if name not in mine}
-                write(WHOLE, {NOTES: json.dumps(notes), **alike})
-        except OSError as error:
-            raise CheckpointError(f"{folder}: it cannot be written: {error}") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        mine = {name: x.data for name, x in arrays.items() if isinstance(x, ShardedArray)}
+        if mine:
+            write(self._own, mine)
+        if self.mesh.rank == 0:
+            alike = {name: x for name, x in arrays.items() if name not in mine}
+            write(WHOLE, {NOTES: json.dumps(notes), **alike})
         return checksums
 
     def _complete(self, step: int, checksums: dict[str, str]) -> None:
         if self.mesh.rank:
             return
-        try:
-            text = json.dumps({**self.made_by, "step": step, CHECKSUMS: checksums}, indent=1).encode() + b"\n"
-            _replace(self._folder(step) / COMPLETE, lambda file: file.write(text))
-            for old in self._steps(complete=False):
-                if old not in self._steps()[-KEPT:]:
-                    (self._folder(old) / COMPLETE).unlink(missing_ok=True)  # first: then a half-deleted step is invalid
-                    shutil.rmtree(self._folder(old))
-        except OSError as error:
-            raise CheckpointError(f"{self.path}: it cannot be written: {error}") from error
+        text = json.dumps({**self.made_by, "step": step, CHECKSUMS: checksums}, indent=1).encode() + b"\n"
+        _replace(self._folder(step) / COMPLETE, lambda file: file.write(text))
+        for old in self._steps(complete=False):
+            if old not in self._steps()[-KEPT:]:
+                (self._folder(old) / COMPLETE).unlink(missing_ok=True)  # first: then a half-deleted step is invalid
+                shutil.rmtree(self._folder(old))
 
     # ------------------------------------------------ loading
 
@@ -176,37 +164,27 @@ class Checkpoints:
         return self._on_all_ranks(lambda: self._read(self._steps()[-1], like, notes)) if self._steps() else None
 
     def _read(self, step: int, like: dict[str, Any], names: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-        folder = self._folder(step)
-        complete = self._content(folder / COMPLETE, lambda file: _json_object(file.read()))
-        checksums = complete.pop(CHECKSUMS, None)
-        self._check(folder / COMPLETE, complete, step)
-
-        def arrays(name: str) -> dict[str, Any]:
-            found = self._content(folder / name, _arrays)
-            if not isinstance(checksums, dict) or checksums.get(name) != _checksum(found):
-                raise ValueError(f"{name} is not the file that {COMPLETE} has the checksum of")
-            return found
-
+        file, found = self._folder(step) / COMPLETE, {}
         try:
-            found = arrays(WHOLE)
+            complete = _json_object(file.read_bytes())
+            checksums = complete.pop(CHECKSUMS, None)
+            self._check(file, complete, step)
+            for name in (WHOLE, *[self._own] * any(isinstance(x, ShardedArray) for x in like.values())):
+                file = file.with_name(name)
+                with np.load(file, allow_pickle=False) as archive:
+                    arrays = {entry: archive[entry] for entry in archive.files}
+                if not isinstance(checksums, dict) or checksums.get(name) != _checksum(arrays):
+                    raise ValueError(f"{name} is not the file that {COMPLETE} has the checksum of")
+                found |= arrays
             notes = _json_object(found[NOTES])
-            if any(isinstance(x, ShardedArray) for x in like.values()):
-                found |= arrays(self._own)
             if missing := [*set(names).difference(notes)]:
                 raise KeyError(*missing)
             return {name: _placed(found[name], x) for name, x in like.items()}, notes
-        except (KeyError, ValueError) as error:
-            raise CheckpointError(self._damaged(folder, error)) from error
-
-    def _content(self, file: Path, read: Callable) -> Any:
-        try:
-            with file.open("rb") as opened:
-                return read(opened)
         except DAMAGE as error:
             raise CheckpointError(self._damaged(file, error)) from error
 
     def _damaged(self, file: Path, error: Exception) -> str:
-        others = [step for step in self._steps() if str(self._folder(step)) not in (str(file), str(file.parent))]
+        others = [step for step in self._steps() if self._folder(step) != file.parent]
         folder = self._folder(self._steps()[-1])
         before = f"go on from step {others[-1]}" if others else "start from the beginning"
         return f"{file} is damaged ({type(error).__name__}: {error}): remove {folder} to {before}"
@@ -246,15 +224,12 @@ class Checkpoints:
             result = act()
         except CheckpointError as error:
             failure = str(error)
+        except OSError as error:  # from writing; those from reading are damage
+            failure = f"{self.path}: it cannot be written: {error}"
         failures = list(filter(None, everyone(self.mesh, failure)))
         if failures:
             raise CheckpointError(failures[0])
         return result
-
-
-def _arrays(file: BinaryIO) -> dict[str, np.ndarray]:
-    with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
 
 
 def _json_object(text: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 import numpy
 
 from collectives.cost import GATHERS, Cost, price
+from spmd.agreement import check_types
 from spmd.mesh import Mesh
 from spmd.report.forecast import CostModel, Measurement
 
@@ -62,12 +62,14 @@ def calibrate(
     Source: the model is that of `collectives.cost`; to measure rounds of calls between barriers, and take medians, is
     usual: W. Gropp, E. Lusk, "Reproducible measurements of MPI performance characteristics", 1999.
     """
-    error, cases = None, []
     try:
-        cases = _cases(mesh, axis_name, collectives, sizes, repeats)
+        error, cases = None, _cases(mesh, axis_name, collectives, sizes, repeats)
+        plan = [f"{repeats} times", *[f"{c.name} of {c.nbytes} bytes over {c.params['axes']}" for c in cases]]
     except Exception as caught:  # raised after the other ranks are told, so that they do not wait for this one
-        error = caught
-    _agree(mesh, error, [(case.name, case.nbytes, case.params["axes"]) for case in cases], repeats)
+        error, plan = caught, [f"{type(caught).__name__}: {caught}"]
+    check_types("calibrate: all ranks must call it with the same arguments", mesh, [plan])
+    if error is not None:
+        raise error
     times = numpy.array([[_time(mesh, case) for case in cases] for _ in range(1 + repeats)])
     slowest = _maximum(mesh, times)[1:]  # without the first round, a warm-up
     measurements = tuple(
@@ -109,7 +111,6 @@ def _cases(mesh: Mesh, axis_name, collectives: Sequence[str], sizes: Sequence[in
             data = numpy.ones(mesh.ranks.data_shape((count,), held))
             params = {"axes": axes, "size": n, **_PARAMETERS[name](n)}
             found.append(_Case(name, data, held, params, count * ITEM))
-    _check_distinct([price(case.name, n, case.nbytes) for case in found])
     return found
 
 
@@ -139,22 +140,6 @@ def _maximum(mesh: Mesh, x: numpy.ndarray) -> numpy.ndarray:
     return mesh.ranks.collective("pmax", x, (), False, {"axes": mesh.axis_names, "size": mesh.size})[0]
 
 
-def _agree(mesh: Mesh, error: Exception | None, plan: list, repeats: int) -> None:
-    """Raise on all ranks if one has an error, or if their measurements differ."""
-    number = float(zlib.crc32(repr((plan, repeats)).encode()))
-    failed = float(mesh.rank + 1 if error is not None else 0)
-    who, most, least = _maximum(mesh, numpy.array([failed, number, -number])).tolist()
-    if error is not None:
-        raise error
-    if who:
-        raise RuntimeError(f"calibrate: failed on rank {int(who) - 1}, and so on all")
-    if most != -least:
-        raise ValueError(
-            "calibrate: all ranks must call it with the same arguments, but they are to measure different things; this "
-            f"one {plan}, {repeats} times"
-        )
-
-
 # ---------------------------------------------------------------- fitting
 
 
@@ -172,7 +157,11 @@ def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
 
     Source: after H. Theil, "A rank-invariant method of linear and polynomial regression analysis", 1950.
     """
-    _check_distinct([cost for cost, _ in measured])
+    if len({Fraction(cost.bytes) / Fraction(cost.steps) for cost, _ in measured if cost.steps}) < 2:
+        raise ValueError(
+            "what is measured cannot tell steps from bytes: they are always in the same proportion. Measure messages "
+            "of several sizes"
+        )
     terms = numpy.array([[cost.steps, cost.bytes] for cost, _ in measured], float)
     times = numpy.array([seconds for _, seconds in measured])
     steps, nbytes = terms.T
@@ -186,13 +175,3 @@ def fit_costs(measured: Sequence[tuple[Cost, float]]) -> tuple[float, float]:
     best = abs(off - scale).sum(1).argmin()
     alpha, beta = tried[best] * numpy.exp(scale[best])
     return float(alpha), float(beta)
-
-
-def _check_distinct(costs: Sequence[Cost]) -> None:
-    """Raise ValueError if steps and bytes are always in the same proportion."""
-    shares = {Fraction(cost.bytes) / Fraction(cost.steps) for cost in costs if cost.steps}
-    if len(shares) < 2:
-        raise ValueError(
-            "what is measured cannot tell steps from bytes: they are always in the same proportion. Measure messages "
-            "of several sizes"
-        )

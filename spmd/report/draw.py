@@ -6,7 +6,6 @@ import colorsys
 import html
 import itertools
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,17 +14,16 @@ import numpy
 from collectives.backends.base import index_along
 from minidiff.core import Tracer
 from minidiff.types import ShapedArray
+from spmd.arrays.reshard import check_mesh
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
 from spmd.partition import (
     PartitionSpec,
-    block_type,
     check_sharding,
     part_count,
 )
 from spmd.report.table import number_ranges, paragraph
 
-CELL_WIDTH = 22  # characters of a list of ranks, before it wraps to the next line
 MOST_ACROSS = 8  # parts of a one-dimensional array that are drawn next to each other; more run down
 MOST_GRIDS = 8  # grids drawn for an array that is split along more than two dimensions; the rest are counted
 MOST_STEPS = 16  # parts drawn down, or across; if there are more, those in the middle are left out
@@ -49,14 +47,10 @@ class ShardingPicture:
         self.spec = spec
         sizes = mesh.shape if mesh is not None else {}
         self.parts = tuple(part_count(axes, sizes) for axes in spec.dims(len(self.shape)))
-        self.ranks = self._ranks(sizes)
-
-    def _ranks(self, sizes: dict[str, int]) -> dict[Block, list[int]]:
-        found: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
+        self.ranks: dict[Block, list[int]] = {block: [] for block in itertools.product(*map(range, self.parts))}
         for rank, coordinates in enumerate(itertools.product(*map(range, sizes.values()))):
-            dims, at = self.spec.dims(len(self.shape)), dict(zip(sizes, coordinates))
-            found[tuple(index_along(axes, at, sizes) for axes in dims)].append(rank)
-        return found
+            at = dict(zip(sizes, coordinates))
+            self.ranks[tuple(index_along(axes, at, sizes) for axes in spec.dims(len(self.shape)))].append(rank)
 
     @property
     def shown(self) -> tuple[int, ...]:
@@ -77,8 +71,7 @@ class ShardingPicture:
         if self.mesh is None:
             return f"{self._type(self.shape)}: one block, on no mesh"
         mesh = ", ".join(f"{a}: {n}" for a, n in self.mesh.shape.items())
-        whole = ShapedArray(self.shape, self.dtype or float)
-        block = block_type(whole, self.spec, self.mesh.shape, typed=False).shape
+        block = [n // parts for n, parts in zip(self.shape, self.parts)]
         return f"{self._type(self.shape)} split as {self.spec} over ({mesh}): blocks {self._type(block)}"
 
     def _type(self, shape: Sequence[int]) -> str:
@@ -196,8 +189,7 @@ def _listed(ranks: Sequence[int]) -> str:
 
 def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> Iterator[str]:
     """The lines of a grid drawn in characters."""
-    wrapped = [[_wrapped(cell) for cell in row] for row in cells]
-    widths = [max(map(len, [label, *itertools.chain(*column)])) for label, *column in zip(across, *wrapped)]
+    widths = [max(map(len, column)) for column in zip(across, *cells)]
     margin = max(map(len, down)) + (1 if any(down) else 0)
 
     def rule(left: str, middle: str, right: str) -> str:
@@ -207,19 +199,11 @@ def _text_grid(down: list[str], across: list[str], cells: list[list[str]]) -> It
         labels = "   ".join(label.ljust(w) for label, w in zip(across, widths))
         yield (" " * (margin + 2) + labels).rstrip()
     yield rule("┌", "┬", "┐")
-    for i, (label, row) in enumerate(zip(down, wrapped)):
+    for i, (label, row) in enumerate(zip(down, cells)):
         if i:
             yield rule("├", "┼", "┤")
-        for k, line in enumerate(itertools.zip_longest(*row, fillvalue="")):
-            shown = " │ ".join(text.ljust(w) for text, w in zip(line, widths))
-            yield f"{(label if not k else '').ljust(margin)}│ {shown} │"
+        yield f"{label.ljust(margin)}│ {' │ '.join(text.ljust(w) for text, w in zip(row, widths))} │"
     yield rule("└", "┴", "┘")
-
-
-def _wrapped(cell: str) -> list[str]:
-    """A cell's lines: long lists of ranks wrap after a comma."""
-    lines = textwrap.wrap(cell.replace(",", ", "), CELL_WIDTH, break_long_words=False)
-    return [line.replace(", ", ",") for line in lines]
 
 
 def _html_grid(down: list[str], across: list[str], cells: list[list[str]], colours: dict[str, str]) -> str:
@@ -279,8 +263,7 @@ def visualize_sharding(x: Any, mesh: Mesh | None = None, spec: PartitionSpec | N
                 f"as in visualize_sharding({shape}, mesh, P('x'))"
             )
         return ShardingPicture(shape, None, PartitionSpec(), dtype)
-    if not isinstance(mesh, Mesh):
-        raise TypeError(f"visualize_sharding: mesh is {mesh!r}, which is not a mesh: write ...(x, mesh, P(...))")
+    check_mesh("visualize_sharding", mesh)
     check_sharding(spec, shape, mesh.shape, "the array")
     return ShardingPicture(shape, mesh, spec, dtype)
 

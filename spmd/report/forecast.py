@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -289,7 +289,7 @@ class Forecast(Tabular):
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
         each = self.collectives
         lines = {**each, TOTAL: tuple(self.seconds.values())} if len(each) > 1 else each
-        return _plot(self.ranks, lines, ax)
+        return Race(self.ranks, lines).plot(ax)
 
 
 @dataclass(frozen=True, repr=False)
@@ -309,7 +309,15 @@ class Race(Tabular):
 
     def plot(self, ax: Any = None) -> Any:
         """Draw times over ranks, on logarithmic axes. Returns the axes; needs matplotlib."""
-        return _plot(self.ranks, self.seconds, ax)
+        ax = _axes(ax)
+        for name, seconds in self.seconds.items():
+            ax.loglog(self.ranks, seconds, "o--" if name == TOTAL else "o-", label=name)
+        if len(self.ranks) < 10:
+            ax.set_xticks(self.ranks, [str(n) for n in self.ranks], minor=False)
+            ax.minorticks_off()
+        ax.set(xlabel="ranks", ylabel="seconds")
+        ax.legend(fontsize="small")
+        return ax
 
 
 #: The power of r by which a collective's bytes per rank change if the axis has r times as many ranks; otherwise 0.
@@ -401,15 +409,3 @@ def _axes(ax: Any) -> Any:
     except ImportError:
         raise ImportError("plots need the package matplotlib: `pip install matplotlib`") from None
     return pyplot.subplots()[1]
-
-
-def _plot(ranks: Sequence[int], lines: Mapping[str, Sequence[float]], ax: Any) -> Any:
-    ax = _axes(ax)
-    for name, seconds in lines.items():
-        ax.loglog(ranks, seconds, "o--" if name == TOTAL else "o-", label=name)
-    if len(ranks) < 10:
-        ax.set_xticks(ranks, [str(n) for n in ranks], minor=False)
-        ax.minorticks_off()
-    ax.set(xlabel="ranks", ylabel="seconds")
-    ax.legend(fontsize="small")
-    return ax

@@ -2,7 +2,6 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 
@@ -11,10 +10,10 @@ import pytest
 
 import minidiff as md
 from spmd import launch
-from spmd.environment import Process, _process, _shared
+from spmd.environment import Process, _by_host, _shared
 from tests.collectives.guards.test_failures import mpiexec
 
-HERE = [0, "here", 4, "1", ("3.11", "2.0", "0.1")]
+HERE = [0, "here", {0, 1, 2, 3}, "1", ("3.11", "2.0", "0.1")]
 
 
 def run(*before, **variables):
@@ -105,8 +104,9 @@ def test_mpi_starts_as_mpi4py_was_told():
 
 def test_processors_that_ranks_are_bound_to():
     """Each to its own: between them, they have all of these."""
-    usable = [("here", {0}), ("here", {1}), ("here", {1}), ("there", {0, 1, 2})]
-    assert _process(0, [(socket.gethostname() if host == "here" else host, found) for host, found in usable])[2] == 2
+    bound = [("here", {0}), ("here", {1}), ("here", {1}), ("there", {0, 1, 2})]
+    ranks = [Process(*HERE)._replace(rank=r, host=host, usable=usable) for r, (host, usable) in enumerate(bound)]
+    assert [(host, n) for host, _, n in _by_host(ranks)] == [("here", 2), ("there", 3)]
 
 
 @pytest.mark.parametrize("why", ["ImportError('no module mpi4py')", "RuntimeError('cannot load MPI library')"])

@@ -216,7 +216,7 @@ def rewritten(file, honest, **changes):
     np.savez(file, **found)
 
 
-NOTES = {"a list": "[]", "null": "null", "no JSON": "{", "none": None, "some": '{"order": []}', "an array": np.ones(3)}
+NOTES = {"a list": "[]", "null": "null", "no JSON": "{", "none": None, "some": '{"other": []}', "an array": np.ones(3)}
 
 
 @pytest.mark.parametrize("honest", [False, True])

@@ -112,8 +112,8 @@ def test_a_checkpoint_that_cannot_be_used(tmp_path, capsys):
 def test_a_checkpoint_without_a_name(path, capsys):
     with pytest.raises(SystemExit) as exit:
         training.main(EXAMPLES["data_parallel"], "", ["--checkpoint", path, "--steps", "1"])
-    assert exit.value.code == 2
-    assert "--checkpoint: a directory, got ''; leave it out to save nothing" in capsys.readouterr().err
+    assert exit.value.code == 1
+    assert "the directory to save in is '': name one (--checkpoint run), or leave it out" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match=r"the directory to save in is ''"):
         training.train(EXAMPLES["data_parallel"], EXAMPLES["data_parallel"].mesh(2, "simulated"), 1, checkpoint=path)
 
