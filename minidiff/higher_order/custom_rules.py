@@ -23,8 +23,10 @@ from minidiff.core import (
     Interpreter,
     Value,
     checking,
+    current_interpreter,
     pbroadcast_to,
     running,
+    transforming,
 )
 from minidiff.dtypes import is_differentiable
 from minidiff.errors import LeakedTracerError, VarianceError
@@ -35,7 +37,6 @@ from minidiff.higher_order.partial_eval import (
     batched_body,
     chosen,
     cut,
-    jvp_of_body,
     placed,
     positions,
     present,
@@ -80,7 +81,9 @@ def guarded(f: Callable, outside: JVP, what: str) -> Callable:
     """Let a body or a rule of `what` raise if it closes over a value that `outside` differentiates."""
 
     def run(*values):
-        return jvp_of_body(f, lambda below: Guard(below, outside, what), [False] * len(values))(*values)[0]
+        guard = Guard(current_interpreter(), outside, what)
+        with transforming(guard):
+            return list(map(guard.adopt, f(*values)))
 
     return run
 
