@@ -133,7 +133,7 @@ class Schedule(NamedTuple):
         """All ranks' blocks, stacked in rank order."""
         slots = [block]
         for pairs, first, last in self.steps:
-            slots += unstack(ppermute(np.stack(slots[first:last]), self.axis_name, pairs))
+            slots += self._sent(slots[first:last], pairs)
         return self.in_rank_order(slots)
 
     def scatter(self, parts: Value, combined: Callable) -> Value:
@@ -141,10 +141,16 @@ class Schedule(NamedTuple):
         slots = self.in_slots(parts)
         for pairs, first, last in reversed(self.steps):
             back = _back(pairs)
-            arrived = ppermute(np.stack(slots[first - last :]), self.axis_name, back)
+            arrived = self._sent(slots[first - last :], back)
             del slots[first - last :]
-            slots[first:last] = unstack(combined(np.stack(slots[first:last]), arrived, self.axis_name, back))
+            slots[first:last] = [combined(x, y, self.axis_name, back) for x, y in zip(slots[first:last], arrived)]
         return slots[0]
+
+    def _sent(self, blocks: Sequence[Value], pairs: Pairs) -> Sequence[Value]:
+        """Send blocks along `pairs` in one message."""
+        if len(blocks) == 1:
+            return [ppermute(blocks[0], self.axis_name, pairs)]
+        return unstack(ppermute(np.stack(blocks), self.axis_name, pairs))
 
     def all_reduce(self, x: Value) -> Value:
         """The sum: a reduce-scatter of equal parts, padded with zeros, then a gather."""
@@ -253,7 +259,8 @@ def _sum(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
 
 def _replaced(x: Value, arrived: Value, axis_name: AxisName, pairs: Pairs) -> Value:
     """What arrived along `pairs` at their destinations, and `x` on the other ranks."""
-    return np.where(np.isin(axis_index(axis_name), [destination for _, destination in pairs]), arrived, x)
+    reached = np.isin(np.arange(axis_size(axis_name)), [destination for _, destination in pairs])
+    return np.where(np.take(reached, axis_index(axis_name)), arrived, x)
 
 
 def _at_root(x: Value, axis_name: AxisName, root: int) -> Value:
