@@ -7,7 +7,7 @@ from typing import Any
 
 from minidiff.dtypes import is_scalar_constant
 from minidiff.higher_order.while_loop import while_p
-from minidiff.ops import elementwise, shape
+from minidiff.ops import elementwise, rearranging, shape
 from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import ShapedArray, Var, typeof
 
@@ -16,7 +16,7 @@ from minidiff.types import ShapedArray, Var, typeof
 copy_p = elementwise.copy.primitive
 
 #: Operations whose results are read-only views in NumPy.
-READ_ONLY = {shape.broadcast_to_p, elementwise.imag.primitive}  # imag, if the operand is real
+READ_ONLY = {shape.broadcast_to_p, rearranging.diagonal_p, elementwise.imag.primitive}  # imag, if the operand is real
 
 
 def sharing(tape: Tape) -> dict[Any, frozenset]:

@@ -12,9 +12,9 @@ import numpy
 from minidiff.core import Tracer, Value, implements
 from minidiff.ops import dimensions
 from minidiff.ops.arrays import as_array
-from minidiff.ops.base import Linear, axes_fit, convert, reshape_p
+from minidiff.ops.base import Linear, axes_fit, convert
 from minidiff.ops.elementwise import copy, multiply, power, subtract, where
-from minidiff.ops.indexing import along, concrete_mask, getitem, slice_p, take, unslice_p
+from minidiff.ops.indexing import along, concrete_mask, getitem, take, unslice_p
 from minidiff.ops.shape import (
     as_shape,
     broadcast_to,
@@ -215,26 +215,51 @@ def trim_zeros(filt: Value, trim: str = "fb", axis: Any = None) -> Value:
 # ---------------------------------------------------------------- diagonals and triangles
 
 
-def _diagonal_part(rows: int, columns: int, offset: int) -> slice:
-    """The slice of a flattened matrix that is a diagonal."""
+def _diagonal_part(rows: int, columns: int, offset: int) -> tuple[slice, int]:
+    """The slice of a flattened matrix that is a diagonal, and its length."""
     start = offset if offset >= 0 else -offset * columns
     length = max(0, min(rows + min(offset, 0), columns - max(offset, 0)))
-    return slice(start, start + length * (columns + 1), columns + 1)
+    return slice(start, start + length * (columns + 1), columns + 1), length
+
+
+def _embed_impl(x: numpy.ndarray, offset: int, shape: tuple[int, ...]) -> numpy.ndarray:
+    out = numpy.zeros((*shape[:-2], shape[-2] * shape[-1]), x.dtype)
+    part, length = _diagonal_part(shape[-2], shape[-1], offset)
+    if length:
+        out[..., part][..., :length] = x
+    return out.reshape(shape)
+
+
+#: A diagonal of the last two axes: x[..., i, i + offset].
+diagonal_p = Linear(
+    "diagonal",
+    lambda x, offset: numpy.diagonal(x, offset, -2, -1),
+    lambda x, offset: ((*x.shape[:-2], _diagonal_part(*x.shape[-2:], offset)[1]), x.dtype),
+    lambda ct, operands, offset: [embed_diagonal_p.bind(ct, offset=offset, shape=operands[0].shape)],
+    fits=lambda x, offset: x.ndim > 1,
+    sharding=dimensions.batch(2),
+)
+diagonal_p.shares_memory = True
+
+#: The transpose of `diagonal`: zeros of `shape`, with x on a diagonal of the last two axes.
+embed_diagonal_p = Linear(
+    "embed_diagonal",
+    _embed_impl,
+    lambda x, offset, shape: (shape, x.dtype),
+    lambda ct, operands, offset, shape: [diagonal_p.bind(ct, offset=offset)],
+    fits=lambda x, offset, shape: len(shape) > 1 and x.shape == diagonal_p.shape_rule(x.update(shape=shape), offset)[0],
+    sharding=dimensions.batch(1),
+)
 
 
 @implements(numpy.diagonal)
 def diagonal(a: Value, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """`numpy.diagonal` of two axes, `offset` from the main one, as a last axis."""
-    t = typeof(a)
-    if t.ndim < 2:
-        raise ValueError(f"diagonal: an array of at least two dimensions is needed, got {t}")
-    last = normalize_axis(axis1, t.ndim, "diagonal"), normalize_axis(axis2, t.ndim, "diagonal")
-    if last[0] == last[1]:
+    if typeof(a).ndim < 2:
+        raise ValueError(f"diagonal: an array of at least two dimensions is needed, got {typeof(a)}")
+    if normalize_axis(axis1, typeof(a).ndim, "diagonal") == normalize_axis(axis2, typeof(a).ndim, "diagonal"):
         raise ValueError(f"diagonal: axes {axis1} and {axis2} are the same axis")
-    a = transpose(a, (*[i for i in range(t.ndim) if i not in last], *last))
-    *batch, m, n = a.shape
-    part = _diagonal_part(m, n, operator.index(offset))
-    return slice_p.bind(reshape_p.bind(a, shape=(*batch, m * n)), index=(*[slice(None)] * len(batch), part))
+    return diagonal_p.bind(moveaxis(a, (axis1, axis2), (-2, -1)), offset=operator.index(offset))
 
 
 @implements(numpy.diag)
@@ -245,8 +270,8 @@ def diag(v: Value, k: int = 0) -> Value:
         return diagonal(v, k)
     if t.ndim != 1:
         raise ValueError(f"diag: a vector or a matrix is needed, got {t}")
-    n = t.size + abs(operator.index(k))
-    return reshape_p.bind(unslice_p.bind(v, index=(_diagonal_part(n, n, k),), shape=(n * n,)), shape=(n, n))
+    n = t.size + abs(k)
+    return embed_diagonal_p.bind(v, offset=operator.index(k), shape=(n, n))
 
 
 @implements(numpy.diagflat)
