@@ -63,13 +63,14 @@ NO_CALL = Call("", None)
 
 def compare_call(params: dict) -> None:
     """Raise DisagreementError on all ranks if they call a `shard_map` differently."""
-    if not params["call"].agreed:
-        params["call"].compare(params["mesh"])
+    call = params.get("call", NO_CALL)
+    if not call.agreed:
+        call.compare(params["mesh"])
 
 
 def fused_call(params: Sequence[dict]) -> Call:
     """One call that stands for several, whose descriptions are compared at once."""
-    rest = {id(call): call for call in (p["call"] for p in params) if not call.agreed}.values()
+    rest = {id(call): call for call in (p.get("call", NO_CALL) for p in params) if not call.agreed}.values()
     names, parts = dict.fromkeys(call.function for call in rest), [call.lines for call in rest]
     return Call(" and ".join(names), lambda: [line for lines in parts for line in lines()]) if rest else NO_CALL
 
@@ -116,18 +117,22 @@ _ADVICE = {
 # ---------------------------------------------------------------- values
 
 
+SHORT = 1000  # most texts have fewer bytes, and are sent in one message
+
+
 def everyone(mesh: Mesh, text: str) -> list[str]:
     """The texts of all processes of a mesh, in the order of ranks. It is a barrier too."""
     if mesh.backend == "simulated":
         return [text]
 
-    def gathered(row: Any) -> numpy.ndarray:
-        among = {"axes": mesh.axis_names, "size": mesh.size, "axis": 0, "tiled": False}
-        return mesh.ranks.collective("all_gather", numpy.array(row), mesh.axis_names, False, among)[0]
+    def gathered(row: bytes) -> numpy.ndarray:
+        return numpy.atleast_2d(mesh.ranks.gather(numpy.frombuffer(row, numpy.uint8), mesh.axis_names))
 
-    mine = text.encode() + b"\n"
-    longest = int(gathered([len(mine)]).max())
-    return [bytes(row).decode().rstrip() for row in gathered(bytearray(mine.ljust(longest)))]
+    mine = text.encode()
+    rows = gathered(f"{len(mine):16}".encode() + mine[:SHORT].ljust(SHORT))
+    lengths, rows = [int(bytes(row[:16])) for row in rows], rows[:, 16:]
+    rows = rows if max(lengths) <= SHORT else gathered(mine.ljust(max(lengths)))
+    return [bytes(row[:length]).decode() for row, length in zip(rows, lengths)]
 
 
 def check_invariant(x: Any, mesh: Mesh) -> Any:

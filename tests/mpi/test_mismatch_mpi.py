@@ -144,7 +144,7 @@ def test_axes_whose_communicators_are_not_there_yet():
         f = spmd.shard_map(lambda x: psum(x, axis), grid, in_specs=P(("row", "column")), out_specs=P(("row", "column")))
         return f(np.ones(4))
 
-    with pytest.raises(DisagreementError, match=r"rank 2: the first collective over 'column'; test_lock"):
+    with pytest.raises(DisagreementError, match=r"rank 2: the first collective over 'column'; test_mismatch"):
         along("column" if WORLD.rank == OTHER else "row")
     assert along("row").gather().tolist() == along("column").gather().tolist() == [2.0] * 4
 
