@@ -19,8 +19,7 @@ class Ranks(core.Ranks):
     folders = (os.path.dirname(__file__),)
     passes = (PASSES,)
 
-    def insert_pbroadcast(self, x: Value, axes: frozenset) -> Value:
-        return insert_pbroadcast(x, axes)
+    insert_pbroadcast = staticmethod(insert_pbroadcast)
 
     def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:
         return backward_pass_in_body(*args)

@@ -59,10 +59,10 @@ class CheckFinite(core.Evaluate):
         def checked(primitive: core.Primitive, args: Sequence[core.Value], params: dict) -> core.Value:
             if primitive.is_higher_order:
                 return process(primitive, args, params)
-            before = len(sweep.equations)
+            before = len(sweep.below.equations)
             with numpy.errstate(all="ignore"):
                 out = process(primitive, args, params)
-            factors = [a for eqn in sweep.equations[before:] for a in eqn.inputs]
+            factors = [a for eqn in sweep.below.equations[before:] for a in eqn.inputs]
             self.check(f"the derivative of {primitive}", sweep.split(args)[0], params, factors)
             return out
 

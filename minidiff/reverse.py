@@ -73,6 +73,8 @@ class Sweep(JVP):
     derivative is recorded as one equation, whose factors are computed only when it is transposed or applied.
     """
 
+    on_arrays = False  # whether all values are plain arrays: see `FastSweep`
+
     def interpret(self, primitive, args, params):
         mine = [type(x) is JVPTracer and x.interpreter is self for x in args]
         if not primitive.by_parts or primitive.multiple_results or True not in mine:
@@ -123,7 +125,7 @@ def linearize_flat(
     transformation and the function in errors.
     """
     recorder = Linearize(current_interpreter())
-    sweep = FastSweep(recorder)
+    sweep = FastSweep(recorder) if recorder.below is EVALUATE else Sweep(recorder)
     recorder.origin = sweep.origin = origin
     recorder.below.watch_sweep(sweep)
     args = []
@@ -216,10 +218,9 @@ def transpose_equation(eqn: Equation, cotangents: Cotangents, consume: bool = Fa
     primitive, inputs, interpreter = eqn.primitive, eqn.inputs, current_interpreter()
     if consume:
         eqn.inputs = ()
-    out_ct: Any = [cotangents.known.pop(v, None) for v in eqn.outputs]
-    if not primitive.multiple_results:
-        (out_ct,) = out_ct
-    if out_ct is None or (primitive.multiple_results and all(ct is None for ct in out_ct)):
+    out_cts = [cotangents.known.pop(v, None) for v in eqn.outputs]
+    out_ct = out_cts if primitive.multiple_results else out_cts[0]
+    if out_ct is None or (out_ct is out_cts and all(ct is None for ct in out_cts)):
         return
     operands = [a.type if isinstance(a, Var) else a for a in inputs]
     try:

@@ -106,13 +106,14 @@ def typeof(x: Any) -> ShapedArray:
     >>> typeof(numpy.zeros((3, 4)))
     f64[3,4]
     """
-    if type(x) is numpy.ndarray or isinstance(x, numpy.generic):
+    if type(x) is numpy.ndarray:
         return array_type(x.shape, x.dtype)
     if isinstance(x, Typed):
         return x.type
     if isinstance(x, ShapedArray):
         return x
-    x = numpy.asarray(plain(x))
+    if not isinstance(x, numpy.generic):
+        x = numpy.asarray(plain(x))
     return array_type(x.shape, x.dtype)
 
 

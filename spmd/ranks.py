@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 from collectives import ranks
-from minidiff.core import Interpreter, Primitive, Value
 from spmd.arrays.sharding_rules import dispatch_to_shards
 from spmd.fuse_shard_maps import PASSES
 from spmd.shard_map import forgetting
@@ -19,8 +17,7 @@ class Ranks(ranks.Ranks):
     folders = (*ranks.Ranks.folders, os.path.dirname(__file__))
     passes = (PASSES, *ranks.Ranks.passes)
 
-    def dispatch(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
-        return dispatch_to_shards(interpreter, primitive, args, params)
+    dispatch = staticmethod(dispatch_to_shards)
 
     def settings(self) -> Any:
         return forgetting.get()
