@@ -12,6 +12,7 @@ PYTHON ?= python3
 RANKS ?= 4
 MPI ?= mpich
 TIMEOUT ?= 300
+WORKERS ?= $(shell expr $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN) + 1)
 
 VENV := .venv
 comma := ,
@@ -28,10 +29,11 @@ export PRTE_MCA_rmaps_default_mapping_policy ?= :oversubscribe
 demo: $(VENV)/.installed-$(MPI)
 	mpiexec -n $(RANKS) python -m spmd.examples.data_parallel
 
-# Tests in one process run on all processors. Those on ranks: one launch for each number of ranks that tests ask for.
+# Tests in one process run on all processors, and one more, since some tests wait. Those on ranks: one launch for each
+# number of ranks that tests ask for.
 test: $(VENV)/.installed-$(MPI)-test-notebooks
 	ruff check . && ruff format --check .
-	python -m pytest -n auto -m "parallel[1]"
+	python -m pytest -n $(WORKERS) --dist worksteal -m "parallel[1]"
 	for ranks in 1 2 3 4 8; do \
 	  timeout $(TIMEOUT) mpiexec -n $$ranks python -m pytest -m "parallel[$$ranks]" tests/mpi || exit 1; \
 	done
