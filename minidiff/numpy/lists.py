@@ -95,8 +95,34 @@ def _dispatched(x: Tracer, numpy_function: Callable, args: tuple, kwargs: dict) 
 
 
 def _of_ufunc(numpy_function: numpy.ufunc) -> Callable:
-    """Like `accepting_lists`, for a ufunc, keeping its attributes and methods."""
-    function = _retrying(numpy_function)
+    """Like `accepting_lists`, for a ufunc, keeping its attributes and methods.
+
+    Calls of one or two operands without keywords, the common case, have a fast path, since ufuncs are fast.
+    """
+    general = _retrying(numpy_function)
+
+    def unary(x: Any, /, *out: Any, **kwargs: Any) -> Any:
+        if out or kwargs:
+            return general(x, *out, **kwargs)
+        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+            return x.__array_ufunc__(numpy_function, "__call__", x)
+        try:
+            return numpy_function(x)
+        except TracerError:
+            return general(x)
+
+    def binary(x: Any, y: Any, /, *out: Any, **kwargs: Any) -> Any:
+        if out or kwargs:
+            return general(x, y, *out, **kwargs)
+        if type(x) is not numpy.ndarray and isinstance(x, Tracer):
+            result = x.__array_ufunc__(numpy_function, "__call__", x, y)
+            return general(x, y) if result is NotImplemented else result
+        try:
+            return numpy_function(x, y)
+        except TracerError:
+            return general(x, y)
+
+    function = functools.wraps(numpy_function)({1: unary, 2: binary}.get(numpy_function.nin, general))
     vars(function).update(
         {name: getattr(numpy_function, name) for name in dir(numpy_function) if not name.startswith("_")}
     )
