@@ -104,7 +104,7 @@ class Interpreter:
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
         """Apply an operation to any values: a traced Python number gets the dtype to which NumPy promotes it."""
         if WeakTracer in map(type, args):
-            args = primitive.strong(args)
+            return self.process(primitive, primitive.strong(args), params)
         return self.interpret(primitive, args, params)
 
     def interpret(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
