@@ -22,11 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import location
-from minidiff.dtypes import (
-    PLAIN,
-    dtype_name,
-    is_scalar_constant,
-)
+from minidiff.dtypes import PLAIN, dtype_name, is_scalar_constant
 from minidiff.errors import (
     LeakedTracerError,
     MisfitError,
@@ -36,13 +32,7 @@ from minidiff.errors import (
     is_misfit,
     leak_message,
 )
-from minidiff.types import (
-    INVARIANT,
-    ShapedArray,
-    Typed,
-    plain_operand,
-    typeof,
-)
+from minidiff.types import INVARIANT, ShapedArray, Typed, plain_operand, typeof
 
 Value = Any  # an array, a scalar, or a Tracer that stands for one
 
@@ -292,10 +282,11 @@ def enter(x: Value) -> Value:
 class Ranks:
     """All that `minidiff` asks of the layers above it. This one knows of no ranks.
 
-    `spmd` installs a subclass when it is imported. Nothing else in `minidiff` depends on a layer above.
+    `collectives` installs a subclass when it is imported, and `spmd` one of that. Nothing else in `minidiff` depends on
+    a layer above.
     """
 
-    folders: Sequence[str] = ()  # of library code, which source locations skip
+    folders: Sequence[str] = ()  # further ones of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
 
     def insert_pbroadcast(self, x: Value, axes: frozenset) -> Value:
@@ -604,10 +595,6 @@ class Tracer(Typed):
 
     def __init__(self, interpreter: Interpreter):
         self.interpreter = interpreter
-
-    @property
-    def type(self) -> ShapedArray:
-        raise NotImplementedError
 
     @property
     def shape(self) -> tuple[int, ...]:

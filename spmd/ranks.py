@@ -14,7 +14,7 @@ from spmd.shard_map import forgetting
 class Ranks(ranks.Ranks):
     """Axes of a mesh, over which arrays are sharded."""
 
-    folders = (*ranks.Ranks.folders, os.path.dirname(__file__))
+    folders = (os.path.dirname(__file__),)
     passes = (PASSES, *ranks.Ranks.passes)
 
     dispatch = staticmethod(dispatch_to_shards)

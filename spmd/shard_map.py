@@ -33,14 +33,7 @@ from minidiff.promotion import are_weak, weak_where
 from minidiff.types import typeof
 from spmd.agreement import NO_CALL, Call, compare_call, described
 from spmd.mesh import Mesh
-from spmd.partition import (
-    PartitionSpec,
-    check_divides,
-    check_ndim,
-    check_not_summed,
-    check_spec,
-    is_spec,
-)
+from spmd.partition import PartitionSpec, check_divides, check_ndim, check_not_summed, check_spec, is_spec
 from spmd.primitive import shard_map_p
 from spmd.residuals import Specs
 

@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from collectives.ops import (
-    as_factor,
-    pbroadcast_p,
-    psum_p,
-    untyped_psum_p,
-)
+from collectives.ops import as_factor, pbroadcast_p, psum_p, untyped_psum_p
 from collectives.primitives import grouped, variadic
 from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Program

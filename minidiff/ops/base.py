@@ -322,11 +322,6 @@ def elementwise_shape(impl: Callable, *types: Any) -> tuple[tuple[int, ...], num
     return shape, _result_dtype(impl, *[t.dtype if type(t) is ShapedArray else type(t) for t in types])
 
 
-def is_elementwise(primitive: Primitive) -> bool:
-    """Whether slices of the operands give the same slice of the result."""
-    return getattr(primitive.shape_rule, "func", None) is elementwise_shape
-
-
 @functools.cache
 def _result_dtype(impl: Callable, *dtypes: Any) -> numpy.dtype:
     operands = [numpy.ones(1, d) if isinstance(d, numpy.dtype) else d(1) for d in dtypes]

@@ -32,14 +32,7 @@ from minidiff.text import Text
 from minidiff.types import typeof
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
-from spmd.partition import (
-    P,
-    PartitionSpec,
-    check_is_spec,
-    check_sharding,
-    is_spec,
-    part_count,
-)
+from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec, part_count
 from spmd.primitive import everywhere, shard_map_p
 
 Dims = tuple[tuple[str, ...], ...]  # for each dimension, the axes it is split along

@@ -17,11 +17,7 @@ from minidiff.types import ShapedArray
 from spmd.arrays.reshard import check_mesh
 from spmd.arrays.sharded_array import ShardedArray
 from spmd.mesh import Mesh
-from spmd.partition import (
-    PartitionSpec,
-    check_sharding,
-    part_count,
-)
+from spmd.partition import PartitionSpec, check_sharding, part_count
 from spmd.report.table import number_ranges, paragraph
 
 MOST_ACROSS = 8  # parts of a one-dimensional array that are drawn next to each other; more run down
