@@ -14,6 +14,7 @@ from collectives.ops import (
     axis_index,
     axis_size,
     pbroadcast,
+    pcast,
     pmax,
     pmean,
     pmin,
@@ -21,6 +22,9 @@ from collectives.ops import (
     pscatter,
     psum,
     psum_scatter,
+    pvary,
+    reduced,
+    unreduced,
 )
 from collectives.ranks import Ranks as _Ranks
 from collectives.rooted import at_root, broadcast, broadcast_varying, gather, reduce, scatter
@@ -37,6 +41,7 @@ __all__ = [
     "broadcast_varying",
     "gather",
     "pbroadcast",
+    "pcast",
     "pmax",
     "pmean",
     "pmin",
@@ -44,8 +49,11 @@ __all__ = [
     "pscatter",
     "psum",
     "psum_scatter",
+    "pvary",
     "reduce",
+    "reduced",
     "scatter",
+    "unreduced",
 ]
 
 _install(_Ranks())

@@ -263,9 +263,7 @@ def _cost_of_bodies(eqn: Equation, ports: int) -> Cost:
         raise ValueError(
             f"{eqn.primitive} communicates an amount that depends on values: count the tapes of its branches or steps"
         )
-    sums = eqn.primitive.sums(eqn.params)  # partial sums that leave the body
-    outside = [price("psum", params["size"], eqn.params["body"].out_types[i].nbytes) for i, params in sums.items()]
-    return sum(outside, costs[0] * rounds(eqn))
+    return costs[0] * rounds(eqn)
 
 
 class Messages:

@@ -1,13 +1,19 @@
 """The collectives as operations: their types and transposes (JEP 17111's table).
 
-===================== ======================= ============== ======================
+===================== ======================= ============== ============================
 operation             type                    communicates   transpose
-===================== ======================= ============== ======================
+===================== ======================= ============== ============================
 psum                  varying -> invariant    all-reduce     pbroadcast
+psum                  unreduced -> invariant  all-reduce     reduced
 psum, in groups       varying -> varying      all-reduce     psum, in groups
 pbroadcast            invariant -> varying    no             psum
+pbroadcast            reduced -> varying      no             unreduced
+reduced               invariant -> reduced    no             psum (of unreduced)
+unreduced             varying -> unreduced    no             pbroadcast (of reduced)
 all_gather            varying -> varying      all-gather     psum_scatter
 psum_scatter          varying -> varying      reduce-scatter all_gather
+psum_scatter          unreduced -> varying    reduce-scatter all_gather_reduced
+all_gather_reduced    varying -> reduced      all-gather     psum_scatter (of unreduced)
 all_gather_invariant  varying -> invariant    all-gather     pscatter
 pscatter              invariant -> varying    no             all_gather_invariant
 all_to_all            varying -> varying      all-to-all     all_to_all
@@ -15,7 +21,7 @@ ragged_all_to_all     varying -> varying      all-to-all     ragged_all_to_all
 ppermute              varying -> varying      point to point ppermute, reversed
 axis_index            () -> varying           no             (integers)
 pmax, pmin            varying -> invariant    all-reduce     (not linear)
-===================== ======================= ============== ======================
+===================== ======================= ============== ============================
 
 Related modules: `primitives.py` has the rules common to all collectives, `rooted.py` those with a root (broadcast,
 reduce, gather, scatter), `reference.py` the meaning of each, `axes.py` the axes argument, and `backends/` runs them.
@@ -33,7 +39,7 @@ The examples assume `np`, `md`, `spmd`, `P` (which is `spmd.P`), and two ranks a
 `mesh = spmd.make_mesh((2,), ('i',), backend='simulated')`.
 
 Source: "Efficient transposition of replication-inducing collectives" (JEP 17111), the table in the section "Tracking
-device invariance in avals".
+device invariance in avals"; for the unreduced and reduced states JAX, "Autodiff and sharding".
 """
 
 from __future__ import annotations
@@ -57,8 +63,6 @@ from collectives.axes import (
     single_axes,
 )
 from collectives.primitives import (
-    INVARIANT,
-    VARYING,
     AxisIndex,
     Collective,
     check_operand,
@@ -68,9 +72,10 @@ from collectives.primitives import (
 )
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.core import Primitive, Scope, Tracer, Value, current_scope, enter, running
+from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, AxisStates
+from minidiff.core import Primitive, Scope, Tracer, Value, current_scope, enter, running, states_of
 from minidiff.dtypes import is_scalar_constant, plain
-from minidiff.errors import VarianceError
+from minidiff.errors import VarianceError, show_axes
 from minidiff.ops import elementwise, indexing
 from minidiff.ops.shape import expand_dims, normalize_axis, squeeze
 from minidiff.types import ShapedArray, typeof
@@ -87,48 +92,68 @@ def _ragged_shape(x: ShapedArray, axes, size, axis, splits):
     return (*x.shape[:axis], most(zip(*splits)), *x.shape[axis + 1 :]), x.dtype
 
 
-psum_p = Collective("psum", gives=INVARIANT, transpose=lambda: pbroadcast_p, cost="ring_all_reduce")
-pbroadcast_p = Collective("pbroadcast", takes=INVARIANT, transpose=lambda: psum_p)
-all_gather_p = Collective("all_gather", shape=gathered_shape, transpose=lambda: psum_scatter_p, cost="ring_all_gather")
+psum_p = Collective(
+    "psum", {VARYING: lambda: pbroadcast_p, UNREDUCED: lambda: reduced_p}, INVARIANT, cost="ring_all_reduce"
+)
+pbroadcast_p = Collective("pbroadcast", {INVARIANT: lambda: psum_p, REDUCED: lambda: unreduced_p}, VARYING)
+reduced_p = Collective("reduced", {INVARIANT: lambda: psum_p}, REDUCED)
+unreduced_p = Collective("unreduced", {VARYING: lambda: pbroadcast_p}, UNREDUCED)
+all_gather_p = Collective(
+    "all_gather", {VARYING: lambda: psum_scatter_p}, VARYING, shape=gathered_shape, cost="ring_all_gather"
+)
 psum_scatter_p = Collective(
-    "psum_scatter", shape=scattered_shape, transpose=lambda: all_gather_p, cost="ring_reduce_scatter"
+    "psum_scatter",
+    {VARYING: lambda: all_gather_p, UNREDUCED: lambda: all_gather_reduced_p},
+    VARYING,
+    shape=scattered_shape,
+    cost="ring_reduce_scatter",
+)
+all_gather_reduced_p = Collective(
+    "all_gather_reduced", {VARYING: lambda: psum_scatter_p}, REDUCED, shape=gathered_shape, cost="ring_all_gather"
 )
 all_gather_invariant_p = Collective(
-    "all_gather_invariant", gives=INVARIANT, shape=gathered_shape, transpose=lambda: pscatter_p, cost="ring_all_gather"
+    "all_gather_invariant", {VARYING: lambda: pscatter_p}, INVARIANT, shape=gathered_shape, cost="ring_all_gather"
 )
-pscatter_p = Collective("pscatter", takes=INVARIANT, shape=scattered_shape, transpose=lambda: all_gather_invariant_p)
+pscatter_p = Collective("pscatter", {INVARIANT: lambda: all_gather_invariant_p}, VARYING, shape=scattered_shape)
 all_to_all_p = Collective(
     "all_to_all",
+    {VARYING: lambda: all_to_all_p},
+    VARYING,
     shape=_all_to_all_shape,
-    transpose=lambda: all_to_all_p,
     transpose_params=lambda split_axis, concat_axis, **_: {"split_axis": concat_axis, "concat_axis": split_axis},
     cost="pairwise_all_to_all",
 )
 ragged_all_to_all_p = Collective(
     "ragged_all_to_all",
+    {VARYING: lambda: ragged_all_to_all_p},
+    VARYING,
     shape=_ragged_shape,
-    transpose=lambda: ragged_all_to_all_p,
     transpose_params=lambda splits, **_: {"splits": tuple(zip(*splits))},
     cost="pairwise_all_to_all",
 )
 ppermute_p = Collective(
     "ppermute",
-    transpose=lambda: ppermute_p,
+    {VARYING: lambda: ppermute_p},
+    VARYING,
     transpose_params=lambda perm, **_: {"perm": tuple((d, s) for s, d in perm)},
     cost="point_to_point",
 )
 
-pbroadcast_p.is_view = True
-pbroadcast_p.shares_memory = pscatter_p.shares_memory = True
+#: What only changes the type of its operand.
+CASTS = (pbroadcast_p, reduced_p, unreduced_p)
+for _p in CASTS:
+    _p.is_view = _p.shares_memory = True
+pscatter_p.shares_memory = True
 
 #: `psum` without types: nothing says that its result is invariant, so it transposes to itself.
-untyped_psum_p = Collective("psum", transpose=lambda: untyped_psum_p, cost="ring_all_reduce")
+untyped_psum_p = Collective("psum", {VARYING: lambda: untyped_psum_p}, VARYING, cost="ring_all_reduce")
 
 
 class Extremum(Collective):
     """`pmax` and `pmin`: ranks that attain the extremum share the derivative equally."""
 
     transpose = Primitive.transpose
+    is_linear_in = Primitive.is_linear_in
 
     def jvp(self, primals, tangents, params):
         (x,), (t,) = primals, tangents
@@ -142,53 +167,85 @@ def _sum_likewise(x: Value, params: dict) -> Value:
     return grouped(untyped_psum_p).bind(x, **params) if "groups" in params else psum(x, params["axes"])
 
 
-pmax_p = Extremum("pmax", gives=INVARIANT, cost="ring_all_reduce")
-pmin_p = Extremum("pmin", gives=INVARIANT, cost="ring_all_reduce")
+pmax_p = Extremum("pmax", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
+pmin_p = Extremum("pmin", {VARYING: None}, INVARIANT, cost="ring_all_reduce")
 axis_index_p = AxisIndex()
 
 #: The collectives of this table, those with a root left out.
-COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, psum_scatter_p, all_to_all_p,
-               ragged_all_to_all_p, ppermute_p, pbroadcast_p, pscatter_p)  # fmt: skip
+COLLECTIVES = (psum_p, pmax_p, pmin_p, all_gather_p, all_gather_invariant_p, all_gather_reduced_p, psum_scatter_p,
+               all_to_all_p, ragged_all_to_all_p, ppermute_p, pscatter_p, *CASTS)  # fmt: skip
 
 
-# ---------------------------------------------------------------- inserting pbroadcasts
+# ---------------------------------------------------------------- inserting casts
 
 
-def insert_pbroadcast(x: Value, axes: frozenset) -> Value:
-    """Type `x` as varying along more `axes`, by one `pbroadcast` per value and axes.
+def cast(x: Value, states: AxisStates) -> Value:
+    """Change the states of `x` along mesh axes by free casts, once per value and states.
 
-    Later uses find the first one's result. The value's own interpreter runs the `pbroadcast`; for a plain array, the
-    body's bottom interpreter does. For a view, broadcast its base and take the view again.
+    Later uses find the first one's result. The value's own interpreter runs the casts; for a plain array, the body's
+    bottom interpreter does. For a view, cast its base and take the view again. Raises VarianceError where only
+    communication leads to the new state.
     """
     scope = current_scope()
     owner = x.interpreter if isinstance(x, Tracer) else scope.bottom
-    key = (id(x), axes)
-    if key not in owner.broadcasts:
+    key = (id(x), states)
+    if key not in owner.casts:
         with running(owner):
-            owner.broadcasts.update(((id(old), axes), (old, new)) for old, new in _inserted_pbroadcasts(x, axes, scope))
-    return owner.broadcasts[key][1]
+            owner.casts.update(((id(old), states), (old, new)) for old, new in _inserted_casts(x, states, scope))
+    return owner.casts[key][1]
 
 
-def _inserted_pbroadcasts(x: Value, axes: frozenset, scope: Scope) -> Iterable[tuple[Value, Value]]:
-    """Pair `x` with its `pbroadcast`.
+def _inserted_casts(x: Value, states: AxisStates, scope: Scope) -> Iterable[tuple[Value, Value]]:
+    """Pair `x` with its cast.
 
     If `x` is a view, pair all results of the viewing operation with theirs.
     """
     view = scope.views.get(id(x))
-    if view is None or view[1] is pbroadcast_p:
-        return [(x, _pbroadcast(x, axes, scope))]
+    if view is None or view[1] in CASTS:
+        return [(x, _cast(x, states, scope))]
     views, primitive, operand, params = view
-    found = primitive.bind(insert_pbroadcast(operand, axes), **params)
+    found = primitive.bind(cast(operand, states), **params)
     return zip(views, found if primitive.multiple_results else [found])
 
 
-def _pbroadcast(x: Value, axes: Collection[str], scope: Scope) -> Value:
-    return pbroadcast_p.bind(x, **axes_in_scope(scope, axes).params)
+def _cast(x: Value, states: AxisStates, scope: Scope) -> Value:
+    """Apply one operation for each pair of states along axes, the state of `x` and the new one."""
+    before = states_of(x)
+    if states.unreduced and not isinstance(x, Tracer) and not numpy.any(x):  # zeros: parts of a sum that is zero
+        x = _apply_cast(pbroadcast_p, x, states.unreduced, scope)
+        before = states_of(x)
+    moves: dict[tuple[str, str], list[str]] = {}
+    for a in scope.axes:
+        if before.along(a) != states.along(a):
+            moves.setdefault((before.along(a), states.along(a)), []).append(a)
+    for move, axes in moves.items():
+        if move not in _FREE:
+            raise VarianceError(
+                f"{typeof(x)} is {move[0]} along {show_axes(axes)}, and is needed as {move[1]} there: "
+                f"{_INSTEAD_OF_CAST.get(move[0], _OF_THE_SAME).format(axes=show_axes(axes))}"
+            )
+        x = _apply_cast(_FREE[move], x, axes, scope)
+    return x
 
 
-def varying_type(t: ShapedArray, axes: Collection[str]) -> ShapedArray:
-    """Return type `t` with its variance extended by `axes`."""
-    return t.update(variance=t.variance.union(axes))
+def _apply_cast(primitive: Collective, x: Value, axes: Collection[str], scope: Scope) -> Value:
+    return primitive.bind(x, **axes_in_scope(scope, axes).params)
+
+
+def cast_type(t: ShapedArray, primitive: Collective, axes: Collection[str]) -> ShapedArray:
+    """The type of a cast of type `t`, along some axes."""
+    return t.update(states=t.states.with_state(axes, primitive.gives))
+
+
+#: The cast from one state to another, where there is one that moves nothing.
+_FREE = {(state, p.gives): p for p in CASTS for state in p.takes}
+_INSTEAD_OF_CAST = {
+    VARYING: "sum it, with psum over {axes}, or join it, with all_gather(x, {axes}, to='reduced')",
+    UNREDUCED: "take the sum, with psum(x, {axes}) or psum_scatter",
+}
+_OF_THE_SAME = (
+    "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), {axes})"
+)
 
 
 # ---------------------------------------------------------------- operands
@@ -215,30 +272,40 @@ def each_leaf(collective: Callable[[Any], Value], x: Any) -> Any:
 
 
 def varying_over(x: Value, run: CollectiveAxes) -> Value:
-    """Insert a pbroadcast of `x` along the axes it does not vary along.
+    """Insert a pbroadcast of `x` along the axes it does not vary along; raise VarianceError if it is unreduced there.
 
     With `auto_pbroadcast=False`, return `x` as it is: the collective's own check then raises VarianceError.
     """
-    missing = frozenset(run.axes) - typeof(x).variance
-    if not missing or not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
+    return _cast_over(x, run, VARYING)
+
+
+def parts_over(x: Value, run: CollectiveAxes) -> Value:
+    """Cast `x` along the axes of a sum: to unreduced if it is so along one of them, else to varying."""
+    partial = run.scope.typed and not typeof(x).unreduced.isdisjoint(run.axes)
+    return _cast_over(x, run, UNREDUCED if partial and run.groups is None else VARYING)
+
+
+def _cast_over(x: Value, run: CollectiveAxes, state: str) -> Value:
+    if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return x
-    return insert_pbroadcast(x, missing)
+    states = typeof(x).states.with_state(run.axes, state)
+    return x if states == typeof(x).states else cast(x, states)
 
 
 def check_written(name: str, x: Value, run: CollectiveAxes) -> None:
     """With `auto_pbroadcast=False`, raise VarianceError if `x` needs a pbroadcast."""
     if run.scope.checks and not is_scalar_constant(x):
-        check_operand(name, VARYING, typeof(x), run.params)
+        check_operand(name, psum_p.takes, typeof(x), run.params)
 
 
 def varying_axes(x: Value, run: CollectiveAxes) -> tuple[str, ...]:
-    """The axes of `run` that `x` varies along.
+    """The axes of `run` that `x` varies along, or is unreduced along.
 
     All of them if values are untyped or the user writes pbroadcasts (`auto_pbroadcast=False`).
     """
     if not run.scope.typed or (run.scope.checks and not is_scalar_constant(x)):
         return run.axes
-    return tuple(a for a in run.axes if a in typeof(x).variance)
+    return tuple(a for a in run.axes if a in typeof(x).states.held)
 
 
 def counted(x: Value) -> Value:
@@ -269,8 +336,9 @@ def bind_over(primitive: Collective, x: Value, run: CollectiveAxes, **params: An
 
 
 def psum(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
-    """The sum over ranks (all-reduce). Varying -> invariant; transpose `pbroadcast`.
+    """The sum over ranks (all-reduce). Varying or unreduced -> invariant.
 
+    Of a varying value it transposes to `pbroadcast`, of an unreduced one to `reduced`: neither communicates.
     `x` is a tree of arrays; each result has its array's shape and dtype (booleans are counted, as integers).
     A value that does not vary along an axis is multiplied by the axis's size, without communication: so
     `psum(1, 'i')` is the number of ranks. (In a `shard_map` with `auto_pbroadcast=False` this raises VarianceError,
@@ -313,7 +381,7 @@ def _psum(x: Value, run: CollectiveAxes) -> Value:
     if not scope.typed or run.groups is not None:
         return bind_over(untyped_psum_p, varying_over(x, run), run)
     part = run._replace(axes=varying)
-    return bind_over(psum_p, times(x, run.size // part.size), part)
+    return bind_over(psum_p, times(parts_over(x, part), run.size // part.size), part)
 
 
 def pmean(x: Any, axis_name: Axes, *, axis_index_groups: Any = None) -> Any:
@@ -367,6 +435,7 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
         leaf = array_of(leaf)
         if typeof(leaf).dtype.kind == "c":
             raise TypeError(f"{primitive.name}: complex numbers have no order, got {typeof(leaf)}")
+        primitive.result_states([typeof(leaf)], {"axes": ()})  # raises for parts of a sum, which have no extremum
         for run in runs:
             if varying := varying_axes(leaf, run):
                 part = run._replace(axes=varying) if run.groups is None else run
@@ -377,12 +446,12 @@ def _extremum(primitive: Extremum, x: Any, axis_name: Axes, groups: Any) -> Any:
 
 
 def pbroadcast(x: Any, axis_name: Axes) -> Any:
-    """The same value, typed as varying: invariant -> varying. Transposes to `psum`.
+    """The same value, typed as varying. Of an invariant value it transposes to `psum`.
 
-    It does not communicate. Operations insert it automatically where the variances of their operands disagree, once
-    per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it, and each call counts. Raises
-    VarianceError for a value that already varies along one of the axes. (To send one rank's value to all, use
-    `broadcast`.)
+    Of a reduced value it transposes to `unreduced`. It does not communicate. Operations insert it automatically where
+    their operands disagree, once per value and axes; in a `shard_map` with `auto_pbroadcast=False` the user writes it,
+    and each call counts. Raises VarianceError for a value that already varies along one of the axes, or is unreduced
+    there. (To send one rank's value to all, use `broadcast`.) `pvary` is another name for it.
 
     >>> f = lambda x: pbroadcast(x, 'i')
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
@@ -390,30 +459,96 @@ def pbroadcast(x: Any, axis_name: Axes) -> Any:
 
     Source: JEP 17111, "Full solution".
     """
+    return _written_cast(pbroadcast_p, x, axis_name)
+
+
+pvary = pbroadcast
+
+
+def reduced(x: Any, axis_name: Axes) -> Any:
+    """The same value, with a cotangent that is unreduced. Invariant -> reduced.
+
+    It does not communicate. It transposes to the `psum` of an unreduced value: the backward pass sums where this is
+    written, and not where the value is used. Each use adds its part to the cotangent, so several uses share one sum.
+    Raises VarianceError for a value that varies or is unreduced along one of the axes.
+
+    >>> f = lambda w, x: reduced(w, 'i') * x
+    >>> print(md.make_tape(md.grad(lambda w, x: f(w, x).sum()))(md.ShapedArray((), float), md.ShapedArray((2,), float)))
+
+    Source: JAX, "Autodiff and sharding".
+    """
+    return _written_cast(reduced_p, x, axis_name)
+
+
+def unreduced(x: Any, axis_name: Axes) -> Any:
+    """Each rank's value as its part of a sum that is not taken yet. Varying -> unreduced.
+
+    It does not communicate. `psum` or `psum_scatter` takes the sum later; until then linear operations apply to the
+    parts. It transposes to `pbroadcast` of a reduced value, which moves nothing. Raises VarianceError for a value that
+    does not vary along one of the axes, unless it is a constant that is zero.
+
+    >>> f = lambda x: psum(2 * unreduced(x, 'i'), 'i')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P())(np.array([3, 1, 4, 1]))
+    array([14,  4])
+
+    Source: JAX, "Autodiff and sharding".
+    """
+    return _written_cast(unreduced_p, x, axis_name)
+
+
+def pcast(x: Any, axis_name: Axes, *, to: str) -> Any:
+    """Change the state of `x` along mesh axes, moving nothing: `to` is the new state.
+
+    `to="varying"` is `pbroadcast`, `to="reduced"` is `reduced`, `to="unreduced"` is `unreduced`. Raises ValueError for
+    another `to`, VarianceError if only communication leads there.
+
+    >>> f = lambda x: pcast(x, 'i', to='varying')
+    >>> spmd.shard_map(f, mesh=mesh, in_specs=P(), out_specs=P('i'))(np.array([3, 1]))
+    ShardedArray([3, 1, 3, 1], P('i'))
+    """
+    for primitive in CASTS:
+        if primitive.gives == to:
+            return _written_cast(primitive, x, axis_name)
+    raise ValueError(f"pcast: to={to!r}; write one of {', '.join(repr(p.gives) for p in CASTS)}")
+
+
+def _written_cast(primitive: Collective, x: Any, axis_name: Axes) -> Any:
+    """Apply a cast that the user writes."""
     axes = tuple(
-        a for run in collective_axes("pbroadcast", axis_name, ordered=False) if run.scope.typed for a in run.axes
+        a for run in collective_axes(primitive.name, axis_name, ordered=False) if run.scope.typed for a in run.axes
     )
     if not axes:
         return x
     scope = current_scope()
 
-    def broadcast(leaf):
+    def cast_leaf(leaf):
         leaf = array_of(leaf)
-        pbroadcast_p.check_variance([typeof(leaf)], {"axes": axes})
-        if scope.checks:  # with auto_pbroadcast=False every pbroadcast that the user writes is its own equation
-            return _pbroadcast(leaf, axes, scope)
-        return insert_pbroadcast(leaf, frozenset(axes))
+        zeros = primitive is unreduced_p and not isinstance(leaf, Tracer) and not numpy.any(leaf)
+        for a in axes if not zeros else ():
+            check_operand(primitive.name, primitive.takes, typeof(leaf), {"axes": (a,)})
+        states = typeof(leaf).states.with_state(axes, primitive.gives)
+        if scope.checks:  # with auto_pbroadcast=False every cast that the user writes is its own equation
+            return _cast(leaf, states, scope)
+        return cast(leaf, states)
 
-    return each_leaf(broadcast, x)
+    return each_leaf(cast_leaf, x)
 
 
 def all_gather(
-    x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False, *, axis_index_groups: Any = None
+    x: Any,
+    axis_name: AxisName,
+    axis: int = 0,
+    tiled: bool = False,
+    *,
+    axis_index_groups: Any = None,
+    to: str = VARYING,
 ) -> Any:
     """All ranks' blocks, on every rank: stacked, or with `tiled` concatenated.
 
     They are put along `axis`. Shapes over n ranks: [a, b] -> [n, a, b], tiled [n*a, b]. Varying -> varying; transposes
     to `psum_scatter`. With `axis_index_groups` (as in `psum`, but all of the same size n), gather within each group.
+    `to` is the state of the result: with `"invariant"` it is `all_gather_invariant`; with `"reduced"` the result is
+    reduced, and its transpose is the `psum_scatter` of an unreduced value. Raises ValueError for another `to`.
 
     >>> f = lambda x: all_gather(x, 'i', tiled=True)
     >>> spmd.shard_map(f, mesh=mesh, in_specs=P('i'), out_specs=P('i'))(np.array([3, 9]))
@@ -421,7 +556,14 @@ def all_gather(
 
     Source: JEP 17111, table of collectives; shard_map tutorial, "all_gather".
     """
-    return _all_gather(all_gather_p, x, collective_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
+    if to not in _GATHERS or (axis_index_groups is not None and to != VARYING):
+        states = ", ".join(map(repr, _GATHERS)) if axis_index_groups is None else f"{VARYING!r}, with axis_index_groups"
+        raise ValueError(f"all_gather: to={to!r}; write one of {states}")
+    return _all_gather(_GATHERS[to], x, collective_axes("all_gather", axis_name, axis_index_groups), axis, tiled)
+
+
+#: `all_gather` by the state of its result.
+_GATHERS = {p.gives: p for p in (all_gather_p, all_gather_invariant_p, all_gather_reduced_p)}
 
 
 def all_gather_invariant(x: Any, axis_name: AxisName, axis: int = 0, tiled: bool = False) -> Any:
@@ -465,7 +607,8 @@ def psum_scatter(
 ) -> Any:
     """The sum over ranks, scattered: each rank gets its part (a reduce-scatter).
 
-    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying; transposes to `all_gather`.
+    Shapes over n ranks: [n, b] -> [b], tiled [n*a, b] -> [a, b]. Varying -> varying, and transposes to `all_gather`; or
+    unreduced -> varying, and transposes to `all_gather(to='reduced')`.
     With `axis_index_groups` (as in `psum`, but all of the same size n), sum and scatter within each group.
     Raises ValueError if the dimension cannot be split over the ranks.
 
@@ -478,7 +621,7 @@ def psum_scatter(
     runs = collective_axes("psum_scatter", axis_name, axis_index_groups)
 
     def step(leaf, run, at, tiled):
-        return bind_over(psum_scatter_p, counted(varying_over(leaf, run)), run, axis=at, tiled=tiled)
+        return bind_over(psum_scatter_p, counted(parts_over(leaf, run)), run, axis=at, tiled=tiled)
 
     return each_leaf(lambda leaf: split_runs("psum_scatter", step, leaf, runs, scatter_dimension, tiled), x)
 

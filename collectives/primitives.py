@@ -8,7 +8,7 @@ typing, its batching, and how it runs along a `vmap` axis, in groups of ranks, o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from collectives.axes import (
@@ -22,6 +22,7 @@ from collectives.axes import (
     size_of,
 )
 from collectives.backends.simulated import Simulated
+from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING
 from minidiff.core import Primitive, Scope, Value
 from minidiff.errors import UnboundAxisError, VarianceError, show_axes
 from minidiff.location import joined, parted
@@ -33,20 +34,19 @@ from minidiff.types import ShapedArray, typeof
 from minidiff.vmap import Batch, BatchTracer
 
 _ARRAY_AXES = ("axis", "split_axis", "concat_axis")  # the parameters that are axes of the array
-VARYING = "varying"
-INVARIANT = "invariant"
 Shape = tuple[tuple[int, ...], Any]  # a result's shape and dtype
 
 
 class Collective(Linear):
-    """An operation across ranks, of varying or invariant operands and results.
+    """An operation across ranks, which changes the state of its operand along their axes.
 
     Its parameters include `axes`, in the order in which ranks are counted, and `size`, the number of ranks along
     them. The backend of the mesh runs it by the method of its name.
 
-    The operand `takes`, and the result `gives`, VARYING or INVARIANT. `shape(x, **params)` returns the result's shape
-    and dtype: by default, the operand's. `transpose()` is the collective that it transposes to, over the same axes and
-    groups, with the parameters that `transpose_params(**params)` changes. `cost` names the algorithm that prices it, in
+    `takes` lists the states that the operand may have along `axes`, and for each, as a function without arguments, the
+    collective that it transposes to: over the same axes and groups, with the parameters that
+    `transpose_params(**params)` changes. `gives` is the state of the result there. `shape(x, **params)` returns the
+    result's shape and dtype: by default, the operand's. `cost` names the algorithm that prices it, in
     `collectives.cost`; without one it does not communicate. Batching moves the array axes among the parameters by one.
     """
 
@@ -56,25 +56,24 @@ class Collective(Linear):
     def __init__(
         self,
         name: str,
-        *,
-        takes: str = VARYING,
+        takes: dict[str, Callable[[], Collective] | None],
         gives: str = VARYING,
+        *,
         shape: Callable | None = None,
-        transpose: Callable[[], Collective] | None = None,
         transpose_params: Callable[..., dict] = lambda **params: {},
         cost: str | None = None,
     ):
         super().__init__(name, functools.partial(_unbound, name), shape or same_shape, self._transposed, self._batched)
         self.takes = takes
         self.gives = gives
-        self.transposes_to = transpose
         self.transpose_params = transpose_params
         self.cost = cost
         self.communicates = cost is not None
 
     def _transposed(self, ct: Value, operands: Sequence[Any], **params: Any) -> list[Value]:
-        to = grouped(self.transposes_to()) if "groups" in params else self.transposes_to()
-        return [to.bind(ct, **{**params, **self.transpose_params(**params)})]
+        default, *others = self.takes.items()  # the default is for untyped operands too
+        to = dict(others).get(operands[0].states.along(params["axes"][0]), default[1])()
+        return [(grouped(to) if "groups" in params else to).bind(ct, **{**params, **self.transpose_params(**params)})]
 
     def _batched(self, _: Primitive, args: Sequence[Value], batched: Sequence[bool], **params: Any) -> Value:
         return self.bind(*args, **{k: v + 1 if k in _ARRAY_AXES else v for k, v in params.items()})
@@ -82,7 +81,7 @@ class Collective(Linear):
     def typecheck(self, types, params):
         (x,) = types
         shape, dtype = self.shape_rule(x, **params)
-        return [ShapedArray(shape, dtype, self.result_variance(x.variance, params))]
+        return [ShapedArray(shape, dtype, states=self.result_states(types, params))]
 
     def check_fits(self, types, params, scope):
         of_block = getattr(Simulated, f"_{self.name}")  # takes the backend and the data
@@ -93,11 +92,9 @@ class Collective(Linear):
     def sends(self, params):
         return self.communicates and params["size"] > 1  # a single rank has all the data
 
-    def result_variance(self, variance: frozenset, params: dict) -> frozenset:
-        """The variance of the result, given the operand's."""
-        if self.takes == self.gives:
-            return variance
-        return variance.difference(params["axes"]) if self.gives == INVARIANT else variance.union(params["axes"])
+    def result_states(self, types, params):
+        states = super().result_states(types, params)
+        return states.with_state([a for a in params["axes"] if states.along(a) in self.takes], self.gives)
 
     def apply_checked(self, interpreter, args, params):
         if interpreter.scope.axes.keys() >= set(params["axes"]):
@@ -137,27 +134,38 @@ def _unbound(name: str, *args: Value, axes: tuple[str, ...], **params: Any) -> V
     raise UnboundAxisError(f"{name} over {axes}: these axes are not bound here; the tape was recorded in a vmap")
 
 
-def check_operand(name: str, takes: str, x: ShapedArray, params: dict) -> None:
-    """Raise VarianceError if a collective does not take a value of `x`'s variance."""
-    wrong = tuple(a for a in params["axes"] if (a in x.variance) != (takes == VARYING))
-    if wrong:
-        wanted, has, instead = _WRONG[takes]
-        if "groups" not in params:
-            instead = _INSTEAD.get(name, instead)
-        raise VarianceError(
-            f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
-            f"{show_axes(wrong)}: {instead.format(axes=show_axes(wrong))}"
-        )
+def check_operand(name: str, takes: Collection[str], x: ShapedArray, params: dict) -> None:
+    """Raise VarianceError if `x` is in a state, along an axis of a collective, that it does not take."""
+    by_state: dict[str, list[str]] = {}
+    for a in params["axes"]:
+        by_state.setdefault(x.states.along(a), []).append(a)
+    allowed = [state for state in takes if state in by_state][:1]  # one state for all axes
+    for state, axes in by_state.items():
+        if state not in allowed:
+            wanted, (has, instead) = _WANTED[next(iter(takes))], _FOUND[state]
+            if "groups" not in params:
+                instead = _INSTEAD.get(name, instead) if state in (VARYING, INVARIANT) else instead
+            raise VarianceError(
+                f"{name} over {show_axes(params['axes'])} takes a value that {wanted} there, but {x} {has} "
+                f"{show_axes(axes)}: {instead.format(axes=show_axes(axes))}"
+            )
 
 
-#: The variance required of an operand, the variance it has, and what to write instead.
-_WRONG = {
-    VARYING: ("varies", "is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
-    INVARIANT: ("is the same on all ranks", "already varies along", "leave those axes out"),
+#: What a collective takes along its axes.
+_WANTED = {VARYING: "varies", INVARIANT: "is the same on all ranks"}
+#: What a value is along an axis, and what to write instead.
+_FOUND = {
+    VARYING: ("already varies along", "leave those axes out"),
+    INVARIANT: ("is the same on all ranks along", "write pbroadcast(x, {axes}) for it"),
+    UNREDUCED: ("is unreduced along", "there ranks hold parts of a sum; write psum(x, {axes}) first, or psum_scatter"),
+    REDUCED: ("is reduced along", "write pbroadcast(x, {axes}) for it"),
 }
 _INSTEAD = {
     "psum": "to sum one copy per rank, write x * axis_size({axes}), or psum of pbroadcast(x, {axes})",
     "pmean": "it is the mean itself: leave those axes out",
+    "reduced": "each rank has its own value there; to join them, write all_gather(x, {axes}, to='reduced')",
+    "unreduced": "there ranks hold the same value; to use it as one part of a sum, write unreduced(at_root(x, {axes}), "
+    "{axes}), and for each rank's copy as a part, unreduced(pbroadcast(x, {axes}), {axes})",
     "pmax": "it is the maximum itself: leave those axes out",
     "pmin": "it is the minimum itself: leave those axes out",
     "pscatter": "each rank has its own value there. Leave those axes out; or first make it the same, with psum or "
@@ -240,8 +248,8 @@ def grouped(of: Collective) -> Collective:
 
     Its results vary: ranks of one group may agree, but groups may differ.
     """
-    rules = {"shape": of.shape_rule, "transpose": of.transposes_to, "transpose_params": of.transpose_params}
-    return type(of)(of.name, **rules, cost=of.cost)
+    rules = {"shape": of.shape_rule, "transpose_params": of.transpose_params, "cost": of.cost}
+    return type(of)(of.name, {VARYING: of.takes.get(VARYING)}, **rules)
 
 
 class Variadic(Collective):
@@ -254,7 +262,7 @@ class Variadic(Collective):
     multiple_results = True
 
     def __init__(self, of: Collective):
-        super().__init__(of.name, takes=of.takes, gives=of.gives, cost=of.cost)
+        super().__init__(of.name, of.takes, of.gives, cost=of.cost)
         self.each = of
 
     def typecheck(self, types, params):

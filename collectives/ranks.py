@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from collectives.ops import insert_pbroadcast
+from collectives.ops import cast
 from collectives.passes import PASSES
 from collectives.passes.gradient_bucket import backward_pass_in_body
 from minidiff import core
@@ -19,7 +19,7 @@ class Ranks(core.Ranks):
     folders = (os.path.dirname(__file__),)
     passes = (PASSES,)
 
-    insert_pbroadcast = staticmethod(insert_pbroadcast)
+    cast = staticmethod(cast)
 
     def backward_pass(self, backward_pass: Callable, *args: Any) -> list[Value | None]:
         return backward_pass_in_body(*args)

@@ -48,7 +48,8 @@ from collectives.ops import (
     varying_axes,
     varying_over,
 )
-from collectives.primitives import INVARIANT, Collective, gathered_shape, scattered_shape
+from collectives.primitives import Collective, gathered_shape, scattered_shape
+from minidiff.axis_states import INVARIANT, VARYING
 from minidiff.core import Value
 from minidiff.ops.elementwise import where
 from minidiff.ops.shape import concatenate, stack
@@ -56,12 +57,12 @@ from minidiff.types import typeof
 
 # ---------------------------------------------------------------- the table
 
-broadcast_p = Collective("broadcast", gives=INVARIANT, transpose=lambda: at_root_p, cost="binomial_tree_broadcast")
-at_root_p = Collective("at_root", takes=INVARIANT, transpose=lambda: broadcast_p)
-broadcast_varying_p = Collective("broadcast_varying", transpose=lambda: reduce_p, cost="binomial_tree_broadcast")
-reduce_p = Collective("reduce", transpose=lambda: broadcast_varying_p, cost="binomial_tree_reduce")
-gather_p = Collective("gather", shape=gathered_shape, transpose=lambda: scatter_p, cost="binomial_tree_gather")
-scatter_p = Collective("scatter", shape=scattered_shape, transpose=lambda: gather_p, cost="binomial_tree_scatter")
+broadcast_p = Collective("broadcast", {VARYING: lambda: at_root_p}, INVARIANT, cost="binomial_tree_broadcast")
+at_root_p = Collective("at_root", {INVARIANT: lambda: broadcast_p})
+broadcast_varying_p = Collective("broadcast_varying", {VARYING: lambda: reduce_p}, cost="binomial_tree_broadcast")
+reduce_p = Collective("reduce", {VARYING: lambda: broadcast_varying_p}, cost="binomial_tree_reduce")
+gather_p = Collective("gather", {VARYING: lambda: scatter_p}, shape=gathered_shape, cost="binomial_tree_gather")
+scatter_p = Collective("scatter", {VARYING: lambda: gather_p}, shape=scattered_shape, cost="binomial_tree_scatter")
 
 #: The collectives of this table.
 ROOTED = (broadcast_p, broadcast_varying_p, reduce_p, gather_p, scatter_p, at_root_p)

@@ -10,11 +10,21 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.core import Tracer, Value, current_interpreter, current_scope, enter, name_of, pbroadcast_to, strong
+from minidiff.axis_states import AxisStates, joined
+from minidiff.core import (
+    Tracer,
+    Value,
+    cast_to,
+    current_interpreter,
+    current_scope,
+    enter,
+    name_of,
+    strong,
+)
 from minidiff.dtypes import NATIVE, float0, is_differentiable, is_scalar_constant, plain
-from minidiff.errors import LeakedTracerError, disagreement, leak_message
+from minidiff.errors import LeakedTracerError, VarianceError, disagreement, leak_message, show_axes
 from minidiff.promotion import weak_where
-from minidiff.types import INVARIANT, ShapedArray, typeof
+from minidiff.types import ShapedArray, typeof
 
 # ---------------------------------------------------------------- leaves
 
@@ -175,7 +185,7 @@ def checked_tangent(path: str, primal: Value, tangent: Any) -> Value | None:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: shapes must be equal")
     if t.dtype != p.dtype:
         raise TypeError(f"jvp: {path} has type {p}, but its tangent {t}: dtypes must be equal")
-    return pbroadcast_to(tangent, p.variance)
+    return cast_to(tangent, p.states)
 
 
 def linear_positions(tape: Any, linear: Any) -> tuple[int, ...]:
@@ -240,15 +250,24 @@ def _checked_cotangent(path: str, ct: Value, out: ShapedArray) -> Value | None:
     return ct if is_differentiable(out.dtype) else None
 
 
-def joint_variance(what: str, labels: Sequence[str], values: Sequence[Value]) -> frozenset:
-    """The union of the variances of values or types.
+def joint_states(what: str, labels: Sequence[str], values: Sequence[Value]) -> AxisStates:
+    """The states along mesh axes that values or types, alternatives of one value, are cast to.
 
-    Raise VarianceError in an explicit scope where they disagree, since the user must write the pbroadcasts there.
-    Numbers agree with any variance. `what` and `labels` are as in `disagreement`.
+    Raise VarianceError where only some are unreduced, but for constants that are zero; and in an explicit scope where
+    they disagree, since the user must write the casts there. Numbers agree with anything. `what` and `labels` are as in
+    `disagreement`.
     """
     scope = current_scope()
-    if scope is not None and scope.checks:
-        arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
-        if len({t.variance for _, t in arrays}) > 1:
-            raise disagreement(what, *zip(*arrays))
-    return INVARIANT.union(*[typeof(x).variance for x in values])
+    arrays = [(label, typeof(x)) for label, x in zip(labels, values) if not is_scalar_constant(x)]
+    if scope is not None and scope.checks and len({t.states for _, t in arrays}) > 1:
+        raise disagreement(what, *zip(*arrays))
+    states = joined([typeof(x).states for x in values])
+    for label, x in zip(labels, values) if states.unreduced else ():
+        missing = states.unreduced - typeof(x).unreduced
+        if missing and (isinstance(x, (Tracer, ShapedArray)) or numpy.any(x)):
+            axes = show_axes(missing)
+            raise VarianceError(
+                f"{what} disagree: {label} is not unreduced along {axes}, as the other is. Write unreduced(x, {axes}) "
+                f"for it if it varies there, or psum(x, {axes}) for the other"
+            )
+    return states

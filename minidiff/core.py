@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy
 
 from minidiff import location
+from minidiff.axis_states import ALL_INVARIANT, AxisStates, agreed, joined
 from minidiff.dtypes import PLAIN, dtype_name, is_scalar_constant
 from minidiff.errors import (
     LeakedTracerError,
@@ -29,10 +30,11 @@ from minidiff.errors import (
     TracerError,
     VarianceError,
     check_operands,
+    check_unreduced,
     is_misfit,
     leak_message,
 )
-from minidiff.types import INVARIANT, ShapedArray, Typed, plain_operand, typeof
+from minidiff.types import ShapedArray, Typed, operand_type, plain_operand, typeof
 
 Value = Any  # an array, a scalar, or a Tracer that stands for one
 
@@ -67,7 +69,7 @@ class Scope:
         A pbroadcast of a view then becomes a view of a pbroadcast, so that a weight and its transpose share one.
         And the backward pass can recompute a view instead of keeping it.
         """
-        if self.typed and len(variance_of(operand)) < len(self.axes):
+        if self.typed and len(states_of(operand).varying) < len(self.axes):
             self.views.update((id(out), (outs, primitive, operand, params)) for out in outs)
 
 
@@ -88,7 +90,7 @@ class Interpreter:
         self.below: Any = below  # None only at the bottom, where no rules run
         self.outer = outer
         self.scope: Scope | None = below.scope if below is not None else None
-        self.broadcasts: dict = {}  # (id of value, axes) -> (value, its pbroadcast along the axes)
+        self.casts: dict = {}  # (id of value, states) -> (value, its cast to these states)
         self._adopted: dict = {}  # id of outer tracer -> (outer tracer, its counterpart here)
 
     def process(self, primitive: Primitive, args: Sequence[Value], params: dict) -> Value:
@@ -145,7 +147,7 @@ class Interpreter:
     def end(self) -> None:
         """End the transformation, and break its reference cycles with tracers."""
         self.ended = True
-        self.broadcasts.clear()
+        self.casts.clear()
         self._adopted.clear()
         if self.scope is not None and self.scope.bottom is self:
             self.scope.bottom = None
@@ -289,9 +291,9 @@ class Ranks:
     folders: Sequence[str] = ()  # further ones of library code, which source locations skip
     passes: Sequence[Any] = ()  # further rewrites of the compiler, in order: see `minidiff.compiler.simplify`
 
-    def insert_pbroadcast(self, x: Value, axes: frozenset) -> Value:
-        """Make `x` vary along further axes, by a `pbroadcast`."""
-        raise VarianceError(f"cannot insert a pbroadcast of {typeof(x)} along {sorted(axes)}: import spmd first")
+    def cast(self, x: Value, states: AxisStates) -> Value:
+        """Change the states of `x` along mesh axes by free casts, such as a `pbroadcast`."""
+        raise VarianceError(f"cannot cast {typeof(x)} to {states}: import spmd first")
 
     def dispatch(self, interpreter: Interpreter, primitive: Primitive, args: Sequence[Value], params: dict) -> Any:
         """Apply an operation to sharded arrays, outside any `shard_map` body, under an interpreter.
@@ -323,28 +325,36 @@ def install(installed: Ranks) -> None:
     location.add_library(*installed.folders)
 
 
-# ---------------------------------------------------------------- variance
+# ---------------------------------------------------------------- states along mesh axes
 
 
-def variance_of(x: Value) -> frozenset:
-    """The axes along which `x` may differ from rank to rank."""
-    return x.type.variance if isinstance(x, Tracer) else INVARIANT
+def states_of(x: Value) -> AxisStates:
+    """The states of `x` along mesh axes."""
+    return x.type.states if isinstance(x, Tracer) else ALL_INVARIANT
 
 
-def pbroadcast_to(x: Value, variance: frozenset) -> Value:
-    """Insert a pbroadcast where `x` does not yet vary along all axes of `variance`."""
-    missing = variance - variance_of(x)
-    return ranks.insert_pbroadcast(x, missing) if missing else x
+def cast_to(x: Value, states: AxisStates) -> Value:
+    """Insert the free casts, if any, from the states of `x` to `states`."""
+    return x if states_of(x) == states else ranks.cast(x, states)
 
 
-def agree(args: Sequence[Value]) -> Sequence[Value]:
-    """Insert pbroadcasts to the union of the variances (JEP, "typing rules")."""
-    variances = [None if is_scalar_constant(x) else variance_of(x) for x in args]
-    distinct = {v for v in variances if v is not None}
+def agree(primitive: Primitive, args: Sequence[Value], params: dict) -> Sequence[Value]:
+    """Insert casts where operands disagree (JEP, "typing rules"; see `minidiff.axis_states`)."""
+    given = [None if is_scalar_constant(x) else states_of(x) for x in args]
+    distinct = {states for states in given if states is not None}
     if len(distinct) <= 1:
         return args
-    union = INVARIANT.union(*distinct)
-    return [x if v is None or v == union else ranks.insert_pbroadcast(x, union - v) for x, v in zip(args, variances)]
+    args, common = list(args), joined(distinct)
+    if common.unreduced:  # arrays of zeros are parts of a sum that is zero
+        parts = {i for i, states in enumerate(given) if states is not None and states.unreduced}
+        zeros = {i for i, x in enumerate(args) if isinstance(x, numpy.ndarray) and not x.any()}
+        if primitive.is_linear_in(parts | zeros, len(args)):
+            args = [cast_to(x, common) if i in zeros else x for i, x in enumerate(args)]
+        check_unreduced(primitive, list(map(operand_type, args)))
+    arrays = [i for i, states in enumerate(given) if states is not None]
+    for i, states in zip(arrays, agreed([states_of(args[i]) for i in arrays])):
+        args[i] = cast_to(args[i], states)
+    return args
 
 
 # ---------------------------------------------------------------- operations
@@ -432,7 +442,7 @@ class Primitive:
         if interpreter.scope.checks:
             return self.apply_checked(interpreter, values, params)
         if self.operands_agree and len(values) > 1:
-            values = agree(values)
+            values = agree(self, values, params)
         return self.apply(interpreter, values, params)
 
     def strong(self, args: Sequence[Value]) -> list[Value]:
@@ -448,7 +458,7 @@ class Primitive:
                 return self.bind(*args, **params)
         if self.operands_agree and len(args) > 1:
             check_operands(self.name, [typeof(x) if isinstance(x, Tracer) else None for x in args])
-            args = agree(args)  # inserts pbroadcasts for constants only
+            args = agree(self, args, params)  # inserts casts of constants only
         if not self.is_higher_order:
             arrays = [x for x in args if not (self.operands_agree and is_scalar_constant(x))]
             self.check_variance([typeof(x) for x in arrays], params)
@@ -465,13 +475,23 @@ class Primitive:
     def typecheck(self, types: Sequence[ShapedArray], params: dict) -> list[ShapedArray]:
         """Infer the result types from operand types, or from Python numbers."""
         results = self.shape_rule(*types, **params)
-        variance = INVARIANT
-        for t in types:
-            if isinstance(t, ShapedArray) and t.variance:
-                variance |= t.variance
+        states = self.result_states(types, params)
         return [
-            ShapedArray(shape, dtype, variance) for shape, dtype in (results if self.multiple_results else [results])
+            ShapedArray(shape, dtype, states=states)
+            for shape, dtype in (results if self.multiple_results else [results])
         ]
+
+    def result_states(self, types: Sequence[Any], params: dict) -> AxisStates:
+        """The states of the results along mesh axes. Raise VarianceError for unreduced operands it cannot take."""
+        given = {t.states for t in types if isinstance(t, ShapedArray)}
+        states = given.pop() if len(given) == 1 else joined(given)
+        if states.unreduced:
+            check_unreduced(self, types)
+        return states
+
+    def is_linear_in(self, positions: set[int], count: int) -> bool:
+        """Whether it is linear in these of its `count` operands together, so that it applies to parts of a sum."""
+        return False
 
     def check_fits(self, types: Sequence[ShapedArray], params: dict, scope: Scope | None) -> None:
         """Raise an error if operand types and parameters are incompatible: see `fits`.
@@ -488,10 +508,6 @@ class Primitive:
     def sends(self, params: dict) -> bool:
         """Whether it communicates between ranks, given these parameters."""
         return self.communicates
-
-    def sums(self, params: dict) -> dict[int, dict]:
-        """Map the body results that are partial sums to the parameters of their `psum`."""
-        return {}
 
     def without_unused_results(self, eqn: Any, used: Sequence[bool]) -> Any:
         """Eliminate dead code: unused results, and what only they need in a body."""

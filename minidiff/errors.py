@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from minidiff.axis_states import ALL_INVARIANT, agreed, unreduced_operands
 from minidiff.dtypes import is_scalar_constant
-from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
+from minidiff.types import ShapedArray, plain_operand, typeof
 
 
 class TracerError(TypeError):
@@ -83,11 +84,12 @@ _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", 
 
 
 def check_operands(name: str, types: Sequence[ShapedArray | None]) -> None:
-    """Raise VarianceError if the operands of operation `name` disagree in variance.
+    """Raise VarianceError if the operands of operation `name` disagree along a mesh axis.
 
     A type of None stands for a constant, which agrees with anything.
     """
-    if len({t.variance for t in types if t is not None}) > 1:
+    given = [t.states for t in types if t is not None]
+    if len(set(given)) > 1 and agreed(given) != given:
         numbers = [f"the {_ORDINALS[i]}" if i < len(_ORDINALS) else f"number {i + 1}" for i in range(len(types))]
         labelled = {label: t for label, t in zip(numbers, types) if t is not None}
         raise disagreement(f"{name}: operands {_listed([*labelled.values()])}", [*labelled], [*labelled.values()])
@@ -103,14 +105,36 @@ def diverges(what: str, t: ShapedArray, axes: Sequence[str], because: str = "") 
 
 
 def disagreement(what: str, labels: Sequence[str], types: Sequence[ShapedArray]) -> VarianceError:
-    """The error that values of these `labels` and `types` disagree in variance."""
-    union = INVARIANT.union(*[t.variance for t in types])
-    fewer: dict[str, list[str]] = {}
-    for label, t in zip(labels, types):
-        if t.variance != union:
-            fewer.setdefault(show_axes(union - t.variance), []).append(label)
-    advice = " and ".join(f"pbroadcast(x, {axes}) for {_listed(names)}" for axes, names in fewer.items())
+    """The error that values of these `labels` and `types` disagree along a mesh axis."""
+    missing: dict[str, list[str]] = {}
+    for label, t, states in zip(labels, types, agreed([t.states for t in types])):
+        casts = {"pbroadcast": states.varying - t.variance, "reduced": states.reduced - t.reduced}
+        for name, axes in casts.items():
+            if axes:
+                missing.setdefault(f"{name}(x, {show_axes(axes)})", []).append(label)
+    advice = " and ".join(f"{cast} for {_listed(names)}" for cast, names in missing.items())
     return VarianceError(f"{what} disagree in variance: write {advice}")
+
+
+def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
+    """Raise VarianceError if an operation takes parts of a sum that it does not map to parts of its result.
+
+    Operands are given by their types, or as Python numbers; zeros are parts of a sum that is zero.
+    """
+    zeros = {i for i, t in enumerate(types) if not isinstance(t, ShapedArray) and t == 0}
+    states = [t.states if isinstance(t, ShapedArray) else ALL_INVARIANT for t in types]
+    for axis, parts in unreduced_operands(states).items():
+        linear = any(primitive.is_linear_in(positions, len(types)) for positions in (parts, parts | zeros))
+        varies = any(axis in other.varying for other in states)
+        if linear and not varies:
+            continue
+        others = [t for i, t in enumerate(types) if i not in parts | zeros]
+        advice = f"write psum(x, {axis!r}) first, or psum_scatter"
+        if not linear and others and primitive.is_linear_in(set(range(len(types))), len(types)):
+            advice += f"; or make all operands parts of sums, with unreduced(x, {axis!r})"
+        raise VarianceError(
+            f"{primitive.name} of {_listed(types)}: the ranks along {axis!r} hold parts of a sum; {advice}"
+        )
 
 
 def _listed(items: Sequence[object]) -> str:

@@ -15,9 +15,9 @@ from minidiff.core import (
     Primitive,
     Tracer,
     Value,
+    cast_to,
     current_interpreter,
     name_of,
-    pbroadcast_to,
     restores_interpreter,
     running,
     transforming,
@@ -166,4 +166,4 @@ def instantiate(tangent: Value | None, like: Value) -> Value:
     t = typeof(like)
     if not is_differentiable(t.dtype):
         return numpy.zeros(t.shape, float0)
-    return pbroadcast_to(zeros_like(t), t.variance)
+    return cast_to(zeros_like(t), t.states)

@@ -10,7 +10,7 @@ import numpy
 
 from minidiff import tree
 from minidiff.arguments import Flat, arguments_of, as_values, check_sequences, chosen_arguments, named_argument
-from minidiff.core import Value, name_of, pbroadcast_to
+from minidiff.core import Value, cast_to, name_of
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate, jvp
 from minidiff.keywords import transformation
@@ -160,7 +160,7 @@ def _basis(types: Sequence[ShapedArray]) -> Iterator[Value]:
     """
     total, start = _size(types), 0
     for t in types:
-        yield pbroadcast_to(numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape), t.variance)
+        yield cast_to(numpy.eye(total, t.size, -start, t.dtype).reshape(total, *t.shape), t.states)
         start += t.size
 
 

@@ -28,18 +28,19 @@ from minidiff.arguments import (
     not_differentiable,
     resharded,
 )
+from minidiff.axis_states import ALL_INVARIANT
 from minidiff.core import (
     EVALUATE,
     Tracer,
     Value,
     become,
+    cast_to,
     checking,
     current_interpreter,
     current_scope,
     name_of,
-    pbroadcast_to,
     running,
-    variance_of,
+    states_of,
 )
 from minidiff.dtypes import is_differentiable
 from minidiff.errors import VarianceError, show_axes
@@ -167,7 +168,7 @@ class Cotangents:
 
     def add(self, a: Var, ct: Value) -> None:
         """Add `ct` to the cotangent of variable `a`, which may be used several times."""
-        if a.type.variance or isinstance(ct, Tracer):
+        if isinstance(ct, Tracer) or a.type.states is not ALL_INVARIANT:
             ct = agreeing(ct, a.type)
         known, owned = self.known, self.owned
         if a not in known:
@@ -272,11 +273,9 @@ def linear_part(tape: Tape, linear: Sequence[bool], values: Sequence[Value]) -> 
 
 
 def agreeing(ct: Value, type: ShapedArray) -> Value:
-    """Give a cotangent the variance of its primal, or raise VarianceError."""
-    variance = variance_of(ct)
-    if variance == type.variance:
-        return ct
-    extra = variance - type.variance
+    """Cast a cotangent along mesh axes to its primal's cotangent type, or raise VarianceError."""
+    states, wanted = states_of(ct), type.states.cotangent()
+    extra = states.varying - wanted.varying - wanted.unreduced
     if extra:
         axes = show_axes(extra)
         raise VarianceError(
@@ -284,7 +283,7 @@ def agreeing(ct: Value, type: ShapedArray) -> Value:
             f"not: sum it, psum(ct, {axes}), if each rank has a partial sum; or, if each has its own cotangent, let "
             f"the value vary too: compute it from pbroadcast(x, {axes})"
         )
-    return pbroadcast_to(ct, type.variance)
+    return cast_to(ct, wanted)
 
 
 # ---------------------------------------------------------------- public functions
@@ -351,7 +350,7 @@ def vjp(f: Callable, *primals: Any, has_aux: bool = False) -> tuple:
     def pullback(ct: Any) -> tuple:
         cts = checked_cotangents(ct, out_types, flat.out_structure)
         pulled = iter(pull_back(tape, cts))
-        found = [instantiate(next(pulled) if yes else None, x) for x, yes in zip(values, active)]
+        found = [instantiate(next(pulled) if yes else None, typeof(x).cotangent) for x, yes in zip(values, active)]
         found = [resharded(ct, typeof(x)) for ct, x in zip(found, values)]
         return tree.unflatten(structure, apart(found, cts))
 
@@ -405,7 +404,7 @@ def value_and_grad(f: Callable, argnums: int | Sequence[int] = 0, has_aux: bool 
             cts = backward_pass(tape, active, values, [value.dtype.type(1)], consume=True)
         else:
             cts = pull_back(tape, [value.dtype.type(1)], consume=True)
-        grads = [instantiate(ct, x) if ct is None else ct for ct, x in zip(cts, values)]
+        grads = [instantiate(ct, typeof(x).cotangent) if ct is None else ct for ct, x in zip(cts, values)]
         if values is not leaves:
             grads = [resharded(ct, typeof(x)) for ct, x in zip(grads, values)]
         chosen = tree.unflatten(structure, apart(grads))

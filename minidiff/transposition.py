@@ -13,7 +13,7 @@ from minidiff import tree
 from minidiff.aliasing import apart
 from minidiff.arguments import checked_cotangents, linear_positions, resharded
 from minidiff.compiler.simplify import simplified
-from minidiff.core import current_interpreter, pbroadcast_to, restores_interpreter, transforming
+from minidiff.core import cast_to, current_interpreter, restores_interpreter, transforming
 from minidiff.dtypes import is_differentiable
 from minidiff.forward import instantiate
 from minidiff.reverse import agreeing, backward_pass
@@ -69,13 +69,13 @@ def _transposed(tape: Tape, linear: Sequence[bool]) -> Tape:
         values.append(None if yes else stage.new_input(t))
         if yes:
             count = len(waiting) if i == last else min(1, len(waiting))
-            cts += [stage.new_input(t) for t in waiting[:count]]
+            cts += [stage.new_input(t.cotangent) for t in waiting[:count]]
             del waiting[:count]
-    cts += [stage.new_input(t) for t in waiting]  # for a tape without linear inputs
-    wanted = [t for t, yes in zip(tape.in_types, linear) if yes]
+    cts += [stage.new_input(t.cotangent) for t in waiting]  # for a tape without linear inputs
+    wanted = [t.cotangent for t, yes in zip(tape.in_types, linear) if yes]
     with transforming(stage):
         found = backward_pass(tape, linear, values, cts)
-        zeros = [pbroadcast_to(zeros_like(t), t.variance) if ct is None else ct for ct, t in zip(found, wanted)]
+        zeros = [cast_to(zeros_like(t), t.states) if ct is None else ct for ct, t in zip(found, wanted)]
         return simplified(stage.tape(zeros))
 
 

@@ -1,4 +1,4 @@
-"""The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`."""
+"""The type of a value: its shape, dtype and states along mesh axes, as in `f64[3,4]{i}`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy
 
+from minidiff.axis_states import ALL_INVARIANT, NONE, AxisStates
 from minidiff.dtypes import check_dtype, dtype_name, plain
 from minidiff.show.colours import types_as_html
-
-INVARIANT: frozenset = frozenset()
 
 
 class Typed:
@@ -25,23 +24,46 @@ class Typed:
 
 
 class ShapedArray:
-    """The type of a value: its shape, dtype and variance, as in `f64[3,4]{i}`.
+    """The type of a value: its shape, dtype and states along mesh axes, as in `f64[3,4]{i}`.
 
-    `variance` is the set of mesh axes along which the value may differ from rank to rank. Outside a
-    `shard_map` it is empty and is not printed. `sharding` is the sharding of an array that `spmd` distributes
-    over a mesh, and None for every other value. Comparing types ignores it.
+    `variance` is the set of mesh axes along which the value may differ from rank to rank, `unreduced` those along which
+    ranks hold parts of a sum, `reduced` those along which they hold the same value and its cotangent is unreduced.
+    Along all others it is invariant (see `minidiff.axis_states`). `sharding` is the sharding of an array that `spmd`
+    distributes over a mesh, and None for every other value. Comparing types ignores it.
 
-    >>> ShapedArray((3, 4), 'float32', {'i'})
-    f32[3,4]{i}
+    >>> ShapedArray((3, 4), 'float32', {'i'}, unreduced={'j'}, reduced={'k'})
+    f32[3,4]{i,U:j,R:k}
     """
 
-    __slots__ = ("shape", "dtype", "variance", "sharding")
+    __slots__ = ("shape", "dtype", "states", "sharding")
 
-    def __init__(self, shape: Sequence[int], dtype: Any, variance: Iterable[str] = INVARIANT, sharding: Any = None):
+    def __init__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        variance: Iterable[str] = NONE,
+        sharding: Any = None,
+        *,
+        unreduced: Iterable[str] = NONE,
+        reduced: Iterable[str] = NONE,
+        states: AxisStates | None = None,
+    ):
         self.shape = tuple(shape)
         self.dtype = dtype if isinstance(dtype, numpy.dtype) else numpy.dtype(dtype)
-        self.variance = frozenset(variance)
+        self.states = AxisStates.of(variance, unreduced, reduced) if states is None else states
         self.sharding = sharding
+
+    @property
+    def variance(self) -> frozenset:
+        return self.states.varying
+
+    @property
+    def unreduced(self) -> frozenset:
+        return self.states.unreduced
+
+    @property
+    def reduced(self) -> frozenset:
+        return self.states.reduced
 
     @property
     def ndim(self) -> int:
@@ -58,9 +80,17 @@ class ShapedArray:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
+    @property
+    def cotangent(self) -> ShapedArray:
+        """The type of the value's cotangent: where the one is unreduced, the other is reduced."""
+        return self.update(states=self.states.cotangent()) if self.unreduced or self.reduced else self
+
     def update(self, **changes: Any) -> ShapedArray:
         """Return a copy with other fields, and no sharding unless that is given."""
-        fields = {"shape": self.shape, "dtype": self.dtype, "variance": self.variance, **changes}
+        fields = {"shape": self.shape, "dtype": self.dtype, "states": self.states, **changes}
+        if not changes.keys().isdisjoint(("variance", "unreduced", "reduced")):
+            states = dict(zip(("variance", "unreduced", "reduced"), fields.pop("states")))
+            fields = {**states, **fields}
         return ShapedArray(**fields)
 
     def __eq__(self, other: object) -> bool:
@@ -68,16 +98,15 @@ class ShapedArray:
             isinstance(other, ShapedArray)
             and self.shape == other.shape
             and self.dtype == other.dtype
-            and self.variance == other.variance
+            and self.states == other.states
         )
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.dtype, self.variance))
+        return hash((self.shape, self.dtype, self.states))
 
     def __repr__(self) -> str:
         shape = ",".join(map(str, self.shape))
-        axes = ",".join(sorted(map(str, self.variance)))
-        return f"{dtype_name(self.dtype)}[{shape}]" + (f"{{{axes}}}" if axes else "")
+        return f"{dtype_name(self.dtype)}[{shape}]" + (repr(self.states) if self.states != ALL_INVARIANT else "")
 
     def _repr_html_(self) -> str:
         return f"<code>{types_as_html(str(self))}</code>"
@@ -87,7 +116,7 @@ class ShapedArray:
 def array_type(shape: tuple[int, ...], dtype: numpy.dtype) -> ShapedArray:
     """The type of plain arrays of a shape and dtype: a cached, shared object."""
     check_dtype(dtype)
-    return ShapedArray(shape, dtype)
+    return ShapedArray(shape, dtype, states=ALL_INVARIANT)
 
 
 class Var(Typed):

@@ -8,38 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from collectives.ops import psum_p, untyped_psum_p
 from minidiff.compiler.fusion import in_groups
 from minidiff.compiler.simplify import Passes
 from minidiff.tape import Atom, Equation, Tape, with_equations
-from minidiff.types import Var, typeof
+from minidiff.types import Var
 from spmd.agreement import fused_call
 from spmd.primitive import shard_map_p
-
-
-def sum_inside(tape: Tape, *_: Any) -> Tape:
-    """Turn partial sums, `out_specs=P(sum=...)`, into psums in the body.
-
-    There they can be fused with others.
-    """
-    return with_equations(tape, [_summed_inside(eqn) for eqn in tape.equations])
-
-
-def _summed_inside(eqn: Equation) -> Equation:
-    if eqn.primitive is not shard_map_p or not any(spec.summed for spec in eqn.params["out_specs"]):
-        return eqn
-    params, body = eqn.params, eqn.params["body"]
-    psum, ranks = psum_p if params["check_rep"] else untyped_psum_p, params["mesh"].ranks
-    sums, results = [], []
-    for x, spec in zip(body.outputs, params["out_specs"]):
-        if spec.summed:
-            over = {"axes": ranks.ordered(spec.summed), "size": ranks.size(spec.summed)}
-            sums.append(Equation(psum, [x], over, [Var(t) for t in psum.typecheck([typeof(x)], over)], eqn.source))
-            (x,) = sums[-1].outputs
-        results.append(x)
-    specs = tuple(spec.without_sum() for spec in params["out_specs"])
-    body = Tape(body.inputs, [*body.equations, *sums], results)
-    return Equation(shard_map_p, eqn.inputs, {**params, "out_specs": specs, "body": body}, eqn.outputs, eqn.source)
 
 
 def fuse_shard_maps(tape: Tape, *_: Any) -> Tape:
@@ -75,7 +49,7 @@ def _stays(made: Equation, a: Atom, taken: Equation) -> bool:
     """
     spec, type = _outside(made)[a]
     blocks = zip(taken.inputs, taken.params["in_specs"], taken.params["body"].in_types)
-    return not spec.summed and all((s, t) == (spec, type) for x, s, t in blocks if x is a)
+    return all((s, t) == (spec, type) for x, s, t in blocks if x is a)
 
 
 def _outside(eqn: Equation) -> dict[Var, Any]:
@@ -128,4 +102,4 @@ def _renamed(body: Tape, names: dict[Var, Atom]) -> Iterator[Equation]:
 
 
 #: The passes over shard_maps, in the order in which they run.
-PASSES = Passes(first=(sum_inside, fuse_shard_maps))
+PASSES = Passes(first=(fuse_shard_maps,))

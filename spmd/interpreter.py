@@ -12,9 +12,9 @@ from typing import Any
 import numpy
 
 from collectives.backends.base import Axes, Backend, place_of
-from collectives.ops import axis_index_p, psum_p
+from collectives.ops import axis_index_p
 from collectives.passes.overlap import index, run_lowered
-from collectives.primitives import Collective
+from minidiff.axis_states import REDUCED, UNREDUCED, AxisStates
 from minidiff.compiler.codegen import CompiledTape, Source
 from minidiff.compiler.simplify import optimize
 from minidiff.core import (
@@ -34,7 +34,7 @@ from minidiff.errors import LeakedTracerError, MisfitError, TracerError, diverge
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.staging import Stage
 from minidiff.tape import Tape
-from minidiff.types import INVARIANT, ShapedArray, plain_operand, typeof
+from minidiff.types import ShapedArray, operand_type, plain_operand, typeof
 from spmd.agreement import check_blocks
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
@@ -49,24 +49,28 @@ UNROLLED = 8  # steps: a scan of at most this length is unrolled where a `shard_
 
 
 @functools.lru_cache(maxsize=4096)
-def _type_of_blocks(shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str]) -> ShapedArray:
-    """The type of values that vary along some axes, cached."""
+def _type_of_blocks(
+    shape: tuple[int, ...], dtype: numpy.dtype, variance: Sequence[str], states: AxisStates | None
+) -> ShapedArray:
+    """The type of values that vary along some axes, or are in these states; cached."""
     check_dtype(dtype)
-    return ShapedArray(shape, dtype, variance)
+    return ShapedArray(shape, dtype, variance, states=states)
 
 
 class RankTracer(Tracer):
     """A value on the ranks of a mesh.
 
-    `data` is what the backend holds, `held` the axes along which it may vary.
+    `data` is what the backend holds, `held` the axes along which it may vary. `states` are its states along mesh axes
+    if it is unreduced or reduced along one; otherwise they follow from `held`, and it is None.
     """
 
-    __slots__ = ("data", "held")
+    __slots__ = ("data", "held", "states")
 
-    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes):
+    def __init__(self, interpreter: SPMD, data: numpy.ndarray, held: Axes, states: AxisStates | None = None):
         self.interpreter = interpreter
         self.data = data
         self.held = held
+        self.states = states
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,7 +84,7 @@ class RankTracer(Tracer):
     def type(self) -> ShapedArray:
         interpreter, data, held = self.interpreter, self.data, self.held
         shape = interpreter.mesh.ranks.block_shape(data, held)
-        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else INVARIANT)
+        return _type_of_blocks(shape, data.dtype, held if interpreter.scope.typed else (), self.states)
 
     def concrete(self, use: str) -> numpy.ndarray:
         self.check_alive()
@@ -134,14 +138,22 @@ class SPMD(Interpreter):
         ]
         with running(self.base):
             if primitive.on_ranks:
-                return self._across(primitive, operands, params, recorded)
+                return self._across(primitive, args, operands, params, recorded)
             try:
                 data, held = ranks.apply(primitive, operands, params)
             except MisfitError:  # its shapes include the dimensions that count ranks
                 raise MisfitError(primitive, args, _BLOCKS) from None
+        states = self._result_states(primitive, args, params)
         if primitive.multiple_results:
-            return [RankTracer(self, x, held) for x in data]
-        return RankTracer(self, data, held)
+            return [RankTracer(self, x, held, states) for x in data]
+        return RankTracer(self, data, held, states)
+
+    def _result_states(self, primitive: Primitive, args: Sequence[Value], params: dict) -> AxisStates | None:
+        """The states of an operation's results, as `RankTracer` takes them."""
+        for x in args:
+            if type(x) is RankTracer and x.states is not None:
+                return _beyond_varying(primitive.result_states(list(map(operand_type, args)), params))
+        return None
 
     def _on_each_rank(self, primitive: Primitive, args: Sequence[Value], params: dict) -> list:
         """Run an operation with an effect, and no results, on each rank's blocks."""
@@ -150,7 +162,9 @@ class SPMD(Interpreter):
         with running(self.base):
             return primitive.bind(*[x for x, _ in operands], **{**params, "by_rank": by_rank})
 
-    def _across(self, primitive: Primitive, operands: Sequence[tuple], params: dict, recorded: bool) -> Value:
+    def _across(
+        self, primitive: Primitive, args: Sequence[Value], operands: Sequence[tuple], params: dict, recorded: bool
+    ) -> Value:
         """Run a collective, or `axis_index`."""
         ranks = self.mesh.ranks
         for x, _ in operands:
@@ -165,6 +179,10 @@ class SPMD(Interpreter):
         else:
             found = [ranks.collective(primitive.name, *operands[0], primitive.sends(params), params)]
         results = [RankTracer(self, *x) for x in found]
+        each = primitive.each or primitive
+        if each.gives in (UNREDUCED, REDUCED) or any(type(x) is RankTracer and x.states is not None for x in args):
+            for x, out in zip(args, results):
+                out.states = _beyond_varying(each.result_states([typeof(x)], params))
         return results if primitive.multiple_results else results[0]
 
     def lower(self, tape: CompiledTape, values: Sequence[Value]) -> list[Value] | None:
@@ -174,38 +192,45 @@ class SPMD(Interpreter):
         whose body then becomes such a program.
         """
         operands = [self.operand(x) for x in values]
-        key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held) for x, held in operands)
+        states = [getattr(x, "states", None) for x in values]
+        kinds = zip(operands, states)
+        key = self.mesh, self.scope.typed, tuple((numpy.shape(x), typeof(x).dtype, held, s) for (x, held), s in kinds)
         if self.base is not EVALUATE:
             return None
         if key not in tape.lowered:
             try:
-                recorded, helds = self._on_data(tape, operands)
+                recorded, places = self._on_data(tape, operands, states)
                 source = Source(optimize(recorded, **tape.options), tape.name, options=tape.options)
-                tape.lowered[key] = source, helds
+                tape.lowered[key] = source, places
             except TracerError:
                 tape.lowered[key] = None
         if tape.lowered[key] is None:
             return None
-        source, helds = tape.lowered[key]
+        source, places = tape.lowered[key]
         try:
             with running(self.base):  # branches and loops that are left are on data
                 results = source.results(*[x for x, _ in operands])
         except BaseException:
             self.mesh.ranks.finish()
             raise
-        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
+        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
 
-    def _on_data(self, tape: Tape, operands: Sequence[tuple[Any, Axes]]) -> tuple[Tape, list[Axes]]:
+    def _on_data(
+        self, tape: Tape, operands: Sequence[tuple[Any, Axes]], states: Sequence[AxisStates | None]
+    ) -> tuple[Tape, list[tuple[Axes, AxisStates | None]]]:
         """Record what a body does to this process's data.
 
-        Returns the tape, and the axes along which its results vary.
+        Returns the tape, and for each result the axes along which it varies, and its states.
         """
         stage = Stage(None, name="jit")
         inside = SPMD(self.mesh, self.scope.typed, base=stage)
-        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held) for x, held in operands]
+        kinds = zip(operands, states)
+        blocks = [RankTracer(inside, stage.new_input(typeof(x)), held, s) for (x, held), s in kinds]
         with transforming(inside), transforming(stage), running(inside):
-            results = [inside.operand(x) for x in tape.apply(*blocks)]
-            return stage.tape([x for x, _ in results]), [held for _, held in results]
+            outs = tape.apply(*blocks)
+            results = [inside.operand(x) for x in outs]
+            places = [(held, getattr(x, "states", None)) for x, (_, held) in zip(outs, results)]
+            return stage.tape([x for x, _ in results]), places
 
     def _record_bodies(self, primitive: Primitive, args: Sequence[Value], params: dict, bodies: dict) -> list[Value]:
         """Record a cond or a loop as one on data.
@@ -213,12 +238,13 @@ class SPMD(Interpreter):
         Its predicate is invariant, so all ranks take the same branch.
         """
         operands = [self.operand(x) for x in args]
-        changed, helds = {}, []
+        changed, places = {}, []
         for name, taken in bodies.items():
-            changed[name], helds = self._on_data(params[name], [operands[k] for k in taken])
+            states = [getattr(args[k], "states", None) for k in taken]
+            changed[name], places = self._on_data(params[name], [operands[k] for k in taken], states)
         with running(self.base):
             results = primitive.bind(*[x for x, _ in operands], **{**params, **changed})
-        return [RankTracer(self, x, held) for x, held in zip(results, helds)]
+        return [RankTracer(self, x, *place) for x, place in zip(results, places)]
 
     def _adopt(self, x: Tracer) -> Value:
         if not isinstance(x, ShardedArray):
@@ -243,11 +269,12 @@ class SPMD(Interpreter):
         """Shard an argument by a spec, and return its blocks as a value of the body."""
         if isinstance(x, ShardedArray) and not (x.mesh.is_like(self.mesh) and x.spec == spec):
             # a loop's step is compiled before the shardings are known
-            x = Sharding(self.mesh, spec.without_sum()).resharded(x)
+            x = Sharding(self.mesh, spec).resharded(x)
+        states = _beyond_varying(spec.states) if self.scope.typed else None
         if isinstance(x, ShardedArray):
-            return RankTracer(self, x.data, x.held)
+            return RankTracer(self, x.data, x.held, states)
         x, _ = self.operand(x)  # raises LeakedTracerError for a leaked tracer
-        return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))))
+        return RankTracer(self, *self.mesh.ranks.place(x, spec.dims(numpy.ndim(x))), states)
 
     def compare_unmapped(self, blocks: Sequence[RankTracer], specs: Sequence[PartitionSpec]) -> None:
         """Check that ranks have the same unmapped arguments; from now on, also arrays that the body closes over."""
@@ -257,16 +284,12 @@ class SPMD(Interpreter):
 
     def leave(self, x: Value, spec: PartitionSpec) -> Value:
         """Convert a result of the body to an array, plain or sharded."""
-        ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.axes)
-        data = ranks.reshard_data(*self.operand(self.across(psum_p, x, spec.summed)), wanted)
-        if not wanted:
+        ranks, wanted = self.mesh.ranks, self.mesh.ranks.ordered(spec.held)
+        data = ranks.reshard_data(*self.operand(x), wanted)
+        if spec.is_trivial:
             return data if data.ndim else data[()]  # a NumPy scalar, whichever backend ran
         block = ShapedArray(ranks.block_shape(data, wanted), data.dtype)
-        return ShardedArray(self.mesh, spec.without_sum(), block, data)
-
-    def across(self, collective: Collective, x: Value, axes: Axes) -> Value:
-        """Apply a collective to a value that enters or leaves the body."""
-        return self.process(collective, [x], axes_and_size(self.mesh.ranks, axes)) if axes else x
+        return ShardedArray(self.mesh, spec, block, data)
 
     def operand(self, x: Value) -> tuple[Any, Axes]:
         """A value as the backend takes it, and the axes that it varies along.
@@ -281,6 +304,11 @@ class SPMD(Interpreter):
             self.compared[id(x)] = x
             check_blocks(self.mesh, [("an array that the body closes over", x, ())])
         return plain_operand(x), ()
+
+
+def _beyond_varying(states: AxisStates) -> AxisStates | None:
+    """These states if a value in them is unreduced or reduced along an axis, else None."""
+    return states if states.unreduced or states.reduced else None
 
 
 def axes_and_size(ranks: Backend, axes: Collection[str]) -> dict:

@@ -6,19 +6,23 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from minidiff.axis_states import ALL_INVARIANT, AxisStates, joined
 from minidiff.errors import show_axes
 from minidiff.keywords import did_you_mean
 from minidiff.types import ShapedArray
 
 Entry = Any  # None, an axis's name, or a tuple of names
+Names = str | Iterable[str]  # an axis's name, or several
 
 
 class PartitionSpec:
     """The split of an array's dimensions over a mesh: `P('x', None, ('y', 'z'))`.
 
     Here the first dimension is split along x, the third along y and z (y major). Dimensions without an entry are not
-    split. An axis that is not named is *unmapped*: every rank along it has the same block. `sum`, in `out_specs`, names
-    axes whose ranks hold partial sums: the blocks along them are added up, and the sum is unmapped there.
+    split. An axis that is not named is *unmapped*: every rank along it has the same block. Along the axes in
+    `unreduced` ranks have parts of a sum; along those in `reduced` they have the same block, whose cotangent is
+    unreduced. `sum`, in `out_specs`, is `unreduced` followed by the sum: the blocks are added up, and the result is
+    unmapped there.
 
     >>> PartitionSpec('x', None)
     P('x', None)
@@ -26,24 +30,29 @@ class PartitionSpec:
     ['x', 'y']
     >>> PartitionSpec('x', sum='y')
     P('x', sum='y')
+    >>> PartitionSpec('x', unreduced={'y'})
+    P('x', unreduced={'y'})
 
-    Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'".
+    Source: shard_map tutorial, "in_specs" and "out_specs"; JEP 17111, "Partial solution 'P-sum'"; JAX, "Autodiff and
+    sharding", for `unreduced` and `reduced`.
     """
 
-    __slots__ = ("entries", "summed", "varying", "path", "_known_key")
+    __slots__ = ("entries", "unreduced", "reduced", "summed", "path", "_known_key")
 
-    def __init__(self, *entries: Entry, sum: str | tuple[str, ...] = ()):
-        for entry in (*entries, sum):
+    def __init__(self, *entries: Entry, unreduced: Names = (), reduced: Names = (), sum: Names = ()):
+        for what, entry in [*[("an entry", e) for e in entries], ("sum", sum)]:
             if not all(isinstance(name, str) for name in names(entry)):
-                what = "sum" if entry is sum else "an entry"
                 raise TypeError(
-                    f"{_shown(entries, names(sum))}: {what} is None, the name of a mesh axis, or a tuple of names"
+                    f"{_shown(entries, {'sum': names(sum)})}: {what} is None, the name of a mesh axis, or a tuple of "
+                    "names"
                 )
+        for what, axes in (("unreduced", unreduced), ("reduced", reduced)):
+            if not (isinstance(axes, (str, tuple, set, frozenset)) and all(isinstance(a, str) for a in _set(axes))):
+                raise TypeError(f"{_shown(entries)}: {what} is {axes!r}; write the set of mesh axes, {what}={{'i'}}")
         self.entries = entries
+        self.unreduced: frozenset[str] = _set(unreduced)
+        self.reduced: frozenset[str] = _set(reduced)
         self.summed: tuple[str, ...] = names(sum)
-        #: For an input: unmapped axes along which its blocks, though equal, are typed as varying. The transpose of
-        #: `sum` has such inputs. Equality of specs ignores it; the type of the body's input shows it.
-        self.varying: tuple[str, ...] = ()
         self.path = ""  # the argument that this is the spec of, named in errors; equality ignores it
         self._known_key: tuple | None = None
 
@@ -52,17 +61,36 @@ class PartitionSpec:
         """The mesh axes that dimensions are split along."""
         return frozenset().union(*[names(e) for e in self.entries])
 
+    @property
+    def held(self) -> frozenset[str]:
+        """The mesh axes along which ranks have different blocks."""
+        return self.axes | self.unreduced
+
+    @property
+    def states(self) -> AxisStates:
+        """The states of a block along mesh axes."""
+        return AxisStates.of(self.axes, self.unreduced, self.reduced)
+
+    @property
+    def is_trivial(self) -> bool:
+        """Whether it is that of a plain array, which is the same on all ranks."""
+        return not (self.held or self.reduced)
+
     def dims(self, ndim: int) -> tuple[tuple[str, ...], ...]:
         """For each of `ndim` dimensions, the axes it is split along."""
         return (*map(names, self.entries), *[()] * (ndim - len(self.entries)))
 
     @classmethod
-    def of_dims(cls, dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
+    def of_dims(cls, dims: Sequence[tuple[str, ...]], unreduced: Names = (), reduced: Names = ()) -> PartitionSpec:
         """The spec with these axes for each dimension: the inverse of `dims`."""
         entries = [axes[0] if len(axes) == 1 else axes or None for axes in dims]
         while entries and entries[-1] is None:
             entries.pop()
-        return cls(*entries)
+        return cls(*entries, unreduced=unreduced, reduced=reduced)
+
+    def with_dims(self, dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
+        """This spec with other axes for each dimension."""
+        return PartitionSpec.of_dims(dims, self.unreduced, self.reduced)
 
     def batched(self) -> PartitionSpec:
         """The spec with an unsplit batch dimension inserted before those of the block."""
@@ -70,22 +98,35 @@ class PartitionSpec:
 
     def transposed(self) -> PartitionSpec:
         """The spec of the cotangent: a result's spec becomes an input's, and the reverse."""
-        spec = self._like(*self.entries)
-        spec.summed, spec.varying = self.varying, self.summed
+        if not (self.unreduced or self.reduced):
+            return self
+        spec = self.with_states(self.reduced, self.unreduced)
+        spec.path = self.path
         return spec
 
-    def without_sum(self, done: Collection[str] | None = None) -> PartitionSpec:
-        """The spec once the partial sums are added up: along all axes, or those in `done`."""
-        if not (self.summed or self.varying):
-            return self
-        spec = self._like(*self.entries)
-        spec.summed = () if done is None else tuple(a for a in self.summed if a not in done)
-        spec.varying = ()
-        return spec
+    def before_sum(self) -> PartitionSpec:
+        """The spec of a result whose sum, over the axes in `sum`, is not taken yet."""
+        return self.with_states(self.unreduced.union(self.summed), self.reduced)
+
+    def after_sum(self) -> PartitionSpec:
+        """The spec without `sum`."""
+        return self.with_states(self.unreduced, self.reduced)
+
+    def with_states(self, unreduced: Names, reduced: Names) -> PartitionSpec:
+        """This spec with other unreduced and reduced axes."""
+        return PartitionSpec(*self.entries, unreduced=unreduced, reduced=reduced)
+
+    def summed_up(self) -> PartitionSpec:
+        """The spec of the sum of what is unreduced."""
+        return self.with_states((), self.reduced)
+
+    def summing(self, axes: Iterable[str]) -> PartitionSpec:
+        """The spec with these axes in `sum`."""
+        return PartitionSpec(*self.entries, unreduced=self.unreduced, reduced=self.reduced, sum=tuple(axes))
 
     def _like(self, *entries: Entry) -> PartitionSpec:
-        spec = PartitionSpec(*entries)
-        spec.summed, spec.varying, spec.path = self.summed, self.varying, self.path
+        spec = PartitionSpec(*entries, unreduced=self.unreduced, reduced=self.reduced, sum=self.summed)
+        spec.path = self.path
         return spec
 
     def of(self, path: str) -> PartitionSpec:
@@ -99,7 +140,7 @@ class PartitionSpec:
             own = [names(e) for e in self.entries]
             while own and not own[-1]:
                 own.pop()
-            self._known_key = tuple(own), frozenset(self.summed)
+            self._known_key = tuple(own), self.unreduced, self.reduced, frozenset(self.summed)
         return self._known_key
 
     def __eq__(self, other: object) -> bool:
@@ -115,15 +156,23 @@ class PartitionSpec:
         return len(self.entries)
 
     def __repr__(self) -> str:
-        return _shown(self.entries, self.summed)
+        return _shown(self.entries, {"unreduced": self.unreduced, "reduced": self.reduced, "sum": self.summed})
 
 
 P = PartitionSpec
 
 
-def _shown(entries: tuple, summed: tuple) -> str:
+def _shown(entries: tuple, others: Mapping[str, Collection[str]] = {}) -> str:
     shown = [repr(e) for e in entries]
-    return f"P({', '.join([*shown, f'sum={show_axes(summed)}'] if summed else shown)})"
+    for name, axes in others.items():
+        if axes:
+            in_set = f"{{{', '.join(map(repr, sorted(axes)))}}}"
+            shown.append(f"{name}={show_axes(axes) if name == 'sum' else in_set}")
+    return f"P({', '.join(shown)})"
+
+
+def _set(axes: Names) -> frozenset[str]:
+    return frozenset((axes,) if isinstance(axes, str) else axes)
 
 
 def names(entry: Entry) -> tuple[str, ...]:
@@ -157,7 +206,7 @@ def check_spec(spec: PartitionSpec, sizes: dict[str, int], what: str) -> None:
     Raise TypeError if it is not a partition spec. `what` is what the message calls it.
     """
     check_is_spec(what, spec)
-    named = [a for e in (*spec.entries, spec.summed) for a in names(e)]
+    named = [a for e in (*spec.entries, spec.summed, *spec.unreduced, *spec.reduced) for a in names(e)]
     for a in named:
         if a not in sizes:
             raise ValueError(
@@ -179,7 +228,7 @@ def check_not_summed(spec: PartitionSpec, what: str) -> None:
     if spec.summed:
         raise ValueError(
             f"{what} = {spec}: sum= adds up partial results on their way out of a shard_map, and is only for its "
-            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.without_sum()}"
+            f"out_specs; an axis that is not named gives all ranks the same block: write {spec.after_sum()}"
         )
 
 
@@ -235,7 +284,7 @@ def block_type(t: ShapedArray, spec: PartitionSpec, sizes: dict[str, int], typed
     A variance of `t`, which an array outside a body should not have, shows in the block's.
     """
     shape = [n // part_count(axes, sizes) for n, axes in zip(t.shape, spec.dims(t.ndim))]
-    return ShapedArray(shape, t.dtype, t.variance.union(spec.axes, spec.varying) if typed else ())
+    return ShapedArray(shape, t.dtype, states=joined([t.states, spec.states]) if typed else ALL_INVARIANT)
 
 
 def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) -> ShapedArray:
@@ -243,5 +292,7 @@ def global_type(block: ShapedArray, spec: PartitionSpec, sizes: dict[str, int]) 
     return ShapedArray(
         [n * part_count(axes, sizes) for n, axes in zip(block.shape, spec.dims(block.ndim))],
         block.dtype,
-        block.variance.difference(spec.axes, spec.summed),
+        block.variance.difference(spec.held),
+        unreduced=spec.unreduced,
+        reduced=spec.reduced,
     )

@@ -16,8 +16,8 @@ and leave: an unmapped argument is invariant, and so is its cotangent. Without t
 variance is not known, and transposition divides cotangents on entry and sums them on exit: the recipe of the
 JEP's problem statement, kept for comparison.
 
-Results may be partial sums, `out_specs=P(sum='i')`: they are added up on their way out. The transpose of that
-is an unmapped argument (all ranks along i get the whole) typed as varying: no communication.
+Results may be parts of sums, `out_specs=P(unreduced={'i'})`; the cotangent enters as an argument that is reduced
+along i, and so does not communicate. `P(sum='i')` is the same, followed by the sum, which is another operation.
 
 A body returns its results *and their specs*: the number of residuals is known only after it has run.
 """
@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy
 
-from collectives.ops import pbroadcast_p, psum_p, untyped_psum_p
+from collectives.ops import untyped_psum_p
 from collectives.passes.gradient_bucket import summed_backward_pass
 from minidiff.aliasing import owner_of
 from minidiff.core import (
@@ -118,8 +118,6 @@ class ShardMap(HigherOrder):
         blocks = [interpreter.enter(x, spec) for x, spec in zip(args, in_specs)]
         if checks_values():
             interpreter.compare_unmapped(blocks, in_specs)
-        if params["check_rep"]:
-            blocks = [interpreter.across(pbroadcast_p, x, spec.varying) for x, spec in zip(blocks, in_specs)]
         with transforming(interpreter):
             outs, out_specs = run_body(params, blocks)
         owners = {id(owner_of(x)) for x in args if isinstance(x, numpy.ndarray)}
@@ -276,7 +274,8 @@ class ShardMap(HigherOrder):
 
     def check_variance(self, types: Sequence[ShapedArray], params: dict) -> None:
         for t, spec in zip(params["body"].out_types, params["out_specs"]):
-            if t.variance.difference(spec.axes, spec.summed):
+            differs = t.variance - spec.axes or (t.unreduced, t.reduced) != (spec.unreduced, spec.reduced)
+            if differs and params["check_rep"]:
                 raise VarianceError(
                     f"shard_map: a result of type {t} may differ where its spec {spec} says it does not"
                 )
@@ -293,10 +292,6 @@ class ShardMap(HigherOrder):
     def body_scope(self, params: dict) -> Scope:
         """The scope in which the body is recorded, and its tape rewritten."""
         return Scope(params["mesh"].shape, params["check_rep"], not params["auto_pbroadcast"])
-
-    def sums(self, params: dict) -> dict[int, dict]:
-        sums = [axes_and_size(params["mesh"].ranks, spec.summed) for spec in params["out_specs"]]
-        return {i: psum_params for i, psum_params in enumerate(sums) if psum_p.sends(psum_params)}
 
 
 shard_map_p = ShardMap("shard_map")
@@ -328,18 +323,18 @@ def _show(specs: Specs) -> str:
 def _unscale(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """Divide a cotangent by the number of ranks with a copy of it.
 
-    Axes over which the result was summed do not count.
+    Axes along which the result is parts of a sum do not count.
     """
-    copies = mesh.ranks.size(a for a in mesh.axis_names if a not in spec.axes and a not in spec.summed)
+    copies = mesh.ranks.size(a for a in mesh.axis_names if a not in spec.held)
     return divide(ct, copies) if copies != 1 else ct
 
 
 def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
     """Sum an unmapped input's cotangent over the ranks that got copies of it.
 
-    Axes along which it is summed on the way out are left out.
+    Axes along which it leaves as parts of a sum are left out.
     """
-    axes = tuple(a for a in mesh.axis_names if a not in spec.axes and a not in spec.varying)
+    axes = tuple(a for a in mesh.axis_names if a not in spec.axes and a not in spec.reduced)
     return untyped_psum_p.bind(ct, **axes_and_size(mesh.ranks, axes)) if axes else ct
 
 
@@ -349,9 +344,11 @@ def _sum_unmapped(ct: Value, spec: PartitionSpec, mesh: Mesh) -> Value:
 def _resharded(x: Value, mesh: Mesh, spec: PartitionSpec) -> Value:
     """Reshard a sharded argument by its spec; return any other argument unchanged."""
     sharding = typeof(x).sharding
-    if sharding is None or (sharding.mesh is mesh and sharding.spec == spec and not spec.summed):
+    if sharding is None and not (spec.unreduced or spec.reduced):
         return x
-    return Sharding(mesh, spec.without_sum()).resharded(x)
+    if sharding is not None and sharding.mesh is mesh and sharding.spec == spec:
+        return x
+    return Sharding(mesh, spec).resharded(x)
 
 
 def _closed_over(interpreter: Interpreter, values: Sequence[Tracer], mesh: Mesh) -> list[Value]:

@@ -78,8 +78,9 @@ class LinearBody:
             self._views.append(Equation(reshape_p, [block], {"shape": ()}, [var]))
             x, var = reshape(x, (1,)), block
         self._kept.append(x)
-        varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in typeof(x).variance)
-        self._inputs.append((var, None, PartitionSpec.of_dims([varying])))
+        states = typeof(x).states
+        varying = tuple(a for a in self._scope.axes if not self._scope.typed or a in states.varying)
+        self._inputs.append((var, None, PartitionSpec.of_dims([varying], states.unreduced, states.reduced)))
 
     def residuals(self, kept: Sequence[Value]) -> tuple[list[Value], Specs]:
         """The operands to pass for the residuals of the linear tape, and their specs."""

@@ -22,16 +22,18 @@ from collectives.axes import size_of
 from collectives.ops import times
 from minidiff import tree
 from minidiff.arguments import as_values, result_values
+from minidiff.axis_states import INVARIANT, REDUCED, UNREDUCED, VARYING, joined
 from minidiff.compiler.jit import key_of
-from minidiff.core import EVALUATE, Scope, Value, checking, current_scope, enter, name_of, pbroadcast_to
+from minidiff.core import EVALUATE, Scope, Value, cast_to, checking, current_scope, enter, name_of
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import VarianceError, show_axes
 from minidiff.global_random import random_state, warn_if_random
 from minidiff.keywords import transformation
 from minidiff.ops.base import convert
 from minidiff.promotion import are_weak, weak_where
-from minidiff.types import typeof
+from minidiff.types import ShapedArray, typeof
 from spmd.agreement import NO_CALL, Call, compare_call, described
+from spmd.arrays.sharded_array import Sharding
 from spmd.mesh import Mesh
 from spmd.partition import PartitionSpec, check_divides, check_ndim, check_not_summed, check_spec, is_spec
 from spmd.primitive import shard_map_p
@@ -54,9 +56,10 @@ def shard_map(
     `in_specs` says how each argument is split: a tree of partition specs that is a prefix of the tuple of arguments.
     A mesh axis that a spec does not name is unmapped: all ranks along it get the same block. In `f`, collectives
     communicate over the mesh's axes. `out_specs` says likewise how the results' blocks form the whole; along an
-    unnamed axis they must be the same, and their types prove it. An axis in `sum=` is one along which they are
-    partial sums: `out_specs=P(sum='i')` adds them up as they leave, by one all-reduce. (A result that is the same on
-    all ranks is multiplied by their number, as by `psum`: nothing is sent.)
+    unnamed axis they must be the same, and their types prove it. An axis in `unreduced=` is one along which they are
+    parts of a sum; `sum=` takes that sum after they leave, by one all-reduce. (A result that is the same on all ranks
+    is multiplied by their number, as by `psum`: nothing is sent.) An argument whose spec has `reduced={'i'}` is the
+    same on all ranks along i, and its gradient is unreduced there.
 
     Under MPI every rank calls it with the same arguments, and takes its own blocks of them. Arguments and results
     are trees. Results that are mapped over an axis are `ShardedArray`s, others plain arrays.
@@ -154,22 +157,26 @@ class _Mapped:
         weak, where = are_weak(leaves), self.where(scope)
         own_axes = where["mesh"].axis_names if scope is None else where["axes"]
         specs, call = self.specs_for(args, structure, values, where)
-        out_structure = None
+        out_structure, result_specs = None, ()
 
         def body(*blocks: Value) -> tuple[list[Value], Specs]:
-            nonlocal out_structure
+            nonlocal out_structure, result_specs
             out = self.applied(tree.unflatten(structure, weak_where(weak, blocks)), where)
             outs, result_specs, out_structure = self.checked_results(out, own_axes)
-            return outs, result_specs
+            return outs, tuple(spec.before_sum() for spec in result_specs)
 
         if scope is None:
             options = {name: where[name] for name in ("mesh", "check_rep", "auto_pbroadcast")}
             results = shard_map_p.bind(*values, body=body, in_specs=specs, call=call, **options)
+            results = [
+                Sharding(where["mesh"], spec.after_sum()).resharded(x) if spec.summed else x
+                for x, spec in zip(results, result_specs)
+            ]
         else:
             if scope.bottom.base is EVALUATE:
                 compare_call({"mesh": where["mesh"], "call": call})
             with checking(scope, False), _mapping(scope, name_of(self.f), where):  # values are whole along its axes
-                blocks, result_specs = body(*map(_split, values, specs))
+                blocks, _ = body(*map(_split, values, specs))
                 results = list(map(_whole, blocks, result_specs))
         return tree.unflatten(out_structure, results)
 
@@ -248,11 +255,11 @@ def _split(x: Value, spec: PartitionSpec) -> Value:
     """The block of a value that is whole in the enclosing body."""
     for d, axes in enumerate(spec.dims(typeof(x).ndim)):
         x = pscatter(x, axes, axis=d, tiled=True) if axes else x
-    return x
+    return cast_to(x, joined([typeof(x).states, spec.states])) if current_scope().typed else x
 
 
 def _whole(x: Value, spec: PartitionSpec) -> Value:
-    """The result of which x is a block, or a summand."""
+    """The result of which x is a block, or a part of a sum."""
     x = psum(x, spec.summed) if spec.summed else x
     for d, axes in enumerate(spec.dims(typeof(x).ndim)):
         x = all_gather_invariant(x, axes, axis=d, tiled=True) if axes else x
@@ -307,7 +314,7 @@ def _check_axes(paths: Sequence[tuple[str, Any]], where: dict) -> None:
     for path, spec in paths:
         check_spec(spec, where["mesh"].shape, path)
         over = ", ".join(map(repr, where["axes"]))
-        for a in sorted(spec.axes.union(spec.summed).difference(where["axes"])):
+        for a in sorted(spec.states.axes.union(spec.summed).difference(where["axes"])):
             inside = a in where["mapped"]
             raise ValueError(
                 f"{path} = {spec} names the axis {a!r}, but this shard_map maps over {{{over}}}: "
@@ -328,10 +335,10 @@ def _checked_result(
 ) -> tuple[Value, PartitionSpec]:
     """Check a body's result against its spec; return it, and the spec.
 
-    Pbroadcasts are inserted into the returned result. The result becomes varying along the axes that the spec splits.
-    If it is invariant along an axis in `sum=`, it is multiplied by the axis's size, and the returned spec sums over the
-    other axes only. Booleans that are summed are counted, as integers. Raises VarianceError if the result may vary
-    along one of `axes` that `spec` does not name; in an explicit scope also if it is invariant along one that it names.
+    The result is cast to the states that the spec says; along the axes in `sum=`, to unreduced. If it is invariant
+    along one of these, it is multiplied by the axis's size, and the returned spec sums over the other axes only.
+    Booleans that are summed are counted, as integers. Raises VarianceError if the result is not invariant along one of
+    `axes` that `spec` does not name; in an explicit scope also if it lacks a cast.
     """
     x = enter(x)
     if spec.summed and x.dtype == bool:
@@ -340,21 +347,36 @@ def _checked_result(
     check_ndim(spec, t.shape, "out_specs", path)
     if not scope.typed:
         return x, spec
-    named = spec.axes.union(spec.summed)
-    missing = [a for a in axes if a in t.variance - named]
-    if missing:
-        shown, over = " and ".join(map(repr, missing)), show_axes(missing)
+    named = spec.states.axes.union(spec.summed)
+    for a in axes:
+        if t.states.along(a) != INVARIANT and a not in named:
+            raise VarianceError(_unnamed(path, t, spec, tuple(b for b in axes if b in t.states.axes - named)))
+    if scope.explicit and not spec.axes.union(spec.summed).issubset(t.states.held) and not is_scalar_constant(x):
+        missing = show_axes(spec.axes.union(spec.summed) - t.states.held)
         raise VarianceError(
+            f"{path} has type {t}: it is the same on all ranks along {missing}, but its out_specs entry {spec} says "
+            f"that it varies there; with auto_pbroadcast=False, return pbroadcast(x, {missing}) instead"
+        )
+    alike = [a for a in spec.summed if a not in t.states.axes]
+    x, spec = times(x, size_of(scope, alike)), spec.summing(a for a in spec.summed if a not in alike)
+    states = t.states.with_state(spec.axes, VARYING).with_state(spec.reduced, REDUCED)
+    states = states.with_state(t.reduced.intersection(spec.summed), VARYING)
+    x = cast_to(x, states)
+    return cast_to(x, states.with_state(spec.unreduced.union(spec.summed), UNREDUCED)), spec
+
+
+def _unnamed(path: str, t: ShapedArray, spec: PartitionSpec, axes: tuple[str, ...]) -> str:
+    """The message that a result is not the same on all ranks along axes that its spec does not name."""
+    shown, over = " and ".join(map(repr, axes)), show_axes(axes)
+    state = t.states.along(axes[0])
+    if state == VARYING:
+        return (
             f"{path} has type {t}: it may differ from rank to rank along {shown}, but its out_specs entry {spec} does "
             f"not name {shown}, and so promises that it is the same. Three ways out: map it, by naming {shown} in "
             f"out_specs; reduce it, with psum, pmean, pmax or pmin over {over}; or collect it, with "
             f"all_gather_invariant over {over}"
         )
-    if scope.explicit and not named.issubset(t.variance) and not is_scalar_constant(x):
-        axes = show_axes(named - t.variance)
-        raise VarianceError(
-            f"{path} has type {t}: it is the same on all ranks along {axes}, but its out_specs entry {spec} says that "
-            f"it varies there; with auto_pbroadcast=False, return pbroadcast(x, {axes}) instead"
-        )
-    alike = [a for a in spec.summed if a not in t.variance]
-    return pbroadcast_to(times(x, size_of(scope, alike)), spec.axes.union(t.variance)), spec.without_sum(alike)
+    advice = f"name it there: {state}={{{', '.join(map(repr, axes))}}}"
+    if state == UNREDUCED:
+        advice += f"; or take the sum, with psum(x, {over}), or sum={over} in out_specs"
+    return f"{path} has type {t}: it is {state} along {shown}, which its out_specs entry {spec} does not say: {advice}"

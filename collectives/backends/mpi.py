@@ -255,12 +255,14 @@ class Ranks(Backend):
     def _pbroadcast(self, x, axes, size):
         return x
 
+    _reduced = _unreduced = _pbroadcast
+
     def _all_gather(self, x, axes, size, axis, tiled):
         blocks = numpy.empty((size, *x.shape), x.dtype)
         self.along(axes).Allgather(_bytes(x), _bytes(blocks))
         return unsplit_dimension(blocks, axis, tiled)
 
-    _all_gather_invariant = _all_gather
+    _all_gather_invariant = _all_gather_reduced = _all_gather
 
     def _psum_scatter(self, x, axes, size, axis, tiled):
         parts = _reducible(numpy.ascontiguousarray(split_dimension(x, size, axis, tiled)))

@@ -29,7 +29,7 @@ from collectives.backends.base import (
 from minidiff.core import Primitive
 
 #: The collectives of a value that is the same on all ranks along their axes: x is one copy of it.
-_OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root"})
+_OF_INVARIANT = frozenset({"pbroadcast", "pscatter", "at_root", "reduced"})
 
 
 class Simulated(Backend):
@@ -154,8 +154,15 @@ class Simulated(Backend):
     def _pbroadcast(self, x, size):
         return numpy.broadcast_to(x, (size, *x.shape))
 
+    def _unreduced(self, x, size):
+        return x
+
+    _reduced = _unreduced
+
     def _all_gather_invariant(self, x, size, axis, tiled):
         return unsplit_dimension(x, axis + 1, tiled)
+
+    _all_gather_reduced = _all_gather_invariant
 
     def _all_gather(self, x, size, axis, tiled):
         return self._pbroadcast(unsplit_dimension(x, axis + 1, tiled), size)

@@ -25,7 +25,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from collectives.axes import axes_in_scope
-from collectives.ops import pbroadcast_p, pscatter_p, psum_p, psum_scatter_p, varying_type
+from collectives.ops import cast_type, pbroadcast_p, pscatter_p, psum_p, psum_scatter_p
 from collectives.primitives import Collective
 from collectives.rooted import at_root_p, reduce_p
 from minidiff.core import Scope
@@ -91,7 +91,7 @@ class _Delaying:
         before = sums[0] if sums and sums[0] and sums[0].is_no_longer() else None
         if p in _FUSED_WITH_PSUM and before and before.axes == {*eqn.params["axes"]}:
             return Equation(_FUSED_WITH_PSUM[p], [before.operand], eqn.params, eqn.outputs, before.source)
-        if p is psum_p:
+        if p is psum_p and not typeof(eqn.inputs[0]).unreduced:  # those are taken where the user says
             if before:
                 both = before._replace(axes=before.axes.union(eqn.params["axes"]))
                 eqn = self._psum(both, eqn.outputs[0], merged([before.source, eqn.source]))
@@ -134,7 +134,7 @@ class _Delaying:
             return a
         key = a if isinstance(a, Var) else id(a), axes
         if key not in self.broadcast:
-            self.broadcast[key] = Var(varying_type(typeof(a), axes))
+            self.broadcast[key] = Var(cast_type(typeof(a), pbroadcast_p, axes))
             params = axes_in_scope(self.scope, axes).params
             self.equations.append(Equation(pbroadcast_p, [a], params, [self.broadcast[key]]))
         return self.broadcast[key]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from collectives.ops import pbroadcast_p, psum_p
+from collectives.ops import pbroadcast_p, psum_p, reduced_p
 from collectives.passes.fuse_psums import SETTINGS
 from collectives.passes.hoist_pbroadcasts import hoist_pbroadcasts
 from collectives.primitives import variadic
@@ -24,18 +24,19 @@ def summed_backward_pass(
 ) -> list[Value | None]:
     """`backward_pass` with fewer all-reduces: return the cotangents of linear inputs.
 
-    The transpose of each input's `pbroadcast` is a `psum` of its cotangent, and no other operation needs the results.
-    So the tape is cut at these pbroadcasts: their results become inputs. The backward pass returns their cotangents,
-    and those over the same axes and of the same dtype are then summed in one call, or in several of at most
+    The transpose of each input's `pbroadcast` or `reduced` is a `psum` of its cotangent, and no other operation needs
+    the results. So the tape is cut at these casts: their results become inputs. The backward pass returns their
+    cotangents, and those over the same axes and of the same dtype are then summed in one call, or in several of at most
     `bucket_bytes` each.
     """
     inputs = {v for v, yes in zip(tape.inputs, linear) if yes}
     cut = [
         eqn
         for eqn in tape.equations
-        if eqn.primitive is pbroadcast_p
+        if eqn.primitive in (pbroadcast_p, reduced_p)
         and isinstance(eqn.inputs[0], Var)  # the operand may also be a constant, such as zeros
         and eqn.inputs[0] in inputs
+        and not eqn.inputs[0].type.reduced  # whose cotangent is not summed
         and psum_p.sends(eqn.params)
     ]
     if not cut:

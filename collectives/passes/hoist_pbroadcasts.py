@@ -17,12 +17,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
-from collectives.ops import pbroadcast_p, varying_type
+from collectives.ops import cast_type, pbroadcast_p, reduced_p
 from minidiff.higher_order.checkpoint import Checkpoint
 from minidiff.higher_order.partial_eval import cut, names_used, needed_equations
 from minidiff.higher_order.scan import scan_p
 from minidiff.tape import Atom, Equation, Tape
 from minidiff.types import Var, typeof
+
+#: The casts that transpose to a `psum`.
+HOISTED = (pbroadcast_p, reduced_p)
 
 
 def hoist_pbroadcasts(tape: Tape) -> Tape:
@@ -34,25 +37,25 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
         return tape
     equations: list[Equation] = []
     names: dict[Var, Var] = {}  # the result of a pbroadcast -> the variable that replaces it
-    varying: dict[tuple[Var, frozenset], Var] = {}  # a value and axes -> the result of their single pbroadcast
+    casts: dict[tuple, Var] = {}  # a value, a cast and its axes -> the result of the only such cast
     views: dict[Var, Equation] = {}
 
-    def broadcast(x: Var, eqn: Equation) -> Var:
-        """Broadcast `x` as `eqn` does; for a view, broadcast its base and view that."""
-        axes = frozenset(eqn.params["axes"])
-        if (x, axes) not in varying:
+    def cast(x: Var, eqn: Equation) -> Var:
+        """Cast `x` as `eqn` does; for a view, cast its base and view that."""
+        key = eqn.primitive, frozenset(eqn.params["axes"])
+        if (x, *key) not in casts:
             view = views.get(x)
-            made = Equation(pbroadcast_p, [x], eqn.params, [x], eqn.source) if view is None else view
-            operand = x if view is None else broadcast(view.inputs[0], eqn)
-            results = [Var(varying_type(v.type, axes)) for v in made.outputs]
+            made = Equation(eqn.primitive, [x], eqn.params, [x], eqn.source) if view is None else view
+            operand = x if view is None else cast(view.inputs[0], eqn)
+            results = [Var(cast_type(v.type, *key)) for v in made.outputs]
             equations.append(Equation(made.primitive, [operand], made.params, results, made.source))
-            varying.update(((v, axes), new) for v, new in zip(made.outputs, results))
-        return varying[x, axes]
+            casts.update(((v, *key), new) for v, new in zip(made.outputs, results))
+        return casts[(x, *key)]
 
     for eqn in itertools.chain(*map(_hoisted, tape.equations)):
         inputs = [_look_up(names, a) for a in eqn.inputs]
-        if eqn.primitive is pbroadcast_p and isinstance(inputs[0], Var):
-            names[eqn.outputs[0]] = broadcast(inputs[0], eqn)
+        if eqn.primitive in HOISTED and isinstance(inputs[0], Var):
+            names[eqn.outputs[0]] = cast(inputs[0], eqn)
             continue
         equations.append(Equation(eqn.primitive, inputs, eqn.params, eqn.outputs, eqn.source))
         if eqn.primitive.is_view and isinstance(inputs[0], Var):
@@ -65,7 +68,7 @@ def hoist_pbroadcasts(tape: Tape) -> Tape:
 def _has_pbroadcast(eqn: Equation) -> bool:
     """Whether the body of a loop or a checkpoint has a pbroadcast."""
     body = _body(eqn)
-    return body is not None and any(e.primitive is pbroadcast_p or _has_pbroadcast(e) for e in body.equations)
+    return body is not None and any(e.primitive in HOISTED or _has_pbroadcast(e) for e in body.equations)
 
 
 def _body(eqn: Equation) -> Tape | None:
@@ -86,13 +89,13 @@ def _hoisted(eqn: Equation) -> list[Equation]:
     moved = _computed_before(body, consts) if loop else set()
     before, rest = [], []
     for e in body.equations:
-        broadcast = e.primitive is pbroadcast_p and isinstance(_look_up(outside, e.inputs[0], None), Var)
-        if not broadcast and moved.isdisjoint(e.outputs):
+        is_cast = e.primitive in HOISTED and isinstance(_look_up(outside, e.inputs[0], None), Var)
+        if not is_cast and moved.isdisjoint(e.outputs):
             rest.append(e)
             continue
         inputs, types = [_look_up(outside, a) for a in e.inputs], [v.type for v in e.outputs]
-        if broadcast:
-            types = [varying_type(typeof(inputs[0]), e.params["axes"])]
+        if is_cast:
+            types = [cast_type(typeof(inputs[0]), e.primitive, e.params["axes"])]
             if e.inputs[0] in elements:
                 elements.add(e.outputs[0])
         results = list(map(Var, types))
@@ -118,7 +121,7 @@ def _computed_before(body: Tape, consts: Collection[tuple[Var, Atom]]) -> set[Va
             invariant.append(eqn)
             constant.update(eqn.outputs)
             traced.update(eqn.outputs)
-    wanted = [eqn.inputs[0] for eqn in invariant if eqn.primitive is pbroadcast_p]
+    wanted = [eqn.inputs[0] for eqn in invariant if eqn.primitive in HOISTED]
     return {v for eqn in needed_equations(invariant, wanted)[0] for v in eqn.outputs}
 
 

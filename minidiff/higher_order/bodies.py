@@ -280,7 +280,7 @@ class BodyOperation(HigherOrder):
         Returns also the types of the cotangents. Sums are sharded like their terms.
         """
         fixed = [not yes for yes in linear]
-        types = chosen(self.alternatives(params)[0].in_types, linear)
+        types = [t.cotangent for t in chosen(self.alternatives(params)[0].in_types, linear)]
 
         def transposed(body):
             def f(*values):
@@ -289,8 +289,8 @@ class BodyOperation(HigherOrder):
                 terms = zip(placed(so_far, summed), found)
                 return [ct if sum is None else sum if ct is None else add(sum, ct) for sum, ct in terms]
 
-            known_types = chosen(body.in_types, fixed)
-            return TracedBody(f, [*chosen(types, summed), *known_types, *chosen(body.out_types, cts_given)])
+            ct_types = [t.cotangent for t in chosen(body.out_types, cts_given)]
+            return TracedBody(f, [*chosen(types, summed), *chosen(body.in_types, fixed), *ct_types])
 
         while True:
             traced, before = [transposed(body) for body in self.alternatives(params)], types

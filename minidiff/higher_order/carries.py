@@ -12,8 +12,9 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_named_value, as_value, joint_variance
-from minidiff.core import Value, WeakTracer, current_interpreter, current_scope, enter, name_of, pbroadcast_to
+from minidiff.arguments import as_named_value, as_value, joint_states
+from minidiff.axis_states import joined
+from minidiff.core import Value, WeakTracer, cast_to, current_interpreter, current_scope, enter, name_of
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import TracerError, VarianceError, diverges
 from minidiff.higher_order.partial_eval import TracedBody, concrete_value, entered
@@ -74,8 +75,8 @@ def numeric(x: Any, t: ShapedArray) -> Value:
 
 
 def as_type(x: Any, t: ShapedArray) -> Value:
-    """Cast a Python number to the dtype of `t`; insert a pbroadcast to its variance."""
-    return pbroadcast_to(enter(numeric(x, t)), t.variance)
+    """Cast a Python number to the dtype of `t`, and along mesh axes to its states."""
+    return cast_to(enter(numeric(x, t)), t.states)
 
 
 @contextlib.contextmanager
@@ -104,22 +105,22 @@ def vary_everywhere(values: Iterable[Value]) -> bool:
 def _carried(what: str, path: str, old: Any, new: Any, number: bool = False) -> ShapedArray:
     """The type of a carry: `old` (a value or type) before a step, `new` after it.
 
-    A `number` takes whatever variance a step gives it, as numbers do everywhere.
+    A `number` takes whatever states a step gives it, as numbers do everywhere.
     """
     try:
         a, b = typeof(old), typeof(new)
     except TypeError:
         as_named_value(new, f"{what}: the step's result for {path}")
         raise
-    variance = a.variance | b.variance
+    states = joined([a.states, b.states])
     if not number:
         labels = f"the initial {path}", "the step's result"
-        variance = joint_variance(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
+        states = joint_states(f"{what}: {path} has type {a}, a step returns {b}; these", labels, (old, new))
     if a.shape == b.shape:
         if a.dtype == b.dtype or fits_weakly(new, a.dtype):
-            return a.update(variance=variance)
+            return a.update(states=states)
         if fits_weakly(old, b.dtype):
-            return b.update(variance=variance)
+            return b.update(states=states)
     raise TypeError(
         f"{what} must keep the types of its carries: {path} has type {a}, but a step returns {b}; convert one of them "
         "(with .astype, say, or np.broadcast_to)"
@@ -200,10 +201,10 @@ class Carry:
         if any(typeof(x).dtype != t.dtype for x, t in zip(start, types)):
             new, rest = step(init, *args)
         if scope is not None and scope.typed and scope.transposed != before:
-            while any(typeof(x).variance != t.variance for x, t in zip(init, types)):
+            while any(typeof(x).states != t.states for x, t in zip(init, types)):
                 with for_types_alone():
                     stay = self.recorded(step, list(map(typeof, args)))[1]
-                    types = [t.update(variance=t.variance | s.variance) for t, s in zip(types, stay)]
+                    types = [t.update(states=joined([t.states, s.states])) for t, s in zip(types, stay)]
                 self.cast, init = True, [as_type(x, t) for x, t in zip(init, types)]
                 new, rest = step(init, *args)
                 types = self.types(init, new)
@@ -231,9 +232,7 @@ class Carry:
             with for_types_alone():
                 traced_body, types = self.recorded(step, others)
                 y_types = [typeof(y) for y in traced_body.result[1] or ()]
-        return [as_type(x, t) for x, t in zip(values, types)], [
-            pbroadcast_to(y, t.variance) for y, t in zip(ys, y_types)
-        ]
+        return [as_type(x, t) for x, t in zip(values, types)], [cast_to(y, t.states) for y, t in zip(ys, y_types)]
 
     def recorded(self, step: Callable, others: Sequence[ShapedArray] = ()) -> tuple[TracedBody, list[ShapedArray]]:
         """Trace a step of carries and `others` until the carries' types are a fixpoint.

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 
 from minidiff import tree
-from minidiff.arguments import as_values, joint_variance
+from minidiff.arguments import as_values, joint_states
 from minidiff.core import Tracer, Value, checking, current_scope, name_of, running
 from minidiff.higher_order.bodies import BodyOperation
 from minidiff.higher_order.carries import (
@@ -127,8 +127,8 @@ def _common_types(what: str, names: Sequence[str], results: Sequence[tuple]) -> 
                 )
         shown = ", ".join(f"{t} of {name}" for name, t in zip(names, found))
         labels = [f"that of {name}" for name in names]
-        variance = joint_variance(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
-        types.append(ShapedArray(found[0].shape, dtype, variance))
+        states = joint_states(f"{what}: the results{at} {shown}", labels, [x for _, x in entries])
+        types.append(ShapedArray(found[0].shape, dtype, states=states))
     return types
 
 

@@ -22,9 +22,9 @@ from minidiff.arguments import as_named_value, as_value, result_values
 from minidiff.core import (
     Interpreter,
     Value,
+    cast_to,
     checking,
     current_interpreter,
-    pbroadcast_to,
     running,
     transforming,
 )
@@ -179,7 +179,7 @@ class LinearCall(Custom):
                     "which it is evaluated"
                 )
         given = iter(cts)
-        cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t) for t in types]
+        cts = [instantiate(next(given) if is_differentiable(t.dtype) else None, t.cotangent) for t in types]
         residuals = known[consts : consts + params["residuals"]]
         found = apart(params["bwd"](residuals, cts), residuals)
         return [None] * len(known) + [found[i] for i in active]
@@ -395,7 +395,7 @@ class _Call:
         return [
             None
             if ct is None or not is_differentiable(t.dtype)
-            else _fitted(ct, t, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
+            else _fitted(ct, t.cotangent, f"{who} returns a cotangent of {path}: it", _OF_AN_ARGUMENT, weak)
             for ct, t, path, weak in zip(leaves, self.types, self.paths, self.weak)
         ]
 
@@ -452,12 +452,12 @@ def _fitted(x: Any, like: ShapedArray, what: str, advice: str, weak: bool = Fals
     t = typeof(x)
     if (t.shape, t.dtype) != (like.shape, like.dtype):
         raise TypeError(f"{what} must have the type {like}, got {t}")
-    extra = sorted(t.variance - like.variance)
+    extra = sorted(t.variance - like.variance - like.unreduced)
     if extra:
         axes = repr(extra[0] if len(extra) == 1 else tuple(extra))
         varies = f"{what} must have the type {like}, got {t}, which varies along {', '.join(map(repr, extra))}: "
         raise VarianceError(varies + advice.format(axes=axes))
-    return pbroadcast_to(x, like.variance)
+    return cast_to(x, like.states)
 
 
 class custom_jvp(_Function):

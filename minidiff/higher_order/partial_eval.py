@@ -15,9 +15,9 @@ from minidiff.core import (
     Interpreter,
     Tracer,
     Value,
+    cast_to,
     current_interpreter,
     enter,
-    pbroadcast_to,
     restores_interpreter,
     running,
     transforming,
@@ -69,18 +69,16 @@ def entered(x: Any) -> Value:
 
 
 def fit(values: Sequence[Value], types: Sequence[ShapedArray]) -> list[Value]:
-    """Insert a pbroadcast wherever a type varies along more axes.
+    """Cast values along mesh axes to these types.
 
     A type among the values stands for a linear one, and stays.
     """
-    return [x if isinstance(x, ShapedArray) else pbroadcast_to(x, t.variance) for x, t in zip(values, types)]
+    return [x if isinstance(x, ShapedArray) else cast_to(x, t.states) for x, t in zip(values, types)]
 
 
 def zeros(t: ShapedArray) -> Value:
     """Zeros of this type."""
-    return pbroadcast_to(
-        zeros_like(t)[()], t.variance
-    )  # a number is written into tapes, an array is a constant of them
+    return cast_to(zeros_like(t)[()], t.states)  # a number is written into tapes, an array is a constant of them
 
 
 def fixpoint(attempt: Callable[[list[bool]], tuple[Any, Sequence[bool]]], mask: Sequence[bool]) -> tuple[Any, list]:

@@ -114,6 +114,9 @@ class Linear(Batched):
         moved = [zeros_like(p) if t is None else t for p, t in zip(primals[:n], tangents)]
         return self.bind(*moved, *primals[n:], **params)
 
+    def is_linear_in(self, positions, count):
+        return positions == set(range(count if self.linear_operands is None else self.linear_operands))
+
     def linearized(self, out, type, primals, active, names, params):
         n = len(primals) if self.linear_operands is None else self.linear_operands
         return (self, (*names, *primals[n:]), params) if len(active) == n and active[-1] == n - 1 else None
@@ -221,6 +224,9 @@ class Multilinear(Differentiable):
         super().__init__(name, impl, shape_rule, *rules, **others)
         self.transpose_rules = transpose_rules
 
+    def is_linear_in(self, positions, count):
+        return len(positions) == 1 and all(self.transpose_rules[i] is not None for i in positions)
+
     def reads(self, i, count):
         return {j + 1 for j in range(count) if j != i}
 
@@ -292,6 +298,9 @@ class General(Batched):
     def __init__(self, name, impl, shape_rule, tangent_rule: Callable, *rules, **others):
         super().__init__(name, impl, shape_rule, *rules, **others)
         self.tangent = tangent_rule
+
+    def is_linear_in(self, positions, count):
+        return self.transpose_rule is not None and positions == set(range(1, count))
 
     def transpose(self, ct, operands, params):
         if self.transpose_rule is None or isinstance(operands[0], ShapedArray):

@@ -213,13 +213,8 @@ class _Drawer:
             inputs, outputs = self.add(part, body)
         self.typed, self.times = outside
         self.connect(graph, eqn.inputs, inputs)
-        sums = eqn.primitive.sums(eqn.params)
-        for i, (v, inside, name) in enumerate(zip(eqn.outputs, outputs, named)):
-            if i in sums:
-                text = f"summed over {', '.join(sums[i]['axes'])}"
-                self.source[v] = self.collective(graph, eqn, text, [body.outputs[i]], [name], [v])
-            else:
-                self.source[v] = self.node(graph, "operation", [name], [v])
+        for v, inside, name in zip(eqn.outputs, outputs, named):
+            self.source[v] = self.node(graph, "operation", [name], [v])
             graph.edge(inside, self.source[v])
 
     def collective(

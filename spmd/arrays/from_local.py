@@ -89,7 +89,7 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
     check_spec(spec, mesh.shape, "spec")
     check_not_summed(spec, "spec")
     check_ndim(spec, type.shape, "spec", path)
-    held = ranks.ordered(spec.axes)
+    held = ranks.ordered(spec.held)
     if mesh.backend == "simulated":
         check_copies(f"{path}: {type}", mesh, held, [*map(digest_of, blocks)])
         data = ranks.reshard_data(numpy.stack(blocks), every, held) if every else blocks[0].copy()
@@ -97,4 +97,4 @@ def _from_blocks(path: str, blocks: Sequence[Any], spec: PartitionSpec, mesh: Me
         data = blocks[0].copy()
         if checks_values():
             check_blocks(mesh, [(path, data, held)])
-    return ShardedArray(mesh, spec, ShapedArray(type.shape, type.dtype), data) if held else data
+    return data if spec.is_trivial else ShardedArray(mesh, spec, ShapedArray(type.shape, type.dtype), data)

@@ -11,8 +11,10 @@ all_to_all  axes that split another dimension there move to it     (n - 1) / n o
 all_gather  axes that the target lacks, or has elsewhere, leave    (n - 1) blocks
 =========== ====================================================== ==========================
 
-This never moves more bytes than to gather the whole array and slice it. All ranks find the same steps without
-communicating, since these depend only on the two shardings and the mesh.
+Before these, unreduced axes are summed: by a `psum_scatter` where the target splits a dimension along them, else by a
+`psum`. After them, axes that are to be reduced are cast. This never moves more bytes than to gather the whole array and
+slice it. All ranks find the same steps without communicating, since these depend only on the two shardings and the
+mesh.
 """
 
 from __future__ import annotations
@@ -26,10 +28,11 @@ import numpy
 import collectives
 from minidiff import tree
 from minidiff.arguments import as_value
-from minidiff.core import Tracer, Value, current_scope, pbroadcast_to
-from minidiff.errors import show_axes
+from minidiff.axis_states import REDUCED
+from minidiff.core import Tracer, Value, cast_to, current_scope
+from minidiff.errors import VarianceError, show_axes
 from minidiff.text import Text
-from minidiff.types import typeof
+from minidiff.types import ShapedArray, typeof
 from spmd.arrays.sharded_array import ShardedArray, Sharding
 from spmd.mesh import Mesh
 from spmd.partition import P, PartitionSpec, check_is_spec, check_sharding, is_spec, part_count
@@ -43,16 +46,16 @@ class Step(NamedTuple):
 
     collective: str
     axes: tuple[str, ...]
-    options: dict[str, int]
+    options: dict[str, Any]
     after: Dims
     bytes: int
 
     def __call__(self, x: Value) -> Value:
-        return getattr(collectives, self.collective)(x, self.axes, **self.options, tiled=True)
+        return getattr(collectives, self.collective)(x, self.axes, **self.options)
 
     def __str__(self) -> str:
         over = " and ".join(map(repr, self.axes))
-        shown = "".join(f", {k}={v}" for k, v in self.options.items())
+        shown = "".join(f", {k}={v!r}" for k, v in self.options.items() if k != "tiled")
         return f"{self.collective} over {over}{shown}: {PartitionSpec.of_dims(self.after)}, {self.bytes:,} bytes"
 
 
@@ -83,7 +86,7 @@ def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
     wanted = _axes(want)
     alone = tuple(a for a in _axes(have) if sizes[a] == 1 and a not in wanted)
     if alone:
-        steps.append(Step("all_gather_invariant", alone, {"axis": 0}, tuple(at), 0))
+        steps.append(Step("all_gather_invariant", alone, {"axis": 0, "tiled": True}, tuple(at), 0))
     while at != target:
         axes, source, to = _next_move(at, target, sizes)
         n, block = part_count(axes, sizes), nbytes // part_count(_axes(at), sizes)
@@ -92,11 +95,12 @@ def route(have: Dims, want: Dims, nbytes: int, sizes: dict[str, int]) -> Route:
         if to is not None:
             at[to] = (*at[to], *axes)
         if source is None:
-            steps.append(Step("pscatter", axes, {"axis": to}, tuple(at), 0))
+            steps.append(Step("pscatter", axes, {"axis": to, "tiled": True}, tuple(at), 0))
         elif to is None:
-            steps.append(Step("all_gather_invariant", axes, {"axis": source}, tuple(at), (n - 1) * block))
+            options = {"axis": source, "tiled": True}
+            steps.append(Step("all_gather_invariant", axes, options, tuple(at), (n - 1) * block))
         else:
-            options = {"split_axis": to, "concat_axis": source}
+            options = {"split_axis": to, "concat_axis": source, "tiled": True}
             steps.append(Step("all_to_all", axes, options, tuple(at), block * (n - 1) // n))
     return tuple(steps)
 
@@ -134,9 +138,45 @@ def _axes(sharding: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Route:
-    """The route for `x` from the spec `have` to `want`."""
-    t = typeof(x)
-    return route(have.dims(t.ndim), want.dims(t.ndim), t.nbytes, mesh.shape)
+    """The route for `x` from the spec `have` to `want`.
+
+    Raises VarianceError if `x` is reduced along an axis, and is not to stay so: its cotangent is unreduced.
+    """
+    t, sizes = typeof(x), mesh.shape
+    if lost := have.reduced - want.reduced:
+        raise VarianceError(
+            f"reshard of {t} from {have} to {want}: it is reduced along {show_axes(lost)}, so that its cotangent is "
+            f"unreduced there, and must stay so: write {want.with_states(want.unreduced, want.reduced | lost)}, or "
+            "reshard the array that it was made from"
+        )
+    sums, at = _sums(have, want, t, sizes)
+    steps = [*sums, *route(at, want.dims(t.ndim), t.nbytes, sizes)]
+    new = tuple(mesh.ranks.ordered(want.reduced - have.reduced))
+    for k, step in enumerate(steps):  # a gather of what is to be reduced transposes to a psum_scatter
+        if step.collective == "all_gather_invariant" and new and set(step.axes) <= set(new):
+            steps[k] = step._replace(collective="all_gather", options={**step.options, "to": REDUCED})
+            new = tuple(a for a in new if a not in step.axes)
+    if new:
+        steps.append(Step("reduced", new, {}, want.dims(t.ndim), 0))
+    return tuple(steps)
+
+
+def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[str, int]) -> tuple[list[Step], Dims]:
+    """The steps that sum what is no longer to be unreduced, and how the dimensions are split after them."""
+    at, target = list(have.dims(t.ndim)), want.dims(t.ndim)
+    steps, rest = [], [a for a in sizes if a in have.unreduced - want.unreduced]
+    for a in tuple(rest):
+        for d, axes in enumerate(target):
+            if axes[: len(at[d]) + 1] == (*at[d], a):
+                block = t.nbytes // part_count(_axes(at), sizes)
+                at[d] = (*at[d], a)
+                options = {"scatter_dimension": d, "tiled": True}
+                steps.append(Step("psum_scatter", (a,), options, tuple(at), block * (sizes[a] - 1) // sizes[a]))
+                rest.remove(a)
+    if rest:
+        n, block = part_count(rest, sizes), t.nbytes // part_count(_axes(at), sizes)
+        steps.append(Step("psum", tuple(rest), {}, tuple(at), 2 * block * (n - 1) // n))
+    return steps, tuple(at)
 
 
 def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
@@ -144,7 +184,7 @@ def redistribute(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec)
     steps = route_of(x, mesh, have, want)
 
     def body(block: Value) -> tuple:
-        return [pbroadcast_to(follow(steps, block), want.axes)], (want,)
+        return [cast_to(follow(steps, block), want.states)], (want,)
 
     return shard_map_p.bind(x, body=body, in_specs=(have,), **everywhere(mesh))[0]
 
@@ -304,7 +344,7 @@ def _place(what: str, x: Any, spec: Any, mesh_of: Callable[[Value], Mesh | None]
 
     def placed(path: str, leaf: Value, to: PartitionSpec) -> Value:
         mesh = mesh_of(leaf)
-        if mesh is None and to == P():
+        if mesh is None and to.is_trivial:
             return leaf
         mesh = mesh or sharding_of(leaf, path).mesh  # raises TypeError
         check_sharding(to, typeof(leaf).shape, mesh.shape, path)

@@ -12,7 +12,9 @@ import numpy
 
 from collectives.backends.base import place_of
 from collectives.backends.simulated import Simulated, join_blocks
+from minidiff.axis_states import AxisStates
 from minidiff.core import EVALUATE, NUMPY_FUNCTIONS, Interpreter, Tracer, Value
+from minidiff.errors import VarianceError, show_axes
 from minidiff.numpy.coverage import writing
 from minidiff.ops.base import Linear
 from minidiff.types import ShapedArray, typeof
@@ -41,7 +43,7 @@ class Sharding(NamedTuple):
         The batch has `ndim` dimensions, and its batch axis is `axis`.
         """
         dims = self.spec.dims(ndim)
-        return Sharding(self.mesh, PartitionSpec.of_dims((*dims[:axis], *dims[axis + 1 :])), True)
+        return Sharding(self.mesh, self.spec.with_dims((*dims[:axis], *dims[axis + 1 :])), True)
 
     def of_part(self, ndim: int) -> Sharding | None:
         """The sharding of `x[i]`; None if it is not sharded.
@@ -49,7 +51,7 @@ class Sharding(NamedTuple):
         x has `ndim` dimensions, of which the first is whole.
         """
         spec = self.of_element(0, ndim).spec
-        return self._replace(spec=spec) if spec.axes else None
+        return None if spec.is_trivial else self._replace(spec=spec)
 
     def of_stack(self) -> Sharding:
         """The sharding of a stack of such arrays, along a new first dimension."""
@@ -57,7 +59,7 @@ class Sharding(NamedTuple):
 
     def whole_along_first(self, ndim: int) -> Sharding:
         """The same sharding with the first of `ndim` dimensions whole."""
-        return self._replace(spec=PartitionSpec.of_dims(((), *self.spec.dims(ndim)[1:])))
+        return self._replace(spec=self.spec.with_dims(((), *self.spec.dims(ndim)[1:])))
 
     def of_batch(self, axis: int, ndim: int, element: PartitionSpec) -> PartitionSpec:
         """The spec of a batch whose elements are split by `element`.
@@ -66,7 +68,7 @@ class Sharding(NamedTuple):
         now.
         """
         dims, own = element.dims(ndim - 1), self.spec.dims(ndim)[axis]
-        return PartitionSpec.of_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
+        return element.with_dims((*dims[:axis], tuple(a for a in own if a not in element.axes), *dims[axis:]))
 
     def resharded(self, x: Value) -> Value:
         """Reshard `x`, a plain array or one sharded over any mesh, to this sharding."""
@@ -85,7 +87,7 @@ def with_sharding(t: ShapedArray, mesh: Mesh, spec: PartitionSpec) -> ShapedArra
 
     The type object must not be shared.
     """
-    t.sharding = Sharding(mesh, spec.without_sum()) if spec.axes else None
+    t.sharding = None if spec.is_trivial else Sharding(mesh, spec)
     return t
 
 
@@ -115,7 +117,7 @@ class ShardedArray(Tracer):
 
     @property
     def held(self) -> tuple[str, ...]:
-        return self.mesh.ranks.ordered(self.spec.axes)
+        return self.mesh.ranks.ordered(self.spec.held)
 
     @property
     def local(self) -> Any:
@@ -124,8 +126,11 @@ class ShardedArray(Tracer):
     def gather(self) -> numpy.ndarray:
         """The whole array on every rank: a copy, which may be written into.
 
-        Under MPI every rank must call it.
+        Under MPI every rank must call it. Parts of a sum are added up.
         """
+        if self.spec.unreduced:
+            total = Sharding(self.mesh, self.spec.summed_up()).resharded(self)
+            return total.gather() if isinstance(total, ShardedArray) else numpy.array(total)
         blocks = self.mesh.ranks.gather(self.data, self.held)
         whole = join_blocks(blocks, self.spec.dims(self.ndim), self.mesh.shape)
         return whole.copy() if numpy.may_share_memory(whole, self.data) else whole
@@ -209,8 +214,14 @@ def _writes_into_one(func: Any, args: Any, kwargs: Any) -> bool:
 
 def _shard_whole(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> Value:
     """Shard a copy of an array that every rank has."""
-    if not want.axes:
+    if want.is_trivial:
         return x
+    if want.unreduced:
+        raise VarianceError(
+            f"reshard of {typeof(x)} from {have} to {want}: ranks hold the same value along "
+            f"{show_axes(want.unreduced)}, not parts of a sum; make them in a shard_map, with out_specs={want}, or "
+            "from each rank's part, with spmd.from_local"
+        )
     x = numpy.asarray(x)
     data, _ = mesh.ranks.place(x, want.dims(x.ndim))
     data = data.copy() if numpy.may_share_memory(data, x) else data  # later writes into `x` do not change the result
@@ -233,8 +244,11 @@ reshard_p = Linear(
     "reshard",
     _shard_whole,
     lambda x, mesh, have, want: (x.shape, x.dtype),
-    lambda ct, operands, mesh, have, want: [reshard_p.bind(ct, mesh=mesh, have=want, want=have)],
+    lambda ct, operands, mesh, have, want: [
+        reshard_p.bind(ct, mesh=mesh, have=want.transposed(), want=have.transposed())
+    ],
     _reshard_batch,
 )
+reshard_p.result_states = lambda types, params: AxisStates.of((), params["want"].unreduced, params["want"].reduced)
 reshard_p.show_params = lambda params: repr(params["want"])
 reshard_p.recorded = {}  # not recorded as an operation on plain arrays: its result is sharded

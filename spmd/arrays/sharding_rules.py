@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy
 
 import collectives
-from minidiff.core import Evaluate, Interpreter, Primitive, Tracer, Value, current_scope, pbroadcast_to, running
+from minidiff.core import Evaluate, Interpreter, Primitive, Tracer, Value, cast_to, current_scope, running
 from minidiff.dtypes import is_scalar_constant
 from minidiff.errors import LeakedTracerError, leak_message
 from minidiff.forward import JVP
@@ -267,16 +267,19 @@ def _plan(primitive: Primitive, operands: tuple[tuple[Any, Dims], ...], params: 
     else:
         run = functools.partial(primitive.bind, **on_blocks)
     needed = [axes for label, axes in zip(dimensions.operands[0], have[0]) if label is None]
+    split = frozenset(a for axes in way.values() for a in axes)
     return Plan(
         routes=[
             route(dims, _sharding(way, labels), t.nbytes, sizes)
             for labels, t, dims in zip(dimensions.operands, types, have)
         ],
         run=run,
-        varying=frozenset(a for axes in way.values() for a in axes),
+        varying=split,
         over=tuple(a for label, axes in way.items() if label not in kept for a in axes),
         combine=dimensions.combine,
-        out_specs=tuple(map(PartitionSpec.of_dims, out_shardings)),
+        out_specs=tuple(
+            PartitionSpec.of_dims(dims, t.unreduced, t.reduced - split) for dims, t in zip(out_shardings, outs)
+        ),
         decomposed=primitive.decomposed is not None and any(needed),
     )
 
@@ -303,7 +306,7 @@ def _mapped(
         found = found if primitive.multiple_results else [found]
         if plan.over and plan.combine is not None:
             found = [COMBINE[plan.combine](x, plan.over) for x in found]
-        return [pbroadcast_to(x, spec.axes) for x, spec in zip(found, plan.out_specs)], plan.out_specs
+        return [cast_to(x, spec.states) for x, spec in zip(found, plan.out_specs)], plan.out_specs
 
     in_specs = tuple(specs[i] for i in arrays)
     found = shard_map_p.bind(*[args[i] for i in arrays], body=body, in_specs=in_specs, **everywhere(mesh))

@@ -175,9 +175,6 @@ def _of_equation(eqn: Equation) -> Communication:
         bodies = [most] if alike else [most, Communication(notes=[ONE_BRANCH])]
     if isinstance(primitive, While) and any(report.rows for report in bodies):
         bodies.append(Communication(notes=[ONE_STEP]))
-    for i, over in primitive.sums(eqn.params).items():
-        nbytes = eqn.params["body"].out_types[i].nbytes
-        bodies.append(Communication([Row("psum", over["axes"], 1, nbytes, eqn.source, over["size"])]))
     found = Communication()
     for report in bodies:
         found.add(report, rounds(eqn))

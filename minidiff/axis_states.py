@@ -1,0 +1,103 @@
+"""The state of a value along each mesh axis, and how the states of operands combine.
+
+=========== ======= ================================ ===========================
+state       printed ranks along the axis hold        its cotangent is
+=========== ======= ================================ ===========================
+invariant           the same value                   invariant
+varying     `i`     values that may differ           varying
+unreduced   `U:i`   parts of a sum not taken yet     reduced
+reduced     `R:i`   the same value                   unreduced
+=========== ======= ================================ ===========================
+
+Operands of an operation agree along each axis. Where they do not, casts that move nothing are inserted, by this rule:
+
+- beside a varying operand, all become varying;
+- beside a reduced one, and no varying one, all become reduced;
+- beside an unreduced one, the others become reduced. The operation must be linear in the unreduced operands together,
+  and is then applied to the parts: its result is unreduced.
+
+Sources: JEP 17111 for the first two states; JAX, "Autodiff and sharding", for the other two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+Axes = frozenset[str]
+NONE: Axes = frozenset()
+
+VARYING, UNREDUCED, REDUCED, INVARIANT = STATES = "varying", "unreduced", "reduced", "invariant"
+
+
+class AxisStates(NamedTuple):
+    """The axes along which a value varies, is unreduced, and is reduced; along all others it is invariant.
+
+    >>> AxisStates(frozenset({'i'}), reduced=frozenset({'k'}))
+    {i,R:k}
+    """
+
+    varying: Axes = NONE
+    unreduced: Axes = NONE
+    reduced: Axes = NONE
+
+    @classmethod
+    def of(cls, varying: Iterable[str], unreduced: Iterable[str] = NONE, reduced: Iterable[str] = NONE) -> AxisStates:
+        """The states with these axes. Raises ValueError if an axis is in two of them."""
+        if not (varying or unreduced or reduced):
+            return ALL_INVARIANT
+        states = cls(frozenset(varying), frozenset(unreduced), frozenset(reduced))
+        if len(states.axes) < sum(map(len, states)):
+            raise ValueError(f"{states}: along an axis a value is in one state")
+        return states
+
+    @property
+    def axes(self) -> Axes:
+        """The axes along which the value is not invariant."""
+        return self.varying.union(self.unreduced, self.reduced)
+
+    @property
+    def held(self) -> Axes:
+        """The axes along which ranks may hold different numbers."""
+        return self.varying | self.unreduced
+
+    def along(self, axis: str) -> str:
+        """The state along one axis."""
+        return next((state for state, axes in zip(STATES, self) if axis in axes), INVARIANT)
+
+    def with_state(self, axes: Iterable[str], state: str) -> AxisStates:
+        """These states, changed along some axes."""
+        changed = frozenset(axes)
+        return AxisStates(*[own | changed if state == name else own - changed for name, own in zip(STATES, self)])
+
+    def cotangent(self) -> AxisStates:
+        """The states of the value's cotangent."""
+        return AxisStates(self.varying, self.reduced, self.unreduced)
+
+    def __repr__(self) -> str:
+        marks = [f"{mark}{axis}" for mark, axes in zip(("", "U:", "R:"), self) for axis in sorted(map(str, axes))]
+        return f"{{{','.join(marks)}}}" if marks else "{}"
+
+
+ALL_INVARIANT = AxisStates()
+
+
+def joined(states: Iterable[AxisStates]) -> AxisStates:
+    """The states of the result of an operation on operands in these states."""
+    varying, unreduced, reduced = (NONE.union(*axes) for axes in zip(ALL_INVARIANT, *states))
+    return AxisStates(varying - unreduced, unreduced, reduced - varying - unreduced)
+
+
+def agreed(states: Sequence[AxisStates]) -> list[AxisStates]:
+    """The states that operands are cast to. One that varies beside an unreduced one stays, and is an error."""
+    varying, unreduced, reduced = joined(states)
+    return [AxisStates(varying | own.varying, own.unreduced, (reduced | unreduced) - own.held) for own in states]
+
+
+def unreduced_operands(states: Sequence[AxisStates]) -> dict[str, set[int]]:
+    """For each axis along which an operand is unreduced, the positions of these operands."""
+    found: dict[str, set[int]] = {}
+    for i, own in enumerate(states):
+        for axis in own.unreduced:
+            found.setdefault(axis, set()).add(i)
+    return found
