@@ -472,8 +472,10 @@ def reduced(x: Any, axis_name: Axes) -> Any:
     written, and not where the value is used. Each use adds its part to the cotangent, so several uses share one sum.
     Raises VarianceError for a value that varies or is unreduced along one of the axes.
 
-    >>> f = lambda w, x: reduced(w, 'i') * x
-    >>> print(md.make_tape(md.grad(lambda w, x: f(w, x).sum()))(md.ShapedArray((), float), md.ShapedArray((2,), float)))
+    >>> loss = lambda w, x: psum(np.sum(reduced(w, 'i') * x), 'i')
+    >>> f = spmd.shard_map(loss, mesh=mesh, in_specs=(P(), P('i')), out_specs=P())
+    >>> float(md.grad(f)(2.0, np.array([3.0, 1.0])))
+    4.0
 
     Source: JAX, "Autodiff and sharding".
     """

@@ -128,10 +128,10 @@ def check_unreduced(primitive: Any, types: Sequence[Any]) -> None:
         varies = any(axis in other.varying for other in states)
         if linear and not varies:
             continue
-        others = [t for i, t in enumerate(types) if i not in parts | zeros]
         advice = f"write psum(x, {axis!r}) first, or psum_scatter"
-        if not linear and others and primitive.is_linear_in(set(range(len(types))), len(types)):
-            advice += f"; or make all operands parts of sums, with unreduced(x, {axis!r})"
+        if parts != {*range(len(types))} and primitive.is_linear_in({*range(len(types))}, len(types)):
+            part = "x" if varies else "np.zeros(...)"
+            advice += f"; or let all operands be parts of sums, with unreduced({part}, {axis!r})"
         raise VarianceError(
             f"{primitive.name} of {_listed(types)}: the ranks along {axis!r} hold parts of a sum; {advice}"
         )

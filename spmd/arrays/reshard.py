@@ -162,7 +162,7 @@ def route_of(x: Value, mesh: Mesh, have: PartitionSpec, want: PartitionSpec) -> 
 
 
 def _sums(have: PartitionSpec, want: PartitionSpec, t: ShapedArray, sizes: dict[str, int]) -> tuple[list[Step], Dims]:
-    """The steps that sum what is no longer to be unreduced, and how the dimensions are split after them."""
+    """The steps that sum along axes that are not to stay unreduced, and how the dimensions are split after them."""
     at, target = list(have.dims(t.ndim)), want.dims(t.ndim)
     steps, rest = [], [a for a in sizes if a in have.unreduced - want.unreduced]
     for a in tuple(rest):
