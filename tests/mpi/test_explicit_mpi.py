@@ -144,7 +144,7 @@ def test_partial_sums_cost_what_they_must():
         step = md.jit(md.value_and_grad(loss))
         mesh.reset_calls()
         found = step(w, x)
-        assert mesh.calls == {"psum": 1}
+        assert mesh.calls == {"psum": 1 if check_rep else 2}  # a body without types is not fused with the sum
         assert_trees_close(found, md.value_and_grad(lambda w: np.sum(np.tanh(x.reshape(RANKS, 2) * w)))(w))
     copies = spmd.shard_map(np.sin, mesh=mesh, in_specs=P(), out_specs=P(sum="i"))
     value, pullback = md.vjp(copies, w)
