@@ -1,0 +1,62 @@
+"""The programs that say where sums are taken: what they communicate, and where their tapes have the psum."""
+
+import numpy
+import pytest
+
+import minidiff as md
+import minidiff.numpy as np
+import spmd
+from collectives import pbroadcast, psum, reduced, unreduced
+from spmd import P
+from spmd.examples.where_to_sum import AXIS, examples, gradient_at, main
+from tests.where_to_sum import CALLS, check_program
+
+MESH = spmd.make_mesh((4,), (AXIS,), backend="simulated")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_values_and_calls(name):
+    check_program(MESH, name)
+
+
+def test_the_docstring_names_every_program():
+    assert set(CALLS) == set(examples(MESH)) and all(name in main.__globals__["__doc__"] for name in CALLS)
+
+
+def test_the_script(capsys):
+    main()
+    shown = capsys.readouterr().out
+    assert all(f"{name}, {version}:" in shown for name, versions in CALLS.items() for version in versions)
+
+
+@pytest.mark.parametrize("place, after, nbytes", [("w", [], 24), ("scale", ["multiply"], 24), ("kernel", None, 72)])
+def test_the_psum_is_where_the_value_is_reduced(place, after, nbytes):
+    """`after`: the operations that follow it; None for the derivatives of the outer product and of exp."""
+    tape = md.make_tape(gradient_at(MESH, place))(np.ones(3), np.ones((4, 3)))
+    body = tape.equations[-1].params["body"].equations
+    names = [eqn.primitive.name for eqn in body]
+    k = names.index("psum")
+    assert body[k].inputs[0].type.unreduced == {AXIS} and body[k].inputs[0].type.nbytes == nbytes
+    assert names[k + 1 :] == after if after is not None else "matmul" not in names[k + 1 :] and len(names) > k + 2
+
+
+def test_one_sum_for_layers_and_microbatches():
+    """Where the user writes a pbroadcast in each layer, there is a sum for each layer and microbatch."""
+    layers, batches = np.ones((2, 3, 3)), numpy.random.default_rng(0).normal(size=(5, 8, 3))
+    same = lambda x, axis: x  # noqa: E731
+    found = []
+    for count, start, part, total in ((1, reduced, unreduced, psum), (2 * 5, same, same, same)):
+
+        def on_each_rank(layers, batches, start=start, part=part, total=total):
+            def loss(layers, x):
+                h, _ = md.scan(lambda h, w: (np.tanh(h @ pbroadcast(w, AXIS)), None), x, layers)
+                return part(np.sum(h**2), AXIS)
+
+            step = lambda so_far, x: (so_far + md.grad(loss)(start(layers, AXIS), x), None)  # noqa: E731
+            return total(md.scan(step, part(np.zeros(layers.shape), AXIS), batches)[0], AXIS)
+
+        specs = {"mesh": MESH, "in_specs": (P(), P(None, AXIS)), "out_specs": P(), "auto_pbroadcast": False}
+        MESH.reset_calls()
+        found.append(spmd.shard_map(on_each_rank, **specs)(layers, batches))
+        assert MESH.calls == {"psum": count}
+    numpy.testing.assert_allclose(*found, rtol=1e-10)
